@@ -15,6 +15,10 @@ from dlctl.util import cores
 
 UNLIMITED_BYTES = 2**62
 """cgroup v1 reports a number at least this large if there is no limit."""
+KILLS = {1: ("memory.oom_control", "oom_kill"), 2: ("memory.events", "oom_kill")}
+LIMIT = {1: ("memory.limit_in_bytes", ""), 2: ("memory.max", "")}
+REACHED = {1: ("memory.failcnt", ""), 2: ("memory.events", "oom")}
+"""How often the limit was reached. All: version -> file, and key of the line; "": just a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,26 +30,21 @@ class MemoryGroup:
 
     def kills(self) -> int | None:
         """Number of OOM kills in this group; None: not counted."""
-        name = "memory.oom_control" if self.version == 1 else "memory.events"
-        return _keyed(self.directories[0] / name).get("oom_kill")
+        return _number(self.directories[0], *KILLS[self.version])
 
     def reached_limit_bytes(self) -> int | None:
         """The innermost limit that was ever reached; None if there is none."""
         for directory in self.directories:
-            if self.version == 1:
-                limit_bytes = _number(directory / "memory.limit_in_bytes")
-                times = _number(directory / "memory.failcnt")
-            else:
-                limit_bytes = _number(directory / "memory.max")
-                times = _keyed(directory / "memory.events").get("oom")
-            if limit_bytes is not None and limit_bytes < UNLIMITED_BYTES and times:
+            limit_bytes = _number(directory, *LIMIT[self.version])
+            is_limit = limit_bytes is not None and limit_bytes < UNLIMITED_BYTES
+            if is_limit and _number(directory, *REACHED[self.version]):
                 return limit_bytes
         return None
 
 
 def find(pid: int) -> MemoryGroup | None:
     """The memory cgroup of a process; None if there is none, or it is not visible."""
-    for version, path in cores.groups(_text(Path(f"/proc/{pid}/cgroup")), "memory"):
+    for version, path in cores.groups(cores.text_of(Path(f"/proc/{pid}/cgroup")), "memory"):
         for mount in ("memory",) if version == 1 else cores.MOUNTS_V2:
             places = cores.ancestry(Path("/sys/fs/cgroup") / mount, path)
             if visible := tuple(p for p in places if (p / "cgroup.procs").exists()):
@@ -53,23 +52,13 @@ def find(pid: int) -> MemoryGroup | None:
     return None
 
 
-def _text(path: Path) -> str:
-    """ "" if it cannot be read."""
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
-
-
-def _number(path: Path) -> int | None:
-    text = _text(path).strip()
-    return int(text) if text.isascii() and text.isdigit() else None
-
-
-def _keyed(path: Path) -> dict[str, int]:
-    """Parse a file with a name and a number in each line."""
-    pairs = [line.split() for line in _text(path).splitlines()]
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+def _number(directory: Path, file: str, key: str) -> int | None:
+    """The number in the line with this key; None if there is none."""
+    for line in cores.text_of(directory / file).splitlines():
+        name, _, number = line.rpartition(" ")
+        if name == key and number.isdecimal():
+            return int(number)
+    return None
 
 
 # ---------------------------------------------------------------- over time
@@ -121,12 +110,4 @@ class OomWatch:
             return ""
         self._before[group] += 1
         limit_bytes = group.reached_limit_bytes()
-        return "out of memory" + (f": limit {_shown(limit_bytes)}" if limit_bytes else "")
-
-
-def _shown(size_bytes: int) -> str:
-    """Limits are set in powers of two."""
-    for unit, unit_bytes in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size_bytes % unit_bytes == 0:
-            return f"{size_bytes // unit_bytes} {unit}"
-    return f"{size_bytes} B"
+        return "out of memory" + (f": limit {limit_bytes >> 20:,} MiB" if limit_bytes else "")

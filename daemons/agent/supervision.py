@@ -59,18 +59,18 @@ class Supervision:
         """Watch the running coordinator."""
         with contextlib.suppress(FileNotFoundError):
             self._lock = os.open(self.directory / paths.LOCK, os.O_RDONLY | os.O_CLOEXEC)
-        self._watch(*self._present())
+        self._watch()
 
-    def _present(self) -> tuple[int | None, str | None]:
-        """The pid and start of the running coordinator: of the oldest one, because later ones do
-        not get the lock and exit.
+    def _running(self) -> local.Living | None:
+        """The running coordinator: the oldest one, because later ones do not get the lock and
+        exit.
         """
         found = [each for each in local.living(self.directory) if each.role == "coordinator"]
-        oldest = max(found, key=lambda each: processes.age_s(each.start) or 0.0, default=None)
-        return (None, None) if oldest is None else (oldest.pid, oldest.start)
+        return max(found, key=lambda each: processes.age_s(each.start) or 0.0, default=None)
 
-    def _watch(self, pid: int | None, start: str | None) -> None:
-        pidfd = processes.hold(pid, start)
+    def _watch(self) -> None:
+        running = self._running()
+        pidfd = processes.hold(running.pid, running.start) if running is not None else None
         if pidfd is None:
             self._gone()
             return
@@ -143,11 +143,9 @@ class Supervision:
             if self._is_removed() or database.read(self.directory).get("state") in ENDED:
                 self._gone()
                 return
-            pid, start = self._present()
-            if pid is None:
+            if self._running() is None:
                 self._started = local.start_coordinator(self.directory, may_be_full=True)
-                pid, start = self._started.pid, processes.start_of(self._started.pid)
-            self._watch(pid, start)
+            self._watch()
         except (DlctlError, sqlite3.Error, OSError) as error:
             log.error("cannot start the coordinator: %s", error)
             self.loop.post(CoordinatorGone())

@@ -67,33 +67,30 @@ def coordinate(context: process.DaemonContext) -> int:
 def _lead(context: process.DaemonContext, db: RunDb, lock: int) -> int:
     directory, job = context.directory, context.job
     keyring = keys.keyring(directory, job.is_encrypted)
-    before = db.run()
+    before = db.run() if db.memory() else {}  # Of the coordinator that this one succeeds.
     secret = keyring.secret(COORDINATOR)
     loop = Loop(context.log_handler.rotate_if_full, secret=secret)
     loop.chores.append(lambda: _beat(directory, lock, loop))
     loop.stop_on_signals()
-    is_successor = bool(db.memory())
-    address = before.get("control") if is_successor else None
-    if not address:
-        address = addresses.of_coordinator(directory.name, job).bind
+    address = before.get("control") or addresses.of_coordinator(directory.name, job).bind
     control = loop.transport.listen(address, CONTROL_FRAME_BYTES_MAX)
     records = Records(directory, db, loop)
     records.exporters = exports.begin(directory, job, loop)
-    Directories(directory, db, loop)
+    Directories(directory, loop)
     FileSender(loop, directory, COORDINATOR, AT_HOME)
     FileReceiver(loop, directory)
     Mirrored(loop, directory)
     loop.perform(RenewKey, lambda _: loop.post(_renew_key(directory)))
     key, incarnation = keyring.public(COORDINATOR), context.birth.incarnation
     agents = Agents(context, loop, control, key)
-    started_at = (before.get("started_at") if is_successor else None) or time.time()
+    started_at = before.get("started_at") or time.time()
     recovery = db.run().get("recovery")
     corrections = corrected(db.memory(), recovery) if recovery is not None else {}
     on_record = records.begin(
         corrections,
         control=control, control_key=key, started_at=started_at, incarnation=incarnation,
     )  # fmt: skip
-    if not on_record and (recovery is not None or not is_successor):
+    if not on_record and (recovery is not None or not before):
         # No daemon runs yet, or `dlctl recover` can be repeated, so no work is lost; without the
         # record no command finds this one.
         raise DlctlError(

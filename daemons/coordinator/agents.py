@@ -30,20 +30,17 @@ class Agents:
         self.loop = loop
         self.control = control
         self.public = public
+        self._launchers: dict[str, Launcher] = {}
+        """Agent -> the launcher of its host."""
         hosts = placement.agents(context.job.places)
-        self._kinds = {name: host.launcher for name, host in hosts.items()}
-        self._launchers: dict[str, Launcher] = {
-            kind: registry.load("launchers", kind)(
-                context.directory,
-                {name: host for name, host in hosts.items() if host.launcher == kind},
-                loop,
-                self._on_report,
-            )
-            for kind in sorted(set(self._kinds.values()))
-        }
+        for kind in sorted({host.launcher for host in hosts.values()}):
+            own = {name: host for name, host in hosts.items() if host.launcher == kind}
+            load = registry.load("launchers", kind)
+            launcher = load(context.directory, own, loop, self._on_report)
+            self._launchers |= dict.fromkeys(own, launcher)
+            loop.chores.append(launcher.look)
         loop.perform(LaunchAgent, self._launch)
-        loop.perform(KillAgent, lambda effect: self._launcher(effect.name).kill(effect.name))
-        loop.chores += [launcher.look for launcher in self._launchers.values()]
+        loop.perform(KillAgent, lambda effect: self._launchers[effect.name].kill(effect.name))
 
     def adopt(self, db: RunDb) -> dict[str, int]:
         """Adopt the running agents of this run: name -> incarnation.
@@ -52,21 +49,18 @@ class Agents:
         """
         recorded = _recorded(db)
         found: dict[str, int] = {}
-        for launcher in self._launchers.values():
+        for launcher in set(self._launchers.values()):
             found |= launcher.adopt(recorded)
         return found
-
-    def _launcher(self, name: str) -> Launcher:
-        return self._launchers[self._kinds[name]]
 
     def _launch(self, effect: LaunchAgent) -> None:
         credentials = Credentials(effect.secret, self.public)
         order = Order(effect.name, effect.incarnation, self.control, credentials)
-        self._launcher(effect.name).start(order)
+        self._launchers[effect.name].start(order)
 
     def close(self) -> None:
         """The run has ended: see `Launcher.close`."""
-        for launcher in self._launchers.values():
+        for launcher in set(self._launchers.values()):
             launcher.close()
 
     def _on_report(self, news: Ended | Waiting | Notice) -> None:

@@ -7,43 +7,29 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 from daemons.loop import Loop
 from daemons.process import reason_of
 from dlctl import frozen
-from dlctl.errors import DlctlError
 from dlctl.roles.coordinator import records as j
 from dlctl.runs import checkpoints, lineage
 from dlctl.runs.best import Best
 from dlctl.runs.database import RunDb
-from dlctl.runs.lineage import Resume
 from dlctl.runs.manifest import SCHEMA
 
 log = logging.getLogger("dlctl")
 
 
 class Directories:
-    def __init__(self, directory: Path, db: RunDb, loop: Loop) -> None:
+    def __init__(self, directory: Path, loop: Loop) -> None:
         self.directory = directory
-        self._db = db
         self._loop = loop
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
-        loop.perform(j.BeginCheckpoint, lambda effect: self._thread.submit(self._begin, effect))
-        loop.perform(j.CompleteCheckpoint, self._on_complete)
-
-    def _on_complete(self, effect: j.CompleteCheckpoint) -> None:
-        """Read the database here: only the loop's thread may use it."""
-        try:
-            branch = lineage.chain(lineage.resumes(self._db))
-        except (DlctlError, sqlite3.Error) as error:
-            log.warning("cannot remove old checkpoints: %s", error)
-            branch = None
-        self._thread.submit(self._complete, effect, branch)
-
-    # ------------------------------------------------------------ in the thread
+        thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
+        loop.perform(j.BeginCheckpoint, lambda effect: thread.submit(self._begin, effect))
+        loop.perform(j.CompleteCheckpoint, lambda effect: thread.submit(self._complete, effect))
 
     def _begin(self, effect: j.BeginCheckpoint) -> None:
         try:
@@ -53,7 +39,7 @@ class Directories:
         except Exception as error:
             self._loop.post(j.CheckpointBegun(effect.number, "", reason_of(error)))
 
-    def _complete(self, effect: j.CompleteCheckpoint, branch: Sequence[Resume] | None) -> None:
+    def _complete(self, effect: j.CompleteCheckpoint) -> None:
         directory, error = Path(effect.directory), ""
         manifest = effect.manifest | {"schema": SCHEMA, "at": time.time()}
         try:
@@ -61,20 +47,23 @@ class Directories:
             checkpoints.write_manifest(directory, manifest)
         except Exception as failure:
             error = reason_of(failure)
-        if not error and branch is not None:
-            self._prune(directory, effect.keep, effect.best, branch)
+        if not error:
+            self._prune(directory, effect.keep, effect.best)
         self._loop.post(j.CheckpointEnded(effect.number, error))
 
-    def _prune(self, newest: Path, keep: int, best: str, branch: Sequence[Resume]) -> None:
+    def _prune(self, newest: Path, keep: int, best: str) -> None:
         """Remove old checkpoints; a failure does not affect the new one.
 
         Damaged checkpoints that the run has rolled back from must not displace good ones, nor must
         those that were saved after a failure.
         """
         try:
+            with closing(RunDb(self.directory, readonly=True)) as db:  # Of this thread.
+                branch = lineage.chain(lineage.resumes(db))
             wanted = Best.parse(best)
             old = lineage.superfluous(self.directory, branch, keep=keep, good=newest, best=wanted)
             for directory in old:
                 checkpoints.remove(directory, log.warning)
         except Exception as error:
-            log.warning("cannot remove old checkpoints: %s", reason_of(error))
+            why = str(error) if isinstance(error, sqlite3.Error) else reason_of(error)
+            log.warning("cannot remove old checkpoints: %s", why)

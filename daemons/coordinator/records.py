@@ -14,7 +14,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,6 @@ class Records:
         self.directory = directory
         self.db = db
         self.loop = loop
-        self._starts = _Starts(directory)
         self._history: list[Callable[[], None]] = []
         self._metrics: list[Callable[[], None]] = []
         self._overview: list[Callable[[], None]] = []
@@ -222,7 +221,7 @@ class Records:
             self._names = names
         self._overview = [lambda: self.db.put_run(**run)]
         for row in effect.daemons:
-            shown = to_wall_clock(row) | {"pid_start": self._starts.of(row)}
+            shown = to_wall_clock(row) | {"pid_start": start_of(self.directory, row)}
             self._overview.append(partial(self.db.put_daemon, row["name"], shown))
 
     def _remove_daemons_but(self, names: set[str]) -> None:
@@ -237,29 +236,23 @@ class Records:
         self.commit()
 
 
-class _Starts:
-    """Start times of the daemons' processes: pids are reused, (pid, start time) is unique."""
+def start_of(directory: Path, row: Json) -> str | None:
+    """`processes.start_of` the process in this row: pids are reused, (pid, start) is unique. None
+    for another machine.
+    """
+    if row["pid"] is None or row["agent"] != HOME_AGENT:
+        return None
+    return _start_of(directory, row["role"], row["name"], row["incarnation"], row["pid"])
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._known: dict[str, tuple[int, int, str]] = {}
-        """Name -> incarnation, pid, start."""
 
-    def of(self, row: Json) -> str | None:
-        """`processes.start_of` the process in this row, looked up once per process; None if it had
-        exited by then. A pid from an earlier coordinator may have been reused: it counts only if
-        the command line is that of this daemon.
-        """
-        name, incarnation, pid = row["name"], row["incarnation"], row["pid"]
-        if pid is None or row["agent"] != HOME_AGENT:  # A pid of another machine.
-            return None
-        if self._known.get(name, ())[:2] != (incarnation, pid):
-            start = processes.start_of(pid)
-            begun = base.parse_argv(processes.command_line(pid, start), self._directory)
-            if start is None or begun != (row["role"], name, incarnation):
-                return None
-            self._known[name] = (incarnation, pid, start)
-        return self._known[name][2]
+@lru_cache(4096)
+def _start_of(directory: Path, role: str, name: str, incarnation: int, pid: int) -> str | None:
+    """Looked up once per process; None if it had exited by then. A pid from an earlier coordinator
+    may have been reused: it counts only if the command line is that of this daemon.
+    """
+    start = processes.start_of(pid)
+    command = base.parse_argv(processes.command_line(pid, start), directory)
+    return start if command == (role, name, incarnation) else None
 
 
 def to_wall_clock(value: Any, offset_s: float | None = None) -> Any:

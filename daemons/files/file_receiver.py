@@ -27,7 +27,6 @@ from dlctl.roles.protocol.files import (
 )
 from dlctl.runs import checkpoints
 from dlctl.util.fsync import sync_directory
-from dlctl.util.hashing import Progress
 
 READING_S = 1.0
 """Interval of the thread's reports that it is still reading."""
@@ -40,6 +39,7 @@ class FileReceiver:
         self.root = root
         self._open: dict[str, IO[bytes]] = {}
         """File name -> its partial content."""
+        self._reported_at = 0.0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="incoming")
         loop.perform(TakeBytes, self._take)
         loop.perform(SealFile, self._seal)
@@ -84,6 +84,7 @@ class FileReceiver:
         """Post the problem of a file, or "". A good one that was received is renamed into place."""
         path = self.root / effect.file
         read = path if received is None else self._beside(effect.file)
+        self._reported_at = time.monotonic()
         try:
             if received is not None:
                 with received:
@@ -91,7 +92,7 @@ class FileReceiver:
                     os.fsync(received.fileno())
             # One that was received may have none: it verifies itself by its content.
             sha256 = effect.sha256 if read == path else effect.sha256 or None
-            problems = checkpoints.file_problems(read, effect.nbytes, sha256, self._progress())
+            problems = checkpoints.file_problems(read, effect.nbytes, sha256, self._on_progress)
             error = "; ".join(problems)
             if read != path and not error:
                 read.replace(path)
@@ -105,14 +106,8 @@ class FileReceiver:
                 read.unlink()
         self.loop.post(FileSealed(effect.file, error))
 
-    def _progress(self) -> Progress:
-        """A progress callback for one file."""
-        reported_at = time.monotonic()
-
-        def reads() -> None:
-            nonlocal reported_at
-            if time.monotonic() - reported_at >= READING_S:
-                reported_at = time.monotonic()
-                self.loop.post(StillReading())
-
-        return reads
+    def _on_progress(self) -> None:
+        """More bytes have been read."""
+        if time.monotonic() - self._reported_at >= READING_S:
+            self._reported_at = time.monotonic()
+            self.loop.post(StillReading())

@@ -8,11 +8,11 @@ process).
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from daemons.loop import Loop
@@ -53,19 +53,14 @@ class FileSender:
 
     def answer(self, question: ReadFile) -> FileData:
         """The requested bytes, or the reason of a refusal. Never raises."""
+        found, error = (question.part, question.offset, 0, b""), ""
         try:
-            if not self._is_shown(question.file):
-                return self._refusal(question, "this file is not for others")
-            with self._directory(question.file) as (parent, name):
-                descriptor = _open(name, os.O_NONBLOCK, parent)
-                try:
-                    return self._read(question, descriptor)
-                finally:
-                    os.close(descriptor)
+            found = self._read(question)
         except FileNotFoundError:
-            return self._refusal(question, NOT_THERE)
-        except OSError as error:
-            return self._refusal(question, f"cannot read it: {error.strerror}")
+            error = NOT_THERE
+        except OSError as failure:
+            error = f"cannot read it: {failure.strerror}"
+        return FileData(self.name, question.request, question.file, *found, error)
 
     def remove(self, file: str) -> None:
         """Remove a file of a checkpoint, or that of the frozen parameters. Its directory stays:
@@ -74,7 +69,8 @@ class FileSender:
         A failure is ignored: the removal is retried when the next one is written.
         """
         if file.startswith((f"{CHECKPOINTS}/", f"{FROZEN}/")) and self._is_shown(file):
-            with suppress(OSError), self._directory(file) as (parent, name):
+            with suppress(OSError), ExitStack() as stack:
+                parent, name = self._directory(stack, file)
                 os.unlink(name, dir_fd=parent)
 
     def _is_shown(self, file: str) -> bool:
@@ -83,36 +79,34 @@ class FileSender:
 
     # ------------------------------------------------------------ reading
 
-    def _read(self, question: ReadFile, descriptor: int) -> FileData:
-        info = os.fstat(descriptor)
-        if not stat.S_ISREG(info.st_mode):
-            return self._refusal(question, "it is not a regular file")
-        part, data = info.st_ino, b""  # A log that is rotated is another file.
-        offset = question.offset if question.part in (0, part) else 0
-        if offset < info.st_size:
-            data = os.pread(descriptor, min(question.nbytes, BYTES_MAX), offset)
-        return FileData(
-            self.name, question.request, question.file, part, offset, info.st_size, data, ""
-        )
-
-    def _refusal(self, question: ReadFile, error: str) -> FileData:
-        return FileData(
-            self.name, question.request, question.file, question.part, question.offset, 0, b"",
-            error,
-        )  # fmt: skip
-
-    @contextmanager
-    def _directory(self, file: str) -> Iterator[tuple[int, str]]:
-        """(descriptor of the directory, name in it). Fails if a component is a link."""
-        *folders, name = file.split("/")
+    def _read(self, question: ReadFile) -> tuple[int, int, int, bytes]:
+        """The part, offset, size and data of an answer. Raises OSError."""
+        if not self._is_shown(question.file):
+            raise OSError(errno.EPERM, "this file is not for others")
         with ExitStack() as stack:
-            at = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            stack.callback(os.close, at)
-            for folder in folders:
-                at = _open(folder, os.O_DIRECTORY, at)
-                stack.callback(os.close, at)
-            yield at, name
+            parent, name = self._directory(stack, question.file)
+            descriptor = _open(stack, name, os.O_NONBLOCK, parent)
+            info = os.fstat(descriptor)
+            if not stat.S_ISREG(info.st_mode):
+                raise OSError(errno.EPERM, "it is not a regular file")
+            part, data = info.st_ino, b""  # A log that is rotated is another file.
+            offset = question.offset if question.part in (0, part) else 0
+            if offset < info.st_size:
+                data = os.pread(descriptor, min(question.nbytes, BYTES_MAX), offset)
+            return part, offset, info.st_size, data
+
+    def _directory(self, stack: ExitStack, file: str) -> tuple[int, str]:
+        """(descriptor of the directory, name in it). Raises OSError, also if a folder is a link."""
+        *folders, name = file.split("/")
+        at = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        stack.callback(os.close, at)
+        for folder in folders:
+            at = _open(stack, folder, os.O_DIRECTORY, at)
+        return at, name
 
 
-def _open(name: str, flags: int, parent: int) -> int:
-    return os.open(name, flags | os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+def _open(stack: ExitStack, name: str, flags: int, parent: int) -> int:
+    flags |= os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(name, flags, dir_fd=parent)
+    stack.callback(os.close, descriptor)
+    return descriptor

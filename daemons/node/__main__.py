@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import socket
 import sys
 import time
 from importlib import import_module
@@ -21,11 +20,8 @@ from dlctl.launch.answers import MARK, as_value
 
 IDLE_S_MAX = 60.0
 REQUEST_BYTES_MAX = 64 << 20
-VERBS = {
-    "begin": "begin", "look": "look", "end": "end",
-    "examine": "examine", "listen": "listening", "reach": "measure",
-}  # fmt: skip
-"""Verb -> the module whose function of that name answers; imported on demand."""
+VERBS = ("begin", "look", "end", "examine", "listen", "reach")
+"""Modules, imported on demand, whose functions of the same name answer."""
 
 
 def main() -> int:
@@ -54,27 +50,24 @@ def _answer(line: bytes) -> tuple[dict[str, Any], int]:
     except OSError as error:
         why = DlctlError(f"{error.strerror or error}", where=str(error.filename or "") or None)
     except (ValueError, RecursionError) as error:
-        why = DlctlError(f"it could not be read: {error}")
+        why = UsageError(f"not a request: {error}")
     return as_value(why), why.exit_code
 
 
 def _value(line: bytes) -> dict[str, Any]:
-    try:
-        request = json.loads(line) if len(line) <= REQUEST_BYTES_MAX else None
-    except (ValueError, RecursionError):
-        request = None
+    request = json.loads(line)  # A line that was cut is no JSON.
     if type(request) is not dict:
         raise UsageError("not a request: it has to be one JSON object")
     verb = request.get("verb")
     if verb == "hello":
-        return {"at": time.time(), "host": socket.gethostname()}
+        return {"at": time.time()}
     if verb not in VERBS:
         has = ", ".join(("hello", *VERBS))
         raise UsageError(
             f"this version of dlctl does not know the request; it knows {has}",
             hint="install the same version there",
         )
-    answer = getattr(import_module(f"daemons.node.{VERBS[verb]}"), verb)
+    answer = getattr(import_module(f"daemons.node.{verb}"), verb)
     return dict(answer(request))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import os
 import shutil
@@ -22,7 +21,7 @@ from daemons.node.requests import Request, field, host_directory, make, name_of_
 from dlctl import __version__, config, wire
 from dlctl.control.keys import KEY_LETTERS
 from dlctl.errors import DlctlError, Unreachable, UsageError, VersionMismatch
-from dlctl.launch import local, taskfiles
+from dlctl.launch import local
 from dlctl.launch.base import HOST_FILE, Credentials
 from dlctl.runs import paths
 from dlctl.util import processes
@@ -39,7 +38,7 @@ POLL_S = 0.02
 def begin(request: Request) -> dict[str, Any]:
     """Start an agent. An older one of this run and name is killed; its daemons keep running.
 
-    {directory, pid, pid_start, host}. Raises VersionMismatch, UsageError, Unreachable if the
+    {directory, pid, pid_start}. Raises VersionMismatch, UsageError, Unreachable if the
     coordinator cannot be reached, and DlctlError if the agent did not start.
     """
     _check_versions(request)
@@ -58,7 +57,6 @@ def begin(request: Request) -> dict[str, Any]:
         "directory": str(directory),
         "pid": process.pid,
         "pid_start": processes.start_of(process.pid),
-        "host": socket.gethostname(),
     }
 
 
@@ -85,13 +83,9 @@ def _credentials(request: Request) -> Credentials:
 
 
 def _files(request: Request) -> dict[PurePosixPath, bytes]:
+    """Path -> content. `taskfiles.collect` has limited them, before they were sent."""
     given = field(request, "files", dict)
-    if len(given) > taskfiles.FILES_MAX:
-        raise UsageError(f"{len(given)} files are more than {taskfiles.FILES_MAX}")
-    files = {_relative(name): _content(name, text) for name, text in given.items()}
-    if sum(map(len, files.values())) > taskfiles.BYTES_MAX:
-        raise UsageError(f"the task's files have more than {taskfiles.BYTES_MAX:,} bytes")
-    return files
+    return {_relative(name): _content(name, text) for name, text in given.items()}
 
 
 def _relative(name: str) -> PurePosixPath:
@@ -101,10 +95,10 @@ def _relative(name: str) -> PurePosixPath:
     return path
 
 
-def _content(name: str, text: object) -> bytes:
+def _content(name: str, text: Any) -> bytes:
     try:
-        return base64.b64decode(text if isinstance(text, str) else "-", validate=True)
-    except (binascii.Error, ValueError):
+        return base64.b64decode(text, validate=True)
+    except (TypeError, ValueError):
         raise UsageError(f"the content of {name!r:.200} did not arrive whole") from None
 
 

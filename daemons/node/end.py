@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from daemons.node.requests import Request, field, host_directory, is_there, natural, row
+from daemons.node.requests import Request, field, host_directory, is_there, natural
 from dlctl.errors import NotPermitted
 from dlctl.launch import local
 from dlctl.util import processes
@@ -21,7 +21,7 @@ def end(request: Request) -> dict[str, Any]:
     """End the daemons of an agent, or only the agent itself, and remove its files on request.
 
     Without `only_agent`, all get SIGTERM, and SIGKILL after `grace_s`. With it, the agent is killed
-    at once: its daemons keep running. {ended: [{name, incarnation, ...}], left: [...], removed}
+    at once: its daemons keep running. {ended, left}: names of daemons.
     """
     directory = host_directory(request)
     grace_s, purge = natural(request, "grace_s"), field(request, "purge", bool)
@@ -29,8 +29,9 @@ def end(request: Request) -> dict[str, Any]:
         ended, left = kill(agents(directory)), agents(directory)
     else:
         ended, left = _end_all(directory, grace_s)
-    removed = purge_files(directory) if purge and not left else []
-    return {"ended": ended, "left": [row(daemon) for daemon in left], "removed": removed}
+    if purge and not left:
+        purge_files(directory)
+    return {"ended": ended, "left": [daemon.name for daemon in left]}
 
 
 def agents(directory: Path) -> list[local.Living]:
@@ -38,29 +39,28 @@ def agents(directory: Path) -> list[local.Living]:
     return [daemon for daemon in local.living(directory) if daemon.role == "agent"]
 
 
-def kill(daemons: list[local.Living]) -> list[dict[str, Any]]:
-    """Send SIGKILL; returns the rows of the daemons that have exited."""
-    rows = [row(daemon) for daemon in daemons]
+def kill(daemons: list[local.Living]) -> list[str]:
+    """Send SIGKILL; returns the names of the daemons that have exited."""
+    rows = [daemon.row() for daemon in daemons]
     for each in rows:
         with suppress(PermissionError):
             processes.send_signal(each["pid"], each["pid_start"], signal.SIGKILL)
     left = processes.wait(rows, processes.KILL_S)
-    return [each for each in rows if each not in left]
+    return [each["name"] for each in rows if each not in left]
 
 
-def _end_all(directory: Path, grace_s: float) -> tuple[list[dict[str, Any]], list[local.Living]]:
-    ended: list[dict[str, Any]] = []
+def _end_all(directory: Path, grace_s: float) -> tuple[list[str], list[local.Living]]:
+    ended: list[str] = []
     for _ in range(ROUNDS_MAX):
-        rows = [row(daemon) for daemon in local.living(directory)]
+        rows = [daemon.row() for daemon in local.living(directory)]
         if not rows:
             return ended, []
-        names, _ = processes.end(rows, grace_s)
-        ended += [each for each in rows if each["name"] in names]
+        ended += processes.end(rows, grace_s)[0]
     return ended, list(local.living(directory))
 
 
-def purge_files(directory: Path) -> list[str]:
-    """Remove the stored states of servers, and the directory. Returns the paths.
+def purge_files(directory: Path) -> None:
+    """Remove the stored states of servers, and the directory.
 
     Raises NotPermitted if this user may not remove some of it.
     """
@@ -68,16 +68,13 @@ def purge_files(directory: Path) -> list[str]:
     from daemons.node.look import servers_of
     from dlctl.runs import kept_shards
 
-    servers = servers_of(directory)
-    removed = [str(path) for path in kept_shards.remove(directory, servers)]
+    kept_shards.remove(directory, servers_of(directory))
     if is_there(directory):
         try:
             shutil.rmtree(directory)
         except PermissionError as error:
             where = str(error.filename or directory)
             raise NotPermitted("cannot remove the files of this run", where=where) from error
-        removed.append(str(directory))
         for parent in directory.parents[:2]:
             with suppress(OSError):
                 parent.rmdir()  # Unless it contains files of another run.
-    return removed

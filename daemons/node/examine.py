@@ -5,26 +5,29 @@ It writes nothing. A separate process imports torch, and only if workers will ru
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
+import platform
 import resource
+import shutil
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from daemons.node.firewalls import firewall
-from daemons.node.look import SHARED_MEMORY, free_bytes, versions
 from daemons.node.requests import Request, check, field, full_path, root
+from dlctl import __version__, wire
 from dlctl.errors import DlctlError
 from dlctl.launch.commands import LATE, wait
 from dlctl.runs import paths
 from dlctl.util import cores
 
+SHARED_MEMORY = Path("/dev/shm")
 TORCH_S = 90.0
 """For `import torch`, which may come over a network the first time."""
 SMI_S = 10.0
@@ -45,7 +48,7 @@ YES = ("yes", "true", "1", "on")
 
 
 def examine(request: Request) -> dict[str, Any]:
-    """{host, user, python, versions, directory, states, runtime, shm, open_files_max, memory,
+    """{user, python, versions, directory, states, runtime, shm, open_files_max, memory,
     cores, gpu, torch, addresses, firewall, logout}; see the functions below.
 
     `dir`: as in the job file, or `folder`: the parent of runs on the coordinator's machine;
@@ -55,10 +58,9 @@ def examine(request: Request) -> dict[str, Any]:
     with ThreadPoolExecutor(1) as thread:  # The import takes seconds.
         torch = thread.submit(_torch) if needs_torch else None
         facts = {
-            "host": socket.gethostname(),
             "user": _user(),
             "python": sys.executable,
-            "versions": versions(),
+            "versions": _versions(),
             **folders,
             "shm": _directory(SHARED_MEMORY),
             "open_files_max": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
@@ -73,10 +75,22 @@ def examine(request: Request) -> dict[str, Any]:
 
 
 def _user() -> str:
+    """Its number, if it has no name."""
+    return str(psutil.Process().username())
+
+
+def _versions() -> dict[str, Any]:
+    """Installed versions; does not import torch."""
     try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
+        torch = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        torch = ""
+    return {
+        "dlctl": __version__,
+        "protocol": wire.PROTOCOL,
+        "python": platform.python_version(),
+        "torch": torch,
+    }
 
 
 # ---------------------------------------------------------------- files
@@ -96,25 +110,24 @@ def _folders(request: Request) -> dict[str, Any]:
 
 
 def _directory(place: Path, *, is_private: bool = False) -> dict[str, Any]:
-    """{path, is_there, problem, fix, free_bytes}: whether dlctl could store its files there.
-    is_private: no other user may be able to enter it.
+    """{path, problem, fix, free_bytes}: whether dlctl could store its files there. is_private: no
+    other user may be able to enter it.
     """
-    problem = fix = ""
+    problem, fix, free_bytes = "", "", 0
     try:
-        if is_private and place.exists():
-            check(place)
         nearest = next(path for path in (place, *place.parents) if path.exists())
+        free_bytes = shutil.disk_usage(nearest).free
+        if is_private and nearest == place:
+            check(place)
         if os.statvfs(nearest).f_flag & os.ST_RDONLY:
             problem = f"{nearest} is on a file system that is read-only"
         elif not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
             problem = f"{nearest} cannot be written to by {_user()}"
-        room_bytes = free_bytes(nearest)
     except DlctlError as error:
-        problem, fix, room_bytes = error.message, error.hint or "", free_bytes(place)
+        problem, fix = error.message, error.hint or ""
     except OSError as error:
-        problem, room_bytes = f"{error.strerror}: {error.filename}", 0
-    found = {"path": str(place), "is_there": place.is_dir(), "free_bytes": room_bytes}
-    return {**found, "problem": problem, "fix": fix}
+        problem, free_bytes = f"{error.strerror}: {error.filename}", 0
+    return {"path": str(place), "problem": problem, "fix": fix, "free_bytes": free_bytes}
 
 
 # ---------------------------------------------------------------- hardware, kernel
@@ -124,10 +137,7 @@ def _memory() -> dict[str, int]:
     """Bytes of the machine, or the cgroup limit of this process if that is less."""
     memory = psutil.virtual_memory()
     found = {"total_bytes": int(memory.total), "available_bytes": int(memory.available)}
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-    except OSError:
-        limit = "max"
+    limit = cores.text_of(Path("/sys/fs/cgroup/memory.max")).strip()
     if limit.isdecimal():
         found = {key: min(value, int(limit)) for key, value in found.items()}
     return found
@@ -165,11 +175,7 @@ def _logout() -> dict[str, bool]:
     files = [LOGIND, *sorted(LOGIND.with_suffix(".conf.d").glob("*.conf"))]
     said = {"KillUserProcesses": "no", "RemoveIPC": "yes"}
     for path in files:
-        try:
-            lines = path.read_text().splitlines()
-        except OSError:
-            continue
-        pairs = [line.partition("=") for line in lines]
+        pairs = [line.partition("=") for line in cores.text_of(path).splitlines()]
         said |= {key.strip(): value.strip().lower() for key, _, value in pairs}
     return {"kills": said["KillUserProcesses"] in YES, "removes_ipc": said["RemoveIPC"] in YES}
 

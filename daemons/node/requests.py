@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dlctl.errors import DlctlError, UsageError
-from dlctl.launch import local
 from dlctl.runs import paths
 
 T = TypeVar("T")
@@ -111,8 +110,3 @@ def is_there(directory: Path) -> bool:
     for path in (directory.parents[1], directory.parent, directory):
         check(path)
     return True
-
-
-def row(daemon: local.Living) -> dict[str, Any]:
-    """The row that `processes` expects, with role and incarnation."""
-    return {**daemon.row(), "role": daemon.role, "incarnation": daemon.incarnation}

@@ -31,22 +31,47 @@ MARGIN_BYTES = 1 << 20
 """Free space that a new base must leave, for the records of other processes on the same disk."""
 
 
-class DiskLog:
-    """The files of one shard in one directory; this object holds the lock until it is closed."""
+class DiskLog(TablesInFiles):
+    """`Storages` of one server on a disk, and the `Log` of its shard; holds the lock of the shard
+    from `open` to `close`.
+    """
 
-    def __init__(self, directory: Path, shard: str) -> None:
+    def __init__(self, places: list[Path], point: Point) -> None:
+        """`places`: only the first is used."""
+        super().__init__(places, point)
+        self.directory = places[0]
+        self.where = str(places[0])
+        self.shard = ""
+        self._lock = self._journal = -1
+        self._lock_path = self._base_path = self._journal_path = self.directory
+        self._storage: Journaled | None = None
+
+    def create(self, spec: Spec) -> Journaled:
+        """Raises DlctlError, with path and size, if it cannot be written, and Unusable if a state
+        exists that must not be replaced."""
+        self.open(spec)
+        self._storage = Journaled.create(self, spec, self.point)
+        return self._storage
+
+    def reopen(self, spec: Spec) -> Journaled:
+        """Raises Held while another process has it open, NoRoom if there is no space to rewrite it;
+        `resume` reports an unusable state."""
+        self._storage = None  # Of an earlier attempt: the memory may not hold both.
+        self.open(spec)
+        self.check_space(spec.vector_bytes)
+        self._storage = Journaled(self, spec, self.point)
+        return self._storage
+
+    def open(self, spec: Spec) -> None:
         """Raises DlctlError, or Held."""
-        own_directory(directory)
-        self.directory = directory
-        self.where = str(directory)
-        self.shard = shard
-        self._lock_path = directory / f"shard-{shard}.lock"
+        self.close()  # Of an earlier attempt that found no space.
+        own_directory(self.directory)
+        self.shard = spec.place
+        self._lock_path = self.directory / f"shard-{self.shard}.lock"
         self._lock = open_locked(self._lock_path, os.O_CREAT)
-        for path in directory.glob(f"shard-{shard}.base-*.tmp"):
+        for path in self.directory.glob(f"shard-{self.shard}.base-*.tmp"):
             with suppress(OSError):  # A process that died has left it: a new one needs the space.
                 path.unlink()
-        self._journal = -1
-        self._base_path = self._journal_path = directory
 
     def _path(self, kind: str, number: int) -> Path:
         return self.directory / f"shard-{self.shard}.{kind}-{number:012d}"
@@ -127,22 +152,20 @@ class DiskLog:
 
     # ------------------------------------------------------------ files that were removed
 
-    def is_missing(self) -> bool:
-        """Whether a file in use was removed or renamed."""
-        if self._journal < 0:
-            return False
-        in_use = is_there(self._lock_path, self._lock)
-        in_use = in_use and is_there(self._journal_path, self._journal)
-        return not (in_use and self._base_path.exists())
-
-    def lock_again(self) -> None:
-        """Re-create the directory and the lock if they are missing. Raises DlctlError."""
+    def put_back(self) -> str:
+        if self._storage is None or self._journal < 0:
+            return ""
+        is_locked = is_there(self._lock_path, self._lock)
+        is_whole = is_there(self._journal_path, self._journal) and self._base_path.exists()
+        if is_locked and is_whole:
+            return ""
         own_directory(self.directory)
-        if is_there(self._lock_path, self._lock):
-            return
-        lock = open_locked(self._lock_path, NEW)
-        os.close(self._lock)
-        self._lock = lock
+        if not is_locked:
+            lock = open_locked(self._lock_path, NEW)
+            os.close(self._lock)
+            self._lock = lock
+        self._storage.rewrite()
+        return self.where
 
     # ------------------------------------------------------------ closing
 
@@ -153,8 +176,10 @@ class DiskLog:
                 os.close(descriptor)
         self._journal = self._lock = -1
 
-    def remove(self) -> None:
-        """All files of this shard, and the directory with the last one."""
+    def _remove(self) -> None:
+        self._storage = None
+        if self._lock < 0:
+            return
         for path in self.directory.glob(f"shard-{self.shard}.*"):
             path.unlink(missing_ok=True)
         with suppress(OSError):  # The directory may still have files of other shards.
@@ -188,49 +213,3 @@ def _write(descriptor: int, parts: list[Bytes]) -> None:
 def _read(path: Path) -> bytes:
     with os_errors_as("cannot read the state", path):
         return path.read_bytes()
-
-
-class DiskLogs(TablesInFiles):
-    """`Storages` of one server on a disk."""
-
-    def __init__(self, places: list[Path], point: Point) -> None:
-        """`places`: only the first is used."""
-        super().__init__(places, point)
-        self._log: DiskLog | None = None
-        self._storage: Journaled | None = None
-
-    def create(self, spec: Spec) -> Journaled:
-        """Raises DlctlError, with path and size, if it cannot be written, and Unusable if a state
-        exists that must not be replaced."""
-        self._storage = Journaled.create(self._open(spec), spec, self.point)
-        return self._storage
-
-    def reopen(self, spec: Spec) -> Journaled:
-        """Raises Held while another process has it open, NoRoom if there is no space to rewrite it;
-        `resume` reports an unusable state."""
-        self._storage = None  # Of an earlier attempt: the memory may not hold both.
-        log = self._open(spec)
-        log.check_space(spec.vector_bytes)
-        self._storage = Journaled(log, spec, self.point)
-        return self._storage
-
-    def _remove(self) -> None:
-        if self._log is not None:
-            self._log.remove()
-            self._storage = None
-
-    def is_own_missing(self) -> bool:
-        return self._log is not None and self._storage is not None and self._log.is_missing()
-
-    def restore_own(self) -> str:
-        assert self._log is not None
-        assert self._storage is not None
-        self._log.lock_again()
-        self._storage.rewrite()
-        return self._log.where
-
-    def _open(self, spec: Spec) -> DiskLog:
-        if self._log is not None:  # Of an earlier attempt that found no space.
-            self._log.close()
-        self._log = DiskLog(self.places[0], spec.place)
-        return self._log

@@ -132,40 +132,19 @@ class TablesInFiles(ABC):
     def of_table(self, name: str) -> Self:
         return self._others.setdefault(name, type(self)(self.places, self.point))
 
-    def _tables(self) -> list[Self]:
+    def tables(self) -> list[Self]:
         return [*self._others.values(), self]
-
-    def is_missing(self) -> bool:
-        """Whether a file in use was removed or renamed."""
-        return any(one.is_own_missing() for one in self._tables())
-
-    def put_back(self) -> str:
-        """Re-create the missing files of all tables; returns the place of the last one. Call it
-        between two events.
-
-        A failure does not prevent the others: its error, DlctlError or OSError, is raised in the
-        end.
-        """
-        place, failed = "", list[DlctlError | OSError]()
-        for one in self._tables():
-            try:
-                place = one.restore_own() if one.is_own_missing() else place
-            except (DlctlError, OSError) as error:
-                failed.append(error)
-        if failed:
-            raise failed[-1]
-        return place
 
     def discard(self) -> None:
         """Remove the files of all tables, and the directory with the last one."""
-        for one in self._tables():
+        for one in self.tables():
             one._remove()
 
     @abstractmethod
-    def is_own_missing(self) -> bool: ...
-
-    @abstractmethod
-    def restore_own(self) -> str: ...
+    def put_back(self) -> str:
+        """Re-create the files of this table if one was removed or renamed while in use, between two
+        events. Returns their place; "" if all are there. Raises DlctlError and OSError.
+        """
 
     @abstractmethod
     def _remove(self) -> None: ...

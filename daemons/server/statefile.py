@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,94 +45,52 @@ class StateFile(TablesInFiles):
         """Raises DlctlError, with place and size, if it cannot be created anywhere, and Unusable if
         a state exists that must not be replaced."""
         boot_id = kept_shards.boot_id()
-        for place in self.places:
-            self._remove_old(place / _file(spec), spec, boot_id)
+        # The file of an earlier server must not be found instead of the new one.
+        for path, old_bytes in self._open_each(spec):
+            # Not stored: a mapping would keep the space of the removed file.
+            if old_bytes and has_updates(
+                mmap.mmap(self._descriptor, old_bytes, access=mmap.ACCESS_READ), spec, boot_id
+            ):
+                self._close()
+                raise not_replaced(spec, str(path))
+            self._remove()
+            self._close()
         size_bytes = Form.of(spec, boot_id).total_bytes
-        buffer = self._make_somewhere(_file(spec), size_bytes)
+        self._path, self._descriptor, buffer = _make_somewhere(self._paths(spec), size_bytes)
         self._storage = Mapped.create(buffer, spec, boot_id, self.point)
         return self._storage
 
-    def _make_somewhere(self, name: str, size_bytes: int) -> mmap.mmap:
-        for place in self.places[:-1]:
-            if _has_space(place, size_bytes):
-                try:
-                    return self._make(place / name, size_bytes)
-                except DlctlError:
-                    continue  # Another server has taken the space; try the next place.
-        return self._make(self.places[-1] / name, size_bytes)
-
     def reopen(self, spec: Spec) -> Mapped:
         """Raises Unusable, or Held while another process has it open."""
-        found = "there is none"
-        for place in self.places:
-            path = place / _file(spec)
-            try:
-                self._open(path)
-            except FileNotFoundError:
-                continue
-            if not os.fstat(self._descriptor).st_size:
-                found = "it is empty"  # Its creation was interrupted; try the other places.
+        problem = "there is none"
+        for path, size_bytes in self._open_each(spec):
+            if not size_bytes:
+                problem = "it is empty"  # Its creation was interrupted; try the other places.
                 continue
             try:
-                buffer = _map(self._descriptor, os.fstat(self._descriptor).st_size)
+                buffer = _map(self._descriptor, size_bytes)
                 self._storage = Mapped.reopen(buffer, spec, kept_shards.boot_id(), self.point)
                 return self._storage
             except Unusable as error:
                 raise unusable(spec, error, str(path)) from error
-        where = " or ".join(str(place / _file(spec)) for place in self.places)
-        raise unusable(spec, Unusable(found), where)
+        where = " or ".join(map(str, self._paths(spec)))
+        raise unusable(spec, Unusable(problem), where)
+
+    def _paths(self, spec: Spec) -> list[Path]:
+        return [place / f"shard-{spec.place}.state" for place in self.places]
+
+    def _open_each(self, spec: Spec) -> Iterator[tuple[Path, int]]:
+        """Open the existing files of this shard, one after another: path and size."""
+        for path in self._paths(spec):
+            self._close()
+            with suppress(FileNotFoundError):
+                self._path, self._descriptor = path, open_locked(path)
+                yield path, os.fstat(self._descriptor).st_size
 
     def _remove(self) -> None:
         self._storage = None
-        if self._path is None:
-            return
-        self._path.unlink(missing_ok=True)
-        with suppress(OSError):  # The directory may still have files of other shards.
-            self._path.parent.rmdir()
-
-    # ------------------------------------------------------------ files that were removed
-
-    def is_own_missing(self) -> bool:
-        if self._storage is None or self._path is None:
-            return False
-        return not is_there(self._path, self._descriptor)
-
-    def restore_own(self) -> str:
-        """Re-create the file at the same path."""
-        assert self._storage is not None
-        assert self._path is not None
-        path, size_bytes = self._path, self._storage.size_bytes
-        own_directory(path.parent)
-        descriptor = open_locked(path, NEW)
-        try:
-            _set_aside(path, descriptor, size_bytes)
-            buffer = _map(descriptor, size_bytes)
-        except (DlctlError, OSError):
-            path.unlink(missing_ok=True)
-            os.close(descriptor)
-            raise
-        self._storage.move(buffer)
-        self._close()
-        self._path, self._descriptor = path, descriptor
-        return str(path)
-
-    # ------------------------------------------------------------ files
-
-    def _make(self, path: Path, size_bytes: int) -> mmap.mmap:
-        own_directory(path.parent)
-        self._open(path, os.O_CREAT)
-        try:
-            _set_aside(path, self._descriptor, size_bytes)
-        except DlctlError:
-            self._remove()
-            self._close()
-            raise
-        return _map(self._descriptor, size_bytes)
-
-    def _open(self, path: Path, flags: int = 0) -> None:
-        self._close()
-        self._descriptor = open_locked(path, flags)
-        self._path = path
+        if self._path is not None:
+            _unlink(self._path)
 
     def _close(self) -> None:
         if self._descriptor >= 0:
@@ -140,42 +99,55 @@ class StateFile(TablesInFiles):
             os.close(self._descriptor)
         self._path, self._descriptor = None, -1
 
-    def _remove_old(self, path: Path, spec: Spec, boot_id: str) -> None:
-        """Remove the file of an earlier server, so that it is not found instead of the new one.
+    # ------------------------------------------------------------ files that were removed
 
-        Raises Unusable if it has updates, which must not be lost.
-        """
-        try:
-            self._open(path)
-        except FileNotFoundError:
-            return
-        size_bytes = os.fstat(self._descriptor).st_size
-        if size_bytes:
-            buffer = mmap.mmap(self._descriptor, size_bytes, access=mmap.ACCESS_READ)
-            if has_updates(buffer, spec, boot_id):
-                self._close()
-                raise not_replaced(spec, str(path))
-        self._remove()
+    def put_back(self) -> str:
+        path = self._path
+        if self._storage is None or path is None or is_there(path, self._descriptor):
+            return ""
+        descriptor, buffer = _make(path, self._storage.size_bytes, NEW)
+        self._storage.move(buffer)
         self._close()
+        self._path, self._descriptor = path, descriptor
+        return str(path)
 
 
-def _file(spec: Spec) -> str:
-    return f"shard-{spec.place}.state"
+# ---------------------------------------------------------------- files
 
 
-def _map(descriptor: int, size_bytes: int) -> mmap.mmap:
-    if not size_bytes:
-        raise Unusable("it is empty")
-    # Populate all pages now: page faults would make the first updates slow.
-    return mmap.mmap(descriptor, size_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+def _make_somewhere(paths: list[Path], size_bytes: int) -> tuple[Path, int, mmap.mmap]:
+    """`_make` in the first place with enough space, or the last one."""
+    for path in paths[:-1]:
+        if _has_space(path.parent, size_bytes):
+            with suppress(DlctlError):  # Another server has taken the space; try the next place.
+                return path, *_make(path, size_bytes, os.O_CREAT)
+    return paths[-1], *_make(paths[-1], size_bytes, os.O_CREAT)
 
 
-def _set_aside(path: Path, descriptor: int, size_bytes: int) -> None:
+def _make(path: Path, size_bytes: int, flags: int) -> tuple[int, mmap.mmap]:
+    """A new file, locked, with all its space: its descriptor, and its mapping. Raises DlctlError;
+    then there is no file."""
+    own_directory(path.parent)
+    descriptor = open_locked(path, flags)
     try:
         os.ftruncate(descriptor, 0)
         os.posix_fallocate(descriptor, 0, size_bytes)
+        return descriptor, _map(descriptor, size_bytes)
     except OSError as error:
+        _unlink(path)
+        os.close(descriptor)
         raise failure("set aside the state", path, error, size_bytes) from error
+
+
+def _unlink(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    with suppress(OSError):  # The directory may still have files of other shards.
+        path.parent.rmdir()
+
+
+def _map(descriptor: int, size_bytes: int) -> mmap.mmap:
+    # Populate all pages now: page faults would make the first updates slow.
+    return mmap.mmap(descriptor, size_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
 
 
 def _has_space(place: Path, size_bytes: int) -> bool:

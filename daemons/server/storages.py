@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemons.server.disklog import DiskLogs
+from daemons.server.disklog import DiskLog
 from daemons.server.statefile import StateFile
 from dlctl.config import Servers
 from dlctl.runs import kept_shards
@@ -17,4 +17,4 @@ def choose_storages(run_directory: Path, servers: Servers, point: Point) -> Stor
     if servers.durability == "none":
         return InMemory()
     places = kept_shards.places(run_directory, servers)
-    return (DiskLogs if servers.durability == "disk" else StateFile)(places, point)
+    return (DiskLog if servers.durability == "disk" else StateFile)(places, point)

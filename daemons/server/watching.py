@@ -29,22 +29,23 @@ class Watch:
     """
 
     def __init__(self, storages: Storages, run_directory: Path) -> None:
-        self._files = storages if isinstance(storages, TablesInFiles) else None
+        self._storages = storages
         self._run_directory = run_directory
         self._reported = ""
 
     def __call__(self) -> None:
-        if self._files is None:
+        if not isinstance(self._storages, TablesInFiles):
             return
-        try:
-            # Without its directory the run no longer exists and does not need the state.
-            if self._files.is_missing() and self._run_directory.is_dir():
-                log.warning(RESTORED, self._files.put_back())
-            self._reported = ""
-        except (DlctlError, OSError) as error:
-            # While this process is alive, the state exists, and this can be retried. Incomplete
-            # files are harmless: a commit writes everything, or ends the server.
-            before, self._reported = self._reported, reason_of(error)
-            if self._reported != before:
-                text = "the state of this shard was removed and cannot be restored: %s"
-                log.error(text, self._reported)
+        failed = ""
+        for table in self._storages.tables():
+            try:
+                # Without its directory the run no longer exists and does not need the state.
+                if self._run_directory.is_dir() and (place := table.put_back()):
+                    log.warning(RESTORED, place)
+            except (DlctlError, OSError) as error:
+                # While this process is alive, the state exists, and this can be retried. Incomplete
+                # files are harmless: a commit writes everything, or ends the server.
+                failed = reason_of(error)
+        if failed and failed != self._reported:
+            log.error("the state of this shard was removed and cannot be restored: %s", failed)
+        self._reported = failed

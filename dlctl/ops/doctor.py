@@ -262,7 +262,7 @@ class Visits:
         self._each(lambda visit: visit.examine(self._began, request(visit.need)))
 
     def listen(self, job: JobFile, control: str) -> None:
-        """Make every machine listen where its daemons will; see `daemons.node.listening`.
+        """Make every machine listen where its daemons will; see `daemons.node.listen`.
 
         control: the coordinator's address, as "tcp://HOST:PORT".
         """

@@ -60,7 +60,7 @@ def end(snapshot: Snapshot, grace_s: float, *, purge: bool) -> list[str]:
             _warn(explain(answer))
         for what, key in (("ended", "ended"), ("could not end", "left")):
             if done is not None and done[key]:
-                notes.note(f"{what} on {host}: {', '.join(str(row['name']) for row in done[key])}")
+                notes.note(f"{what} on {host}: {', '.join(map(str, done[key]))}")
         if done is None or done["left"]:
             failed.append(host)
     return failed

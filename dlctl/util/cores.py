@@ -36,7 +36,7 @@ def quotas(root: Path) -> Iterator[float]:
     while its own cgroup is mounted at the top: so a missing path is searched for above.
     """
     mounts = root / "sys/fs/cgroup"
-    for version, path in groups(_text(root / "proc/self/cgroup"), "cpu"):
+    for version, path in groups(text_of(root / "proc/self/cgroup"), "cpu"):
         for mount in MOUNTS_V1 if version == 1 else MOUNTS_V2:
             for group in ancestry(mounts / mount, path):
                 yield from _quota(group, version)
@@ -76,15 +76,16 @@ def quota(allowed: str, period: str) -> float | None:
 
 def _quota(group: Path, version: int) -> Iterator[float]:
     if version == 2:
-        allowed, _, period = _text(group / "cpu.max").strip().partition(" ")
+        allowed, _, period = text_of(group / "cpu.max").strip().partition(" ")
     else:
-        allowed, period = (_text(group / f"cpu.cfs_{what}_us") for what in ("quota", "period"))
+        allowed, period = (text_of(group / f"cpu.cfs_{what}_us") for what in ("quota", "period"))
     if (found := quota(allowed, period)) is not None:
         yield found
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """Of a small file, such as those of /proc; "" if it cannot be read."""
     try:
-        return path.read_text()
+        return path.read_text(errors="replace")
     except OSError:
         return ""

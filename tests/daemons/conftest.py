@@ -62,7 +62,7 @@ def record(tmp_path: Path, run_script: Callable[..., list[Event]]) -> Callable[.
     def run(*effects: Effect, awaited: int = 0) -> list[Event]:
         loop, db = Loop(), RunDb(tmp_path)
         Records(tmp_path, db, loop)
-        Directories(tmp_path, db, loop)
+        Directories(tmp_path, loop)
         try:
             return run_script(loop, *effects, awaited=awaited)
         finally:

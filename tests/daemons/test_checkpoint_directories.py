@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import closing
 from pathlib import Path
 
 from daemons.coordinator.directories import Directories
 from daemons.loop import Loop
 from dlctl.machine import Effect, Event, Exit, Started
 from dlctl.roles.coordinator import records as j
-from dlctl.runs.database import RunDb
 
 PATIENCE_S = 20.0
 
@@ -45,10 +43,9 @@ def test_while_a_sync_hangs_the_coordinator_hears_all_else(
         assert disk.wait(PATIENCE_S), "nobody has heard it"
         real(descriptor)
 
-    with closing(RunDb(tmp_path, create=True)) as db:
-        Directories(tmp_path, db, loop)
-        monkeypatch.setattr(os, "fsync", hanging)
-        loop.run(machine)
+    Directories(tmp_path, loop)
+    monkeypatch.setattr(os, "fsync", hanging)
+    loop.run(machine)
     assert isinstance(machine.heard[0], j.KeyRenewed)
     begun = machine.heard[-1]
     assert isinstance(begun, j.CheckpointBegun)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from daemons.server import disklog
-from daemons.server.disklog import DiskLog, DiskLogs
+from daemons.server.disklog import DiskLog
 from dlctl.config import Servers
 from dlctl.errors import DlctlError
 from dlctl.runs import kept_shards
@@ -28,7 +28,7 @@ SPEC = spec_of(adagrad(), SIZE, averaged=2)
 
 def begun(directory, point=lambda name: None):
     """A shard with values, kept in `directory`."""
-    shard = Shard(adagrad(), DiskLogs([directory], point).create(SPEC))
+    shard = Shard(adagrad(), DiskLog([directory], point).create(SPEC))
     extras = Extras(np.array([1.0, 2.0]))
     shard.storage.fill({"w": np.ones(SIZE, np.float32)}, extras)
     shard.commit({"initialised": True, "commits": 0, "deliveries": []})
@@ -52,7 +52,7 @@ def train(shard, updates, begin_with=1):
 
 def found(directory):
     """(what a server finds that has only what is on the disk, the meta of its last commit)"""
-    shard = Shard(adagrad(), DiskLogs([directory], lambda name: None).reopen(SPEC))
+    shard = Shard(adagrad(), DiskLog([directory], lambda name: None).reopen(SPEC))
     try:
         return shard, shard.resume()
     except Unusable:
@@ -237,7 +237,7 @@ def test_a_damaged_base_with_a_journal_is_not_passed_over_for_the_one_before(
     with pytest.raises(Unusable, match="is damaged, and its journal depends on that"):
         found(state)
     with pytest.raises(Unusable):
-        DiskLogs([state], lambda name: None).create(SPEC)
+        DiskLog([state], lambda name: None).create(SPEC)
 
 
 def test_a_base_of_somebody_else_s_making_is_named(tmp_path):
@@ -348,11 +348,11 @@ def test_a_new_log_never_replaces_one_with_updates_of_the_same_run(tmp_path, mon
     wanted = train(shard, deltas(2))[-1]
     free(shard)
     for _ in range(3):
-        logs = DiskLogs([tmp_path / "state"], lambda name: None)
+        logs = DiskLog([tmp_path / "state"], lambda name: None)
         with pytest.raises(Unusable, match="a new one must not replace it") as caught:
             logs.create(SPEC)
         assert "dlctl recover" in caught.value.hint
-        logs._log.close()
+        logs.close()
         again, meta = found(tmp_path / "state")
         assert (snapshot(again), meta["commits"]) == (wanted, 2)
         free(again)
@@ -367,7 +367,7 @@ def test_not_even_a_damaged_log_is_replaced_if_there_were_updates_in_it(tmp_path
     damaged[50] ^= 1
     journal.write_bytes(damaged)
     with pytest.raises(Unusable, match="a new one must not replace it"):
-        DiskLogs([tmp_path / "state"], lambda name: None).create(SPEC)
+        DiskLog([tmp_path / "state"], lambda name: None).create(SPEC)
     assert journal.read_bytes() == damaged
 
 
@@ -378,7 +378,7 @@ def test_a_log_with_first_values_only_or_of_another_run_is_replaced(tmp_path):
     shard = begun(tmp_path / "state")
     train(shard, deltas(2))
     free(shard)
-    logs = DiskLogs([tmp_path / "state"], lambda name: None)
+    logs = DiskLog([tmp_path / "state"], lambda name: None)
     other = spec_of(adagrad(), SIZE, averaged=2, run_id="another run")
     assert not logs.create(other).w.any()
 
@@ -495,7 +495,7 @@ def test_who_finds_no_room_may_try_again_until_there_is_some(tmp_path, monkeypat
     first = begun(tmp_path / "state")
     wanted = train(first, deltas(3))[-1]
     free(first)
-    logs = DiskLogs([tmp_path / "state"], lambda name: None)
+    logs = DiskLog([tmp_path / "state"], lambda name: None)
 
     def attempt():
         shard = Shard(adagrad(), logs.reopen(SPEC))
@@ -522,7 +522,8 @@ def test_what_a_dead_server_has_not_finished_takes_no_room_from_the_next_one(tmp
     of_another = unfinished.with_name("shard-1.base-000000000007.tmp")
     for path in (unfinished, of_another):
         path.write_bytes(b"half of a base")
-    log = DiskLog(tmp_path / "state", 0)
+    log = DiskLog([tmp_path / "state"], lambda name: None)
+    log.open(SPEC)
     assert not unfinished.exists()
     assert of_another.exists()
     log.close()
@@ -531,7 +532,8 @@ def test_what_a_dead_server_has_not_finished_takes_no_room_from_the_next_one(tmp
 
 
 def test_a_directory_that_is_gone_when_a_base_is_due_is_named(tmp_path):
-    log = DiskLog(tmp_path / "state", 0)
+    log = DiskLog([tmp_path / "state"], lambda name: None)
+    log.open(SPEC)
     shutil.rmtree(tmp_path / "state")
     with pytest.raises(DlctlError, match=r"cannot write the state of 4.*: No such file") as caught:
         log.begin(1, [b"base"])
@@ -552,7 +554,7 @@ def test_two_servers_never_have_the_same_log(tmp_path, monkeypatch):
     shard = begun(tmp_path / "run-1" / "state")
     monkeypatch.setattr("daemons.server.files.LOCK_S", 0.1)
     with pytest.raises(Held, match=f"open: pid {os.getpid()}"):
-        DiskLog(tmp_path / "run-1" / "state", 0)
+        DiskLog([tmp_path / "run-1" / "state"], lambda name: None).open(SPEC)
     (kept,) = kept_shards.kept(tmp_path / "run-1", Servers(durability="disk"))
     assert (kept.in_use, kept.problem, kept.version) == (True, "", 0)
     free(shard)
@@ -567,7 +569,7 @@ def test_what_a_dead_server_has_left_is_removed_and_what_a_living_one_has_stays(
 
 
 def test_a_log_is_removed_without_a_trace(tmp_path):
-    logs = DiskLogs([tmp_path / "state"], lambda name: None)
+    logs = DiskLog([tmp_path / "state"], lambda name: None)
     Shard(adagrad(), logs.create(SPEC)).commit({})
     logs.discard()
     assert not (tmp_path / "state").exists()

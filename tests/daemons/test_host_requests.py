@@ -20,7 +20,7 @@ from daemons.node.look import look
 from dlctl import __version__, config, wire
 from dlctl.control.keys import CurveKeys
 from dlctl.errors import DlctlError, Unreachable, UsageError, VersionMismatch
-from dlctl.launch import answers, remote, taskfiles
+from dlctl.launch import answers, remote
 from dlctl.util import processes
 
 KEYS = CurveKeys(b"k" * 32)
@@ -28,7 +28,6 @@ RUN_ID, AGENT = "digits-7f3a", "agent-1"
 JOB = config.JobFile(
     job=config.Job(name="digits", task="train.py:task"), network=config.Network(transport="tcp")
 )
-LARGE = base64.b64encode(bytes(taskfiles.BYTES_MAX + 1)).decode()
 
 
 @pytest.fixture
@@ -101,7 +100,6 @@ def test_another_version_is_refused_by_naming_both_before_anything_else(
         {"files": {}}, {"files": []}, {"files": {"train.py": "no base64!"}},
         {"files": {"train.py": 7}}, {"files": {"../train.py": ""}}, {"files": {"/etc/x.py": ""}},
         {"files": {"a\0.py": ""}}, {"files": {"train.py": "", "authorized_keys": ""}},
-        {"files": {"train.py": LARGE}}, {"files": {f"{n}.py": "" for n in range(2001)}},
     ],
     ids=lambda wrong: str(wrong)[:40],
 )  # fmt: skip
@@ -166,9 +164,7 @@ def test_an_agent_is_begun_replaced_seen_and_ended(request_: dict[str, Any], pla
         directory = place / AGENT / RUN_ID
         assert first.value["directory"] == str(directory)
         seen = look(of(place))
-        assert [(d["name"], d["incarnation"], d["pid"]) for d in seen["daemons"]] == [
-            (AGENT, 1, first.value["pid"])
-        ]
+        assert [(d["name"], d["pid"]) for d in seen["daemons"]] == [(AGENT, first.value["pid"])]
         assert json.loads((directory / "job.json").read_text())["job"]["task"] == (
             f"{directory}/task/train.py:task"
         )
@@ -185,15 +181,14 @@ def test_an_agent_is_begun_replaced_seen_and_ended(request_: dict[str, Any], pla
             begin(request_)
         assert processes.is_alive(second.value["pid"], second.value["pid_start"])
         done = end_it(place, grace_s=20, purge=False)
-        assert [row["incarnation"] for row in done["ended"]] == [2]
-        assert done["left"] == []
+        assert done == {"ended": [AGENT], "left": []}
         # Nobody there has a coordinator to hand the signal on to: it comes to its end in order.
         log = directory / "logs" / f"{AGENT}.2.jsonl"
         assert json.loads(log.read_text().splitlines()[-1])["msg"] == "exit 0: received a signal"
     finally:
         end_it(place)
     assert not place.exists()
-    assert end_it(place) == {"ended": [], "left": [], "removed": []}
+    assert end_it(place) == {"ended": [], "left": []}
 
 
 def test_another_run_and_another_agent_are_not_touched(
@@ -225,8 +220,5 @@ def test_what_an_agent_says_at_a_failed_start_comes_back(
 
 
 def test_looking_at_what_is_not_there_changes_nothing(place: Path) -> None:
-    seen = look(of(place))
-    assert (seen["is_there"], seen["daemons"], seen["kept"]) == (False, [], [])
-    assert seen["free_bytes"]["directory"] > 0
-    assert seen["versions"]["protocol"] == wire.PROTOCOL
+    assert look(of(place)) == {"daemons": [], "kept": []}
     assert not place.exists()

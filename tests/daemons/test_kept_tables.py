@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from daemons.server.disklog import DiskLog
 from daemons.server.storages import choose_storages
 from daemons.server.watching import Watch
 from dlctl.config import Servers
@@ -76,8 +77,7 @@ class Tables:
     def die(self) -> None:
         """As a kill -9 does it: the locks are gone, and nothing else happens."""
         for one in (self.storages, *self.storages._others.values()):
-            log = getattr(one, "_log", None)
-            (log.close if log is not None else one._close)()
+            (one.close if isinstance(one, DiskLog) else one._close)()
 
     def kept(self) -> kept_shards.Kept:
         (found,) = kept_shards.kept(self.run, self.servers)
@@ -234,9 +234,10 @@ def test_all_that_was_removed_is_put_back_at_one_look(
 
 
 def test_a_table_that_cannot_be_put_back_does_not_keep_the_others_from_it(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tables = make().begin()
+    watch = Watch(tables.storages, tables.run)
     for table in TABLES:
         for path in tables.files(table):
             path.unlink()
@@ -245,9 +246,12 @@ def test_a_table_that_cannot_be_put_back_does_not_keep_the_others_from_it(
         raise DlctlError("no room for this one")
 
     with monkeypatch.context() as patch:
-        patch.setattr(tables.of("seen"), "restore_own", fail)
-        with pytest.raises(DlctlError, match="no room for this one"):
-            tables.storages.put_back()
+        patch.setattr(tables.of("seen"), "put_back", fail)
+        watch()
+        watch()
+    assert [text for text in caplog.messages if "no room for this one" in text] == [
+        "the state of this shard was removed and cannot be restored: no room for this one"
+    ]
     assert [bool(tables.files(table)) for table in TABLES] == [True, False, True]
-    tables.storages.put_back()
+    watch()
     assert all(tables.files(table) for table in TABLES)

@@ -159,7 +159,8 @@ def test_it_ends_with_its_input_and_leaves_nothing() -> None:
     lines = out.splitlines()
     assert (process.returncode, err, len(lines)) == (UsageError.exit_code, b"", 4)
     assert b"UsageError" in lines[2]
-    assert b"it has to be one JSON object" in lines[3]
+    assert b"it has to be one JSON object" in lines[2]
+    assert b"not a request: " in lines[3]
 
 
 @pytest.mark.parametrize(

@@ -403,13 +403,12 @@ def test_a_daemon_that_is_still_there_stays_in_sight(tmp_path, record):
 
 def test_a_process_that_is_gone_keeps_its_start_until_another_one_has_its_pid(tmp_path):
     """A reader finds by the start that the process has gone."""
-    starts = records._Starts(tmp_path)
     with orphan(tmp_path, "worker-1", 1) as process:
         shown = {**row("worker-1", 1), "pid": process.pid}
         start = processes.start_of(process.pid)
-        assert starts.of(shown) == start
-    assert starts.of(shown) == start
-    assert starts.of({**shown, "incarnation": 2}) is None
+        assert records.start_of(tmp_path, shown) == start
+    assert records.start_of(tmp_path, shown) == start
+    assert records.start_of(tmp_path, {**shown, "incarnation": 2}) is None
 
 
 @pytest.mark.parametrize(("name", "incarnation"), [("worker-1", 2), ("worker-2", 1)])

@@ -59,8 +59,10 @@ class Kept:
 
     def die(self) -> None:
         """As a kill -9 does it: the locks are gone, and nothing else happens."""
-        log = getattr(self.storages, "_log", None)
-        (log.close if log is not None else self.storages._close)()
+        if isinstance(self.storages, disklog.DiskLog):
+            self.storages.close()
+        else:
+            self.storages._close()
 
     def found(self) -> tuple[Any, Any]:
         """What the next server finds."""

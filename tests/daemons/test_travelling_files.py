@@ -107,14 +107,14 @@ def test_what_is_meant_to_travel_is_read_piece_by_piece(loop, host):
 def test_no_other_name_is_answered_whatever_it_leads_to(loop, host, file):
     answer = ask(FileSender(loop, host, "agent-1", ON_HOSTS), file)
     assert (answer.data, answer.size) == (b"", 0)
-    assert answer.error == "this file is not for others"
+    assert answer.error == "cannot read it: this file is not for others"
 
 
 def test_the_coordinator_shows_checkpoints_and_nothing_else(loop, host):
     outgoing = FileSender(loop, host, COORDINATOR, AT_HOME)
     assert ask(outgoing, SHARD).error == ""
     for file in (LOG, ACKS):
-        assert ask(outgoing, file).error == "this file is not for others"
+        assert ask(outgoing, file).error == "cannot read it: this file is not for others"
     outgoing.remove(LOG)
     assert (host / LOG).exists()
 
@@ -159,8 +159,8 @@ def no_folder(host: Path) -> None:
         (linked_file, "cannot read it: Too many levels of symbolic links"),
         (linked_folder, "cannot read it: Not a directory"),
         (linked_checkpoint, "cannot read it: Not a directory"),
-        (pipe, "it is not a regular file"),
-        (folder, "it is not a regular file"),
+        (pipe, "cannot read it: it is not a regular file"),
+        (folder, "cannot read it: it is not a regular file"),
         (nothing, NOT_THERE),
         (no_folder, NOT_THERE),
     ],
@@ -383,7 +383,7 @@ def test_a_file_that_is_not_there_is_said_to_be_so(tmp_path, host):
     error, _ = fetched(host, tmp_path / "home", Wanted("ckpt/000000000999-9/manifest.json"))
     assert error == NOT_THERE
     error, _ = fetched(host, tmp_path / "home", Wanted("job.json"))
-    assert error == "this file is not for others"
+    assert error == "cannot read it: this file is not for others"
 
 
 # ---------------------------------------------------------------- logs

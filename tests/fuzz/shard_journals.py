@@ -18,7 +18,7 @@ import numpy as np
 
 from daemons.server.disklog import DiskLog
 from dlctl.shards import records
-from dlctl.shards.base import Diverged, Shard, Unusable
+from dlctl.shards.base import Diverged, Shard, Unusable, no_point
 from dlctl.shards.journaled import Journaled
 
 from . import mutation, shard_model
@@ -55,7 +55,8 @@ def seeds() -> list[bytes]:
 
 
 def _seed(*deltas: Any, close: int) -> bytes:
-    log = DiskLog(scratch("seed") / "state", 0)
+    log = DiskLog([scratch("seed") / "state"], no_point)
+    log.open(SPEC)
     shard = Shard(adam(), Journaled.create(log, SPEC))
     begin(shard)
     train(shard, *deltas)
@@ -132,7 +133,8 @@ def target(data: bytes) -> None:
     base, journal = (*split(data), b"", b"")[:2]
     for kind, content in (("base", base), ("journal", journal)):
         (_directory() / f"shard-{SPEC.shard}.{kind}-{NUMBER:012d}").write_bytes(content)
-    log = DiskLog(_directory(), SPEC.shard)
+    log = DiskLog([_directory()], no_point)
+    log.open(SPEC)
     try:
         with np.errstate(all="ignore"):
             _go_on(log)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import hmac
+import os
 import re
 import socket
 import threading
@@ -62,12 +63,20 @@ class Listeners:
         place = addresses.on_host(host, port, control)
         address = addresses.host_of(place.bind)
         found = {"name": name, "address": address, "port": port}
+        is_v6 = ":" in address
         try:
-            own = _bound(address, port)
+            # As ZeroMQ does: a port with connections in TIME_WAIT is free, and "::" has both kinds.
+            own = socket.create_server(
+                (address, port),
+                family=socket.AF_INET6 if is_v6 else socket.AF_INET,
+                backlog=CONNECTIONS_MAX,
+                dualstack_ipv6=is_v6 and socket.has_dualstack_ipv6(),
+            )
         except OSError as error:
             kind = KINDS.get(error.errno or 0, "")
             owner = owner_of(port) if kind == "taken" else {}
-            return {**found, "kind": kind, "words": error.strerror or str(error), "owner": owner}
+            words = os.strerror(error.errno or 0)  # Without the address, which Python adds.
+            return {**found, "kind": kind, "words": words, "owner": owner}
         number = own.getsockname()[1]
         threading.Thread(target=self._accept, args=(own,), daemon=True).start()
         return {**found, "port": number, "told": place.advertised or address}
@@ -105,20 +114,6 @@ class Listeners:
                 flood.send_flood(connection, min(arrived.took_ns / 1e9, FLOOD_S_MAX))
             else:
                 return
-
-
-def _bound(address: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    own = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        # As ZeroMQ does: closed connections in TIME_WAIT do not occupy the port.
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        own.bind((address, port))
-        own.listen(CONNECTIONS_MAX)
-    except OSError:
-        own.close()
-        raise
-    return own
 
 
 listen = Listeners().listen
