@@ -8,7 +8,7 @@ from pathlib import Path
 from daemons.files.log_mirror import sizes
 from dlctl import frozen
 from dlctl.messages import Json
-from dlctl.roles.coordinator.persistence import has_released, newest_checkpoint
+from dlctl.roles.coordinator.persistence import has_released
 from dlctl.roles.coordinator.registration import Past
 from dlctl.runs import checkpoints, paths
 from dlctl.runs.database import RunDb
@@ -32,9 +32,8 @@ def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:
     manifest = checkpoints.read_manifest(restore) if restore else {}
     if restore:
         checkpoints.share_frozen(restore, directory / frozen.FOLDER, manifest)
-    remembered = newest_checkpoint(memory)
     numbers = [row["number"] for row in db.checkpoints()]
-    newest = max([*numbers, checkpoints.highest_number(directory), remembered])
+    newest = max(*numbers, checkpoints.highest_number(directory), memory.get("checkpoints", 0))
     gone_s = max(0.0, now - heard_at) if memory and heard_at else 0.0
     beat_age_s = paths.beat_age_s(directory, now)
     return Past(

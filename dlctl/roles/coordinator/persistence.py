@@ -4,7 +4,8 @@ The state that decides what the coordinator does next is stored in small pieces 
 
     keys                the fingerprint of the run key that the daemons were started with
     run                 state, reason, whether the workers have been released
-    clock               seconds since the release; seconds since the newest checkpoint attempt
+    clock               whole seconds since the release; then those since the newest checkpoint
+                        attempt
     checkpoints         number of the newest checkpoint
     work                steps, samples and loss; the size of the dataset; the newest evaluation
     stream              the number of shards of a dataset that is a stream
@@ -47,7 +48,6 @@ whose loss would cost pushes (`Lasting`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any
@@ -69,8 +69,6 @@ from dlctl.util.names import HOME_AGENT
 
 UNWRITTEN_S_MIN = 3.0
 """A healthy coordinator writes more often than this."""
-CLOCK_S = 1.0
-"""The training time is persisted at least this often, and with every other write."""
 
 
 def has_released(memory: Json) -> bool:
@@ -78,14 +76,6 @@ def has_released(memory: Json) -> bool:
     resumed from is not needed.
     """
     return "run" in memory and memory["run"][2] is not None
-
-
-def newest_checkpoint(memory: Json) -> int:
-    """Number of the newest checkpoint that was requested; 0 if none is on record.
-
-    Servers may still answer the request when the checkpoint has neither a directory nor a row.
-    """
-    return int(memory.get("checkpoints", 0))
 
 
 @dataclass(eq=False)
@@ -101,13 +91,12 @@ class Persistence(Part):
     scaling: Scaling
     rotation: Rotation
     _known: dict[str, Any] = field(default_factory=dict, init=False)
-    _clock_at: float = field(default=-math.inf, init=False)
 
     # ------------------------------------------------------------ writing
 
     def changes(self, now: float) -> list[Effect]:
         """Effects that persist what an event has changed."""
-        memory = dict(self._memory())
+        memory = dict(self._memory(now))
         for part in self.parts:
             memory.update(part.memory())
         changed: list[Effect] = [
@@ -118,16 +107,14 @@ class Persistence(Part):
         changed += [Remember(key, None) for key in sorted(self._known.keys() - memory.keys())]
         self._known = memory
         changed += [Remember(*portion) for portion in self.scheduler.changed_portions()]
-        released_at = self.scheduler.released_at
-        if released_at is not None and (changed or now >= self._clock_at + CLOCK_S):
-            self._clock_at = now
-            times = [now - released_at, self.checkpointing.since_s(now)]
-            changed.append(Remember("clock", times))
         return changed
 
-    def _memory(self) -> Iterator[tuple[str, Any]]:
+    def _memory(self, now: float) -> Iterator[tuple[str, Any]]:
         """State that belongs to no single part."""
-        is_released = None if self.scheduler.released_at is None else True
+        is_released, released_at = None, self.scheduler.released_at
+        if released_at is not None:
+            is_released, worked_s = True, int(now - released_at)
+            yield "clock", [worked_s, self.checkpointing.since_s(released_at + worked_s)]
         yield "keys", self.run.keyring.fingerprint
         yield "run", (self.run.state, self.run.reason, is_released)
         yield "checkpoints", self.checkpointing.number
