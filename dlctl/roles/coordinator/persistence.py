@@ -182,7 +182,6 @@ class Persistence(Part):
             if kind == "daemon":
                 daemon = self.run.members.restore(name, value, now)
                 daemon.last_exit = self.past.exits.get(name)
-                self.registration.keep_term(daemon)
             if kind != "portion":  # `changes` would delete them: `_memory` has no portions.
                 self._known[key] = value
         # The agent on this machine may be a newer process than the one on record, if its start

@@ -156,19 +156,8 @@ class Registration:
 
     def _issue_term(self, daemon: Daemon) -> None:
         if daemon.role != "agent":
-            daemon.term = self._terms.get(daemon.name, 0) + 1
-            self._put_on_record(daemon)
-
-    def keep_term(self, daemon: Daemon) -> None:
-        """The restored state has a term for this daemon: record it as issued, so that it is never
-        issued again.
-        """
-        if daemon.term > self._terms.get(daemon.name, 0):
-            self._put_on_record(daemon)
-
-    def _put_on_record(self, daemon: Daemon) -> None:
-        self._terms[daemon.name] = daemon.term
-        self.context.do(IssueTerm(daemon.name, daemon.term))
+            daemon.term = self._terms[daemon.name] = self._terms.get(daemon.name, 0) + 1
+            self.context.do(IssueTerm(daemon.name, daemon.term))
 
     def _welcome(self, daemon: Daemon, now: float) -> None:
         token, settings = b"", daemon.settings
