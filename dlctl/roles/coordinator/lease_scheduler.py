@@ -17,14 +17,13 @@ from dlctl.errors import DlctlError, RemoteProtocolError
 from dlctl.machine import Peer
 from dlctl.messages import Json
 from dlctl.roles.coordinator.driven import DrivenMethod
+from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.portions import ClientPool, Lateness, PortionPool, Range
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.streams import StreamPool
 from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX
 from dlctl.roles.protocol.meters import follow
 
-DOUBT_S = 10.0
-"""A worker that has requested data for this long without getting any has no portion."""
 SCHEDULE = "correct [schedule]: warmup, or over"
 LOSS_WEIGHT = 0.1
 """Of the newest portion in the running mean of the loss."""
@@ -80,8 +79,6 @@ class LeaseScheduler:
         self.answered: dict[int, m.Lease] = {}
         """Slot -> its newest lease, in case its request is resent."""
         self._pending: dict[int, m.LeaseRequest] = {}
-        self._in_vain_since: dict[int, float] = {}
-        """Slot -> since when it has had no data and has requested it without getting any."""
         self.evaluated_at = 0.0
         """Progress at the start of the newest evaluation: epochs, or steps if the job counts
         them."""
@@ -385,10 +382,6 @@ class LeaseScheduler:
                 continue
             too_much = request.ahead and not self.pool.may_hoard(slot, len(slots))
             taken = None if too_much else self.pool.take(slot)
-            if taken is None and (self.is_driven or not request.ahead):
-                taken = self._doubtful(slot, now)
-            else:
-                self._in_vain_since.pop(slot, None)
             if self.is_driven and isinstance(self._pool, PortionPool):
                 # Of a batch: the portion it took, or a backup copy of a late one.
                 if taken is not None:
@@ -437,22 +430,20 @@ class LeaseScheduler:
         if self._cuts_epochs and isinstance(self._pool, PortionPool):
             self.side.epoch = self._pool.standing(self.side.data_epoch)
 
-    def _doubtful(self, slot: int, now: float) -> Range | None:
-        """A portion that is on record as leased to `slot`, although its worker reports that it has
-        none, and has requested data for `DOUBT_S` without getting any.
+    def on_report(self, worker: Daemon, now: float) -> None:
+        """Portions that are on record as leased to a worker that has none are leased again. It has
+        none if it reports that, and had received no portion in answer to its newest request.
 
         A coordinator that could not write to the database may have been notified that the portion
         is done, or may have answered the same request with another portion.
         """
-        worker = self.members.get(f"worker-{slot}")
-        if worker is None or worker.metrics.get("portions") != 0:
-            self._in_vain_since.pop(slot, None)
-            return None
-        since = self._in_vain_since.setdefault(slot, now)
-        if worker.reported_at <= since or now - since < DOUBT_S or not self.pool.doubt(slot):
-            return None
-        del self._in_vain_since[slot]
-        return self.pool.take(slot)
+        slot, metrics = worker.index, worker.metrics
+        newest = self._pending.get(slot) or self.answered.get(slot)
+        is_sent = isinstance(newest, m.Lease) and newest.start < newest.stop
+        if newest is None or is_sent or metrics.get("request") != newest.request:
+            return
+        if metrics.get("portions") == 0 and self._pool is not None and self._pool.doubt(slot):
+            self.grant(now)
 
     def _answer(self, slot: int, taken: Range | None) -> None:
         request, taken = self._pending.pop(slot), taken or Range(0, 0, 0, 0)
@@ -467,7 +458,6 @@ class LeaseScheduler:
         """The worker of a slot has died. Returns the number of portions to lease again."""
         self._pending.pop(slot, None)
         self.answered.pop(slot, None)
-        self._in_vain_since.pop(slot, None)
         if self._pool is None:
             return 0
         back = self.pool.release(slot)

@@ -73,7 +73,7 @@ class Leases:
         """The worker of `slot` is alive and does not work on the portions leased to it. They are
         returned, but any worker's report that they are done is accepted.
         """
-        back = self.release(slot)
+        back = self.release(slot) if slot in self._leased.values() else []
         self._doubtful.update(back)
         return back
 

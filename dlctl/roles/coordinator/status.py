@@ -257,6 +257,7 @@ class Reports(Part):
         daemon.metrics = report.metrics
         if daemon.role == "worker":
             self.totals.count(daemon.name, daemon.incarnation, report.metrics)
+            self.scheduler.on_report(daemon, now)
         self.evaluations.on_report(daemon, now)
         self.context.send(daemon.name, m.Heard())
         if daemon.role == "agent":
