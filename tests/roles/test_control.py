@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from dlctl import messages as m
 from dlctl import settings
-from dlctl.config import Checkpoints
+from dlctl.config import Checkpoints, Choice, Job, JobFile
 from dlctl.errors import NotFound, NotPermitted, UsageError
 from dlctl.flat import AVERAGED, Entry, Layout
 from dlctl.machine import Effect, Note, Send
@@ -342,8 +343,12 @@ SAVED_AT = 0.2
 class Saving:
     def __init__(self, every_s: float = 60.0) -> None:
         self.context, self.members, self.rows = History(1.0), members(), []  # type: ignore[var-annotated]
+        self.job = JobFile(
+            job=Job(name="saving", task="none"), checkpoints=Checkpoints(every_s=every_s),
+            compression=Choice(name="topk"),
+        )  # fmt: skip
         self.machine = Checkpointing(
-            self.context, self.members, Checkpoints(every_s=every_s), 7, Transfers(self.context)
+            self.context, self.members, self.job, 7, Transfers(self.context)
         )
 
     def begin(self) -> list[Effect]:
@@ -428,7 +433,8 @@ def test_a_checkpoint_without_a_residual_says_so_in_the_history_if_there_was_one
     leaves_residuals: bool,
 ) -> None:
     saving = under_way("server-0", "worker-0")
-    saving.machine.leaves_residuals = leaves_residuals
+    if not leaves_residuals:
+        saving.machine.job = replace(saving.job, compression=Choice(name="none"))
     saving.machine.on_deadline(SAVED_AT + SAVE_S_MAX)
     saving.machine.on_event(CheckpointEnded(8, ""), SAVED_AT + SAVE_S_MAX)
     told = [effect for effect in saving.context.clear() if isinstance(effect, AddEvent)]

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from dlctl import messages as m
-from dlctl.config import Checkpoints, JobFile
+from dlctl.config import JobFile
 from dlctl.machine import Peer
 from dlctl.messages import Json
 from dlctl.roles.coordinator.membership import Membership
@@ -70,12 +70,10 @@ class _Current:
 class Checkpointing:
     context: History
     members: Membership
-    options: Checkpoints
+    job: JobFile
     number: int
     """Of the newest checkpoint so far."""
     transfers: Transfers
-    leaves_residuals: bool = True
-    """Whether workers have residuals, which a checkpoint without their files lacks."""
     newest: Json | None = field(default=None, init=False)
     last_error: str = field(default="", init=False)
     last_s: float = field(default=0.0, init=False)
@@ -95,7 +93,9 @@ class Checkpointing:
         """
         self._since = now - since_s
         self._next_at = (
-            max(now, self._since + self.options.every_s) if self.options.every_s else None
+            max(now, self._since + self.job.checkpoints.every_s)
+            if self.job.checkpoints.every_s
+            else None
         )
 
     def since_s(self, now: float) -> float:
@@ -315,7 +315,11 @@ class Checkpointing:
             "workers": [part_of(s) for s in self._saved("worker") if s.file],
         }
         complete = CompleteCheckpoint(
-            current.number, current.directory, manifest, self.options.keep, self.options.best
+            current.number,
+            current.directory,
+            manifest,
+            self.job.checkpoints.keep,
+            self.job.checkpoints.best,
         )
         self.context.do(complete)
 
@@ -337,7 +341,7 @@ class Checkpointing:
             "seconds": round(now - current.begun, 3),
             "at": now,
             "error": error,
-            "without": sorted(current.without) if self.leaves_residuals else [],
+            "without": sorted(current.without) if self._leaves_residuals() else [],
         }
         self.last_error, self.last_s = error, row["seconds"]
         if not error:
@@ -350,14 +354,13 @@ class Checkpointing:
         for listener in current.listeners:
             listener(row)
 
+    def _leaves_residuals(self) -> bool:
+        """Whether a push leaves a residual for the next one, which a checkpoint may lack."""
+        choice = self.job.compression
+        return choice.name != "none" or choice.options.get("values", "float32") != "float32"
+
 
 # ---------------------------------------------------------------- the manifest
-
-
-def leaves_residuals(job: JobFile) -> bool:
-    """Whether a push leaves a residual for the next one."""
-    choice = job.compression
-    return choice.name != "none" or choice.options.get("values", "float32") != "float32"
 
 
 def part_of(saved: m.Saved) -> Json:

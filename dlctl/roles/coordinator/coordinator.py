@@ -37,7 +37,7 @@ from dlctl.machine import (
 )
 from dlctl.messages import Json
 from dlctl.roles.coordinator import daemon_states, shutdown
-from dlctl.roles.coordinator.checkpointing import Checkpointing, leaves_residuals
+from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.failure_detector import FailureDetector
 from dlctl.roles.coordinator.frozen import FrozenParameters
@@ -121,10 +121,7 @@ class Coordinator:
         self.groups = Groups(run, self, lambda: self.scheduler.steps)
         self.quorums = Quorums(run, self.scheduler.side)
         self.norms = Norms(run)
-        self.checkpointing = Checkpointing(
-            context, members, job.checkpoints, past.checkpoints,
-            self.transfers, leaves_residuals=leaves_residuals(job),
-        )  # fmt: skip
+        self.checkpointing = Checkpointing(context, members, job, past.checkpoints, self.transfers)
         self.scaling = Scaling(run, self, self.scheduler)
         self.rotation = Rotation(run, self, self.clients.answer, self.scheduler, self.scaling)
         self._build_observers(past)
