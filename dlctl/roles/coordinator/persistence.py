@@ -111,12 +111,12 @@ class Persistence(Part):
 
     def _memory(self, now: float) -> Iterator[tuple[str, Any]]:
         """State that belongs to no single part."""
-        is_released, released_at = None, self.scheduler.released_at
-        if released_at is not None:
-            is_released, worked_s = True, int(now - released_at)
-            yield "clock", [worked_s, self.checkpointing.since_s(released_at + worked_s)]
+        released_at = self.scheduler.released_at
         yield "keys", self.run.keyring.fingerprint
-        yield "run", (self.run.state, self.run.reason, is_released)
+        yield "run", (self.run.state, self.run.reason, None if released_at is None else True)
+        if released_at is not None:
+            worked_s = int(now - released_at)
+            yield "clock", [worked_s, self.checkpointing.since_s(released_at + worked_s)]
         yield "checkpoints", self.checkpointing.number
         newest, asked = self.evaluations.newest, self.evaluations.asked
         yield "work", (*self.scheduler.work(), newest)
@@ -238,8 +238,6 @@ class Lasting:
         self.is_on_disk = False
         """All of it. Of what the predecessor wrote this is not known."""
         self._served: set[str] = set()
-        self._is_before_release = False
-        """In a recovered run the release is on record already."""
         self._held: set[type[Message]] = set()
         """Leases until the release is on the disk; operations of a method that the coordinator
         drives, until its journal is.
@@ -262,13 +260,9 @@ class Lasting:
             self.is_on_disk = False
         if key == "lead":
             self._held.add(VectorOp)
-        if key != "run":
-            return
-        is_released = has_released({key: value})
-        if is_released and self._is_before_release:
+        if key == "clock" and not value[0]:  # The workers are released now.
             self._held.add(Lease)
             self.is_on_disk = False
-        self._is_before_release = not is_released
 
     def written(self) -> bool:
         """Everything so far is on the disk; returns whether `await_all` was called."""
