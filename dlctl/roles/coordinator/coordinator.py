@@ -164,9 +164,8 @@ class Coordinator:
             rotation=self.rotation,
         )  # fmt: skip
         self._dispatch = self._handlers()
-        if past.manifest:
-            self.scheduler.restore(past.manifest.get("data", {}))
-            self.evaluations.newest = past.manifest.get("evaluation")
+        self.scheduler.restore(past.manifest.get("data", {}))
+        self.evaluations.newest = past.manifest.get("evaluation")
 
     def _handlers(self) -> dict[type, Callable[[Peer, Any, float], None]]:
         """Message of a daemon or a client -> its handler."""

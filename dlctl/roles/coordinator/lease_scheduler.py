@@ -474,15 +474,13 @@ class LeaseScheduler:
 
     # ------------------------------------------------------------ what is done
 
-    def on_portion_done(self, done: m.PortionDone, now: float) -> bool:
-        """Returns whether the portion was not done before. Counts steps and samples once per
-        portion.
-
-        Raises RemoteProtocolError if the worker reports more of them than the portion has.
+    def on_portion_done(self, done: m.PortionDone, now: float) -> None:
+        """Count steps and samples once per portion. Raises RemoteProtocolError if the worker
+        reports more of them than the portion has.
         """
         key = done.data_epoch, done.portion
         if self._pool is None or not self.pool.may_finish(done.slot, *key):
-            return False
+            return
         self._check(done)
         self._lateness.done(key, now, copied=self.pool.is_copied(key))
         self.pool.finish(*key, done.end)
@@ -498,7 +496,6 @@ class LeaseScheduler:
         if self.driving is not None:
             self.driving.on_portion(done)
         self.grant(now)
-        return True
 
     def _check(self, done: m.PortionDone) -> None:
         start, stop = self.pool.bounds(done.portion)

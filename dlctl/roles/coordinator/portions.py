@@ -220,12 +220,6 @@ class PortionPool(Leases):
         self.go_on((first, 0), dict.fromkeys(keys, DONE))
         self._changed = dict.fromkeys(keys)
 
-    def skip_epoch(self, data_epoch: int) -> None:
-        """Count a whole epoch as done. No worker may have a portion of it."""
-        self.done_count += self.per_epoch - len(self._done.pop(data_epoch, ()))
-        self._complete.add(data_epoch)
-        self._changed |= dict.fromkeys((data_epoch, p) for p in range(-1, self.per_epoch))
-
     def standing(self, data_epoch: int) -> DataEpoch:
         """Progress of a data epoch."""
         left = self.limit - data_epoch * self.per_epoch
