@@ -24,7 +24,6 @@ from dlctl.roles.coordinator.streams import StreamPool
 from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX
 from dlctl.roles.protocol.meters import follow
 
-SCHEDULE = "correct [schedule]: warmup, or over"
 LOSS_WEIGHT = 0.1
 """Of the newest portion in the running mean of the loss."""
 EPOCHS_KEPT = 2
@@ -68,7 +67,8 @@ class LeaseScheduler:
         self.dataset = Dataset()
         """The dataset of `pool`."""
         self._built = Dataset()
-        """As the first worker that reported built it."""
+        """As the first worker that reported built it; until then as the checkpoint has it, without
+        clients."""
         self._counts_steps = any(host.batch_size for host in job.places)
         """The steps of a portion are known only when it is done."""
         self._order: str | None = None
@@ -108,6 +108,7 @@ class LeaseScheduler:
     def restore(self, data: Json) -> None:
         """Restore the data and the steps from a checkpoint's manifest."""
         self._restore = data
+        self._built = Dataset(data.get("dataset_samples", 0), data.get("stream_shards", 0))
         self._resume(data)
 
     def _resume(self, data: Json) -> None:
@@ -185,7 +186,7 @@ class LeaseScheduler:
         DlctlError if the dataset or the order differs from that of other workers or of before.
         """
         known = self.dataset if self._pool else self._built
-        if any(known) and known != dataset:
+        if any(known) and known not in (dataset, dataset._replace(clients=())):
             raise DlctlError(
                 f"the dataset of {worker} has {dataset}; in this run it has {known}",
                 hint="dataset() must give the same samples on every host and every time; after a "
@@ -205,21 +206,11 @@ class LeaseScheduler:
             )
 
     def open_dataset(self, dataset: Dataset) -> None:
-        """The first worker has built it. Raises DlctlError if it differs from the checkpoint's, or
-        if this job cannot be trained with it.
-        """
+        """Raises DlctlError if this job cannot be trained with it."""
         samples, shards, clients = dataset
         job = self.run.job
         if samples < 1 and not shards:
             raise DlctlError("the dataset has no samples", hint="check the task's dataset()")
-        restore = self._restore
-        before = Dataset(restore.get("dataset_samples", 0), restore.get("stream_shards", 0))
-        now = Dataset(samples, shards)
-        if any(before) and before != now:
-            raise DlctlError(
-                f"the dataset has {now}; at the checkpoint it had {before}",
-                hint="start with --fresh to begin a new run",
-            )
         if shards:
             self._check_stream()
         if clients and self.is_driven:
@@ -230,7 +221,7 @@ class LeaseScheduler:
         try:
             schedule.factor(job, samples)
         except ValueError as error:
-            raise DlctlError(str(error), hint=SCHEDULE) from None
+            raise DlctlError(str(error), hint="correct [schedule]: warmup, or over") from None
         self._pool = self._stream(shards) if shards else self._portions(samples, clients)
         self.dataset = dataset
         if isinstance(self._pool, PortionPool) and not clients:
