@@ -39,7 +39,7 @@ LASTING = (
     "leaving", "restarts", "deaths_in_row", "settings", "error",
 )  # fmt: skip
 """The fields of a daemon that are persisted (see `Persistence`)."""
-_LASTING_BUT_STATE = attrgetter(*LASTING[1:])  # Called after every event: a loop is slower.
+_lasting = attrgetter(*LASTING)  # Called after every event: a loop is slower.
 
 
 @dataclass(slots=True)
@@ -204,11 +204,6 @@ class Daemon:
         self.change_state(daemon_states.BACKOFF)
         self.retry_at = now + delay_s
 
-    def lasting(self) -> tuple[Any, ...]:
-        """The values of `LASTING`."""
-        state = "running" if self.state == "slow" else self.state
-        return (state, *_LASTING_BUT_STATE(self))
-
     def to_json(self) -> Json:
         """The row that `status` reads."""
         return {key: getattr(self, key) for key in _SHOWN} | {"updated_at": self.heard_at}
@@ -277,7 +272,7 @@ class Membership:
 
     def memory(self) -> Iterator[tuple[str, Any]]:
         for name, daemon in self.daemons.items():
-            yield f"daemon/{name}", daemon.lasting()
+            yield f"daemon/{name}", _lasting(daemon)
 
     def restore(self, name: str, lasting: Json, now: float) -> Daemon:
         """Restore a daemon from an earlier coordinator's record; its times start over."""
