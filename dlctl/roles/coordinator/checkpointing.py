@@ -47,7 +47,6 @@ Finished = Callable[[Json], None]
 
 @dataclass(slots=True)
 class _Current:
-    number: int
     step: int
     begun: float
     heard_at: float
@@ -72,7 +71,7 @@ class Checkpointing:
     members: Membership
     job: JobFile
     number: int
-    """Of the newest checkpoint so far."""
+    """Of the newest checkpoint so far, or the current one."""
     transfers: Transfers
     newest: Json | None = field(default=None, init=False)
     last_error: str = field(default="", init=False)
@@ -91,12 +90,8 @@ class Checkpointing:
         """Schedule a checkpoint every `every_s` seconds, counted from the newest attempt, which was
         `since_s` ago.
         """
-        self._since = now - since_s
-        self._next_at = (
-            max(now, self._since + self.job.checkpoints.every_s)
-            if self.job.checkpoints.every_s
-            else None
-        )
+        self._since, every_s = now - since_s, self.job.checkpoints.every_s
+        self._next_at = self._since + every_s if every_s else None
 
     def since_s(self, now: float) -> float:
         """Seconds since the newest attempt."""
@@ -119,7 +114,7 @@ class Checkpointing:
         daemon = self.members.daemons[name]
         pushes_in_vain = current.is_last and not daemon.drained
         pushes_in_vain &= daemon.phase in ("pushing", "fetching")
-        return (daemon.hangs or pushes_in_vain) and not daemon.saves(current.number)
+        return (daemon.hangs or pushes_in_vain) and not daemon.saves(self.number)
 
     def _evaluates(self, current: _Current) -> bool:
         """Whether only workers have not answered, and one must finish an evaluation first."""
@@ -163,14 +158,14 @@ class Checkpointing:
         """
         if self._current is None:
             self.number += 1
-            self._current = _Current(self.number, step, now, now, manifest, is_last)
+            self._current = _Current(step, now, now, manifest, is_last)
             self.context.do(BeginCheckpoint(self.number, step))
         if listener is not None:
             self._current.listeners.append(listener)
 
     def on_event(self, event: CheckpointBegun | CheckpointEnded, now: float) -> None:
         current = self._current
-        if current is None or current.number != event.number:
+        if current is None or self.number != event.number:
             return
         if event.error or isinstance(event, CheckpointEnded):
             self._end(event.error, now)
@@ -182,13 +177,13 @@ class Checkpointing:
         ]  # fmt: skip
         current.late = {d.name: "" for d in asked}
         for name in current.late:
-            message = m.Save(current.number, event.directory, current.is_last)
+            message = m.Save(self.number, event.directory, current.is_last)
             self.context.ask(("save", name), name, message, now)
         self._complete_if_all(now)  # There may be no daemon to wait for.
 
     def on_saved(self, peer: Peer, message: m.Saved, now: float) -> None:
         current = self._current
-        if current is None or message.checkpoint != current.number:
+        if current is None or message.checkpoint != self.number:
             return
         self.context.retries.done(("save", message.name), now)
         if current.late.get(message.name) != "":
@@ -215,7 +210,7 @@ class Checkpointing:
             return
         file = checkpoint_file(current.directory, saved.file)
         current.late[saved.name] = file
-        done = partial(self._on_file, current.number, saved, agent)
+        done = partial(self._on_file, self.number, saved, agent)
         if agent == HOME_AGENT:
             self.transfers.check(file, saved.nbytes, saved.sha256, done, self._on_progress)
         else:
@@ -234,7 +229,7 @@ class Checkpointing:
 
     def _on_file(self, number: int, saved: m.Saved, agent: str, error: str, now: float) -> None:
         current = self._current
-        if current is None or current.number != number:
+        if current is None or self.number != number:
             return
         current.heard_at = now
         if error and agent == HOME_AGENT:
@@ -309,19 +304,15 @@ class Checkpointing:
             self._end("no worker has saved its model", now)
             return
         manifest = current.manifest | {
-            "number": current.number,
+            "number": self.number,
             "step": current.step,
             "shards": [part_of(s) for s in shards],
             "workers": [part_of(s) for s in self._saved("worker") if s.file],
         }
-        complete = CompleteCheckpoint(
-            current.number,
-            current.directory,
-            manifest,
-            self.job.checkpoints.keep,
-            self.job.checkpoints.best,
+        options, directory = self.job.checkpoints, current.directory
+        self.context.do(
+            CompleteCheckpoint(self.number, directory, manifest, options.keep, options.best)
         )
-        self.context.do(complete)
 
     def _saved(self, role: str) -> list[m.Saved]:
         assert self._current is not None
@@ -334,7 +325,7 @@ class Checkpointing:
         for name in list(current.late):
             self._forget(current, name)
         row: dict[str, Any] = {
-            "number": current.number,
+            "number": self.number,
             "step": current.step,
             "path": current.directory,
             "nbytes": sum(s.nbytes for s in current.saved.values()),
@@ -349,7 +340,7 @@ class Checkpointing:
             for name in row["without"]:
                 text = f"the checkpoint at step {current.step} is without {name}'s residual"
                 self.context.event("checkpoint", name, text)
-        self.context.do(RecordCheckpoint(current.number, row))
+        self.context.do(RecordCheckpoint(self.number, row))
         self.schedule(now)
         for listener in current.listeners:
             listener(row)

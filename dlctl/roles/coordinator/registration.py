@@ -68,8 +68,6 @@ class Registration:
         self.members = run.members
         self.keyring = run.keyring
         self.past = past
-        places = placement.agents(run.job.places)
-        self._hosts = {name: host.ssh for name, host in places.items()}
         self.restore = past.restore
         """Until the workers are released: later processes have nothing in that checkpoint, and it
         may have been removed."""
@@ -141,7 +139,7 @@ class Registration:
             return None
         daemon.heard(peer, now)
         # The name from the job file, if it has one.
-        daemon.host = self._hosts[daemon.agent] or message.host
+        daemon.host = placement.agents(self.run.job.places)[daemon.agent].ssh or message.host
         daemon.pid = message.pid
         if daemon.registered:
             # Its welcome may wait until the term is on record; send a sign of life meanwhile.
