@@ -294,14 +294,11 @@ class Checkpointing:
         current = self._current
         if current is None or current.late or not current.directory:
             return
-        if current.error:
-            self._end(current.error, now)
-            return
         # A run without servers has as many models as replicas; the first one is the run's.
         models = [s for s in self._saved("worker") if "lo" in s.state][:1]
         shards = self._saved("server") or models
-        if not shards:
-            self._end("no worker has saved its model", now)
+        if error := current.error or ("" if shards else "no worker has saved its model"):
+            self._end(error, now)
             return
         manifest = current.manifest | {
             "number": self.number,
