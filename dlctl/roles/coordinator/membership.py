@@ -16,6 +16,7 @@ from typing import Any
 from dlctl.machine import Peer
 from dlctl.messages import Json
 from dlctl.roles.coordinator import crash_loops, daemon_states
+from dlctl.roles.protocol.effects import ProcessEnded
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.util.names import HOME_AGENT
 from dlctl.util.text import NO_WORKER
@@ -160,17 +161,10 @@ class Daemon:
         self.reported_at = now
 
     def ended(
-        self,
-        status: int,
-        last_lines: tuple[str, ...],
-        now: float,
-        cause: str = "",
-        said: str = "",
-        *,
-        is_planned: bool = False,
+        self, end: ProcessEnded, now: float, said: str = "", *, is_planned: bool = False
     ) -> None:
         """`said`: the error that it logged before its exit. is_planned: it was asked to exit."""
-        lived_s = now - (self.started_at or now)
+        status, cause, lived_s = end.status, end.cause, now - (self.started_at or now)
         has_lived = lived_s > LIFE_S[self.role] and self.state != "starting"
         is_worker = self.role == "worker"  # Only workers run the user's code.
         alike = crash_loops.in_row(self.last_exit, status, cause, lived_s) if is_worker else 0
@@ -182,7 +176,7 @@ class Daemon:
         self.pid = self.peer = None
         is_ours = self.killed_for and status in (-9, STATUS_UNKNOWN)
         text = self.killed_for if is_ours else describe_exit(status, cause)
-        self.last_exit = {"code": status, "text": text, "at": now, "last_lines": list(last_lines)}
+        self.last_exit = {"code": status, "text": text, "at": now, "last_lines": [*end.last_lines]}
         if alike:
             self.last_exit |= {"in_row": alike, "had_lived": has_lived}
             # Never claimed of a crash: its cause may be in the last lines of the log.
