@@ -29,9 +29,7 @@ class Run:
         self.context = History(1.0)
         self.settled = 0
         self.ended: list[str] = []
-        self.frozen = FrozenParameters(
-            self.context, self.members, Transfers(self.context), self, before, self.settle
-        )  # type: ignore[arg-type]
+        self.frozen = FrozenParameters(self, self, Transfers(self.context), before, self.settle)  # type: ignore[arg-type]
 
     def settle(self) -> None:
         self.settled += 1

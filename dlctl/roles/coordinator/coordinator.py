@@ -102,9 +102,8 @@ class Coordinator:
         self.mirror = LogMirror(context, members, past.logs)
         self.registration = Registration(run, past)
         self.frozen = FrozenParameters(
-            context, members, self.transfers, self, past.manifest.get("frozen"),
-            settled=self.registration.introduce,
-        )  # fmt: skip
+            run, self, self.transfers, past.manifest.get("frozen"), self.registration.introduce
+        )
         self.registration.frozen = self.frozen.told
         self.scheduler = LeaseScheduler(run)
         content = asdict(job)

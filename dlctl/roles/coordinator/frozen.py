@@ -19,19 +19,15 @@ from dlctl.errors import DlctlError
 from dlctl.flat import Layout
 from dlctl.machine import Peer
 from dlctl.messages import Json
-from dlctl.roles.coordinator.membership import Daemon, Membership
-from dlctl.roles.coordinator.records import History
-from dlctl.roles.coordinator.run_state import Control
+from dlctl.roles.coordinator.membership import Daemon
+from dlctl.roles.coordinator.run_state import Part
 from dlctl.roles.protocol.files import Transfers, Wanted
 from dlctl.util.names import HOME_AGENT
 
 
 @dataclass(eq=False)
-class FrozenParameters:
-    context: History
-    members: Membership
+class FrozenParameters(Part):
     transfers: Transfers
-    control: Control
     part: Json | None
     """{"file", "sha256", "nbytes", "digests"} of the file in the run directory; initially of the
     checkpoint that the run resumes from."""
