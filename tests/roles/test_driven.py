@@ -201,7 +201,7 @@ def test_a_portion_that_is_only_on_record_as_leased_is_leased_again(ahead):
     on_record = {"portion/0/0": DONE, "portion/0/1": 0}
     scheduler.recall({"work": [1, 8, 0.1, 16, [1, 0], None], **on_record}, 0.0)
     scheduler.released_at = 0.0
-    scheduler.begin_driving(0.0)
+    scheduler.begin_driving()
     scheduler.drive(0.0)
     scheduler.on_request(m.LeaseRequest(0, 1, 7, ahead), 0.0)
     assert [e for e in context.clear() if isinstance(e, Send)] == []

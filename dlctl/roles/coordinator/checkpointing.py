@@ -132,7 +132,6 @@ class Checkpointing:
         return self._current is None and self._next_at is not None and self._next_at <= now
 
     def late(self) -> list[str]:
-        """Daemons whose file has not arrived."""
         return sorted(self._current.late) if self._current is not None else []
 
     def waits_for(self) -> list[str]:

@@ -419,7 +419,6 @@ class Coordinator:
                 self.scheduler.drive(now)
 
     def admit_members(self, now: float) -> None:
-        """Admit the run's daemons and clients here, and its workers at the servers."""
         names = [*self.members.daemons, CLIENT, READER]
         self.authz.admit(keys_of(self.run.keyring, names))
         for server in self.members.of_role("server"):
@@ -484,10 +483,7 @@ class Coordinator:
         self, state: str, reason: str, now: float, save: bool = True,
         grace_s: float | None = None, at_once: bool = False,
     ) -> None:  # fmt: skip
-        """End the run. The first reason counts, but a failure during shutdown overrides it.
-
-        at_once: only end the processes: all else is done, or useless.
-        """
+        """The first reason counts, but a failure during shutdown overrides it."""
         if self.run.shutdown is not None:
             if state == "failed" and self.run.shutdown.state != "failed":
                 self.run.shutdown.state, self.run.shutdown.reason = state, reason

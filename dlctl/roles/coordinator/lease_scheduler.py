@@ -80,8 +80,7 @@ class LeaseScheduler:
         """Slot -> its newest lease, in case its request is resent."""
         self._pending: dict[int, m.LeaseRequest] = {}
         self.evaluated_at = 0.0
-        """Progress at the start of the newest evaluation: epochs, or steps if the job counts
-        them."""
+        """`_evaluation_clock` at the start of the newest evaluation."""
         self.scale = schedule.first_scale(job) if schedule.scales(job.schedule) else None
         """Of the rate, if it scales with the number of workers."""
         self._lateness = Lateness()
@@ -314,10 +313,10 @@ class LeaseScheduler:
     def release(self, now: float) -> None:
         """All workers are ready: start to train."""
         self.released_at = now
-        self.begin_driving(now)
+        self.begin_driving()
         self.grant(now)
 
-    def begin_driving(self, now: float) -> None:
+    def begin_driving(self) -> None:
         """Start or resume a method that the coordinator drives."""
         if not isinstance(self._pool, PortionPool) or not self.is_driven:
             return

@@ -168,7 +168,7 @@ class Persistence(Part):
             if is_ending or not was.finishes:
                 self.evaluations.go_on(replace(was, is_last=was.is_last and is_ending), now)
         if was_released:
-            self.scheduler.begin_driving(now)
+            self.scheduler.begin_driving()
         if is_ending:
             end_state, end_reason, grace_s, is_shutting_down = values["end"]
             self.control.end(end_state, end_reason, now, grace_s=grace_s, at_once=is_shutting_down)
