@@ -121,13 +121,8 @@ class Store:
                 for file, content in self.mirrored.items()
             },
             agents=dict(agents or {}),
-            exits={n: row["last_exit"] for n, row in self.daemons.items() if row.get("last_exit")},
             totals=dict(self.run.get("totals", {})),
-            counted={
-                name: (row["incarnation"], row["metrics"])
-                for name, row in self.daemons.items()
-                if row["role"] == "worker"
-            },
+            daemons=dict(self.daemons),
         )
 
     def _numbers(self) -> list[int]:

@@ -141,7 +141,7 @@ class Coordinator:
             run, self, self.scheduler, self.settings, self.evaluations, self.checkpointing,
             self.frozen, self.scaling, self.host_failures,
         )  # fmt: skip
-        totals = Totals(past.totals, past.counted)
+        totals = Totals(past.totals, past.daemons)
         self.status = StatusReport(
             run, self.scheduler, self.checkpointing, self.evaluations, totals
         )

@@ -181,7 +181,7 @@ class Persistence(Part):
             kind, _, name = key.partition("/")
             if kind == "daemon":
                 daemon = self.run.members.restore(name, value, now)
-                daemon.last_exit = self.past.exits.get(name)
+                daemon.last_exit = self.past.daemons.get(name, {}).get("last_exit")
             if kind != "portion":  # `changes` would delete them: `_memory` has no portions.
                 self._known[key] = value
         # The agent on this machine may be a newer process than the one on record, if its start

@@ -51,12 +51,10 @@ class Past:
     """How long there was no coordinator, by the wall clock; 0.0: unknown."""
     unwritten_s: float = 0.0
     """How long before its death the predecessor could not write to the database."""
-    exits: dict[str, Json] = field(default_factory=dict)
-    """How the last processes of daemons have ended, from their rows."""
     totals: Json = field(default_factory=dict)
     """The run's counters so far, from the last snapshot."""
-    counted: dict[str, tuple[int, Json]] = field(default_factory=dict)
-    """Worker -> its incarnation and metrics in that snapshot."""
+    daemons: dict[str, Json] = field(default_factory=dict)
+    """The rows of daemons in that snapshot; times of this machine's clock."""
     logs: dict[str, int] = field(default_factory=dict)
     """Bytes of the logs in the run directory, by process: "worker-0.3"."""
 
