@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from daemons.coordinator.records import to_wall_clock
 from daemons.files.log_mirror import sizes
 from dlctl import frozen
-from dlctl.messages import Json
-from dlctl.roles.coordinator.persistence import has_released, newest_checkpoint
+from dlctl.roles.coordinator.persistence import has_released
 from dlctl.roles.coordinator.registration import Past
 from dlctl.runs import checkpoints, paths
 from dlctl.runs.database import RunDb
@@ -26,15 +26,15 @@ def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:
     The checkpoint that the run has resumed from is not needed once all daemons work, and may have
     been removed by then. Until then the run may be moved.
     """
-    memory, heard_at, now = db.memory(), db.run().get("updated_at"), time.time()
+    memory, heard_at = db.memory(), db.run().get("updated_at")
+    now, clock_s = time.time(), time.monotonic()
     resume = "" if has_released(memory) else db.run().get("resume")
     restore = checkpoints.of_run(directory, resume) if resume else None
     manifest = checkpoints.read_manifest(restore) if restore else {}
     if restore:
         checkpoints.share_frozen(restore, directory / frozen.FOLDER, manifest)
-    remembered = newest_checkpoint(memory)
     numbers = [row["number"] for row in db.checkpoints()]
-    newest = max([*numbers, checkpoints.highest_number(directory), remembered])
+    newest = max(*numbers, checkpoints.highest_number(directory), memory.get("checkpoints", 0))
     gone_s = max(0.0, now - heard_at) if memory and heard_at else 0.0
     beat_age_s = paths.beat_age_s(directory, now)
     return Past(
@@ -49,18 +49,7 @@ def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:
         logs=sizes(directory),
         gone_s=gone_s,
         unwritten_s=gone_s - beat_age_s if gone_s and beat_age_s else 0.0,
-        exits=_exits(db),
         totals=db.run().get("totals") or {},
-        counted={
-            row["name"]: (row["incarnation"], row.get("metrics") or {})
-            for row in db.daemons()
-            if row.get("role") == "worker"
-        },
+        # The other way round: from wall-clock time.
+        daemons={row["name"]: to_wall_clock(row, clock_s - now) for row in db.daemons()},
     )
-
-
-def _exits(db: RunDb) -> dict[str, Json]:
-    """The last exits of earlier processes, in the machine's time."""
-    offset_s = time.time() - time.monotonic()
-    ends = {row["name"]: row["last_exit"] for row in db.daemons() if row.get("last_exit")}
-    return {name: {**end, "at": end["at"] - offset_s} for name, end in ends.items()}

@@ -15,7 +15,7 @@ import numpy as np
 
 from dlctl.frozen import FOLDER
 from dlctl.messages import Array, Json
-from dlctl.roles.coordinator.persistence import has_released, newest_checkpoint
+from dlctl.roles.coordinator.persistence import has_released
 from dlctl.roles.coordinator.registration import Past
 
 MANIFEST = "manifest.json"
@@ -111,7 +111,7 @@ class Store:
         return Past(
             terms=dict(self.terms),
             incarnations={name: row["incarnation"] for name, row in self.daemons.items()},
-            checkpoints=max([*self.checkpoints, *self._numbers(), newest_checkpoint(memory)]),
+            checkpoints=max([*self.checkpoints, *self._numbers(), memory.get("checkpoints", 0)]),
             restore=restore,
             manifest=json.loads(json.dumps(self.manifests[restore])) if restore else {},
             settings=json.loads(json.dumps(self.run.get("settings", {}))) if resume else {},
@@ -121,13 +121,8 @@ class Store:
                 for file, content in self.mirrored.items()
             },
             agents=dict(agents or {}),
-            exits={n: row["last_exit"] for n, row in self.daemons.items() if row.get("last_exit")},
             totals=dict(self.run.get("totals", {})),
-            counted={
-                name: (row["incarnation"], row["metrics"])
-                for name, row in self.daemons.items()
-                if row["role"] == "worker"
-            },
+            daemons=dict(self.daemons),
         )
 
     def _numbers(self) -> list[int]:

@@ -49,7 +49,9 @@ def test_totals_go_on_over_processes_of_workers_and_of_the_coordinator() -> None
     totals.count("worker-0", 2, {"push_bytes": 50, "pushes": 1, "staleness_sum": 0})
     before = totals.look(10.0, is_working=True)
     assert (before["push_bytes"], before["pushes"], before["staleness_sum"]) == (350, 4, 9)
-    after = Totals(before, {"worker-0": (2, {"push_bytes": 50, "pushes": 1})})
+    after = Totals(
+        before, {"worker-0": {"incarnation": 2, "metrics": {"push_bytes": 50, "pushes": 1}}}
+    )
     after.count("worker-0", 2, {"push_bytes": 80, "pushes": 2, "staleness_sum": 1})
     after.count("worker-0", 2, {"push_bytes": 5, "pushes": True, "staleness_sum": "much"})
     found = after.look(1000.0, is_working=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from dlctl import messages as m
 from dlctl import settings
-from dlctl.config import Checkpoints
+from dlctl.config import Checkpoints, Choice, Job, JobFile
 from dlctl.errors import NotFound, NotPermitted, UsageError
 from dlctl.flat import AVERAGED, Entry, Layout
 from dlctl.machine import Effect, Note, Send
@@ -25,6 +26,7 @@ from dlctl.roles.coordinator.records import (
 )
 from dlctl.roles.coordinator.settings import ANSWER_S_MAX, SettingChanges
 from dlctl.roles.protocol.context import EXIT_FENCED, EXIT_POISONED, EXIT_RESTART
+from dlctl.roles.protocol.effects import ProcessEnded
 from dlctl.roles.protocol.files import CheckFile, FileSealed, Transfers, saved_file
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
 from dlctl.roles.server.shard_protocol import AveragedBuffers
@@ -60,7 +62,7 @@ def test_a_dead_worker_waits_longer_each_time() -> None:
     pauses = []
     for _ in range(9):
         worker.begin(100.0)
-        worker.ended(-9, ("last words",), 100.0)
+        worker.ended(ProcessEnded("worker-0", 1, -9, ("last words",)), 100.0)
         worker.back_off(100.0)
         assert worker.retry_at is not None
         pauses.append(worker.retry_at - 100.0)
@@ -73,7 +75,7 @@ def test_only_those_who_work_take_part() -> None:
     assert known.live_slots() == (0, 1)
     known.daemons["worker-0"].drained = True
     assert known.live_slots() == (1,)
-    known.daemons["worker-1"].ended(1, (), 1.0)
+    known.daemons["worker-1"].ended(ProcessEnded("worker-1", 5, 1, ()), 1.0)
     assert known.live_slots() == ()
 
 
@@ -178,7 +180,7 @@ def test_who_does_not_answer_is_named() -> None:
 def test_who_does_not_answer_in_time_goes_on_being_asked_as_long_as_its_process_lives() -> None:
     context, known = History(1.0), members()
     changes = SettingChanges(context, known)
-    known.daemons["worker-1"].ended(-9, (), 1.0)
+    known.daemons["worker-1"].ended(ProcessEnded("worker-1", 5, -9, ()), 1.0)
     changes.begin({"worker-0": {"push": 5.0}, "worker-1": {"push": 5.0}}, 0.0, lambda rows: None)
     changes.on_deadline(ANSWER_S_MAX)
     assert [key for key, _, _ in context.retries.waiting()] == [("change", "worker-0")]
@@ -342,8 +344,12 @@ SAVED_AT = 0.2
 class Saving:
     def __init__(self, every_s: float = 60.0) -> None:
         self.context, self.members, self.rows = History(1.0), members(), []  # type: ignore[var-annotated]
+        self.job = JobFile(
+            job=Job(name="saving", task="none"), checkpoints=Checkpoints(every_s=every_s),
+            compression=Choice(name="topk"),
+        )  # fmt: skip
         self.machine = Checkpointing(
-            self.context, self.members, Checkpoints(every_s=every_s), 7, Transfers(self.context)
+            self.context, self.members, self.job, 7, Transfers(self.context)
         )
 
     def begin(self) -> list[Effect]:
@@ -428,7 +434,8 @@ def test_a_checkpoint_without_a_residual_says_so_in_the_history_if_there_was_one
     leaves_residuals: bool,
 ) -> None:
     saving = under_way("server-0", "worker-0")
-    saving.machine.leaves_residuals = leaves_residuals
+    if not leaves_residuals:
+        saving.machine.job = replace(saving.job, compression=Choice(name="none"))
     saving.machine.on_deadline(SAVED_AT + SAVE_S_MAX)
     saving.machine.on_event(CheckpointEnded(8, ""), SAVED_AT + SAVE_S_MAX)
     told = [effect for effect in saving.context.clear() if isinstance(effect, AddEvent)]

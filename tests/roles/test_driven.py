@@ -177,7 +177,7 @@ def test_a_portion_without_a_loss_makes_the_batch_infinite():
 class Idle:
     """Worker 0, which lives and works on nothing."""
 
-    name, asked_for_data, metrics, reported_at = "worker-0", True, {"portions": 0}, 0.0
+    name, index, asked_for_data, metrics = "worker-0", 0, True, {"portions": 0, "request": 7}
 
     def live_slots(self):
         return (0,)
@@ -201,11 +201,11 @@ def test_a_portion_that_is_only_on_record_as_leased_is_leased_again(ahead):
     on_record = {"portion/0/0": DONE, "portion/0/1": 0}
     scheduler.recall({"work": [1, 8, 0.1, 16, [1, 0], None], **on_record}, 0.0)
     scheduler.released_at = 0.0
-    scheduler.begin_driving(0.0)
-    for now in range(30):
-        idle.reported_at = float(now)
-        scheduler.drive(float(now))
-        scheduler.on_request(m.LeaseRequest(0, 1, 7, ahead), float(now))
+    scheduler.begin_driving()
+    scheduler.drive(0.0)
+    scheduler.on_request(m.LeaseRequest(0, 1, 7, ahead), 0.0)
+    assert [e for e in context.clear() if isinstance(e, Send)] == []
+    scheduler.on_report(idle, 1.0)
     leases = [e.message for e in context.clear() if isinstance(e, Send)]
     assert leases
     assert {(lease.data_epoch, lease.portion) for lease in leases} == {(0, 1)}

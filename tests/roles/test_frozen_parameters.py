@@ -29,9 +29,7 @@ class Run:
         self.context = History(1.0)
         self.settled = 0
         self.ended: list[str] = []
-        self.frozen = FrozenParameters(
-            self.context, self.members, Transfers(self.context), self, before, self.settle
-        )  # type: ignore[arg-type]
+        self.frozen = FrozenParameters(self, self, Transfers(self.context), before, self.settle)  # type: ignore[arg-type]
 
     def settle(self) -> None:
         self.settled += 1
@@ -81,6 +79,30 @@ def test_another_one_keeps_its_own_if_the_first_one_dies() -> None:
     assert run.frozen.told() is None
     run.kept(1, THEIRS)
     assert run.frozen.told() == THEIRS
+
+
+def test_the_file_of_a_worker_that_dies_while_it_is_received_is_not_used() -> None:
+    run = Run()
+    run.members.daemons["worker-0"].agent = "agent-1"
+    run.ready(0, OURS)
+    run.kept(0, OURS)
+    run.kept(0, OURS)  # Repeated: it is on its way already.
+    sent = run.context.clear()
+    assert sum(isinstance(getattr(e, "message", None), m.ReadFile) for e in sent) == 1
+    run.frozen.on_gone("worker-0", 1.5)
+    assert not run.frozen.transfers.is_busy()
+    run.ready(1, THEIRS)
+    run.kept(1, THEIRS)
+    assert run.frozen.told() == THEIRS
+
+
+def test_who_has_kept_them_may_die() -> None:
+    run = Run()
+    run.ready(0, OURS)
+    run.ready(1, OURS)
+    run.kept(0, OURS)
+    run.frozen.on_gone("worker-0", 1.5)
+    assert (run.frozen.told(), run.asked()) == (OURS, [])
 
 
 def test_those_of_a_checkpoint_are_the_run_s_from_the_beginning() -> None:

@@ -68,7 +68,7 @@ class Led:
     ("size", "samples", "why"),
     [
         (4, 64, "worker-0 builds another model than this run has had"),
-        (3, 63, "the dataset has 63 samples; at the checkpoint it had 64"),
+        (3, 63, "the dataset of worker-0 has 63 samples; in this run it has 64"),
         (4, 63, "worker-0 builds another model than this run has had"),
     ],
 )

@@ -147,4 +147,4 @@ def test_other_shards_than_at_the_checkpoint_are_an_error() -> None:
     more = job_file(1, 1, samples=200)
     again = Simulation(more, StreamedLedger(lengths=(*LENGTHS, 9)), store=first.store).run(100.0)
     assert again.state == "failed"
-    assert "has 4 shards of a stream; at the checkpoint it had 3 shards" in again.reason
+    assert "has 4 shards of a stream; in this run it has 3 shards" in again.reason

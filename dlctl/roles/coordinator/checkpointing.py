@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from dlctl import messages as m
-from dlctl.config import Checkpoints, JobFile
+from dlctl.config import JobFile
 from dlctl.machine import Peer
 from dlctl.messages import Json
 from dlctl.roles.coordinator.membership import Membership
@@ -47,7 +47,6 @@ Finished = Callable[[Json], None]
 
 @dataclass(slots=True)
 class _Current:
-    number: int
     step: int
     begun: float
     heard_at: float
@@ -70,12 +69,10 @@ class _Current:
 class Checkpointing:
     context: History
     members: Membership
-    options: Checkpoints
+    job: JobFile
     number: int
-    """Of the newest checkpoint so far."""
+    """Of the newest checkpoint so far, or the current one."""
     transfers: Transfers
-    leaves_residuals: bool = True
-    """Whether workers have residuals, which a checkpoint without their files lacks."""
     newest: Json | None = field(default=None, init=False)
     last_error: str = field(default="", init=False)
     last_s: float = field(default=0.0, init=False)
@@ -93,10 +90,8 @@ class Checkpointing:
         """Schedule a checkpoint every `every_s` seconds, counted from the newest attempt, which was
         `since_s` ago.
         """
-        self._since = now - since_s
-        self._next_at = (
-            max(now, self._since + self.options.every_s) if self.options.every_s else None
-        )
+        self._since, every_s = now - since_s, self.job.checkpoints.every_s
+        self._next_at = self._since + every_s if every_s else None
 
     def since_s(self, now: float) -> float:
         """Seconds since the newest attempt."""
@@ -119,7 +114,7 @@ class Checkpointing:
         daemon = self.members.daemons[name]
         pushes_in_vain = current.is_last and not daemon.drained
         pushes_in_vain &= daemon.phase in ("pushing", "fetching")
-        return (daemon.hangs or pushes_in_vain) and not daemon.saves(current.number)
+        return (daemon.hangs or pushes_in_vain) and not daemon.saves(self.number)
 
     def _evaluates(self, current: _Current) -> bool:
         """Whether only workers have not answered, and one must finish an evaluation first."""
@@ -137,7 +132,6 @@ class Checkpointing:
         return self._current is None and self._next_at is not None and self._next_at <= now
 
     def late(self) -> list[str]:
-        """Daemons whose file has not arrived."""
         return sorted(self._current.late) if self._current is not None else []
 
     def waits_for(self) -> list[str]:
@@ -163,14 +157,14 @@ class Checkpointing:
         """
         if self._current is None:
             self.number += 1
-            self._current = _Current(self.number, step, now, now, manifest, is_last)
+            self._current = _Current(step, now, now, manifest, is_last)
             self.context.do(BeginCheckpoint(self.number, step))
         if listener is not None:
             self._current.listeners.append(listener)
 
     def on_event(self, event: CheckpointBegun | CheckpointEnded, now: float) -> None:
         current = self._current
-        if current is None or current.number != event.number:
+        if current is None or self.number != event.number:
             return
         if event.error or isinstance(event, CheckpointEnded):
             self._end(event.error, now)
@@ -182,13 +176,13 @@ class Checkpointing:
         ]  # fmt: skip
         current.late = {d.name: "" for d in asked}
         for name in current.late:
-            message = m.Save(current.number, event.directory, current.is_last)
+            message = m.Save(self.number, event.directory, current.is_last)
             self.context.ask(("save", name), name, message, now)
         self._complete_if_all(now)  # There may be no daemon to wait for.
 
     def on_saved(self, peer: Peer, message: m.Saved, now: float) -> None:
         current = self._current
-        if current is None or message.checkpoint != current.number:
+        if current is None or message.checkpoint != self.number:
             return
         self.context.retries.done(("save", message.name), now)
         if current.late.get(message.name) != "":
@@ -215,7 +209,7 @@ class Checkpointing:
             return
         file = checkpoint_file(current.directory, saved.file)
         current.late[saved.name] = file
-        done = partial(self._on_file, current.number, saved, agent)
+        done = partial(self._on_file, self.number, saved, agent)
         if agent == HOME_AGENT:
             self.transfers.check(file, saved.nbytes, saved.sha256, done, self._on_progress)
         else:
@@ -234,7 +228,7 @@ class Checkpointing:
 
     def _on_file(self, number: int, saved: m.Saved, agent: str, error: str, now: float) -> None:
         current = self._current
-        if current is None or current.number != number:
+        if current is None or self.number != number:
             return
         current.heard_at = now
         if error and agent == HOME_AGENT:
@@ -299,25 +293,22 @@ class Checkpointing:
         current = self._current
         if current is None or current.late or not current.directory:
             return
-        if current.error:
-            self._end(current.error, now)
-            return
         # A run without servers has as many models as replicas; the first one is the run's.
         models = [s for s in self._saved("worker") if "lo" in s.state][:1]
         shards = self._saved("server") or models
-        if not shards:
-            self._end("no worker has saved its model", now)
+        if error := current.error or ("" if shards else "no worker has saved its model"):
+            self._end(error, now)
             return
         manifest = current.manifest | {
-            "number": current.number,
+            "number": self.number,
             "step": current.step,
             "shards": [part_of(s) for s in shards],
             "workers": [part_of(s) for s in self._saved("worker") if s.file],
         }
-        complete = CompleteCheckpoint(
-            current.number, current.directory, manifest, self.options.keep, self.options.best
+        options, directory = self.job.checkpoints, current.directory
+        self.context.do(
+            CompleteCheckpoint(self.number, directory, manifest, options.keep, options.best)
         )
-        self.context.do(complete)
 
     def _saved(self, role: str) -> list[m.Saved]:
         assert self._current is not None
@@ -330,14 +321,14 @@ class Checkpointing:
         for name in list(current.late):
             self._forget(current, name)
         row: dict[str, Any] = {
-            "number": current.number,
+            "number": self.number,
             "step": current.step,
             "path": current.directory,
             "nbytes": sum(s.nbytes for s in current.saved.values()),
             "seconds": round(now - current.begun, 3),
             "at": now,
             "error": error,
-            "without": sorted(current.without) if self.leaves_residuals else [],
+            "without": sorted(current.without) if self._leaves_residuals() else [],
         }
         self.last_error, self.last_s = error, row["seconds"]
         if not error:
@@ -345,19 +336,18 @@ class Checkpointing:
             for name in row["without"]:
                 text = f"the checkpoint at step {current.step} is without {name}'s residual"
                 self.context.event("checkpoint", name, text)
-        self.context.do(RecordCheckpoint(current.number, row))
+        self.context.do(RecordCheckpoint(self.number, row))
         self.schedule(now)
         for listener in current.listeners:
             listener(row)
 
+    def _leaves_residuals(self) -> bool:
+        """Whether a push leaves a residual for the next one, which a checkpoint may lack."""
+        choice = self.job.compression
+        return choice.name != "none" or choice.options.get("values", "float32") != "float32"
+
 
 # ---------------------------------------------------------------- the manifest
-
-
-def leaves_residuals(job: JobFile) -> bool:
-    """Whether a push leaves a residual for the next one."""
-    choice = job.compression
-    return choice.name != "none" or choice.options.get("values", "float32") != "float32"
 
 
 def part_of(saved: m.Saved) -> Json:

@@ -37,7 +37,7 @@ from dlctl.machine import (
 )
 from dlctl.messages import Json
 from dlctl.roles.coordinator import daemon_states, shutdown
-from dlctl.roles.coordinator.checkpointing import Checkpointing, leaves_residuals
+from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.failure_detector import FailureDetector
 from dlctl.roles.coordinator.frozen import FrozenParameters
@@ -102,9 +102,8 @@ class Coordinator:
         self.mirror = LogMirror(context, members, past.logs)
         self.registration = Registration(run, past)
         self.frozen = FrozenParameters(
-            context, members, self.transfers, self, past.manifest.get("frozen"),
-            settled=self.registration.introduce,
-        )  # fmt: skip
+            run, self, self.transfers, past.manifest.get("frozen"), self.registration.introduce
+        )
         self.registration.frozen = self.frozen.told
         self.scheduler = LeaseScheduler(run)
         content = asdict(job)
@@ -121,10 +120,7 @@ class Coordinator:
         self.groups = Groups(run, self, lambda: self.scheduler.steps)
         self.quorums = Quorums(run, self.scheduler.side)
         self.norms = Norms(run)
-        self.checkpointing = Checkpointing(
-            context, members, job.checkpoints, past.checkpoints,
-            self.transfers, leaves_residuals=leaves_residuals(job),
-        )  # fmt: skip
+        self.checkpointing = Checkpointing(context, members, job, past.checkpoints, self.transfers)
         self.scaling = Scaling(run, self, self.scheduler)
         self.rotation = Rotation(run, self, self.clients.answer, self.scheduler, self.scaling)
         self._build_observers(past)
@@ -145,7 +141,7 @@ class Coordinator:
             run, self, self.scheduler, self.settings, self.evaluations, self.checkpointing,
             self.frozen, self.scaling, self.host_failures,
         )  # fmt: skip
-        totals = Totals(past.totals, past.counted)
+        totals = Totals(past.totals, past.daemons)
         self.status = StatusReport(
             run, self.scheduler, self.checkpointing, self.evaluations, totals
         )
@@ -167,9 +163,8 @@ class Coordinator:
             rotation=self.rotation,
         )  # fmt: skip
         self._dispatch = self._handlers()
-        if past.manifest:
-            self.scheduler.restore(past.manifest.get("data", {}))
-            self.evaluations.newest = past.manifest.get("evaluation")
+        self.scheduler.restore(past.manifest.get("data", {}))
+        self.evaluations.newest = past.manifest.get("evaluation")
 
     def _handlers(self) -> dict[type, Callable[[Peer, Any, float], None]]:
         """Message of a daemon or a client -> its handler."""
@@ -424,7 +419,6 @@ class Coordinator:
                 self.scheduler.drive(now)
 
     def admit_members(self, now: float) -> None:
-        """Admit the run's daemons and clients here, and its workers at the servers."""
         names = [*self.members.daemons, CLIENT, READER]
         self.authz.admit(keys_of(self.run.keyring, names))
         for server in self.members.of_role("server"):
@@ -489,10 +483,7 @@ class Coordinator:
         self, state: str, reason: str, now: float, save: bool = True,
         grace_s: float | None = None, at_once: bool = False,
     ) -> None:  # fmt: skip
-        """End the run. The first reason counts, but a failure during shutdown overrides it.
-
-        at_once: only end the processes: all else is done, or useless.
-        """
+        """The first reason counts, but a failure during shutdown overrides it."""
         if self.run.shutdown is not None:
             if state == "failed" and self.run.shutdown.state != "failed":
                 self.run.shutdown.state, self.run.shutdown.reason = state, reason

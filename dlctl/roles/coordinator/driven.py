@@ -125,7 +125,8 @@ class DrivenMethod:
         if journal.get("cut", self._cut()) == self._cut():
             self._loss = float(journal.get("loss", "0"))
             return
-        self.pool.skip_epoch(self._clock)
+        self.pool.limit = (self._clock + 1) * self.pool.per_epoch
+        self.pool.drop(before=self._clock + 1)
         self._clock += 1
         self._first = (self._first[0], self._first[1] + 1)
 

@@ -238,7 +238,7 @@ class FailureDetector(Part):
         asked |= end.status == -15 and ("kill", name) in self.context.retries
         planned = self.run.shutdown is not None and asked
         said = last_error(end.status, end.last_lines)
-        daemon.ended(end.status, end.last_lines, now, end.cause, said, is_planned=planned)
+        daemon.ended(end, now, said, is_planned=planned)
         self._drop_requests(name)
         text = f"{name} ended: {_text(daemon)}{blame(daemon.last_exit or {})}"
         kind = "stop" if planned else "exit"

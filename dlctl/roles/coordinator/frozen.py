@@ -19,19 +19,15 @@ from dlctl.errors import DlctlError
 from dlctl.flat import Layout
 from dlctl.machine import Peer
 from dlctl.messages import Json
-from dlctl.roles.coordinator.membership import Daemon, Membership
-from dlctl.roles.coordinator.records import History
-from dlctl.roles.coordinator.run_state import Control
+from dlctl.roles.coordinator.membership import Daemon
+from dlctl.roles.coordinator.run_state import Part
 from dlctl.roles.protocol.files import Transfers, Wanted
 from dlctl.util.names import HOME_AGENT
 
 
 @dataclass(eq=False)
-class FrozenParameters:
-    context: History
-    members: Membership
+class FrozenParameters(Part):
     transfers: Transfers
-    control: Control
     part: Json | None
     """{"file", "sha256", "nbytes", "digests"} of the file in the run directory; initially of the
     checkpoint that the run resumes from."""
@@ -44,6 +40,7 @@ class FrozenParameters:
     """Workers that lack weights: their values must not be used."""
     _writer: str = field(default="", init=False)
     """The worker that writes the file."""
+    _file: str = field(default="", init=False)
 
     @property
     def digests(self) -> bytes:
@@ -72,72 +69,57 @@ class FrozenParameters:
                 hint="all hosts of a run need the same version of dlctl",
             )
         self._layout = layout
-        is_news = self._built.get(worker.name) != digests
+        is_news = worker.name not in self._built
         self._built[worker.name] = digests
         if message.lacks_weights:
             self._lacking.add(worker.name)
         if self.part is None:
             self._have_written(now)
-        elif is_news and digests != self.digests:
-            self._note_other(worker.name, layout, digests)
+        elif is_news:
+            self._note_other(worker.name)
 
-    def _note_other(self, name: str, layout: Layout, digests: bytes) -> None:
-        places = frozen.plan(layout).places
-        others = frozen.differing(digests, self.digests)
-        nbytes = sum(places[n][1] - places[n][0] for n in others)
-        text = (
-            f"{name} has built other values for {len(others)} of {len(places)} frozen parameters: "
-            f"it loads the run's, {nbytes / 1e6:.1f} MB"
-        )
-        self.context.event("frozen", name, text)
+    def _note_other(self, name: str) -> None:
+        assert self._layout is not None
+        if others := frozen.differing(self._built[name], self.digests):
+            places = frozen.plan(self._layout).places
+            nbytes = sum(places[n][1] - places[n][0] for n in others)
+            text = (
+                f"{name} has built other values for {len(others)} of {len(places)} frozen "
+                f"parameters: it loads the run's, {nbytes / 1e6:.1f} MB"
+            )
+            self.context.event("frozen", name, text)
 
     def _have_written(self, now: float) -> None:
-        """Ask a worker to write the file, unless one is writing it."""
-        if self._writer or self._layout is None:
-            return
-        able = ((name, own) for name, own in self._built.items() if name not in self._lacking)
-        name, digests = next(able, ("", b""))
-        if digests:
-            self._writer = name
-            file = frozen.run_file(self._layout, digests)
-            self.context.ask(("frozen", name), name, m.KeepFrozen(file), now)
+        """Ask a worker to write the file, unless one is writing it or has written it."""
+        able = [name for name, own in self._built.items() if own and name not in self._lacking]
+        if able and not self._writer and self.part is None and self._layout is not None:
+            self._writer = able[0]
+            self._file = frozen.run_file(self._layout, self._built[self._writer])
+            key = ("frozen", self._writer)
+            self.context.ask(key, self._writer, m.KeepFrozen(self._file), now)
 
     def on_kept(self, peer: Peer, message: m.FrozenKept, now: float) -> None:
-        self.context.retries.done(("frozen", message.name), now)
-        worker = self.members.get(message.name)
-        if not self._is_awaited(message) or worker is None:
-            return
+        key = ("frozen", message.name)
+        if self.context.retries.message(key) != m.KeepFrozen(message.file):
+            return  # It is repeated, or of a process that has died.
+        self.context.retries.done(key, now)
+        agent = self.members.daemons[message.name].agent
         if message.error:
             self._fail(message.error, now)
-        elif worker.agent == HOME_AGENT:
-            self._on_there(message, "", now)
+        elif agent == HOME_AGENT:
+            self._on_there(message, agent, "", now)
         else:
             wanted = Wanted(message.file, message.nbytes, message.sha256)
-            done = partial(self._on_fetched, message, worker.agent)
-            self.transfers.fetch(worker.agent, wanted, done, now)
+            self.transfers.fetch(agent, wanted, partial(self._on_there, message, agent), now)
 
-    def _is_awaited(self, message: m.FrozenKept) -> bool:
-        """False if that worker has died, and another one writes the file."""
-        digests = self._built.get(message.name)
-        if self.part is not None or self._layout is None or digests is None:
-            return False
-        file = frozen.run_file(self._layout, digests)
-        return (self._writer, file) == (message.name, message.file)
-
-    def _on_fetched(self, message: m.FrozenKept, agent: str, error: str, now: float) -> None:
-        host = self.members.get(agent)
-        if not error:
-            self.context.send(agent, m.FileTaken(message.file))
-        elif host is None or not host.alive:
-            return  # The host's workers are about to be given up, too.
-        self._on_there(message, error, now)
-
-    def _on_there(self, message: m.FrozenKept, error: str, now: float) -> None:
-        if not self._is_awaited(message):
-            return
+    def _on_there(self, message: m.FrozenKept, agent: str, error: str, now: float) -> None:
         if error:
-            self._fail(f"the file was not received from {message.name}: {error}", now)
+            # The workers of a host that is lost are about to be given up, too.
+            if self.members.daemons[agent].alive:
+                self._fail(f"the file was not received from {message.name}: {error}", now)
             return
+        if agent != HOME_AGENT:
+            self.context.send(agent, m.FileTaken(message.file))
         self.part = {
             "file": message.file.rpartition("/")[2],
             "sha256": message.sha256,
@@ -146,9 +128,8 @@ class FrozenParameters:
         }
         text = f"frozen parameters, {message.nbytes / 1e6:.1f} MB, are stored once for the run"
         self.context.event("frozen", message.name, text)
-        for name, digests in self._built.items():
-            if digests != self.digests and self._layout is not None:
-                self._note_other(name, self._layout, digests)
+        for name in self._built:
+            self._note_other(name)
         self.settled()
 
     def _fail(self, error: str, now: float) -> None:
@@ -160,5 +141,6 @@ class FrozenParameters:
         self._lacking.discard(name)
         if name == self._writer:
             self.context.retries.drop(("frozen", name))
+            self.transfers.cancel(self._file)
             self._writer = ""
             self._have_written(now)

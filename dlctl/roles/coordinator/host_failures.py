@@ -20,7 +20,7 @@ from dlctl.roles.coordinator.lease_scheduler import LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.remote_files import LogMirror
 from dlctl.roles.coordinator.run_state import Part
-from dlctl.roles.protocol.effects import AgentWaits, HostsTaken
+from dlctl.roles.protocol.effects import AgentWaits, HostsTaken, ProcessEnded
 from dlctl.roles.protocol.files import Transfers
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.util.names import HOME_AGENT
@@ -113,7 +113,7 @@ class HostFailures(Part):
         for daemon in daemons:
             if daemon.alive:
                 daemon.killed_for = why
-                daemon.ended(STATUS_UNKNOWN, (), now)
+                daemon.ended(ProcessEnded(daemon.name, daemon.incarnation, STATUS_UNKNOWN, ()), now)
             if daemon.state != "quarantined":
                 daemon.change_state(daemon_states.FAILED)
             daemon.retry_at = None

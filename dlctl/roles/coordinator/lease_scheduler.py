@@ -17,15 +17,13 @@ from dlctl.errors import DlctlError, RemoteProtocolError
 from dlctl.machine import Peer
 from dlctl.messages import Json
 from dlctl.roles.coordinator.driven import DrivenMethod
+from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.portions import ClientPool, Lateness, PortionPool, Range
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.streams import StreamPool
 from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX
 from dlctl.roles.protocol.meters import follow
 
-DOUBT_S = 10.0
-"""A worker that has requested data for this long without getting any has no portion."""
-SCHEDULE = "correct [schedule]: warmup, or over"
 LOSS_WEIGHT = 0.1
 """Of the newest portion in the running mean of the loss."""
 EPOCHS_KEPT = 2
@@ -69,7 +67,8 @@ class LeaseScheduler:
         self.dataset = Dataset()
         """The dataset of `pool`."""
         self._built = Dataset()
-        """As the first worker that reported built it."""
+        """As the first worker that reported built it; until then as the checkpoint has it, without
+        clients."""
         self._counts_steps = any(host.batch_size for host in job.places)
         """The steps of a portion are known only when it is done."""
         self._order: str | None = None
@@ -80,11 +79,8 @@ class LeaseScheduler:
         self.answered: dict[int, m.Lease] = {}
         """Slot -> its newest lease, in case its request is resent."""
         self._pending: dict[int, m.LeaseRequest] = {}
-        self._in_vain_since: dict[int, float] = {}
-        """Slot -> since when it has had no data and has requested it without getting any."""
         self.evaluated_at = 0.0
-        """Progress at the start of the newest evaluation: epochs, or steps if the job counts
-        them."""
+        """`_evaluation_clock` at the start of the newest evaluation."""
         self.scale = schedule.first_scale(job) if schedule.scales(job.schedule) else None
         """Of the rate, if it scales with the number of workers."""
         self._lateness = Lateness()
@@ -111,6 +107,7 @@ class LeaseScheduler:
     def restore(self, data: Json) -> None:
         """Restore the data and the steps from a checkpoint's manifest."""
         self._restore = data
+        self._built = Dataset(data.get("dataset_samples", 0), data.get("stream_shards", 0))
         self._resume(data)
 
     def _resume(self, data: Json) -> None:
@@ -188,7 +185,7 @@ class LeaseScheduler:
         DlctlError if the dataset or the order differs from that of other workers or of before.
         """
         known = self.dataset if self._pool else self._built
-        if any(known) and known != dataset:
+        if any(known) and known not in (dataset, dataset._replace(clients=())):
             raise DlctlError(
                 f"the dataset of {worker} has {dataset}; in this run it has {known}",
                 hint="dataset() must give the same samples on every host and every time; after a "
@@ -208,21 +205,11 @@ class LeaseScheduler:
             )
 
     def open_dataset(self, dataset: Dataset) -> None:
-        """The first worker has built it. Raises DlctlError if it differs from the checkpoint's, or
-        if this job cannot be trained with it.
-        """
+        """Raises DlctlError if this job cannot be trained with it."""
         samples, shards, clients = dataset
         job = self.run.job
         if samples < 1 and not shards:
             raise DlctlError("the dataset has no samples", hint="check the task's dataset()")
-        restore = self._restore
-        before = Dataset(restore.get("dataset_samples", 0), restore.get("stream_shards", 0))
-        now = Dataset(samples, shards)
-        if any(before) and before != now:
-            raise DlctlError(
-                f"the dataset has {now}; at the checkpoint it had {before}",
-                hint="start with --fresh to begin a new run",
-            )
         if shards:
             self._check_stream()
         if clients and self.is_driven:
@@ -233,7 +220,7 @@ class LeaseScheduler:
         try:
             schedule.factor(job, samples)
         except ValueError as error:
-            raise DlctlError(str(error), hint=SCHEDULE) from None
+            raise DlctlError(str(error), hint="correct [schedule]: warmup, or over") from None
         self._pool = self._stream(shards) if shards else self._portions(samples, clients)
         self.dataset = dataset
         if isinstance(self._pool, PortionPool) and not clients:
@@ -326,10 +313,10 @@ class LeaseScheduler:
     def release(self, now: float) -> None:
         """All workers are ready: start to train."""
         self.released_at = now
-        self.begin_driving(now)
+        self.begin_driving()
         self.grant(now)
 
-    def begin_driving(self, now: float) -> None:
+    def begin_driving(self) -> None:
         """Start or resume a method that the coordinator drives."""
         if not isinstance(self._pool, PortionPool) or not self.is_driven:
             return
@@ -385,10 +372,6 @@ class LeaseScheduler:
                 continue
             too_much = request.ahead and not self.pool.may_hoard(slot, len(slots))
             taken = None if too_much else self.pool.take(slot)
-            if taken is None and (self.is_driven or not request.ahead):
-                taken = self._doubtful(slot, now)
-            else:
-                self._in_vain_since.pop(slot, None)
             if self.is_driven and isinstance(self._pool, PortionPool):
                 # Of a batch: the portion it took, or a backup copy of a late one.
                 if taken is not None:
@@ -437,22 +420,20 @@ class LeaseScheduler:
         if self._cuts_epochs and isinstance(self._pool, PortionPool):
             self.side.epoch = self._pool.standing(self.side.data_epoch)
 
-    def _doubtful(self, slot: int, now: float) -> Range | None:
-        """A portion that is on record as leased to `slot`, although its worker reports that it has
-        none, and has requested data for `DOUBT_S` without getting any.
+    def on_report(self, worker: Daemon, now: float) -> None:
+        """Portions that are on record as leased to a worker that has none are leased again. It has
+        none if it reports that, and had received no portion in answer to its newest request.
 
         A coordinator that could not write to the database may have been notified that the portion
         is done, or may have answered the same request with another portion.
         """
-        worker = self.members.get(f"worker-{slot}")
-        if worker is None or worker.metrics.get("portions") != 0:
-            self._in_vain_since.pop(slot, None)
-            return None
-        since = self._in_vain_since.setdefault(slot, now)
-        if worker.reported_at <= since or now - since < DOUBT_S or not self.pool.doubt(slot):
-            return None
-        del self._in_vain_since[slot]
-        return self.pool.take(slot)
+        slot, metrics = worker.index, worker.metrics
+        newest = self._pending.get(slot) or self.answered.get(slot)
+        is_sent = isinstance(newest, m.Lease) and newest.start < newest.stop
+        if newest is None or is_sent or metrics.get("request") != newest.request:
+            return
+        if metrics.get("portions") == 0 and self._pool is not None and self._pool.doubt(slot):
+            self.grant(now)
 
     def _answer(self, slot: int, taken: Range | None) -> None:
         request, taken = self._pending.pop(slot), taken or Range(0, 0, 0, 0)
@@ -467,7 +448,6 @@ class LeaseScheduler:
         """The worker of a slot has died. Returns the number of portions to lease again."""
         self._pending.pop(slot, None)
         self.answered.pop(slot, None)
-        self._in_vain_since.pop(slot, None)
         if self._pool is None:
             return 0
         back = self.pool.release(slot)
@@ -484,15 +464,13 @@ class LeaseScheduler:
 
     # ------------------------------------------------------------ what is done
 
-    def on_portion_done(self, done: m.PortionDone, now: float) -> bool:
-        """Returns whether the portion was not done before. Counts steps and samples once per
-        portion.
-
-        Raises RemoteProtocolError if the worker reports more of them than the portion has.
+    def on_portion_done(self, done: m.PortionDone, now: float) -> None:
+        """Count steps and samples once per portion. Raises RemoteProtocolError if the worker
+        reports more of them than the portion has.
         """
         key = done.data_epoch, done.portion
         if self._pool is None or not self.pool.may_finish(done.slot, *key):
-            return False
+            return
         self._check(done)
         self._lateness.done(key, now, copied=self.pool.is_copied(key))
         self.pool.finish(*key, done.end)
@@ -508,7 +486,6 @@ class LeaseScheduler:
         if self.driving is not None:
             self.driving.on_portion(done)
         self.grant(now)
-        return True
 
     def _check(self, done: m.PortionDone) -> None:
         start, stop = self.pool.bounds(done.portion)

@@ -16,6 +16,7 @@ from typing import Any
 from dlctl.machine import Peer
 from dlctl.messages import Json
 from dlctl.roles.coordinator import crash_loops, daemon_states
+from dlctl.roles.protocol.effects import ProcessEnded
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.util.names import HOME_AGENT
 from dlctl.util.text import NO_WORKER
@@ -39,7 +40,7 @@ LASTING = (
     "leaving", "restarts", "deaths_in_row", "settings", "error",
 )  # fmt: skip
 """The fields of a daemon that are persisted (see `Persistence`)."""
-_LASTING_BUT_STATE = attrgetter(*LASTING[1:])  # Called after every event: a loop is slower.
+_lasting = attrgetter(*LASTING)  # Called after every event: a loop is slower.
 
 
 @dataclass(slots=True)
@@ -160,17 +161,10 @@ class Daemon:
         self.reported_at = now
 
     def ended(
-        self,
-        status: int,
-        last_lines: tuple[str, ...],
-        now: float,
-        cause: str = "",
-        said: str = "",
-        *,
-        is_planned: bool = False,
+        self, end: ProcessEnded, now: float, said: str = "", *, is_planned: bool = False
     ) -> None:
         """`said`: the error that it logged before its exit. is_planned: it was asked to exit."""
-        lived_s = now - (self.started_at or now)
+        status, cause, lived_s = end.status, end.cause, now - (self.started_at or now)
         has_lived = lived_s > LIFE_S[self.role] and self.state != "starting"
         is_worker = self.role == "worker"  # Only workers run the user's code.
         alike = crash_loops.in_row(self.last_exit, status, cause, lived_s) if is_worker else 0
@@ -182,7 +176,7 @@ class Daemon:
         self.pid = self.peer = None
         is_ours = self.killed_for and status in (-9, STATUS_UNKNOWN)
         text = self.killed_for if is_ours else describe_exit(status, cause)
-        self.last_exit = {"code": status, "text": text, "at": now, "last_lines": list(last_lines)}
+        self.last_exit = {"code": status, "text": text, "at": now, "last_lines": [*end.last_lines]}
         if alike:
             self.last_exit |= {"in_row": alike, "had_lived": has_lived}
             # Never claimed of a crash: its cause may be in the last lines of the log.
@@ -203,11 +197,6 @@ class Daemon:
         delay_s = min(first_s * 2**again, longest_s) if again >= 0 else 0.0
         self.change_state(daemon_states.BACKOFF)
         self.retry_at = now + delay_s
-
-    def lasting(self) -> tuple[Any, ...]:
-        """The values of `LASTING`."""
-        state = "running" if self.state == "slow" else self.state
-        return (state, *_LASTING_BUT_STATE(self))
 
     def to_json(self) -> Json:
         """The row that `status` reads."""
@@ -277,7 +266,7 @@ class Membership:
 
     def memory(self) -> Iterator[tuple[str, Any]]:
         for name, daemon in self.daemons.items():
-            yield f"daemon/{name}", daemon.lasting()
+            yield f"daemon/{name}", _lasting(daemon)
 
     def restore(self, name: str, lasting: Json, now: float) -> Daemon:
         """Restore a daemon from an earlier coordinator's record; its times start over."""

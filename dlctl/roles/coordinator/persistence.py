@@ -4,7 +4,8 @@ The state that decides what the coordinator does next is stored in small pieces 
 
     keys                the fingerprint of the run key that the daemons were started with
     run                 state, reason, whether the workers have been released
-    clock               seconds since the release; seconds since the newest checkpoint attempt
+    clock               whole seconds since the release; then those since the newest checkpoint
+                        attempt
     checkpoints         number of the newest checkpoint
     work                steps, samples and loss; the size of the dataset; the newest evaluation
     stream              the number of shards of a dataset that is a stream
@@ -47,7 +48,6 @@ whose loss would cost pushes (`Lasting`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any
@@ -69,8 +69,6 @@ from dlctl.util.names import HOME_AGENT
 
 UNWRITTEN_S_MIN = 3.0
 """A healthy coordinator writes more often than this."""
-CLOCK_S = 1.0
-"""The training time is persisted at least this often, and with every other write."""
 
 
 def has_released(memory: Json) -> bool:
@@ -78,14 +76,6 @@ def has_released(memory: Json) -> bool:
     resumed from is not needed.
     """
     return "run" in memory and memory["run"][2] is not None
-
-
-def newest_checkpoint(memory: Json) -> int:
-    """Number of the newest checkpoint that was requested; 0 if none is on record.
-
-    Servers may still answer the request when the checkpoint has neither a directory nor a row.
-    """
-    return int(memory.get("checkpoints", 0))
 
 
 @dataclass(eq=False)
@@ -101,13 +91,12 @@ class Persistence(Part):
     scaling: Scaling
     rotation: Rotation
     _known: dict[str, Any] = field(default_factory=dict, init=False)
-    _clock_at: float = field(default=-math.inf, init=False)
 
     # ------------------------------------------------------------ writing
 
     def changes(self, now: float) -> list[Effect]:
         """Effects that persist what an event has changed."""
-        memory = dict(self._memory())
+        memory = dict(self._memory(now))
         for part in self.parts:
             memory.update(part.memory())
         changed: list[Effect] = [
@@ -118,18 +107,16 @@ class Persistence(Part):
         changed += [Remember(key, None) for key in sorted(self._known.keys() - memory.keys())]
         self._known = memory
         changed += [Remember(*portion) for portion in self.scheduler.changed_portions()]
-        released_at = self.scheduler.released_at
-        if released_at is not None and (changed or now >= self._clock_at + CLOCK_S):
-            self._clock_at = now
-            times = [now - released_at, self.checkpointing.since_s(now)]
-            changed.append(Remember("clock", times))
         return changed
 
-    def _memory(self) -> Iterator[tuple[str, Any]]:
+    def _memory(self, now: float) -> Iterator[tuple[str, Any]]:
         """State that belongs to no single part."""
-        is_released = None if self.scheduler.released_at is None else True
+        released_at = self.scheduler.released_at
         yield "keys", self.run.keyring.fingerprint
-        yield "run", (self.run.state, self.run.reason, is_released)
+        yield "run", (self.run.state, self.run.reason, None if released_at is None else True)
+        if released_at is not None:
+            worked_s = int(now - released_at)
+            yield "clock", [worked_s, self.checkpointing.since_s(released_at + worked_s)]
         yield "checkpoints", self.checkpointing.number
         newest, asked = self.evaluations.newest, self.evaluations.asked
         yield "work", (*self.scheduler.work(), newest)
@@ -181,7 +168,7 @@ class Persistence(Part):
             if is_ending or not was.finishes:
                 self.evaluations.go_on(replace(was, is_last=was.is_last and is_ending), now)
         if was_released:
-            self.scheduler.begin_driving(now)
+            self.scheduler.begin_driving()
         if is_ending:
             end_state, end_reason, grace_s, is_shutting_down = values["end"]
             self.control.end(end_state, end_reason, now, grace_s=grace_s, at_once=is_shutting_down)
@@ -194,8 +181,7 @@ class Persistence(Part):
             kind, _, name = key.partition("/")
             if kind == "daemon":
                 daemon = self.run.members.restore(name, value, now)
-                daemon.last_exit = self.past.exits.get(name)
-                self.registration.keep_term(daemon)
+                daemon.last_exit = self.past.daemons.get(name, {}).get("last_exit")
             if kind != "portion":  # `changes` would delete them: `_memory` has no portions.
                 self._known[key] = value
         # The agent on this machine may be a newer process than the one on record, if its start
@@ -252,8 +238,6 @@ class Lasting:
         self.is_on_disk = False
         """All of it. Of what the predecessor wrote this is not known."""
         self._served: set[str] = set()
-        self._is_before_release = False
-        """In a recovered run the release is on record already."""
         self._held: set[type[Message]] = set()
         """Leases until the release is on the disk; operations of a method that the coordinator
         drives, until its journal is.
@@ -276,13 +260,9 @@ class Lasting:
             self.is_on_disk = False
         if key == "lead":
             self._held.add(VectorOp)
-        if key != "run":
-            return
-        is_released = has_released({key: value})
-        if is_released and self._is_before_release:
+        if key == "clock" and not value[0]:  # The workers are released now.
             self._held.add(Lease)
             self.is_on_disk = False
-        self._is_before_release = not is_released
 
     def written(self) -> bool:
         """Everything so far is on the disk; returns whether `await_all` was called."""

@@ -73,7 +73,7 @@ class Leases:
         """The worker of `slot` is alive and does not work on the portions leased to it. They are
         returned, but any worker's report that they are done is accepted.
         """
-        back = self.release(slot)
+        back = self.release(slot) if slot in self._leased.values() else []
         self._doubtful.update(back)
         return back
 
@@ -219,12 +219,6 @@ class PortionPool(Leases):
         first = next(epoch for epoch in count() if epoch not in whole)
         self.go_on((first, 0), dict.fromkeys(keys, DONE))
         self._changed = dict.fromkeys(keys)
-
-    def skip_epoch(self, data_epoch: int) -> None:
-        """Count a whole epoch as done. No worker may have a portion of it."""
-        self.done_count += self.per_epoch - len(self._done.pop(data_epoch, ()))
-        self._complete.add(data_epoch)
-        self._changed |= dict.fromkeys((data_epoch, p) for p in range(-1, self.per_epoch))
 
     def standing(self, data_epoch: int) -> DataEpoch:
         """Progress of a data epoch."""

@@ -51,12 +51,10 @@ class Past:
     """How long there was no coordinator, by the wall clock; 0.0: unknown."""
     unwritten_s: float = 0.0
     """How long before its death the predecessor could not write to the database."""
-    exits: dict[str, Json] = field(default_factory=dict)
-    """How the last processes of daemons have ended, from their rows."""
     totals: Json = field(default_factory=dict)
     """The run's counters so far, from the last snapshot."""
-    counted: dict[str, tuple[int, Json]] = field(default_factory=dict)
-    """Worker -> its incarnation and metrics in that snapshot."""
+    daemons: dict[str, Json] = field(default_factory=dict)
+    """The rows of daemons in that snapshot; times of this machine's clock."""
     logs: dict[str, int] = field(default_factory=dict)
     """Bytes of the logs in the run directory, by process: "worker-0.3"."""
 
@@ -68,8 +66,6 @@ class Registration:
         self.members = run.members
         self.keyring = run.keyring
         self.past = past
-        places = placement.agents(run.job.places)
-        self._hosts = {name: host.ssh for name, host in places.items()}
         self.restore = past.restore
         """Until the workers are released: later processes have nothing in that checkpoint, and it
         may have been removed."""
@@ -141,7 +137,7 @@ class Registration:
             return None
         daemon.heard(peer, now)
         # The name from the job file, if it has one.
-        daemon.host = self._hosts[daemon.agent] or message.host
+        daemon.host = placement.agents(self.run.job.places)[daemon.agent].ssh or message.host
         daemon.pid = message.pid
         if daemon.registered:
             # Its welcome may wait until the term is on record; send a sign of life meanwhile.
@@ -156,19 +152,8 @@ class Registration:
 
     def _issue_term(self, daemon: Daemon) -> None:
         if daemon.role != "agent":
-            daemon.term = self._terms.get(daemon.name, 0) + 1
-            self._put_on_record(daemon)
-
-    def keep_term(self, daemon: Daemon) -> None:
-        """The restored state has a term for this daemon: record it as issued, so that it is never
-        issued again.
-        """
-        if daemon.term > self._terms.get(daemon.name, 0):
-            self._put_on_record(daemon)
-
-    def _put_on_record(self, daemon: Daemon) -> None:
-        self._terms[daemon.name] = daemon.term
-        self.context.do(IssueTerm(daemon.name, daemon.term))
+            daemon.term = self._terms[daemon.name] = self._terms.get(daemon.name, 0) + 1
+            self.context.do(IssueTerm(daemon.name, daemon.term))
 
     def _welcome(self, daemon: Daemon, now: float) -> None:
         token, settings = b"", daemon.settings

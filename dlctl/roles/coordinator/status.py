@@ -36,14 +36,14 @@ class Totals:
     coordinator continues from there and counts nothing twice.
     """
 
-    def __init__(self, before: Json, counted: Mapping[str, tuple[int, Json]]) -> None:
-        """before: totals of the newest snapshot. counted: worker -> incarnation and metrics in
-        that snapshot.
-        """
+    def __init__(self, before: Json, daemons: Mapping[str, Json]) -> None:
+        """before: totals of the newest snapshot. daemons: the rows in that snapshot."""
         self._counts = {name: _count(before, name) for name in COUNTERS}
         seconds = before.get("seconds")
         self._seconds = float(seconds) if isinstance(seconds, int | float) else 0.0
-        self._counted = dict(counted)
+        self._counted = {
+            name: (row["incarnation"], row.get("metrics") or {}) for name, row in daemons.items()
+        }
         self._seen_at: float | None = None
 
     def count(self, worker: str, incarnation: int, metrics: Json) -> None:
@@ -257,6 +257,7 @@ class Reports(Part):
         daemon.metrics = report.metrics
         if daemon.role == "worker":
             self.totals.count(daemon.name, daemon.incarnation, report.metrics)
+            self.scheduler.on_report(daemon, now)
         self.evaluations.on_report(daemon, now)
         self.context.send(daemon.name, m.Heard())
         if daemon.role == "agent":

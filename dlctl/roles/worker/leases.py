@@ -231,7 +231,8 @@ class Leasing:
         """The method was notified that there is none, and has pushed its work."""
         self.ask_again_at: float | None = None
         """When to ask for data again, while there is none."""
-        self._number = 0
+        self.number = 0
+        """Of the newest request."""
         self._is_ahead = False
         """The newest request was for work in advance."""
         self._ahead_at = 0.0
@@ -267,16 +268,16 @@ class Leasing:
 
     def _request(self, ahead: bool, now: float) -> None:
         if "lease" not in self.context.retries:
-            self._number += 1
+            self.number += 1
             self._is_ahead = ahead
             me = self.identity
             ends, self._ends = self._ends, []
-            request = m.LeaseRequest(me.slot, me.epoch, self._number, ahead, tuple(ends))
+            request = m.LeaseRequest(me.slot, me.epoch, self.number, ahead, tuple(ends))
             self.context.ask("lease", COORDINATOR, request, now)
 
     def on_lease(self, lease: m.Lease, now: float) -> None:
         """Take the answer to the newest request; a stale one is dropped."""
-        if lease.request != self._number or self.context.retries.done("lease", now) is None:
+        if lease.request != self.number or self.context.retries.done("lease", now) is None:
             return
         if lease.start < lease.stop:
             self.told_no_data, self.ask_again_at = False, None

@@ -317,6 +317,7 @@ class Training:
         if self.own_rate.factor is not None:
             values["inner_lr"] = self.own_rate.at(self.progress.samples)
         values["repeated"] = self.context.retries.repeated
+        values["request"] = self.computing.leasing.number
         # 0 means that the coordinator has confirmed all work that this replica has done.
         values["portions"] = self.portions.not_done() + self.context.retries.count("portion")
         if self.asking.members.connects:

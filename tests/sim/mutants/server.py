@@ -149,7 +149,7 @@ def stale_clock_in_a_reply(patch: Patch) -> None:
     "a read does not wait for this replica's own pushes",
     "AssertionError",
     scenario="toys",
-    first=66,
+    first=86,
 )
 def own_pushes_are_not_waited_for(patch: Patch) -> None:
     honest = TableShard._may_answer
