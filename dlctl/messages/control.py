@@ -366,8 +366,9 @@ class ProcessExited(Message):
     incarnation: int
     status: Signed
     last_lines: tuple[str, ...]
-    cause: str
-    """Why a signal killed it, if the host knows: "out of memory: limit 64 MiB"; else ""."""
+    cause: str = ""
+    """Why a signal killed it, if the host knows: "out of memory: limit 64 MiB". Of one that exited,
+    that it logged no reason (`crash_loops.UNSAID`)."""
 
 
 @record

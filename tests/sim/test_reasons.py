@@ -19,7 +19,6 @@ from dlctl.roles.coordinator.membership import Membership
 from dlctl.roles.coordinator.records import History
 from dlctl.roles.coordinator.registration import Past, Registration
 from dlctl.roles.coordinator.run_state import RunState
-from dlctl.roles.protocol.effects import ProcessEnded
 from dlctl.roles.protocol.keyring import Keyring
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.objectives import LeastSquares
@@ -85,9 +84,8 @@ def test_a_server_that_gives_up_is_quoted_as_the_reason(seconds: float, reason: 
         coordinator = simulation.world.process("coordinator").machine
         server = coordinator.members.daemons["server-0"]
         now = simulation.world.timeline.now
-        coordinator.failure_detector.on_exit(
-            ProcessEnded("server-0", server.incarnation, 1, words), now
-        )
+        exited = m.ProcessExited("server-0", server.incarnation, 1, words)
+        coordinator.failure_detector.on_exit(exited, now)
 
     simulation.at(seconds, give_up)
     outcome = simulation.run()

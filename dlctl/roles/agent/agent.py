@@ -51,9 +51,7 @@ TERMINATE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ProcessStarted(Event):
-    name: str
-    incarnation: int
-    pid: int
+    spawned: m.Spawned
 
 
 @dataclass(slots=True)
@@ -69,9 +67,7 @@ class _Child:
 
 
 class Agent:
-    def __init__(
-        self, birth: Birth, resend_s: float, adopted: tuple[ProcessStarted, ...] = ()
-    ) -> None:
+    def __init__(self, birth: Birth, resend_s: float, adopted: tuple[m.Spawned, ...] = ()) -> None:
         """`adopted`: live daemons that an earlier agent has started."""
         self.birth = birth
         self.context = Context(resend_s)
@@ -97,11 +93,11 @@ class Agent:
                 if now - self._restarted_at > START_S:
                     self._restarts = 0  # The new coordinator sends messages: it works.
                 self._on_message(message, now)
-            case ProcessStarted(name, incarnation, pid):
-                self._children[name].pid = pid
-                self.context.send(COORDINATOR, m.Spawned(name, incarnation, pid))
-            case ProcessEnded():
-                self._on_ended(event, now)
+            case ProcessStarted(spawned):
+                self._children[spawned.name].pid = spawned.pid
+                self.context.send(COORDINATOR, spawned)
+            case ProcessEnded(exited):
+                self._on_ended(exited, now)
             case BytesRead(peer, answer):
                 self.context.send(peer, answer)
             case Reconnected(peer, lost_at):
@@ -122,7 +118,7 @@ class Agent:
         if self._leaving and not self._alive_children():
             birth = self.birth
             if birth.name != HOME_AGENT:  # The coordinator detects the exit of that agent.
-                gone = m.ProcessExited(birth.name, birth.incarnation, 0, (), "")
+                gone = m.ProcessExited(birth.name, birth.incarnation, 0, ())
                 self.context.send(COORDINATOR, gone)
             self.context.do(Exit(0, self._leaving))
         return self.context.clear()
@@ -184,8 +180,7 @@ class Agent:
         if child is not None and child.alive:
             self.context.do(SignalProcess(message.name, child.incarnation, 9))
         self._children[message.name] = _Child(message.incarnation)
-        start = StartProcess(message.name, message.role, message.incarnation, message.secret)
-        self.context.do(start)
+        self.context.do(StartProcess(message))
 
     def _on_kill(self, message: m.Kill, now: float) -> None:
         """Kill a process. Reports an exit even if there is none: else the coordinator would wait
@@ -194,18 +189,15 @@ class Agent:
         name, incarnation = message.name, message.incarnation
         child = self._children.get(name)
         if child is None or (not child.alive and child.incarnation < incarnation):
-            self._report_exit(m.ProcessExited(name, incarnation, STATUS_UNKNOWN, (), ""), now)
+            self._report_exit(m.ProcessExited(name, incarnation, STATUS_UNKNOWN, ()), now)
         elif child.exited is not None:
             self._report_exit(child.exited, now)
         # A replaced process may still be running, too.
         self.context.do(SignalProcess(name, incarnation, message.signal))
 
-    def _on_ended(self, event: ProcessEnded, now: float) -> None:
-        exited = m.ProcessExited(
-            event.name, event.incarnation, event.status, event.last_lines, event.cause
-        )
-        child = self._children.get(event.name)
-        if child is not None and child.incarnation == event.incarnation:
+    def _on_ended(self, exited: m.ProcessExited, now: float) -> None:
+        child = self._children.get(exited.name)
+        if child is not None and child.incarnation == exited.incarnation:
             child.exited = exited
         self._report_exit(exited, now)
 

@@ -212,8 +212,8 @@ class Coordinator:
                 self._on_message(peer, message, identity, now)
             case DeadlineReached():
                 self._on_deadline(now)
-            case ProcessEnded():
-                self.failure_detector.on_exit(event, now)
+            case ProcessEnded(exited):
+                self.failure_detector.on_exit(exited, now)
             case AgentWaits() | HostsTaken():
                 self.host_failures.on_event(event, now)
             case CheckpointBegun() | CheckpointEnded():

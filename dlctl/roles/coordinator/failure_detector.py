@@ -25,7 +25,6 @@ from dlctl.roles.coordinator.run_state import Part
 from dlctl.roles.coordinator.scaling import Scaling
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.protocol.context import EXIT_FENCED, EXIT_POISONED
-from dlctl.roles.protocol.effects import ProcessEnded
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.util.names import HOME_AGENT, WAITS_FOR_SPACE
 from dlctl.util.text import ENDED_BY_ITSELF, plural
@@ -218,17 +217,12 @@ class FailureDetector(Part):
         if daemon is not None:
             self._catch_up(daemon, message.incarnation)
         self.context.send(peer, m.ExitNoted(message.name, message.incarnation))
-        self.on_exit(
-            ProcessEnded(
-                message.name, message.incarnation, message.status, message.last_lines, message.cause
-            ),
-            now,
-        )
+        self.on_exit(message, now)
 
     def presume_dead(self, daemon: Daemon, now: float) -> None:
-        self.on_exit(ProcessEnded(daemon.name, daemon.incarnation, STATUS_UNKNOWN, ()), now)
+        self.on_exit(m.ProcessExited(daemon.name, daemon.incarnation, STATUS_UNKNOWN, ()), now)
 
-    def on_exit(self, end: ProcessEnded, now: float) -> None:
+    def on_exit(self, end: m.ProcessExited, now: float) -> None:
         name = end.name
         daemon = self.members.get(name, end.incarnation)
         if daemon is None or not daemon.alive:
@@ -294,7 +288,7 @@ class FailureDetector(Part):
         may_serve = server.has_served or code < 0 or code == EXIT_FENCED
         return self.run.keeps_shards() and may_serve and not server.error
 
-    def _lose_agent(self, agent: Daemon, end: ProcessEnded, said: str, now: float) -> None:
+    def _lose_agent(self, agent: Daemon, end: m.ProcessExited, said: str, now: float) -> None:
         """The next agent adopts the daemons that are alive, and reports those that are not."""
         if self.run.shutdown is not None and self.run.shutdown.is_leaving():
             return
