@@ -130,7 +130,7 @@ class Agent:
         return min((t for t in times if t is not None), default=None)
 
     def _register(self, now: float) -> None:
-        self.context.ask("register", COORDINATOR, self.birth.register(), now)
+        self.context.ask("register", COORDINATOR, self.birth, now)
 
     def _alive_children(self) -> list[tuple[str, _Child]]:
         return [(name, child) for name, child in self._children.items() if child.alive]
