@@ -37,7 +37,6 @@ SLOW_S_MAX = 5.0
 """Upper bound of the time without a heartbeat after which a daemon's state is `slow`."""
 
 _ERROR = "ERROR "
-_BUG = 70
 
 
 def last_error(status: int, last_lines: tuple[str, ...]) -> str:
@@ -45,19 +44,8 @@ def last_error(status: int, last_lines: tuple[str, ...]) -> str:
 
     `last_lines`: the end of its log, "LEVEL text" each; traceback lines are unchanged.
     """
-    if status == _BUG and last_lines:
-        return f"a bug in dlctl: {_end_of_error(last_lines)}"
     errors = [line.removeprefix(_ERROR) for line in last_lines if line.startswith(_ERROR)]
     return errors[-1] if errors and status > 0 else ""
-
-
-def _end_of_error(last_lines: tuple[str, ...]) -> str:
-    """The last line of its traceback; output of the task's exit functions may follow it."""
-    errors = [number for number, line in enumerate(last_lines) if line.startswith(_ERROR)]
-    for number in range(errors[-1] + 1 if errors else len(last_lines), len(last_lines)):
-        if last_lines[number].startswith(("INFO ", "WARNING ")):
-            return last_lines[number - 1]
-    return last_lines[-1]
 
 
 def _text(daemon: Daemon) -> str:
