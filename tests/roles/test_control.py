@@ -225,8 +225,7 @@ class Asking:
 
     def __init__(self, **job: Any) -> None:
         self.context, self.members = History(1.0), members()
-        content = JOB | job
-        self.changes = SettingChanges(self.context, self.members, settings.of_job(content), content)
+        self.changes = SettingChanges(self.context, self.members, settings.of_job(JOB | job))
         self.answers: list[Any] = []
 
     def ask(self, *patterns: str, **texts: str) -> dict[str | bytes, Any]:
@@ -285,11 +284,7 @@ def test_the_one_answer_shows_every_key_of_every_daemon_as_people_write_it() -> 
         ([], {"push": "off", "lr": "3"}, r"^lr: lr \* weight_decay must be <= 1, .*got 3 \* 0.5"),
         ([], {"push": "off", "psuh": "off"}, 'is called "psuh"; did you mean "push"'),
         ([], {"push": "off", "local_steps": "4"}, 'is called "local_steps"; '),
-        (
-            [],
-            {"push": "off", "batch_size": "4"},
-            "is active: workers.batch_size is in the job file",
-        ),
+        ([], {"push": "off", "batch_size": "4"}, 'is called "batch_size"; '),
         ([], {}, "nothing to set"),
         (["worker-7"], {"push": "off"}, 'no daemon is called "worker-7"; did you mean "worker-'),
         (["worker-0", "server-*"], {"push": "off"}, r"server-\* has no push: .* of workers"),
@@ -314,7 +309,7 @@ def test_a_key_that_only_this_jobs_method_declares_can_be_set() -> None:
     basket = settings.Setting(help="fruits", parse=fruits, format=lambda count: f"{count} apples")
     context, answers = History(1.0), []
     live = settings.of_job(JOB | {"algorithm": {"name": "orchard"}}, {"basket": basket})
-    changes = SettingChanges(context, members(), live, JOB)
+    changes = SettingChanges(context, members(), live)
     with pytest.raises(UsageError, match=r'^basket: "3" is no number of apples$'):
         changes.request(["worker-*"], {"basket": "3"}, 0.0, answers.append)
     changes.request(["worker-1"], {"basket": "3 apples"}, 0.0, answers.append)

@@ -107,9 +107,8 @@ class Coordinator:
         )  # fmt: skip
         self.registration.frozen = self.frozen.told
         self.scheduler = LeaseScheduler(run)
-        content = asdict(job)
-        live = settings.of_job(content, algorithm.live)
-        self.settings = SettingChanges(context, members, live, content)
+        live = settings.of_job(asdict(job), algorithm.live)
+        self.settings = SettingChanges(context, members, live)
         self.settings.go_on(past.settings)
         target = Target.parse(job.job.stop.target) if job.job.stop.target else None
         self.evaluations = Evaluations(

@@ -1,8 +1,8 @@
 """Live settings: a change is done when the daemons have acknowledged it, not when it was sent.
 
-A request is validated here, and only here: either all of its keys are applied to all of its
-daemons, or none. After a timeout the client is told which daemons have not answered. The request is
-resent until the daemon answers or its process ends: the next process starts with the new values.
+A request is validated here: either all of its keys are applied to all of its daemons, or none.
+After a timeout the client is told which daemons have not answered. The request is resent until the
+daemon answers or its process ends: the next process starts with the new values.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from dlctl import messages as m
 from dlctl.errors import NotFound, UsageError
@@ -18,7 +17,7 @@ from dlctl.machine import Peer
 from dlctl.messages import Json
 from dlctl.roles.coordinator.membership import Membership
 from dlctl.roles.coordinator.records import History
-from dlctl.settings import EVERY_RUN, LiveSettings, flat
+from dlctl.settings import EVERY_RUN, LiveSettings
 from dlctl.util.did_you_mean import did_you_mean
 from dlctl.util.names import COORDINATOR
 
@@ -44,8 +43,6 @@ class SettingChanges:
     members: Membership
     live: LiveSettings = EVERY_RUN
     """What may change in this job."""
-    job: Mapping[str, Any] = field(default_factory=dict)
-    """The contents of its job file."""
     _open: dict[int, _Change] = field(default_factory=dict, init=False)
 
     def go_on(self, before: Json) -> None:
@@ -66,8 +63,6 @@ class SettingChanges:
         """
         if not texts:
             raise UsageError("nothing to set: give KEY=VALUE", hint="dlctl set --list")
-        for key in texts:
-            self._refuse_what_is_not_live(key)
         values = {key: self.live.parse(key, text) for key, text in texts.items()}
         names = [*self.members.daemons, COORDINATOR]
         for pattern in patterns:
@@ -81,18 +76,6 @@ class SettingChanges:
         shown = " ".join(f"{key}={text.strip()}" for key, text in texts.items())
         self.context.event("set", ", ".join(wanted), f"set {shown}")
         self.begin(wanted, now, answered)
-
-    def _refuse_what_is_not_live(self, key: str) -> None:
-        """Raises UsageError if it is a key of the job file that only a restart can change."""
-        if key in self.live.by_key:
-            return
-        found = [path for path, _ in flat(self.job) if key in (path, path.partition(".")[2])]
-        if found:
-            are = "is" if len(found) == 1 else "are"
-            raise UsageError(
-                f"{key} cannot change while a run is active: {' and '.join(found)} {are} in the "
-                "job file"
-            )
 
     def _having(self, key: str, patterns: Sequence[str]) -> list[str]:
         """The daemons that have a setting. Raises UsageError if a pattern matches none of them."""
