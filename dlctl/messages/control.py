@@ -397,6 +397,9 @@ class Reply(Message):
     done: bool
     error: str
     result: Json
+    data: bytes = b""
+    """If not empty, the result: JSON, compressed by zlib. A header has no room for the reports of
+    all daemons, which may be as large as a header each."""
 
 
 # ------------------------------------------------------------ control plane: answers
