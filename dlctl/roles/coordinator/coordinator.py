@@ -258,7 +258,6 @@ class Coordinator:
             self.mirror.deadline(),
             self.groups.deadline(),
             self.quorums.deadline(),
-            self.scaling.deadline(),
             self.checkpointing.deadline() if end is None or is_saving else None,
         ]
         if end is None:
@@ -286,7 +285,6 @@ class Coordinator:
         self.mirror.on_deadline(now)
         self.settings.on_deadline(now)
         self.checkpointing.on_deadline(now)
-        self.scaling.on_deadline(now)
         for daemon in self.members.daemons.values():
             if daemon.retry_at is not None and daemon.retry_at <= now and self._may_begin(daemon):
                 self.start_daemon(daemon, now)

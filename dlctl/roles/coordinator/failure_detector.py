@@ -80,22 +80,22 @@ class FailureDetector(Part):
         return self._checked_at + self.slow_s / 2
 
     def watch(self, now: float) -> None:
-        if now - self._checked_at > self.slow_s:
-            # The coordinator itself was paused or starved; heartbeats are still unread.
+        was_paused = now - self._checked_at > self.slow_s
+        is_cut_off = not was_paused and self._is_cut_off(now)
+        if was_paused or (self._was_cut_off and not is_cut_off):
+            # The coordinator itself was paused or starved, and heartbeats are still unread; or the
+            # first heartbeat is back, and the other daemons need time to reconnect.
             for daemon in self.members.daemons.values():
                 daemon.heard_at = now
-        self._checked_at = now
-        is_cut_off = self._is_cut_off(now)
-        if self._was_cut_off and not is_cut_off:
-            # The first heartbeat is back; give the other daemons time to reconnect.
-            for daemon in self.members.daemons.values():
-                daemon.heard_at = now
-        self._was_cut_off = is_cut_off
+        self._checked_at, self._was_cut_off = now, is_cut_off
         is_full = any(server.phase == WAITS_FOR_SPACE for server in self.members.of_role("server"))
         is_held_up = bool(self.context.unwritten) or is_full
         for daemon in self.members.daemons.values():
             self._watch(daemon, now, is_cut_off)
             self._watch_start(daemon, now, is_held_up)
+            if daemon.alive and daemon.kill_at is not None and now >= daemon.kill_at:
+                daemon.kill_at = None
+                self._kill(daemon, "did not leave in time", now)
         if self.evaluations.overdue(now):
             name = self.evaluations.worker
             self._kill(self.members.daemons[name], "its evaluation does not end", now)
