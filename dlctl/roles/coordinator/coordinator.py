@@ -125,7 +125,7 @@ class Coordinator:
             self.transfers, leaves_residuals=leaves_residuals(job),
         )  # fmt: skip
         self.scaling = Scaling(run, self, self.scheduler)
-        self.rotation = Rotation(run, self, self.clients.answer, self.scheduler, self.scaling)
+        self.rotation = Rotation(run, self, self.clients.answer, self.scaling)
         self._build_observers(past)
 
     def _build_observers(self, past: Past) -> None:
