@@ -43,8 +43,6 @@ RESTART_FIRST_S, RESTART_MAX_S = 0.5, 10.0
 backoff while it dies before its first message, until the `Watchdog` expires."""
 WORKS_S = 2.0
 """A coordinator that lived longer did not die of its start."""
-START_S = 0.1
-"""A message that arrives sooner after a restart is from the previous coordinator."""
 TERMINATE_S = 5.0
 """Between SIGTERM and SIGKILL."""
 
@@ -90,8 +88,7 @@ class Agent:
         match event:
             case Received(_, message):
                 self._lifeline.heard(now)
-                if now - self._restarted_at > START_S:
-                    self._restarts = 0  # The new coordinator sends messages: it works.
+                self._restarts = 0  # The new coordinator sends messages: it works.
                 self._on_message(message, now)
             case ProcessStarted(spawned):
                 self._children[spawned.name].pid = spawned.pid
