@@ -39,10 +39,8 @@ from dlctl.util.names import HOME_AGENT
 from dlctl.util.text import COORDINATOR_GONE
 
 RESTART_FIRST_S, RESTART_MAX_S = 0.5, 10.0
-"""The coordinator is restarted at once, or after the first pause if it lived only briefly; with
-backoff while it dies before its first message, until the `Watchdog` expires."""
-WORKS_S = 2.0
-"""A coordinator that lived longer did not die of its start."""
+"""The coordinator is restarted at once; with backoff while it dies before its first message, until
+the `Watchdog` expires."""
 TERMINATE_S = 5.0
 """Between SIGTERM and SIGKILL."""
 
@@ -74,7 +72,6 @@ class Agent:
         self._lifeline = Watchdog()
         self._restarts = 0
         """Restarts of the coordinator since its last message."""
-        self._restarted_at = -WORKS_S
         self._restart_at: float | None = None
         self._report_at = 0.0
         self._welcomed = False
@@ -218,7 +215,7 @@ class Agent:
                 self.context.do(SignalProcess(name, child.incarnation, 9))
         if self._restart_at is not None and self._restart_at <= now:
             self._restart_at = None
-            self._restarts, self._restarted_at = self._restarts + 1, now
+            self._restarts += 1
             self.context.note("warning", COORDINATOR_GONE)
             self.context.do(RestartCoordinator())
             # We may not be on record: the disk may have been full when we registered.
@@ -231,8 +228,7 @@ class Agent:
         if self._leaving or self._restart_at is not None:
             return
         again = self._restarts
-        lived_shortly = now - self._restarted_at < WORKS_S
-        pause_s = min(RESTART_FIRST_S * 2**again, RESTART_MAX_S) if again or lived_shortly else 0.0
+        pause_s = min(RESTART_FIRST_S * 2**again, RESTART_MAX_S) if again else 0.0
         self._restart_at = now + pause_s
         if again:
             text = f"the coordinator died {again + 1} times in a row: again in {pause_s:.1f} s"

@@ -83,10 +83,8 @@ class SettingChanges:
         having = [name for name, daemon in self.members.daemons.items() if daemon.role in roles]
         if not having:
             raise UsageError(f"no daemon of this run has {key}")
-        if not patterns:
-            return having
         found = []
-        for pattern in patterns:
+        for pattern in patterns or ["*"]:
             matching = fnmatch.filter(having, pattern)
             if not matching:
                 owners = " and ".join(f"{role}s" for role in roles)
