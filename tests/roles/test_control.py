@@ -183,7 +183,7 @@ def test_who_does_not_answer_in_time_goes_on_being_asked_as_long_as_its_process_
     changes.on_deadline(ANSWER_S_MAX)
     assert [key for key, _, _ in context.retries.waiting()] == [("change", "worker-0")]
     changes.gone("worker-0")
-    assert len(context.retries) == 0
+    assert context.retries.deadline() is None
 
 
 def test_an_older_change_is_not_sent_again_on_top_of_a_newer_one() -> None:
@@ -196,7 +196,7 @@ def test_an_older_change_is_not_sent_again_on_top_of_a_newer_one() -> None:
     (again,) = context.retries.due(10.0)
     assert again.message == m.Change(2, second)
     changes.on_changed(b"", m.Changed(2, "worker-0", first, second), 10.1)
-    assert len(context.retries) == 0
+    assert context.retries.deadline() is None
     keys = [[row["key"] for row in answer["changes"]] for answer in answers]
     assert keys == [["fetch", "push"], ["push"]]
 
@@ -450,7 +450,7 @@ def test_a_checkpoint_is_given_up_in_time_and_names_who_was_late() -> None:
     saving = under_way("worker-0")
     saving.machine.on_deadline(SAVED_AT + SAVE_S_MAX)
     assert "server-0, worker-1" in saving.rows[0]["error"]
-    assert len(saving.context.retries) == 0
+    assert saving.context.retries.deadline() is None
 
 
 def test_a_checkpoint_does_without_workers_that_push_too_seldom_to_save_in_time() -> None:
@@ -458,7 +458,7 @@ def test_a_checkpoint_does_without_workers_that_push_too_seldom_to_save_in_time(
     saving.machine.on_deadline(SAVED_AT + SAVE_S_MAX)
     complete = next(e for e in saving.context.clear() if isinstance(e, CompleteCheckpoint))
     assert [worker["name"] for worker in complete.manifest["workers"]] == ["worker-0"]
-    assert len(saving.context.retries) == 0
+    assert saving.context.retries.deadline() is None
     assert saving.machine.deadline() is None
 
 

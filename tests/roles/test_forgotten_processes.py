@@ -33,7 +33,7 @@ def with_dead_child(status: int) -> Agent:
     one.handle(ProcessStarted(m.Spawned("worker-1", 5, 77)), 1.0)
     one.handle(ProcessEnded(m.ProcessExited("worker-1", 5, status, ())), 1.0)
     told(one, m.ExitNoted("worker-1", 5))
-    assert not one.context.retries
+    assert ("exit", "worker-1", 5) not in one.context.retries
     return one
 
 

@@ -91,7 +91,7 @@ class Agent:
                 self._children[spawned.name].pid = spawned.pid
                 self.context.send(COORDINATOR, spawned)
             case ProcessEnded(exited):
-                self._on_ended(exited, now)
+                self._report_exit(exited, now)
             case BytesRead(peer, answer):
                 self.context.send(peer, answer)
             case Reconnected(peer, lost_at):
@@ -189,14 +189,11 @@ class Agent:
         # A replaced process may still be running, too.
         self.context.do(SignalProcess(name, incarnation, message.signal))
 
-    def _on_ended(self, exited: m.ProcessExited, now: float) -> None:
+    def _report_exit(self, exited: m.ProcessExited, now: float) -> None:
+        """A process has ended: report that until it is acknowledged."""
         child = self._children.get(exited.name)
         if child is not None and child.incarnation == exited.incarnation:
             child.exited = exited
-        self._report_exit(exited, now)
-
-    def _report_exit(self, exited: m.ProcessExited, now: float) -> None:
-        """Report an exit; resent until acknowledged."""
         key = ("exit", exited.name, exited.incarnation)
         self.context.ask(key, COORDINATOR, exited, now)
 
