@@ -182,8 +182,6 @@ def test_who_does_not_answer_in_time_goes_on_being_asked_as_long_as_its_process_
     changes.begin({"worker-0": {"push": 5.0}, "worker-1": {"push": 5.0}}, 0.0, lambda rows: None)
     changes.on_deadline(ANSWER_S_MAX)
     assert [key for key, _, _ in context.retries.waiting()] == [("change", "worker-0")]
-    changes.gone("worker-0")
-    assert context.retries.deadline() is None
 
 
 def test_an_older_change_is_not_sent_again_on_top_of_a_newer_one() -> None:

@@ -141,8 +141,8 @@ class Coordinator:
             self.mirror,
         )
         self.failure_detector = FailureDetector(
-            run, self, self.scheduler, self.settings, self.evaluations, self.checkpointing,
-            self.frozen, self.scaling, self.host_failures,
+            run, self, self.scheduler, self.evaluations, self.checkpointing, self.frozen,
+            self.scaling, self.host_failures,
         )  # fmt: skip
         totals = Totals(past.totals, past.counted)
         self.status = StatusReport(

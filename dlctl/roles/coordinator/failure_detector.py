@@ -23,7 +23,6 @@ from dlctl.roles.coordinator.lease_scheduler import LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.run_state import Part
 from dlctl.roles.coordinator.scaling import Scaling
-from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.protocol.context import EXIT_FENCED, EXIT_POISONED
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.util.names import HOME_AGENT, WAITS_FOR_SPACE
@@ -62,7 +61,6 @@ def _why(daemon: Daemon, said: str) -> str:
 @dataclass(eq=False)
 class FailureDetector(Part):
     scheduler: LeaseScheduler
-    settings: SettingChanges
     evaluations: Evaluations
     checkpointing: Checkpointing
     frozen: FrozenParameters
@@ -243,9 +241,8 @@ class FailureDetector(Part):
     def _drop_requests(self, name: str) -> None:
         """Drop the pending requests that only this process could have answered."""
         moved = [f"moved{server.index}" for server in self.members.of_role("server")]
-        for what in ("spawn", "assign", "guests", "shutdown", "kill", "drain", *moved):
+        for what in ("spawn", "assign", "guests", "shutdown", "kill", "drain", "change", *moved):
             self.context.retries.drop((what, name))
-        self.settings.gone(name)
 
     def _restart(self, daemon: Daemon, text: str, now: float) -> None:
         daemon.back_off(now)

@@ -31,7 +31,7 @@ class _Change:
     wanted: dict[str, Json]
     """Daemon -> its keys and their values."""
     asked: dict[str, float]
-    """Daemon -> when it was asked; answered ones are removed."""
+    """Daemon that has not answered -> when the change began."""
     answered: Answered
     until: float
     rows: list[Json] = field(default_factory=list)
@@ -102,6 +102,8 @@ class SettingChanges:
         for name, values in wanted.items():
             daemon = self.members.daemons[name]
             daemon.settings = daemon.settings | values
+            if not daemon.alive:
+                continue
             # One request for all that is unacknowledged: an older request that is resent would undo
             # a newer one.
             older = self.context.retries.message(("change", name))
@@ -124,11 +126,6 @@ class SettingChanges:
             old, new = self.live.format(key, before), self.live.format(key, after)
             change.rows.append(row | {"old": old, "new": new})
 
-    def gone(self, name: str) -> None:
-        """Its process has ended. Open changes are acknowledged by the next process."""
-        if not any(name in change.asked for change in self._open.values()):
-            self.context.retries.drop(("change", name))
-
     def deadline(self) -> float | None:
         return min((change.until for change in self._open.values()), default=None)
 
@@ -138,9 +135,5 @@ class SettingChanges:
 
     def _close(self, number: int) -> None:
         change = self._open.pop(number)
-        for name in change.asked:
-            daemon = self.members.get(name)
-            if daemon is None or not daemon.alive:
-                self.gone(name)
         rows = sorted(change.rows, key=lambda row: (row["name"], row["key"]))
         change.answered({"changes": rows, "missing": sorted(change.asked)})
