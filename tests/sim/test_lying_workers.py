@@ -138,6 +138,21 @@ def test_a_report_with_too_much_in_it_does_not_keep_anybody_from_reading_the_sta
     assert rows[-1]["metrics"] == metrics
 
 
+def test_absurd_texts_of_daemons_leave_room_for_the_state_of_the_run():
+    world = in_the_middle().world
+    text = NOISE.decode("latin1")
+    for number, name in enumerate(("server-0", "server-1", "worker-0", "worker-1")):
+        report = m.Report(name, 1, text[number * 9 :][:20_000], text[20_000:40_000], {})
+        tell(world, wire.decode(wire.encode(report)), name.encode())
+        world.machine(COORDINATOR).members.daemons[name].change_state("draining")
+    effects = tell(world, m.Request(1, "status", {"first": 3}), b"a reader")
+    (reply,) = [e.message for e in effects if isinstance(e, Send) and e.peer == b"a reader"]
+    assert len(reply.data) < chunking.FRAME_BYTES_MIN
+    read = json.loads(zlib.decompress(reply.data))
+    assert (read["run"]["step"] > 0, "problems" in read["run"]) == (True, False)
+    assert read["daemons"][0]["waiting_for"] == text[20_000:40_000]
+
+
 @dataclass
 class SavesSomethingElse(Checker):
     """What worker-1 says of each file that it saves is wrong."""

@@ -98,8 +98,9 @@ def _how(error: DlctlError) -> Json:
 
 NOTIFY_EVERY_S = 1.0
 """Between two progress messages to a waiting command."""
-STATUS_BYTES_MAX = 100 * 1024
-"""Of one answer. Much larger frames are sent in segments, which a client does not assemble."""
+STATUS_BYTES_MAX, TEXT_CHARS_MAX = 100 * 1024, 400
+"""Of an answer, compressed; of an item of the run, if that is larger. A frame of 512 KiB would be
+sent in segments, which no client assembles; no daemon can report so much."""
 
 
 @dataclass(eq=False)
@@ -134,10 +135,11 @@ class Requests(Part):
         """
         run, rows = self.status.look(now)
         run = {"run_id": self.run.run_id, "name": self.run.job.job.name} | run
+        if len(_compressed(run)) > STATUS_BYTES_MAX:  # Daemons have reported absurd texts.
+            run = {key: value for key, value in run.items() if len(str(value)) <= TEXT_CHARS_MAX}
         shown = [_without_log(row) for row in rows[int(request.arguments.get("first", 0)) :]]
         while True:
-            answer = {"now": now, "run": run, "daemons": shown, "of": len(rows)}
-            data = zlib.compress(json.dumps(answer).encode())
+            data = _compressed({"now": now, "run": run, "daemons": shown, "of": len(rows)})
             if len(data) <= STATUS_BYTES_MAX or len(shown) <= 1:
                 return data
             shown = shown[: len(shown) // 2]
@@ -228,6 +230,10 @@ class Requests(Part):
         if COORDINATOR in names:
             self.scaling.hand_over("the coordinator is restarted on request")
         return self._with_trouble({"restarting": names})
+
+
+def _compressed(value: Json) -> bytes:
+    return zlib.compress(json.dumps(value).encode())
 
 
 def _without_log(row: Json) -> Json:
