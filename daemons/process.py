@@ -118,8 +118,8 @@ def main(
     except DlctlError as error:
         log.error("%s", in_words(error))
         code = error.exit_code
-    except Exception:
-        log.exception("a bug in dlctl: %s ends", name)
+    except Exception as error:
+        log.exception("a bug in dlctl: %s: %s", type(error).__name__, error)
         code = 70
     end(code)
     logs.end_prints()

@@ -18,6 +18,7 @@ from daemons.log_tail import exit_code, last_lines
 from daemons.loop import Loop
 from dlctl.launch import commands, local
 from dlctl.launch.base import Credentials
+from dlctl.messages import ProcessExited, Spawned
 from dlctl.roles.agent.agent import ProcessStarted
 from dlctl.roles.coordinator.crash_loops import UNSAID
 from dlctl.roles.protocol.effects import ProcessEnded, SignalProcess, StartProcess
@@ -47,18 +48,19 @@ class Children:
         loop.perform(SignalProcess, self._signal)
 
     def _start(self, effect: StartProcess) -> None:
-        directory, control = self.context.directory, self.context.control
-        name, incarnation = effect.name, effect.incarnation
-        credentials = Credentials(effect.secret, self.context.credentials.coordinator)
+        directory, control, spawn = self.context.directory, self.context.control, effect.spawn
+        name, incarnation = spawn.name, spawn.incarnation
+        credentials = Credentials(spawn.secret, self.context.credentials.coordinator)
         try:
-            popen = local.start(directory, effect.role, name, incarnation, control, credentials)
+            popen = local.start(directory, spawn.role, name, incarnation, control, credentials)
         except OSError as error:
-            self.loop.post(ProcessEnded(name, incarnation, 1, (f"cannot start it: {error}",)))
+            words = (f"cannot start it: {error}",)
+            self.loop.post(ProcessEnded(ProcessExited(name, incarnation, 1, words)))
             return
         self._hold(name, incarnation, _Child(popen.pid, os.pidfd_open(popen.pid), popen))
-        self.loop.post(ProcessStarted(name, incarnation, popen.pid))
+        self.loop.post(ProcessStarted(Spawned(name, incarnation, popen.pid)))
 
-    def adopt(self) -> tuple[ProcessStarted, ...]:
+    def adopt(self) -> tuple[Spawned, ...]:
         """Watch the daemons of this run that are already running on this machine."""
         found = []
         for daemon in local.living(self.context.directory):
@@ -67,7 +69,7 @@ class Children:
             pidfd = processes.hold(daemon.pid, daemon.start)
             if pidfd is not None:
                 self._hold(daemon.name, daemon.incarnation, _Child(daemon.pid, pidfd, None))
-                found.append(ProcessStarted(daemon.name, daemon.incarnation, daemon.pid))
+                found.append(Spawned(daemon.name, daemon.incarnation, daemon.pid))
         return tuple(found)
 
     def _hold(self, name: str, incarnation: int, child: _Child) -> None:
@@ -91,7 +93,8 @@ class Children:
         if status >= 0 and said is None:
             cause = UNSAID
         self._oom.forget(child.pid)
-        self.loop.post(ProcessEnded(name, incarnation, status, last_lines(path), cause))
+        exited = ProcessExited(name, incarnation, status, last_lines(path), cause)
+        self.loop.post(ProcessEnded(exited))
 
     def _signal(self, effect: SignalProcess) -> None:
         child = self._running.get((effect.name, effect.incarnation))

@@ -12,6 +12,7 @@ from daemons.log_tail import LINES, exit_code, last_lines
 from daemons.loop import Loop
 from dlctl import placement, registry
 from dlctl.launch.base import Credentials, Ended, Launcher, Notice, Order, Waiting
+from dlctl.messages import ProcessExited
 from dlctl.roles.coordinator.records import KillAgent, LaunchAgent
 from dlctl.roles.protocol.effects import AgentWaits, HostsTaken, ProcessEnded
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
@@ -83,7 +84,7 @@ class Agents:
             words = last_lines(path)
             status = exit_code(path) if status is None else status
         status = STATUS_UNKNOWN if status is None else status
-        self.loop.post(ProcessEnded(name, incarnation, status, words))
+        self.loop.post(ProcessEnded(ProcessExited(name, incarnation, status, words)))
 
 
 def _recorded(db: RunDb) -> dict[str, int]:

@@ -7,8 +7,10 @@ has no routing id, so two clients never displace each other.
 
 from __future__ import annotations
 
+import json
 import random
 import time
+import zlib
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -83,7 +85,8 @@ def answer(question: Question, on_progress: Callable[[Result], None] | None = No
         if reply.error:
             raise _refusal(reply)
         if reply.done:
-            return reply.result
+            result: Result = json.loads(zlib.decompress(reply.data)) if reply.data else reply.result
+            return result
         if on_progress is not None:
             on_progress(reply.result)
 
@@ -264,7 +267,7 @@ class Question:
             return None
         deadline = time.monotonic() + wait_s
         while self.socket.poll(max(0, int((deadline - time.monotonic()) * 1000))):
-            # A reply is all header, so it is never sent in segments or through shared memory.
+            # A reply is so small that it is never sent in segments.
             message = wire.decode(self.socket.recv_multipart())
             if isinstance(message, Reply) and message.request == self.request.request:
                 return message

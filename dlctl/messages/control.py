@@ -366,8 +366,9 @@ class ProcessExited(Message):
     incarnation: int
     status: Signed
     last_lines: tuple[str, ...]
-    cause: str
-    """Why a signal killed it, if the host knows: "out of memory: limit 64 MiB"; else ""."""
+    cause: str = ""
+    """Why a signal killed it, if the host knows: "out of memory: limit 64 MiB". Of one that exited,
+    that it logged no reason (`crash_loops.UNSAID`)."""
 
 
 @record
@@ -396,6 +397,9 @@ class Reply(Message):
     done: bool
     error: str
     result: Json
+    data: bytes = b""
+    """If not empty, the result: JSON, compressed by zlib. A header has no room for the reports of
+    all daemons, which may be as large as a header each."""
 
 
 # ------------------------------------------------------------ control plane: answers

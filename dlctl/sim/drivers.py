@@ -18,7 +18,7 @@ from dlctl.clients import Clients, Cohort, epoch_samples
 from dlctl.config import Choice
 from dlctl.flat import AVERAGED, slice_bounds
 from dlctl.machine import Exit, Send
-from dlctl.messages import Array, ModelReady
+from dlctl.messages import Array, ModelReady, ProcessExited, Spawned
 from dlctl.roles.agent.agent import ProcessStarted
 from dlctl.roles.coordinator import records as j
 from dlctl.roles.coordinator.persistence import Lasting
@@ -399,17 +399,17 @@ class ChildrenDriver:
         name, incarnation = child.name, child.incarnation
         self._children[name, incarnation] = child
         child.ended = lambda status: self.process.post(
-            ProcessEnded(name, incarnation, status, tuple(child.last_lines)), REAP_S
+            ProcessEnded(ProcessExited(name, incarnation, status, tuple(child.last_lines))), REAP_S
         )
 
     def _start(self, effect: StartProcess) -> None:
+        spawn = effect.spawn
         child = self.spawn(
-            effect.role, effect.name, effect.incarnation, effect.secret,
-            self.process.coordinator_key,
-        )  # fmt: skip
+            spawn.role, spawn.name, spawn.incarnation, spawn.secret, self.process.coordinator_key
+        )
         child.agent = self.process.name
         self.adopt(child)
-        self.process.post(ProcessStarted(effect.name, effect.incarnation, child.pid))
+        self.process.post(ProcessStarted(Spawned(spawn.name, spawn.incarnation, child.pid)))
 
     def _signal(self, effect: SignalProcess) -> None:
         child = self._children.get((effect.name, effect.incarnation))
@@ -597,17 +597,17 @@ class RecordsDriver:
         name, incarnation = agent.name, agent.incarnation
         if name == HOME_AGENT:
             agent.ended = lambda status: self.process.post(
-                ProcessEnded(name, incarnation, status, ()), REAP_S
+                ProcessEnded(ProcessExited(name, incarnation, status, ())), REAP_S
             )
 
     def _launch(self, effect: j.LaunchAgent) -> None:
         """Another host is reached over ssh: it terminates an earlier agent, or is unreachable."""
         self._incarnations[effect.name] = effect.incarnation
         if effect.name in self.unreachable:
-            refused = ProcessEnded(
+            refused = ProcessExited(
                 effect.name, effect.incarnation, SSH_FAILED, ("No route to host",)
             )
-            self.process.post(refused, SSH_S)
+            self.process.post(ProcessEnded(refused), SSH_S)
             return
         older = self._agents.get(effect.name)
         if older is not None:
@@ -622,5 +622,5 @@ class RecordsDriver:
             agent.signal(9)
         if effect.name != HOME_AGENT:
             incarnation = self._incarnations.get(effect.name, 0)
-            unseen = ProcessEnded(effect.name, incarnation, STATUS_UNKNOWN, ())
-            self.process.post(unseen, SSH_S)
+            unseen = ProcessExited(effect.name, incarnation, STATUS_UNKNOWN, ())
+            self.process.post(ProcessEnded(unseen), SSH_S)

@@ -17,8 +17,8 @@ from dlctl import registry
 from dlctl.config import Choice, JobFile
 from dlctl.flat import slice_bounds
 from dlctl.machine import Machine, Started, StopRequested
-from dlctl.messages import Array
-from dlctl.roles.agent.agent import Agent, ProcessStarted
+from dlctl.messages import Array, Spawned
+from dlctl.roles.agent.agent import Agent
 from dlctl.roles.coordinator.coordinator import Coordinator
 from dlctl.roles.coordinator.registration import Past
 from dlctl.roles.protocol.context import COORDINATOR, EXIT_RESTART, Birth
@@ -250,7 +250,7 @@ class World:
         disk = self.host_disks.of(process.name)
         find = hostfiles.on_host(disk, self.processes)
         hostfiles.OutgoingDriver(process, find, partial(self.host_disks.remove, process.name))
-        found = tuple(ProcessStarted(c.name, c.incarnation, c.pid) for c in adopted)
+        found = tuple(Spawned(c.name, c.incarnation, c.pid) for c in adopted)
         return Agent(birth, self.job.timeouts.resend_s, found)
 
     def _supervise(self, agent: Process) -> None:

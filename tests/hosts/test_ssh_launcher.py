@@ -317,7 +317,7 @@ def agents_of(directory: Path, loop: Loop, control: str) -> Agents:
 
 def test_the_coordinator_places_an_agent_and_kills_it_alone(lab: Lab) -> None:
     directory = lab.run([Host(ssh="h1")])
-    ends: list[ProcessEnded] = []
+    ends: list[m.ProcessExited] = []
 
     def then(event: Event) -> list[Effect]:
         match event:
@@ -326,15 +326,15 @@ def test_the_coordinator_places_an_agent_and_kills_it_alone(lab: Lab) -> None:
                 return [Send(peer, m.Welcome(AGENT, 0, 1, b"", {})), Send(peer, spawn)]
             case Received(_, m.Register()):
                 return [KillAgent(AGENT)]
-            case ProcessEnded():
-                ends.append(event)
+            case ProcessEnded(exited):
+                ends.append(exited)
                 return [Exit(0, "it is known")]
         return []
 
     launch = LaunchAgent(AGENT, 1, KEYS.secret(AGENT))
     try:
         assert lab.do(told, lab, directory, then, launch) == 0
-        assert ends == [ProcessEnded(AGENT, 1, STATUS_UNKNOWN, ())]
+        assert ends == [m.ProcessExited(AGENT, 1, STATUS_UNKNOWN, ())]
         (alive,) = lab.cluster.processes("h1")
         assert "daemons.server" in alive.cmdline()
         seen = answers.value_of(lab.ask(H1, remote.look_request(RUN_ID))[AGENT])
@@ -392,11 +392,11 @@ def _has_host_process(lab: Lab) -> bool:
 
 def test_the_coordinator_hears_in_words_why_an_agent_cannot_be_placed(lab: Lab) -> None:
     directory = lab.run([Host(ssh="h9")])
-    ends: list[ProcessEnded] = []
+    ends: list[m.ProcessExited] = []
 
     def then(event: Event) -> list[Effect]:
         if isinstance(event, ProcessEnded):
-            ends.append(event)
+            ends.append(event.exited)
         return [Exit(0, "it is known")] if ends else []
 
     launch = LaunchAgent(AGENT, 3, KEYS.secret(AGENT))
@@ -413,11 +413,11 @@ def test_an_agent_that_cannot_be_reached_to_be_killed_counts_as_gone(lab: Lab) -
     with closing(RunDb(directory)) as db:
         db.put_memory({f"daemon/{AGENT}": {"incarnation": 4}})
         db.commit()
-    ends: list[ProcessEnded] = []
+    ends: list[m.ProcessExited] = []
 
     def then(event: Event) -> list[Effect]:
         if isinstance(event, ProcessEnded):
-            ends.append(event)
+            ends.append(event.exited)
         return [Exit(0, "it is known")] if ends else []
 
     assert lab.do(told, lab, directory, then, KillAgent(AGENT)) == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dlctl import messages as m
 from dlctl.machine import DeadlineReached, Effect, Received, Started
-from dlctl.roles.agent.agent import RESTART_FIRST_S, RESTART_MAX_S, Agent
+from dlctl.roles.agent.agent import RESTART_MAX_S, Agent
 from dlctl.roles.protocol.context import COORDINATOR, Birth
 from dlctl.roles.protocol.effects import CoordinatorGone, RestartCoordinator
 
@@ -35,19 +35,11 @@ class Watched:
 
 def test_a_coordinator_that_has_worked_is_started_again_at_once() -> None:
     watched = Watched()
-    assert watched.pause_s() == 0.0
-    watched.now += 5.0
-    watched.hear()
-    assert watched.pause_s() == 0.0
-
-
-def test_one_that_lived_shortly_but_was_heard_waits_for_the_first_pause_only() -> None:
-    watched = Watched()
-    watched.pause_s()
-    for _ in range(5):
-        watched.now += 1.0
+    for lived_s in (5.0, 0.5, 0.5):
+        assert watched.pause_s() == 0.0
+        watched.now += lived_s
         watched.hear()
-        assert watched.pause_s() == RESTART_FIRST_S
+    assert watched.pause_s() == 0.0
 
 
 def test_one_that_dies_before_it_is_heard_waits_longer_and_longer_up_to_a_limit() -> None:

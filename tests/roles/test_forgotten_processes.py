@@ -29,11 +29,11 @@ def exits(effects: list[Effect]) -> list[tuple[str, int, int]]:
 def with_dead_child(status: int) -> Agent:
     """Its worker-1.5 has died, and a coordinator that is gone has noted that."""
     one = agent()
-    assert StartProcess("worker-1", "worker", 5, "") in told(one, SPAWN_5)
-    one.handle(ProcessStarted("worker-1", 5, 77), 1.0)
-    one.handle(ProcessEnded("worker-1", 5, status, ()), 1.0)
+    assert StartProcess(SPAWN_5) in told(one, SPAWN_5)
+    one.handle(ProcessStarted(m.Spawned("worker-1", 5, 77)), 1.0)
+    one.handle(ProcessEnded(m.ProcessExited("worker-1", 5, status, ())), 1.0)
     told(one, m.ExitNoted("worker-1", 5))
-    assert not one.context.retries
+    assert ("exit", "worker-1", 5) not in one.context.retries
     return one
 
 
@@ -53,7 +53,7 @@ def test_an_agent_that_is_to_kill_the_dead_says_how_they_ended() -> None:
 def test_whoever_lives_is_killed_and_reported_when_it_has_ended() -> None:
     one = agent()
     told(one, SPAWN_5)
-    one.handle(ProcessStarted("worker-1", 5, 77), 1.0)
+    one.handle(ProcessStarted(m.Spawned("worker-1", 5, 77)), 1.0)
     effects = told(one, m.Kill("worker-1", 5, 9))
     assert effects == [SignalProcess("worker-1", 5, 9)]
 
@@ -65,6 +65,5 @@ def test_a_process_that_has_ended_is_not_said_to_be_started() -> None:
         assert exits(effects) == [("worker-1", 5, -9)]
         assert not [e for e in effects if isinstance(e, StartProcess)]
         assert not [e for e in effects if isinstance(e, Send) and isinstance(e.message, m.Spawned)]
-    assert StartProcess("worker-1", "worker", 6, "") in told(
-        one, m.Spawn("worker-1", "worker", 6, "")
-    )
+    spawn = m.Spawn("worker-1", "worker", 6, "")
+    assert StartProcess(spawn) in told(one, spawn)

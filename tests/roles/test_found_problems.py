@@ -10,7 +10,6 @@ import pytest
 from dlctl.problems import Problem, read
 from dlctl.roles.coordinator import problems
 from dlctl.roles.coordinator.membership import Daemon, Membership
-from dlctl.roles.coordinator.requests import RUN_BYTES, shortened
 from dlctl.util.names import HOME_AGENT, WAITS_FOR_SPACE
 from dlctl.util.text import BLAMED, DISCARDED, ENDED_BY_ITSELF, KILLED, NO_WORKER
 
@@ -275,12 +274,6 @@ def test_what_the_run_says_of_itself(
     run = Run()
     run.row = row
     assert [(p.code, p.facts) for p in run.find()] == ([] if code is None else [(code, facts)])
-
-
-def test_problems_fit_into_an_answer_about_the_run() -> None:
-    run = Run().change("worker-1", "backoff", last_exit=EXIT)
-    rows = [problem.to_json() for problem in run.find()]
-    assert shortened({"problems": rows}, RUN_BYTES) == {"problems": rows}
 
 
 @pytest.mark.parametrize(

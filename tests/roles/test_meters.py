@@ -49,5 +49,5 @@ def test_what_was_never_counted_has_no_rate() -> None:
     rates.report(0.0)
     assert rates.report(1.0) == {"samples": 0, "refused": 0}
     rates.add("samples", 64)
-    assert rates.report(2.0) == {"samples": 64, "refused": 0, "samples_per_s": 64.0}
-    assert rates.report(3.0)["samples_per_s"] == 0.0, "that it stands still now was measured"
+    assert rates.report(2.0) == {"samples": 64, "refused": 0, "samples_per_s": 32.0}
+    assert rates.report(7.0)["samples_per_s"] == 0.0, "that it stands still now was measured"

@@ -228,7 +228,7 @@ def carried(bytes_per_s: float, nbytes: int, for_s: float) -> tuple[int, int]:
 
     for number in itertools.count():
         if number >= WINDOW:
-            while len(waiting) == WINDOW:
+            while len(list(waiting.waiting())) == WINDOW:
                 deadline = waiting.deadline()
                 assert deadline is not None
                 if deadline < on_the_way[0][0]:

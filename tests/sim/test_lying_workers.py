@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
+import random
+import zlib
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 from simulated import ACCOUNT, job_file, ledger_checkers
 
+from daemons.transport import chunking
 from dlctl import messages as m
 from dlctl import wire
 from dlctl.config import Host
@@ -104,18 +108,49 @@ def test_a_portion_of_somebody_else_is_not_done():
     assert simulation.run().state == "finished"
 
 
+NOISE = random.Random(7).randbytes(60_000)
+
+
 @pytest.mark.parametrize(
-    "metrics", [{f"metric {n}": "x" * 50 for n in range(900)}, {"a": {"b": {"c": {"d": {"e": 1}}}}}]
+    ("metrics", "pages"),
+    [
+        ({f"metric {n}": "x" * 50 for n in range(900)}, 1),
+        ({"a": {"b": {"c": {"d": {"e": 1}}}}}, 1),
+        ({f"metric {n}": NOISE[n * 50 : n * 50 + 25].hex() for n in range(900)}, 1),
+        ({f"metric {n}": NOISE[n * 60 : n * 60 + 59].decode("latin1") for n in range(600)}, 4),
+    ],
 )
-def test_a_report_with_too_much_in_it_does_not_keep_anybody_from_reading_the_status(metrics):
+def test_a_report_with_too_much_in_it_does_not_keep_anybody_from_reading_the_status(metrics, pages):
     world = in_the_middle().world
     for name in ("worker-0", "worker-1"):
         report = m.Report(name, 1, "computing", "", metrics)
         tell(world, wire.decode(wire.encode(report)), name.encode())
-    effects = tell(world, m.Request(7, "status", {}), b"a reader")
+    world.machine(COORDINATOR).members.daemons["worker-1"].ended(1, ("a secret",), 1.0)
+    rows = []
+    for number in range(1, pages + 1):
+        effects = tell(world, m.Request(number, "status", {"first": len(rows)}), b"a reader")
+        (reply,) = [e.message for e in effects if isinstance(e, Send) and e.peer == b"a reader"]
+        read = wire.decode(wire.encode(reply))
+        assert len(read.data) < chunking.FRAME_BYTES_MIN
+        assert b"a secret" not in zlib.decompress(read.data)
+        rows += json.loads(zlib.decompress(read.data))["daemons"]
+    assert [row["name"] for row in rows] == list(world.store.daemons)
+    assert rows[-1]["metrics"] == metrics
+
+
+def test_absurd_texts_of_daemons_leave_room_for_the_state_of_the_run():
+    world = in_the_middle().world
+    text = NOISE.decode("latin1")
+    for number, name in enumerate(("server-0", "server-1", "worker-0", "worker-1")):
+        report = m.Report(name, 1, text[number * 9 :][:20_000], text[20_000:40_000], {})
+        tell(world, wire.decode(wire.encode(report)), name.encode())
+        world.machine(COORDINATOR).members.daemons[name].change_state("draining")
+    effects = tell(world, m.Request(1, "status", {"first": 3}), b"a reader")
     (reply,) = [e.message for e in effects if isinstance(e, Send) and e.peer == b"a reader"]
-    read = wire.decode(wire.encode(reply))
-    assert [row["name"] for row in read.result["daemons"]] == list(world.store.daemons)
+    assert len(reply.data) < chunking.FRAME_BYTES_MIN
+    read = json.loads(zlib.decompress(reply.data))
+    assert (read["run"]["step"] > 0, "problems" in read["run"]) == (True, False)
+    assert read["daemons"][0]["waiting_for"] == text[20_000:40_000]
 
 
 @dataclass

@@ -54,12 +54,10 @@ def command(words: tuple[str, ...], show_list: bool, limit_s: float, job: str | 
             raise UsageError(f"{key} is given twice")
     snapshot = select.look(job)
     control.require_live(snapshot, "changed")
-    try:  # One atomic request: all settings are applied, or none.
-        arguments = {"names": patterns, "settings": wanted}
-        result = client.ask(snapshot.directory, "set", arguments, limit_s)
-    except UsageError as error:
-        error.hint = error.hint or _other_way(snapshot, wanted)
-        raise
+    _refuse_what_is_not_live(snapshot, wanted)
+    # One atomic request: all settings are applied, or none.
+    arguments = {"names": patterns, "settings": wanted}
+    result = client.ask(snapshot.directory, "set", arguments, limit_s)
     rows = []
     for change in result["changes"]:
         row = {"NAME": change["name"], "KEY": change["key"]}
@@ -77,14 +75,19 @@ def command(words: tuple[str, ...], show_list: bool, limit_s: float, job: str | 
         )
 
 
-def _other_way(snapshot: Snapshot, wanted: Mapping[str, str]) -> str | None:
-    """How to change a key that does not change live, if one was requested."""
+def _refuse_what_is_not_live(snapshot: Snapshot, wanted: Mapping[str, str]) -> None:
+    """Raises UsageError if it is a key of the job file that `set` cannot change."""
     job, file = read_job(snapshot.directory), next_step.job_file(snapshot)
+    live = settings.of_job(job).by_key
     for key, value in wanted.items():
         found = changes.not_live(job, key)
-        if changes.WORKERS in found:
-            return f"dlctl scale worker={value}"
-        if found:
-            stop = f"dlctl stop -j {snapshot.run_id} && "
-            return f"write it into {file}, then {stop}dlctl start {file}, which resumes with it"
-    return None
+        if key in live or not found:
+            continue
+        are = "is" if len(found) == 1 else "are"
+        stop = f"dlctl stop -j {snapshot.run_id} && "
+        way = f"write it into {file}, then {stop}dlctl start {file}, which resumes with it"
+        raise UsageError(
+            f"{key} cannot change while a run is active: {' and '.join(found)} {are} in the "
+            "job file",
+            hint=f"dlctl scale worker={value}" if changes.WORKERS in found else way,
+        )

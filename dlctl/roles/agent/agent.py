@@ -39,21 +39,15 @@ from dlctl.util.names import HOME_AGENT
 from dlctl.util.text import COORDINATOR_GONE
 
 RESTART_FIRST_S, RESTART_MAX_S = 0.5, 10.0
-"""The coordinator is restarted at once, or after the first pause if it lived only briefly; with
-backoff while it dies before its first message, until the `Watchdog` expires."""
-WORKS_S = 2.0
-"""A coordinator that lived longer did not die of its start."""
-START_S = 0.1
-"""A message that arrives sooner after a restart is from the previous coordinator."""
+"""The coordinator is restarted at once; with backoff while it dies before its first message, until
+the `Watchdog` expires."""
 TERMINATE_S = 5.0
 """Between SIGTERM and SIGKILL."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessStarted(Event):
-    name: str
-    incarnation: int
-    pid: int
+    spawned: m.Spawned
 
 
 @dataclass(slots=True)
@@ -69,9 +63,7 @@ class _Child:
 
 
 class Agent:
-    def __init__(
-        self, birth: Birth, resend_s: float, adopted: tuple[ProcessStarted, ...] = ()
-    ) -> None:
+    def __init__(self, birth: Birth, resend_s: float, adopted: tuple[m.Spawned, ...] = ()) -> None:
         """`adopted`: live daemons that an earlier agent has started."""
         self.birth = birth
         self.context = Context(resend_s)
@@ -80,7 +72,6 @@ class Agent:
         self._lifeline = Watchdog()
         self._restarts = 0
         """Restarts of the coordinator since its last message."""
-        self._restarted_at = -WORKS_S
         self._restart_at: float | None = None
         self._report_at = 0.0
         self._welcomed = False
@@ -94,14 +85,13 @@ class Agent:
         match event:
             case Received(_, message):
                 self._lifeline.heard(now)
-                if now - self._restarted_at > START_S:
-                    self._restarts = 0  # The new coordinator sends messages: it works.
+                self._restarts = 0  # The new coordinator sends messages: it works.
                 self._on_message(message, now)
-            case ProcessStarted(name, incarnation, pid):
-                self._children[name].pid = pid
-                self.context.send(COORDINATOR, m.Spawned(name, incarnation, pid))
-            case ProcessEnded():
-                self._on_ended(event, now)
+            case ProcessStarted(spawned):
+                self._children[spawned.name].pid = spawned.pid
+                self.context.send(COORDINATOR, spawned)
+            case ProcessEnded(exited):
+                self._report_exit(exited, now)
             case BytesRead(peer, answer):
                 self.context.send(peer, answer)
             case Reconnected(peer, lost_at):
@@ -122,7 +112,7 @@ class Agent:
         if self._leaving and not self._alive_children():
             birth = self.birth
             if birth.name != HOME_AGENT:  # The coordinator detects the exit of that agent.
-                gone = m.ProcessExited(birth.name, birth.incarnation, 0, (), "")
+                gone = m.ProcessExited(birth.name, birth.incarnation, 0, ())
                 self.context.send(COORDINATOR, gone)
             self.context.do(Exit(0, self._leaving))
         return self.context.clear()
@@ -134,7 +124,7 @@ class Agent:
         return min((t for t in times if t is not None), default=None)
 
     def _register(self, now: float) -> None:
-        self.context.ask("register", COORDINATOR, self.birth.register(), now)
+        self.context.ask("register", COORDINATOR, self.birth, now)
 
     def _alive_children(self) -> list[tuple[str, _Child]]:
         return [(name, child) for name, child in self._children.items() if child.alive]
@@ -184,8 +174,7 @@ class Agent:
         if child is not None and child.alive:
             self.context.do(SignalProcess(message.name, child.incarnation, 9))
         self._children[message.name] = _Child(message.incarnation)
-        start = StartProcess(message.name, message.role, message.incarnation, message.secret)
-        self.context.do(start)
+        self.context.do(StartProcess(message))
 
     def _on_kill(self, message: m.Kill, now: float) -> None:
         """Kill a process. Reports an exit even if there is none: else the coordinator would wait
@@ -194,23 +183,17 @@ class Agent:
         name, incarnation = message.name, message.incarnation
         child = self._children.get(name)
         if child is None or (not child.alive and child.incarnation < incarnation):
-            self._report_exit(m.ProcessExited(name, incarnation, STATUS_UNKNOWN, (), ""), now)
+            self._report_exit(m.ProcessExited(name, incarnation, STATUS_UNKNOWN, ()), now)
         elif child.exited is not None:
             self._report_exit(child.exited, now)
         # A replaced process may still be running, too.
         self.context.do(SignalProcess(name, incarnation, message.signal))
 
-    def _on_ended(self, event: ProcessEnded, now: float) -> None:
-        exited = m.ProcessExited(
-            event.name, event.incarnation, event.status, event.last_lines, event.cause
-        )
-        child = self._children.get(event.name)
-        if child is not None and child.incarnation == event.incarnation:
-            child.exited = exited
-        self._report_exit(exited, now)
-
     def _report_exit(self, exited: m.ProcessExited, now: float) -> None:
-        """Report an exit; resent until acknowledged."""
+        """A process has ended: report that until it is acknowledged."""
+        child = self._children.get(exited.name)
+        if child is not None and child.incarnation == exited.incarnation:
+            child.exited = exited
         key = ("exit", exited.name, exited.incarnation)
         self.context.ask(key, COORDINATOR, exited, now)
 
@@ -229,7 +212,7 @@ class Agent:
                 self.context.do(SignalProcess(name, child.incarnation, 9))
         if self._restart_at is not None and self._restart_at <= now:
             self._restart_at = None
-            self._restarts, self._restarted_at = self._restarts + 1, now
+            self._restarts += 1
             self.context.note("warning", COORDINATOR_GONE)
             self.context.do(RestartCoordinator())
             # We may not be on record: the disk may have been full when we registered.
@@ -242,8 +225,7 @@ class Agent:
         if self._leaving or self._restart_at is not None:
             return
         again = self._restarts
-        lived_shortly = now - self._restarted_at < WORKS_S
-        pause_s = min(RESTART_FIRST_S * 2**again, RESTART_MAX_S) if again or lived_shortly else 0.0
+        pause_s = min(RESTART_FIRST_S * 2**again, RESTART_MAX_S) if again else 0.0
         self._restart_at = now + pause_s
         if again:
             text = f"the coordinator died {again + 1} times in a row: again in {pause_s:.1f} s"

@@ -106,9 +106,8 @@ class Coordinator:
         )
         self.registration.frozen = self.frozen.told
         self.scheduler = LeaseScheduler(run)
-        content = asdict(job)
-        live = settings.of_job(content, algorithm.live)
-        self.settings = SettingChanges(context, members, live, content)
+        live = settings.of_job(asdict(job), algorithm.live)
+        self.settings = SettingChanges(context, members, live)
         self.settings.go_on(past.settings)
         target = Target.parse(job.job.stop.target) if job.job.stop.target else None
         self.evaluations = Evaluations(
@@ -122,7 +121,7 @@ class Coordinator:
         self.norms = Norms(run)
         self.checkpointing = Checkpointing(context, members, job, past.checkpoints, self.transfers)
         self.scaling = Scaling(run, self, self.scheduler)
-        self.rotation = Rotation(run, self, self.clients.answer, self.scheduler, self.scaling)
+        self.rotation = Rotation(run, self, self.clients.answer, self.scaling)
         self._build_observers(past)
 
     def _build_observers(self, past: Past) -> None:
@@ -138,8 +137,8 @@ class Coordinator:
             self.mirror,
         )
         self.failure_detector = FailureDetector(
-            run, self, self.scheduler, self.settings, self.evaluations, self.checkpointing,
-            self.frozen, self.scaling, self.host_failures,
+            run, self, self.scheduler, self.evaluations, self.checkpointing, self.frozen,
+            self.scaling, self.host_failures,
         )  # fmt: skip
         totals = Totals(past.totals, past.daemons)
         self.status = StatusReport(
@@ -207,8 +206,8 @@ class Coordinator:
                 self._on_message(peer, message, identity, now)
             case DeadlineReached():
                 self._on_deadline(now)
-            case ProcessEnded():
-                self.failure_detector.on_exit(event, now)
+            case ProcessEnded(exited):
+                self.failure_detector.on_exit(exited, now)
             case AgentWaits() | HostsTaken():
                 self.host_failures.on_event(event, now)
             case CheckpointBegun() | CheckpointEnded():
@@ -254,7 +253,6 @@ class Coordinator:
             self.mirror.deadline(),
             self.groups.deadline(),
             self.quorums.deadline(),
-            self.scaling.deadline(),
             self.checkpointing.deadline() if end is None or is_saving else None,
         ]
         if end is None:
@@ -282,7 +280,6 @@ class Coordinator:
         self.mirror.on_deadline(now)
         self.settings.on_deadline(now)
         self.checkpointing.on_deadline(now)
-        self.scaling.on_deadline(now)
         for daemon in self.members.daemons.values():
             if daemon.retry_at is not None and daemon.retry_at <= now and self._may_begin(daemon):
                 self.start_daemon(daemon, now)

@@ -53,13 +53,3 @@ SOURCES: Mapping[str, frozenset[str]] = {
     QUARANTINED: ENDED,
 }
 """State -> the states that it may follow on."""
-
-
-class ImpossibleTransition(AssertionError):
-    """A bug of the coordinator: no message or exit of a daemon can cause it."""
-
-
-def check(before: str, after: str) -> None:
-    """Raises ImpossibleTransition."""
-    if before not in SOURCES[after]:
-        raise ImpossibleTransition(f'"{after}" cannot follow on the state "{before}"')

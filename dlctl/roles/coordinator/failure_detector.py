@@ -23,9 +23,7 @@ from dlctl.roles.coordinator.lease_scheduler import LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.run_state import Part
 from dlctl.roles.coordinator.scaling import Scaling
-from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.protocol.context import EXIT_FENCED, EXIT_POISONED
-from dlctl.roles.protocol.effects import ProcessEnded
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.util.names import HOME_AGENT, WAITS_FOR_SPACE
 from dlctl.util.text import ENDED_BY_ITSELF, plural
@@ -38,7 +36,6 @@ SLOW_S_MAX = 5.0
 """Upper bound of the time without a heartbeat after which a daemon's state is `slow`."""
 
 _ERROR = "ERROR "
-_BUG = 70
 
 
 def last_error(status: int, last_lines: tuple[str, ...]) -> str:
@@ -46,19 +43,8 @@ def last_error(status: int, last_lines: tuple[str, ...]) -> str:
 
     `last_lines`: the end of its log, "LEVEL text" each; traceback lines are unchanged.
     """
-    if status == _BUG and last_lines:
-        return f"a bug in dlctl: {_end_of_error(last_lines)}"
     errors = [line.removeprefix(_ERROR) for line in last_lines if line.startswith(_ERROR)]
     return errors[-1] if errors and status > 0 else ""
-
-
-def _end_of_error(last_lines: tuple[str, ...]) -> str:
-    """The last line of its traceback; output of the task's exit functions may follow it."""
-    errors = [number for number, line in enumerate(last_lines) if line.startswith(_ERROR)]
-    for number in range(errors[-1] + 1 if errors else len(last_lines), len(last_lines)):
-        if last_lines[number].startswith(("INFO ", "WARNING ")):
-            return last_lines[number - 1]
-    return last_lines[-1]
 
 
 def _text(daemon: Daemon) -> str:
@@ -75,7 +61,6 @@ def _why(daemon: Daemon, said: str) -> str:
 @dataclass(eq=False)
 class FailureDetector(Part):
     scheduler: LeaseScheduler
-    settings: SettingChanges
     evaluations: Evaluations
     checkpointing: Checkpointing
     frozen: FrozenParameters
@@ -93,22 +78,22 @@ class FailureDetector(Part):
         return self._checked_at + self.slow_s / 2
 
     def watch(self, now: float) -> None:
-        if now - self._checked_at > self.slow_s:
-            # The coordinator itself was paused or starved; heartbeats are still unread.
+        was_paused = now - self._checked_at > self.slow_s
+        is_cut_off = not was_paused and self._is_cut_off(now)
+        if was_paused or (self._was_cut_off and not is_cut_off):
+            # The coordinator itself was paused or starved, and heartbeats are still unread; or the
+            # first heartbeat is back, and the other daemons need time to reconnect.
             for daemon in self.members.daemons.values():
                 daemon.heard_at = now
-        self._checked_at = now
-        is_cut_off = self._is_cut_off(now)
-        if self._was_cut_off and not is_cut_off:
-            # The first heartbeat is back; give the other daemons time to reconnect.
-            for daemon in self.members.daemons.values():
-                daemon.heard_at = now
-        self._was_cut_off = is_cut_off
+        self._checked_at, self._was_cut_off = now, is_cut_off
         is_full = any(server.phase == WAITS_FOR_SPACE for server in self.members.of_role("server"))
         is_held_up = bool(self.context.unwritten) or is_full
         for daemon in self.members.daemons.values():
             self._watch(daemon, now, is_cut_off)
             self._watch_start(daemon, now, is_held_up)
+            if daemon.alive and daemon.kill_at is not None and now >= daemon.kill_at:
+                daemon.kill_at = None
+                self._kill(daemon, "did not leave in time", now)
         if self.evaluations.overdue(now):
             name = self.evaluations.worker
             self._kill(self.members.daemons[name], "its evaluation does not end", now)
@@ -218,17 +203,12 @@ class FailureDetector(Part):
         if daemon is not None:
             self._catch_up(daemon, message.incarnation)
         self.context.send(peer, m.ExitNoted(message.name, message.incarnation))
-        self.on_exit(
-            ProcessEnded(
-                message.name, message.incarnation, message.status, message.last_lines, message.cause
-            ),
-            now,
-        )
+        self.on_exit(message, now)
 
     def presume_dead(self, daemon: Daemon, now: float) -> None:
-        self.on_exit(ProcessEnded(daemon.name, daemon.incarnation, STATUS_UNKNOWN, ()), now)
+        self.on_exit(m.ProcessExited(daemon.name, daemon.incarnation, STATUS_UNKNOWN, ()), now)
 
-    def on_exit(self, end: ProcessEnded, now: float) -> None:
+    def on_exit(self, end: m.ProcessExited, now: float) -> None:
         name = end.name
         daemon = self.members.get(name, end.incarnation)
         if daemon is None or not daemon.alive:
@@ -261,9 +241,8 @@ class FailureDetector(Part):
     def _drop_requests(self, name: str) -> None:
         """Drop the pending requests that only this process could have answered."""
         moved = [f"moved{server.index}" for server in self.members.of_role("server")]
-        for what in ("spawn", "assign", "guests", "shutdown", "kill", "drain", *moved):
+        for what in ("spawn", "assign", "guests", "shutdown", "kill", "drain", "change", *moved):
             self.context.retries.drop((what, name))
-        self.settings.gone(name)
 
     def _restart(self, daemon: Daemon, text: str, now: float) -> None:
         daemon.back_off(now)
@@ -294,7 +273,7 @@ class FailureDetector(Part):
         may_serve = server.has_served or code < 0 or code == EXIT_FENCED
         return self.run.keeps_shards() and may_serve and not server.error
 
-    def _lose_agent(self, agent: Daemon, end: ProcessEnded, said: str, now: float) -> None:
+    def _lose_agent(self, agent: Daemon, end: m.ProcessExited, said: str, now: float) -> None:
         """The next agent adopts the daemons that are alive, and reports those that are not."""
         if self.run.shutdown is not None and self.run.shutdown.is_leaving():
             return

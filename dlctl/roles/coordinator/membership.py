@@ -106,8 +106,10 @@ class Daemon:
         return self._state
 
     def change_state(self, state: str) -> None:
-        """Raises ImpossibleTransition for a state that cannot follow on the current one."""
-        daemon_states.check(self._state, state)
+        """Raises AssertionError for a state that cannot follow on the current one, a bug of the
+        coordinator: no message or exit of a daemon can cause it.
+        """
+        assert self._state in daemon_states.SOURCES[state], f"{self._state} -> {state}"
         self._state = state
 
     def restore_state(self, state: str) -> None:

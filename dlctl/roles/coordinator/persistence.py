@@ -157,11 +157,12 @@ class Persistence(Part):
         self.control.change_state("running" if was_released else "starting", "", now)
         is_ending = "end" in values and state in ("stopping", "stopped", "finished")
         ours = self.run.keyring.fingerprint
+        daemons = list(self.run.members.daemons.values())
         if values.get("keys", ours) != ours:
+            daemons = [daemon for daemon in daemons if not daemon.alive]
             self.rotation.restart_all(now)
-        else:
-            for daemon in self.run.members.daemons.values():
-                self._recover(daemon, is_ending, now)
+        for daemon in daemons:
+            self._recover(daemon, is_ending, now)
         self.registration.assign(now)
         if asked := values.get("evaluation", [0.0, None])[1]:
             was = Asked(*asked)

@@ -85,7 +85,7 @@ class LogMirror:
             self._add(f"{daemon.name}.{daemon.incarnation}", daemon.agent)
 
     def _add(self, label: str, agent: str, part: int = 0, offset: int = 0) -> None:
-        log = _File(label, agent, log_of(label), part, offset)
+        log = _File(label, agent, f"{LOGS}/{label}.jsonl", part, offset)
         self._files[log.name] = log
         if label.startswith("worker"):
             record = _File(label, agent, f"{ACKS}/{label}")
@@ -204,8 +204,3 @@ class LogMirror:
         if not file.has_warned:
             file.has_warned = True
             self.context.note("warning", f"cannot copy {file.name} of {file.agent}: {error}")
-
-
-def log_of(label: str) -> str:
-    """The name of the log of a process, "worker-0.3"."""
-    return f"{LOGS}/{label}.jsonl"

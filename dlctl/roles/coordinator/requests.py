@@ -2,18 +2,15 @@
 
 And status, for clients that cannot read the run's files. A client resends a request under one
 number until it gets an answer; each request is executed once (`Clients`).
-
-Daemons' reports are cut so that an answer about several of them fits into one header (`shortened`).
-A report may be as large as a header and as deeply nested as a message may be. Several such reports
-would exceed both limits: no client could read the answer, or see which daemon is at fault.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import zlib
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from itertools import takewhile
 from typing import Any
 
 from dlctl.errors import DlctlError
@@ -32,8 +29,10 @@ from dlctl.roles.protocol.context import COORDINATOR, Context
 ANSWERS_KEPT = 256
 NOT_VALID = (TypeError, ValueError, OverflowError, KeyError, AttributeError)
 """What a request raises whose arguments are missing or of another type; OverflowError: int(inf)."""
-Verb = Callable[[Request, float], Json | None]
-"""Executes a request. Returns its result, or None if that follows by `Clients.answer`."""
+Verb = Callable[[Request, float], Json | bytes | None]
+"""Executes a request. Returns its result, or None if that follows by `Clients.answer`; that of a
+read-only request as `Reply.data`.
+"""
 
 
 class Clients:
@@ -56,14 +55,16 @@ class Clients:
             if newest is not None:
                 return
         error, result = self._execute(request, now)
-        if not is_stored:
+        if isinstance(result, bytes):
+            self.context.send(peer, Reply(number, True, "", {}, result))
+        elif not is_stored:
             self.context.send(peer, Reply(number, True, error, result or {}))
         elif result is not None:
             self.answer(number, True, error, result)
         while len(self._answers) > ANSWERS_KEPT:
             del self._answers[next(iter(self._answers))]
 
-    def _execute(self, request: Request, now: float) -> tuple[str, Json | None]:
+    def _execute(self, request: Request, now: float) -> tuple[str, Json | bytes | None]:
         """The error and the result."""
         try:
             if request.verb not in self.verbs:
@@ -93,58 +94,13 @@ def _how(error: DlctlError) -> Json:
     return {"exit_code": error.exit_code, **hint}
 
 
-# ---------------------------------------------------------------- answers that fit
-
-TEXT_BYTES_MAX = 400
-LEVELS_MAX = 4
-"""Nesting depth of lists and objects; deeper ones are shown as empty."""
-VALUE_BYTES = 9
-"""Upper bound for a number, or for the prefix of any other value."""
-
-
-def shortened(value: Any, room_bytes: int) -> Any:
-    """The same JSON without the logs' last lines, in about `room_bytes` at most.
-
-    Texts are cut to `TEXT_BYTES_MAX`; lists and objects are filled while there is room, scalars
-    first: our own keys, at the first level, are always present.
-    """
-    return _Room(room_bytes).fill(value, LEVELS_MAX)
-
-
-@dataclass(slots=True)
-class _Room:
-    left_bytes: int
-
-    def fill(self, value: Any, levels: int) -> Any:
-        self.left_bytes -= VALUE_BYTES
-        if isinstance(value, str):
-            data = value.encode(errors="backslashreplace")[:TEXT_BYTES_MAX]
-            self.left_bytes -= len(data)
-            return data.decode(errors="ignore")
-        if isinstance(value, dict):
-            return self._object(value, levels) if levels else {}
-        if isinstance(value, (list, tuple)):
-            fitting = takewhile(lambda _: levels > 0 and self.left_bytes > 0, value)
-            return [self.fill(part, levels - 1) for part in fitting]
-        return value
-
-    def _object(self, values: dict[str, Any], levels: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for key in sorted(values, key=lambda key: isinstance(values[key], (dict, list, tuple))):
-            if self.left_bytes <= 0 and levels < LEVELS_MAX:
-                break
-            if key != "last_lines":
-                found[self.fill(key, 0)] = self.fill(values[key], levels - 1)
-        return found
-
-
 # ---------------------------------------------------------------- the requests
 
 NOTIFY_EVERY_S = 1.0
 """Between two progress messages to a waiting command."""
-ROWS_MAX = 8
-ROW_BYTES, RUN_BYTES = 5_000, 12_000
-"""Room in an answer for one daemon, and for the run; in total less than a header's limit."""
+STATUS_BYTES_MAX, TEXT_CHARS_MAX = 100 * 1024, 400
+"""Of an answer, compressed; of an item of the run, if that is larger. A frame of 512 KiB would be
+sent in segments, which no client assembles; no daemon can report so much."""
 
 
 @dataclass(eq=False)
@@ -173,16 +129,20 @@ class Requests(Part):
         """Key of the newest progress message."""
         self._send_at = 0.0
 
-    def _status(self, request: Request, now: float) -> Json:
-        """The state of the run, and `ROWS_MAX` daemons from number `first` on: an answer has to
-        fit into one header. Times are this machine's monotonic clock; `now` is its current value.
+    def _status(self, request: Request, now: float) -> bytes:
+        """The state of the run, and as many daemons from number `first` on as fit, at least one.
+        Times are this machine's monotonic clock; `now` is its current value.
         """
-        run, rows = self.status.seen(now)
-        first = int(request.arguments.get("first", 0))
-        shown = [shortened(row, ROW_BYTES) for row in rows[first : first + ROWS_MAX]]
-        of_job = {"run_id": self.run.run_id, "name": self.run.job.job.name}
-        run = of_job | shortened(run, RUN_BYTES)
-        return {"now": now, "run": run, "daemons": shown, "of": len(rows)}
+        run, rows = self.status.look(now)
+        run = {"run_id": self.run.run_id, "name": self.run.job.job.name} | run
+        if len(_compressed(run)) > STATUS_BYTES_MAX:  # Daemons have reported absurd texts.
+            run = {key: value for key, value in run.items() if len(str(value)) <= TEXT_CHARS_MAX}
+        shown = [_without_log(row) for row in rows[int(request.arguments.get("first", 0)) :]]
+        while True:
+            data = _compressed({"now": now, "run": run, "daemons": shown, "of": len(rows)})
+            if len(data) <= STATUS_BYTES_MAX or len(shown) <= 1:
+                return data
+            shown = shown[: len(shown) // 2]
 
     def _stop(self, request: Request, now: float) -> None:
         arguments = request.arguments
@@ -270,3 +230,13 @@ class Requests(Part):
         if COORDINATOR in names:
             self.scaling.hand_over("the coordinator is restarted on request")
         return self._with_trouble({"restarting": names})
+
+
+def _compressed(value: Json) -> bytes:
+    return zlib.compress(json.dumps(value).encode())
+
+
+def _without_log(row: Json) -> Json:
+    """A daemon's row without the last lines of its log."""
+    last = row["last_exit"] or {}
+    return row | {"last_exit": {k: v for k, v in last.items() if k != "last_lines"} or None}

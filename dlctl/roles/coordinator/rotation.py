@@ -17,11 +17,9 @@ from dataclasses import dataclass, field
 
 from dlctl.errors import DlctlError
 from dlctl.messages import Json, Request
-from dlctl.roles.coordinator import daemon_states
-from dlctl.roles.coordinator.lease_scheduler import LeaseScheduler
 from dlctl.roles.coordinator.records import KeyRenewed, RenewKey
 from dlctl.roles.coordinator.run_state import Part
-from dlctl.roles.coordinator.scaling import REMOVAL, Scaling
+from dlctl.roles.coordinator.scaling import RESTART, Scaling
 from dlctl.roles.protocol.context import COORDINATOR
 
 
@@ -29,7 +27,6 @@ from dlctl.roles.protocol.context import COORDINATOR
 class Rotation(Part):
     answer: Callable[[int, bool, str, Json], None]
     """`Clients.answer`."""
-    scheduler: LeaseScheduler
     scaling: Scaling
     _requests: list[int] = field(default_factory=list, init=False)
     """Numbers of the requests that wait for the new key."""
@@ -72,26 +69,14 @@ class Rotation(Part):
     # ------------------------------------------------------------ with the new key
 
     def restart_all(self, now: float) -> None:
-        """Restart all daemons: they were started with another run key than ours."""
+        """Restart all daemons that are alive: they were started with another run key than ours."""
         text = "the run has a new key: all daemons are restarted with it"
         self.context.event("keys", COORDINATOR, text)
-        for agent in self.members.of_role("agent"):
-            agent.restarts += 1
-            self.control.start_daemon(agent, now)
-        for worker in self.members.of_role("worker"):
-            self.scheduler.gone(worker.index, now)
-            if worker.leaving == REMOVAL:
-                self.members.remove(worker.name)
-        for daemon in self.members.daemons.values():
-            if daemon.role == "agent" or daemon.state == "quarantined":
-                continue
-            daemon.leaving = daemon.address = ""
-            daemon.peer = daemon.pid = None
-            keeps = daemon.role == "worker" or self.run.keeps_shards()
-            daemon.change_state(daemon_states.BACKOFF if keeps else daemon_states.FAILED)
-            daemon.retry_at = now if keeps else None
-            daemon.restarts += 1
         if not self.run.keeps_shards():
-            self.control.end(
-                "failed", "the run has a new key, and its shards were in memory only", now
-            )
+            text = "the run has a new key, and its shards were in memory only"
+            self.control.end("failed", text, now, at_once=True)
+        for daemon in list(self.members.daemons.values()):
+            if daemon.alive:
+                daemon.leaving = daemon.leaving or RESTART
+                daemon.killed_for = "restarted with the new key"
+                self.control.presume_dead(daemon, now)

@@ -96,11 +96,8 @@ class Scaling(Part):
             daemon.kill_at = now + self.run.job.timeouts.grace_s
             self.context.drain(daemon, why, now)
         else:
-            self._kill(daemon, now)
-
-    def _kill(self, daemon: Daemon, now: float) -> None:
-        daemon.killed_for = f"killed for a {daemon.leaving} on request"
-        self.context.kill(daemon, 9, now)
+            daemon.killed_for = f"killed for a {why} on request"
+            self.context.kill(daemon, 9, now)
 
     def on_drained(self, worker: Daemon, now: float) -> None:
         """All its pushes are in the shards: it may exit. If we did not ask it to drain, an earlier
@@ -112,23 +109,8 @@ class Scaling(Part):
             shutdown = m.Shutdown(worker.leaving)
             self.context.ask(("shutdown", worker.name), worker.name, shutdown, now)
 
-    def deadline(self) -> float | None:
-        times = (worker.kill_at for worker in self.members.of_role("worker"))
-        return min((t for t in times if t is not None), default=None)
-
-    def on_deadline(self, now: float) -> None:
-        for worker in self.members.of_role("worker"):
-            if worker.kill_at is None or now < worker.kill_at:
-                continue
-            worker.kill_at, name = None, worker.name
-            if worker.leaving and worker.alive:
-                self.context.event("late", name, f"{name} did not leave in time: it is killed")
-                self._kill(worker, now)
-
     def on_exit(self, daemon: Daemon, now: float) -> bool:
         """Whether this exit was requested, so that it is no failure."""
-        daemon.kill_at = None
-        self.context.retries.drop(("drain", daemon.name))
         if not daemon.leaving or self.run.shutdown is not None:
             return False
         self._gone(daemon, now)

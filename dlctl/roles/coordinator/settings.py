@@ -1,8 +1,8 @@
 """Live settings: a change is done when the daemons have acknowledged it, not when it was sent.
 
-A request is validated here, and only here: either all of its keys are applied to all of its
-daemons, or none. After a timeout the client is told which daemons have not answered. The request is
-resent until the daemon answers or its process ends: the next process starts with the new values.
+A request is validated here: either all of its keys are applied to all of its daemons, or none.
+After a timeout the client is told which daemons have not answered. The request is resent until the
+daemon answers or its process ends: the next process starts with the new values.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from dlctl import messages as m
 from dlctl.errors import NotFound, UsageError
@@ -18,7 +17,7 @@ from dlctl.machine import Peer
 from dlctl.messages import Json
 from dlctl.roles.coordinator.membership import Membership
 from dlctl.roles.coordinator.records import History
-from dlctl.settings import EVERY_RUN, LiveSettings, flat
+from dlctl.settings import EVERY_RUN, LiveSettings
 from dlctl.util.did_you_mean import did_you_mean
 from dlctl.util.names import COORDINATOR
 
@@ -32,7 +31,7 @@ class _Change:
     wanted: dict[str, Json]
     """Daemon -> its keys and their values."""
     asked: dict[str, float]
-    """Daemon -> when it was asked; answered ones are removed."""
+    """Daemon that has not answered -> when the change began."""
     answered: Answered
     until: float
     rows: list[Json] = field(default_factory=list)
@@ -44,8 +43,6 @@ class SettingChanges:
     members: Membership
     live: LiveSettings = EVERY_RUN
     """What may change in this job."""
-    job: Mapping[str, Any] = field(default_factory=dict)
-    """The contents of its job file."""
     _open: dict[int, _Change] = field(default_factory=dict, init=False)
 
     def go_on(self, before: Json) -> None:
@@ -66,8 +63,6 @@ class SettingChanges:
         """
         if not texts:
             raise UsageError("nothing to set: give KEY=VALUE", hint="dlctl set --list")
-        for key in texts:
-            self._refuse_what_is_not_live(key)
         values = {key: self.live.parse(key, text) for key, text in texts.items()}
         names = [*self.members.daemons, COORDINATOR]
         for pattern in patterns:
@@ -82,28 +77,14 @@ class SettingChanges:
         self.context.event("set", ", ".join(wanted), f"set {shown}")
         self.begin(wanted, now, answered)
 
-    def _refuse_what_is_not_live(self, key: str) -> None:
-        """Raises UsageError if it is a key of the job file that only a restart can change."""
-        if key in self.live.by_key:
-            return
-        found = [path for path, _ in flat(self.job) if key in (path, path.partition(".")[2])]
-        if found:
-            are = "is" if len(found) == 1 else "are"
-            raise UsageError(
-                f"{key} cannot change while a run is active: {' and '.join(found)} {are} in the "
-                "job file"
-            )
-
     def _having(self, key: str, patterns: Sequence[str]) -> list[str]:
         """The daemons that have a setting. Raises UsageError if a pattern matches none of them."""
         roles = self.live.by_key[key].roles
         having = [name for name, daemon in self.members.daemons.items() if daemon.role in roles]
         if not having:
             raise UsageError(f"no daemon of this run has {key}")
-        if not patterns:
-            return having
         found = []
-        for pattern in patterns:
+        for pattern in patterns or ["*"]:
             matching = fnmatch.filter(having, pattern)
             if not matching:
                 owners = " and ".join(f"{role}s" for role in roles)
@@ -121,6 +102,8 @@ class SettingChanges:
         for name, values in wanted.items():
             daemon = self.members.daemons[name]
             daemon.settings = daemon.settings | values
+            if not daemon.alive:
+                continue
             # One request for all that is unacknowledged: an older request that is resent would undo
             # a newer one.
             older = self.context.retries.message(("change", name))
@@ -143,11 +126,6 @@ class SettingChanges:
             old, new = self.live.format(key, before), self.live.format(key, after)
             change.rows.append(row | {"old": old, "new": new})
 
-    def gone(self, name: str) -> None:
-        """Its process has ended. Open changes are acknowledged by the next process."""
-        if not any(name in change.asked for change in self._open.values()):
-            self.context.retries.drop(("change", name))
-
     def deadline(self) -> float | None:
         return min((change.until for change in self._open.values()), default=None)
 
@@ -157,9 +135,5 @@ class SettingChanges:
 
     def _close(self, number: int) -> None:
         change = self._open.pop(number)
-        for name in change.asked:
-            daemon = self.members.get(name)
-            if daemon is None or not daemon.alive:
-                self.gone(name)
         rows = sorted(change.rows, key=lambda row: (row["name"], row["key"]))
         change.answered({"changes": rows, "missing": sorted(change.asked)})

@@ -87,11 +87,10 @@ class StatusReport:
     def __post_init__(self) -> None:
         self._row_due_at = 0.0
         self._pace = Pace(RATE_S)
-        self._seen: Json = {}
 
     def report(self, now: float) -> None:
         self.run.status_due_at = now + REPORT_S
-        run, daemons = self._look(now)
+        run, daemons = self.look(now)
         self.run.context.do(Snapshot(run, daemons))
         if self.run.is_working and now >= self._row_due_at:
             self._row_due_at = now + ROW_S
@@ -111,12 +110,8 @@ class StatusReport:
             "noise_scale": run.get("noise_scale"),
         }
 
-    def seen(self, now: float) -> tuple[Json, tuple[Json, ...]]:
-        """The run's keys as last reported, and the daemons' current rows."""
-        rows = tuple(d.to_json() for d in self.run.members.daemons.values())
-        return self._seen or self._look(now)[0], rows
-
-    def _look(self, now: float) -> tuple[Json, tuple[Json, ...]]:
+    def look(self, now: float) -> tuple[Json, tuple[Json, ...]]:
+        """The run's keys, and the daemons' rows."""
         steps_per_s, samples_per_s = self._rates(now)
         scheduler, checkpointing = self.scheduler, self.checkpointing
         daemons = self.run.members.daemons.values()
@@ -155,7 +150,6 @@ class StatusReport:
         if checkpointing.newest is not None:
             run["checkpoint"] = checkpointing.newest
         run["problems"] = [p.to_json() for p in problems.find(self.run, run, now)]
-        self._seen = run
         return run, tuple(d.to_json() for d in daemons)
 
     def _learning_rates(self) -> Json:

@@ -35,11 +35,6 @@ OFFENCES_MAX = 3
 WORKER, SERVER, AGENT = "worker", "server", "agent"
 
 
-def role_of(name: str) -> str:
-    """The first part of a daemon's name."""
-    return name.partition("-")[0]
-
-
 _SENDERS: tuple[tuple[tuple[str, ...], str, tuple[type[m.Message], ...]], ...] = (
     ((WORKER, SERVER, AGENT), "{0.name}", (m.Register, m.Report, m.Changed, m.Failed)),
     ((WORKER, SERVER), "{0.name}", (m.Saved, m.Noted)),
@@ -65,7 +60,7 @@ def offence(identity: str, message: m.Message) -> str:
     if not identity:
         return ""
     roles, about = _RULES.get(type(message), ((), ""))
-    if role_of(identity) not in roles:
+    if identity.partition("-")[0] not in roles:
         return f"{identity} may not send {type(message).__name__}"
     claimed = about.format(message)
     return f"{identity} speaks for {claimed:.40}" if claimed not in ("", identity) else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Any
 
 from dlctl.errors import DlctlError
@@ -22,24 +21,8 @@ codes of commands, such as 77 (`dlctl.errors`), since people read both; `dlctl.t
 """
 EXIT_RESTART = 76
 """The coordinator requests its restart; its run continues meanwhile."""
-
-
-@dataclass(frozen=True, slots=True)
-class Birth:
-    """A daemon's identity, known when it starts."""
-
-    run_id: str
-    role: str
-    name: str
-    incarnation: int
-    pid: int
-    host: str
-    version: str
-
-    def register(self) -> Register:
-        return Register(
-            self.run_id, self.role, self.name, self.incarnation, self.pid, self.host, self.version
-        )
+Birth = Register
+"""A daemon's identity, known when it starts; it registers with that."""
 
 
 class Context:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from dlctl.algorithms.needs import Pull
 from dlctl.machine import Effect, Event
-from dlctl.messages import Array, Json, ModelReady
+from dlctl.messages import Array, Json, ModelReady, ProcessExited, Spawn
 from dlctl.util.record import record
 from dlctl.vector import Vector
 
@@ -531,11 +531,7 @@ class RestartCoordinator(Effect):
 
 @record
 class StartProcess(Effect):
-    name: str
-    role: str
-    incarnation: int
-    secret: str = ""
-    """Its secret key, if the run's connections have keys."""
+    spawn: Spawn
 
 
 @record
@@ -549,11 +545,4 @@ class SignalProcess(Effect):
 
 @record
 class ProcessEnded(Event):
-    name: str
-    incarnation: int
-    status: int
-    """Exit code, or minus the signal that killed it."""
-    last_lines: tuple[str, ...]
-    cause: str = ""
-    """Why the process was signalled, if known: "out of memory: limit 64 MiB". Of one that exited,
-    that it logged no reason (`crash_loops.UNSAID`)."""
+    exited: ProcessExited

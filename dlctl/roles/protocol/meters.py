@@ -1,4 +1,4 @@
-"""Metrics of roles: rates between two reports, latency quantiles, a histogram of staleness."""
+"""Metrics of roles: rates, latency quantiles, a histogram of staleness."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from collections.abc import Iterable, Mapping
 from dlctl.roles.protocol.limits import METRICS_MAX
 
 LATENCIES_KEPT = 512
+RATE_S = 1.0
+"""The window over which the rates of a daemon are measured."""
 RATE_S_MIN = 0.5
-"""Over less time a rate would be noise: the last one is reported again."""
+"""Over less time a rate would be noise."""
 
 
 def median(values: Iterable[float]) -> float:
@@ -53,36 +55,6 @@ class Latency:
         }
 
 
-class Rates:
-    """Counters that only grow, reported with their growth per second since the last report."""
-
-    def __init__(self, *names: str) -> None:
-        self.total = dict.fromkeys(names, 0)
-        self._before = dict(self.total)
-        self._since: float | None = None
-        self._per_s: dict[str, float] = {}
-
-    def add(self, name: str, amount: int) -> None:
-        self.total[name] += amount
-
-    def report(self, now: float) -> dict[str, float]:
-        """{name: total, name_per_s: rate since an earlier report}.
-
-        There is no rate before the second report, nor for a total of 0.
-        """
-        if self._since is None:
-            self._before, self._since = dict(self.total), now
-        elapsed_s = now - self._since
-        if elapsed_s >= RATE_S_MIN:
-            self._per_s = {
-                f"{name}_per_s": round((total - self._before[name]) / elapsed_s, 3)
-                for name, total in self.total.items()
-                if total
-            }
-            self._before, self._since = dict(self.total), now
-        return {**self.total, **self._per_s}
-
-
 class Pace:
     """Growth per second of counters that grow in jumps, such as work counted by portions.
 
@@ -109,6 +81,26 @@ class Pace:
         if now - until > 2 * max(elapsed_s, self._window_s):
             return tuple(0.0 for _ in counts)
         return tuple((b - a) / elapsed_s for a, b in zip(before, after, strict=True))
+
+
+class Rates:
+    """Counters that only grow, reported with their growth per second (`Pace`)."""
+
+    def __init__(self, *names: str) -> None:
+        self.total = dict.fromkeys(names, 0)
+        self._pace = Pace(RATE_S)
+
+    def add(self, name: str, amount: int) -> None:
+        self.total[name] += amount
+
+    def report(self, now: float) -> dict[str, float]:
+        """{name: total, name_per_s: rate}. There is no rate for a total of 0."""
+        found: dict[str, float] = {**self.total}
+        rates = self._pace.look(now, tuple(self.total.values()))
+        for (name, total), rate in zip(self.total.items(), rates or (), strict=False):
+            if total:
+                found[f"{name}_per_s"] = round(rate, 3)
+        return found
 
 
 class Staleness:

@@ -168,9 +168,6 @@ class Retries:
     def __contains__(self, key: Hashable) -> bool:
         return key in self._items
 
-    def __len__(self) -> int:
-        return len(self._items)
-
     def _repeat(self, item: _Item, now: float) -> Send:
         self.repeated += 1
         self.on_repeat(item.key, item.nbytes, now)

@@ -132,7 +132,7 @@ class Server:
                 self._lifeline.lost(now)
             case Started():
                 self._lifeline.heard(now)
-                self.context.ask("register", COORDINATOR, self.birth.register(), now)
+                self.context.ask("register", COORDINATOR, self.birth, now)
             case StopRequested(reason):
                 self._close()
                 self.context.do(Exit(0, reason))

@@ -68,7 +68,7 @@ class Joining:
         return f"joining {silent.peer} at {silent.address}" if silent else self._phase
 
     def begin(self, now: float) -> None:
-        self.context.ask("register", COORDINATOR, self.birth.register(), now)
+        self.context.ask("register", COORDINATOR, self.birth, now)
 
     def on_welcome(self, message: m.Welcome, now: float) -> bool:
         """False if it is a duplicate."""
