@@ -15,7 +15,7 @@ from made import replica
 from repeated import times
 
 from dlctl.algorithms.downpour import DOWNPOUR
-from dlctl.roles.worker.intervals import PUSH, Circumstances, Cycle, Interval, Pacing
+from dlctl.roles.worker.intervals import PUSH, Interval, Pacing
 from dlctl.roles.worker.send_queue import Limiter
 from dlctl.roles.worker.shard_client import WINDOW
 
@@ -326,18 +326,18 @@ SECONDS = st.sampled_from([0.0, 1e-9, 0.01, 0.1, 30.0, 1e9])
     st.integers(1, 70),
     st.booleans(),
     st.lists(
-        st.tuples(SECONDS, SECONDS, SECONDS, SECONDS, st.sampled_from([None, 1.0, 1e9])),
+        st.tuples(SECONDS, SECONDS, SECONDS, SECONDS),
         max_size=60,
     ),
 )
 def test_whatever_is_measured_it_stays_within_its_bounds(
     steps_max: int,
     pipelined: bool,
-    story: list[tuple[float, float, float, float, float | None]],
+    story: list[tuple[float, float, float, float]],
 ) -> None:
     pace = Interval(steps_max)
-    for step_s, waited_s, cost_s, pause_s, rate in story:
+    for step_s, waited_s, cost_s, pause_s in story:
         pace.took(cost_s, pause_s)
-        pace.ended(Cycle(pace.steps * step_s, waited_s, 400))
-        pace.decide(Circumstances(step_s, rate, SHARE_MAX, pipelined))
+        pace.ended(pace.steps * step_s, waited_s)
+        pace.decide(step_s, SHARE_MAX, pipelined=pipelined)
         assert 1 <= pace.steps <= steps_max
