@@ -102,11 +102,15 @@ class Worker:
             self.pacing.waits(PUSH, self.now)
             self.now = self._settle()
         limiter = self.limiters["push"]
-        number = self.link.push(limiter.ready_at(self.now))
+        number = self.link.push(max(self.now, limiter.free_at))
         limiter.spend(400, self.now)
         self._under_way.append(number)
         self.pacing.pushed(number, self.now)
         self._since = 0
+
+    def limit(self, bytes_per_s: float | None) -> None:
+        self.limiters["push"].spend(0, self.now)
+        self.limiters["push"].bytes_per_s = bytes_per_s
 
     def run(self, steps: int) -> float:
         """So many steps; the share of their time that was waited."""
@@ -233,16 +237,16 @@ def test_a_bound_is_told_for_as_long_as_it_is_too_low_for_the_link() -> None:
 
 def test_a_limit_is_obeyed_as_soon_as_it_changes() -> None:
     worker = Worker(Link(0.1 * STEP_S))
-    worker.limiters["push"].change(400 / (8 * STEP_S), worker.now)
+    worker.limit(400 / (8 * STEP_S))
     worker.run(100)
     assert 7 <= worker.intervals[-1] <= 9
     assert worker.run(500) < SHARE_MAX
 
-    worker.limiters["push"].change(400 / (32 * STEP_S), worker.now)
+    worker.limit(400 / (32 * STEP_S))
     worker.run(80)
     assert 29 <= worker.intervals[-1] <= 36
 
-    worker.limiters["push"].change(None, worker.now)
+    worker.limit(None)
     worker.run(250)
     assert worker.intervals[-1] == 1
 

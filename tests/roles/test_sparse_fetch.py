@@ -424,7 +424,7 @@ def test_an_answer_that_does_not_fit_is_refused_and_still_waited_for(
 
 def test_a_fetch_is_charged_for_what_it_brings(world: World) -> None:
     limiter = world.send_queue.limiters["fetch"]
-    limiter.change(4.0 * SIZE, 0.0)  # A whole slice takes a second.
+    limiter.bytes_per_s = 4.0 * SIZE  # A whole slice takes a second.
     random = begin(world)
     assert limiter.free_at == 1.0
     world.now = 10.0

@@ -26,7 +26,6 @@ from dlctl.errors import DlctlError, RemoteProtocolError
 from dlctl.flat import AVERAGED, Layout
 from dlctl.machine import (
     Coming,
-    Configure,
     DeadlineReached,
     Effect,
     Event,
@@ -50,6 +49,7 @@ from dlctl.roles.protocol.effects import (
     SavedTable,
 )
 from dlctl.roles.protocol.files import FileSealed, FilesMissing, saved_file
+from dlctl.roles.protocol.live_settings import LiveSettings
 from dlctl.roles.protocol.saving import Restoring, Saving
 from dlctl.roles.protocol.watchdog import Watchdog
 from dlctl.roles.server.abuse_guard import AbuseGuard
@@ -87,14 +87,14 @@ class Server:
             storages if storages and "server" in algorithm.shape.survives else InMemory()
         )
         self.context = Context(job.timeouts.resend_s)
-        self.log_level = "info"
+        self.lr = job.optimizer.options.get("lr")
+        """The learning rate, as long as there is no shard that has it."""
+        self.live = LiveSettings(self.context, birth.name, {"lr": (self, "lr")})
         self.authz = Authz(self.context)
         self._waste = AbuseGuard(self.context)
         self._guest_list = 0
         self.serving: ShardProtocol | None = None
         self._welcome: m.Welcome | None = None
-        self._wanted: dict[str, Any] = {}
-        """Live settings so far."""
         self._reporting: Reporting | None = None
         self._saving = Saving(self.context, birth.name)
         self._lifeline = Watchdog()
@@ -191,7 +191,7 @@ class Server:
     def _on_welcome(self, message: m.Welcome, now: float) -> None:
         if self.context.retries.done("register", now) is not None:
             self._welcome = message
-            self._wanted = message.settings | self._wanted
+            self.live.begin(message.settings)
 
     def _on_assign(self, message: m.Assign, now: float) -> None:
         """It is resent until it is answered, so a server without disk space keeps retrying."""
@@ -207,7 +207,7 @@ class Server:
                 return
             self._lacks_room = False
             self._reporting = Reporting(self.context, self.serving)
-            self._apply(self._wanted)
+            self.live.move("lr", (self.serving.shard, "lr"))
             if message.restore and not message.keep:
                 self._restore(self.serving)
         if not self._restoring:
@@ -346,28 +346,6 @@ class Server:
         of = (message.number, serving.index, serving.vectors.newest)
         self.context.send(COORDINATOR, m.VectorResult(*of, sums))
 
-    def _on_change(self, message: m.Change, now: float) -> None:
-        before = self.settings()
-        self._apply(message.settings)
-        self.context.answer_change(message, self.birth.name, before, self.settings())
-
-    def settings(self) -> dict[str, Any]:
-        """The effective live settings of this server."""
-        lr = self._wanted.get("lr", self.job.optimizer.options.get("lr"))
-        if self.serving is not None:
-            lr = self.serving.shard.lr
-        return {"lr": lr, "log_level": self.log_level}
-
-    def _apply(self, settings: dict[str, Any]) -> None:
-        """Apply settings; those of the shard wait until there is one."""
-        self._wanted = self._wanted | settings
-        for key, value in settings.items():
-            if key == "lr" and self.serving is not None:
-                self.serving.shard.lr = value
-            elif key == "log_level":
-                self.log_level = value
-                self.context.do(Configure(key, value))
-
     # ------------------------------------------------------------ saving
 
     def _on_save(self, message: m.Save, now: float) -> None:
@@ -438,7 +416,7 @@ class Server:
             return
         self._report_at = now + REPORT_S
         metrics = self.serving.metrics(now) if self.serving else {}
-        metrics["settings"] = self.settings()
+        metrics["settings"] = self.live.values()
         report = m.Report(self.birth.name, self.birth.incarnation, *self.phase(), metrics)
         self.context.send(COORDINATOR, report)
 
@@ -455,7 +433,7 @@ class Server:
         m.NormTotal: lambda self, message, now: (
             self._reporting and self._reporting.on_total(message)
         ),
-        m.Change: _on_change,
+        m.Change: lambda self, message, now: self.live.on_change(message),
         m.Save: _on_save,
         m.Reopen: lambda self, message, now: self.serving and self.serving.reopen(message.last),
         m.FileData: lambda self, message, now: self._gathering.transfers.on_data(message, now),

@@ -67,6 +67,7 @@ from dlctl.roles.protocol.effects import (
     TaskLocated,
 )
 from dlctl.roles.protocol.files import FileSealed, FilesMissing, saved_file
+from dlctl.roles.protocol.live_settings import LiveSettings, Place
 from dlctl.roles.protocol.saving import Restoring, Saving
 from dlctl.roles.protocol.watchdog import Watchdog
 from dlctl.roles.worker.evaluation import Evaluation
@@ -77,7 +78,6 @@ from dlctl.roles.worker.services.asking import MODEL, NO_MODEL, Members, pack
 from dlctl.roles.worker.services.collecting import Collecting
 from dlctl.roles.worker.services.computing import RUNNING, STEPPING
 from dlctl.roles.worker.services.taking_over import Sharing
-from dlctl.roles.worker.settings import WorkerSettings
 from dlctl.roles.worker.shard_client import Fenced
 from dlctl.roles.worker.stall import StallDetector
 from dlctl.roles.worker.training import Training
@@ -117,9 +117,16 @@ class Worker:
         self.options = algorithm.Options(**job.algorithm.options)
         has_inner = job.inner.name != inner.NONE
         self._own_rate = OwnRate(job.inner.options["lr"]) if has_inner else None
-        self.live = WorkerSettings(
-            self.context, self.options, algorithm.live, self.send_queue, compressor, self._own_rate
-        )
+        limiters = self.send_queue.limiters.items()
+        places: dict[str, Place] = {
+            **{direction: (limiter, "bytes_per_s") for direction, limiter in limiters},
+            "push_window": (self.send_queue, "push_window_bytes"),
+            **{key: (compressor, key) for key in getattr(compressor, "live", ())},
+            **{key: (self.options, key) for key in algorithm.live},
+        }
+        if self._own_rate is not None:
+            places["inner_lr"] = (self._own_rate, "lr")
+        self.live = LiveSettings(self.context, birth.name, places)
         self.training: Training | None = None
         self.joining = Joining(self.context, birth, algorithm.shape)
         self._lifeline = Watchdog()
@@ -270,7 +277,7 @@ class Worker:
 
     def _on_welcome(self, message: m.Welcome, now: float) -> None:
         if self.joining.on_welcome(message, now):
-            self.live.apply(message.settings, now)
+            self.live.begin(message.settings)
             self._listen(now)
 
     def _on_peers(self, message: m.Peers, now: float) -> None:
@@ -400,12 +407,10 @@ class Worker:
             "averaged": np.array(training.computing.averaged),
         }
 
-    # ------------------------------------------------------------ settings
-
     def _on_change(self, message: m.Change, now: float) -> None:
-        before = self.live.values()
-        self.live.apply(message.settings, now)
-        self.context.answer_change(message, self.birth.name, before, self.live.values())
+        for limiter in self.send_queue.limiters.values():
+            limiter.spend(0, now)
+        self.live.on_change(message)
 
     # ------------------------------------------------------------ evaluating and saving
 
