@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dlctl.machine import Configure
-from dlctl.messages import Change, Json
-from dlctl.roles.protocol.context import Context
+from dlctl.messages import Change, Changed, Json
+from dlctl.roles.protocol.context import COORDINATOR, Context
 
 Place = tuple[object, str]
 """An object, and the attribute that is the setting."""
@@ -37,9 +37,14 @@ class LiveSettings:
             setattr(*place, self._set[key])
 
     def on_change(self, message: Change) -> None:
+        """Apply it, and report old and new values of the changed keys that this daemon has."""
         before = self.values()
         self._apply(message.settings)
-        self.context.answer_change(message, self.name, before, self.values())
+        was, now_is = (
+            {key: values[key] for key in message.settings if key in values}
+            for values in (before, self.values())
+        )
+        self.context.send(COORDINATOR, Changed(message.change, self.name, was, now_is))
 
     def _apply(self, settings: Json) -> None:
         """A key that this daemon does not have is ignored."""
