@@ -162,42 +162,26 @@ class ComputeThread:
         self._loop.post(TaskLocated(place if stack else ""))
 
     def run(self) -> NoReturn:
-        """Perform the queued work, in this thread."""
+        """Perform the queued work, and the batches that follow from it, in this thread."""
         self._thread = threading.current_thread()
-        ours = np.geterr()
+        ours, following = np.geterr(), None
         while True:
             try:
-                self._do(self._work.get(), ours)
-            except BaseException as error:  # from a signal handler of the task, while idle
+                batch, following = following, None
+                event = self._compute(batch) if batch is not None else self._work.get()()
+                if event is not None:
+                    # The task may have changed numpy's error handling, which is not the role's.
+                    with np.errstate(**ours):
+                        following = self._loop.offer(event, Compute)
+                event = None  # It may hold large arrays.
+            except RanksEnded:
+                pass  # Another process of the worker has failed, and this one is about to exit.
+            except ProcessLost as error:
+                self._loop.fail(error)
+            except BaseException as error:
+                # A worker without this thread would look alive and never compute again. It may come
+                # from a signal handler of the task, while this thread is idle.
                 self._loop.post(failure_of(error))
-
-    def _do(self, work: Callable[[], Event | None] | None, ours: Any) -> None:
-        """Do one piece of work, and the batches that follow from it. ours: numpy's error handling
-        at the start.
-        """
-        while work is not None:
-            event = self._event_of(work)
-            if event is None:
-                return
-            # The task may have changed numpy's error handling; the worker role must not see that.
-            with np.errstate(**ours):
-                following = self._loop.offer(event, Compute)
-            work = partial(self._compute, following) if following is not None else None
-
-    def _event_of(self, work: Callable[[], Event | None]) -> Event | None:
-        """The resulting event; None: there is none, or another process of the worker has failed and
-        this one is about to exit. Raises nothing.
-        """
-        try:
-            return work()
-        except RanksEnded:
-            return None
-        except ProcessLost as error:
-            self._loop.fail(error)
-            return None
-        except BaseException as error:
-            # A worker without this thread would look alive and never compute again.
-            return failure_of(error)
 
     def _build(self, effect: BuildModel) -> ModelBuilt:
         if self._thread is threading.main_thread():
