@@ -28,6 +28,7 @@ from dlctl.roles.worker.services.collecting import Collecting
 from dlctl.roles.worker.shard_client import Identity, Link, ShardClient
 from dlctl.roles.worker.training import Training
 from dlctl.shards.base import Shard, Storages
+from dlctl.shards.memory import InMemory
 from dlctl.sim.objectives import layout_of
 
 OWN_LR = 0.01
@@ -151,7 +152,7 @@ def server(
 ) -> Server:
     """A server's process that has just been started."""
     birth = Birth(run_id, "server", f"server-{index}", generation, 1, "here", "0")
-    return Server(birth, job, "ipc://x", method, optimizer, compressor, storages)
+    return Server(birth, job, "ipc://x", method, optimizer, compressor, storages or InMemory())
 
 
 def serving(

@@ -11,6 +11,7 @@ slice is dropped: the worker resends it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -63,40 +64,33 @@ from dlctl.shards.memory import InMemory
 from dlctl.util.names import WAITS_FOR_SPACE
 
 
+@dataclass(eq=False)
 class Server:
-    def __init__(
-        self,
-        birth: Birth,
-        job: JobFile,
-        address: str,
-        algorithm: Method,
-        optimizer: type[Optimizer],
-        compressor: type[Compressor],
-        storages: Storages | None = None,
-    ) -> None:
-        """`storages`: where the shard is stored; None: in memory only."""
-        self.birth = birth
-        self.job = job
-        self.address = address
-        self.algorithm = algorithm
-        self.options = algorithm.Options(**job.algorithm.options)
-        self.make_optimizer = optimizer
-        self.compressor = compressor
-        # State shared by the coordinator and all shards cannot be resumed by a single shard.
-        self.storages = (
-            storages if storages and "server" in algorithm.shape.survives else InMemory()
-        )
-        self.context = Context(job.timeouts.resend_s)
-        self.lr = job.optimizer.options.get("lr")
+    birth: Birth
+    job: JobFile
+    address: str
+    algorithm: Method
+    optimizer: type[Optimizer]
+    compressor: type[Compressor]
+    storages: Storages = field(default_factory=InMemory)
+    """Where the shard is stored."""
+
+    def __post_init__(self) -> None:
+        self.options = self.algorithm.Options(**self.job.algorithm.options)
+        if "server" not in self.algorithm.shape.survives:
+            # State shared by the coordinator and all shards cannot be resumed by a single shard.
+            self.storages = InMemory()
+        self.context = Context(self.job.timeouts.resend_s)
+        self.lr = self.job.optimizer.options.get("lr")
         """The learning rate, as long as there is no shard that has it."""
-        self.live = LiveSettings(self.context, birth.name, {"lr": (self, "lr")})
+        self.live = LiveSettings(self.context, self.birth.name, {"lr": (self, "lr")})
         self.authz = Authz(self.context)
         self._waste = AbuseGuard(self.context)
         self._guest_list = 0
         self.serving: ShardProtocol | None = None
         self._welcome: m.Welcome | None = None
         self._reporting: Reporting | None = None
-        self._saving = Saving(self.context, birth.name)
+        self._saving = Saving(self.context, self.birth.name)
         self._lifeline = Watchdog()
         self._gathering = Restoring(self.context)
         self._restoring = False
@@ -264,7 +258,7 @@ class Server:
         groups = self.job.parameters if takes_gradients else ()
         runs = parameter_groups.runs(groups, layout, message.lo, message.hi)
         parameters: Optimizer = grouped.make(
-            self.make_optimizer, self.job.optimizer.options, groups, runs
+            self.optimizer, self.job.optimizer.options, groups, runs
         )
         if ema := self.job.average.ema:
             parameters = Averaged(parameters, ema)

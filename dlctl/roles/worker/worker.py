@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -98,25 +99,22 @@ RESERVED = frozenset({W, "averaged", GENERATOR})
 checkpoints, and its RNG state."""
 
 
+@dataclass(eq=False)
 class Worker:
-    def __init__(
-        self,
-        birth: Birth,
-        job: JobFile,
-        algorithm: Method,
-        compressor: Compressor,
-        address: str = "",
-    ) -> None:
-        """address: where this replica listens for others; "" if it does not listen."""
-        self.birth = birth
-        self.job = job
-        self.algorithm = algorithm
-        self.compressor = compressor
-        self.context = Context(job.timeouts.resend_s)
+    birth: Birth
+    job: JobFile
+    algorithm: Method
+    compressor: Compressor
+    address: str = ""
+    """Where this replica listens for others; "" if it does not listen."""
+
+    def __post_init__(self) -> None:
+        birth, algorithm, compressor = self.birth, self.algorithm, self.compressor
+        self.context = Context(self.job.timeouts.resend_s)
         self.send_queue = SendQueue(self.context.retries)
-        self.options = algorithm.Options(**job.algorithm.options)
-        has_inner = job.inner.name != inner.NONE
-        self._own_rate = OwnRate(job.inner.options["lr"]) if has_inner else None
+        self.options = algorithm.Options(**self.job.algorithm.options)
+        has_inner = self.job.inner.name != inner.NONE
+        self._own_rate = OwnRate(self.job.inner.options["lr"]) if has_inner else None
         limiters = self.send_queue.limiters.items()
         places: dict[str, Place] = {
             **{direction: (limiter, "bytes_per_s") for direction, limiter in limiters},
@@ -131,7 +129,6 @@ class Worker:
         self.joining = Joining(self.context, birth, algorithm.shape)
         self._lifeline = Watchdog()
         self.members = Members(self.context, birth.name, connects="peers" in algorithm.shape.links)
-        self._address = address
         self._draining = False
         self._saving = Saving(self.context, birth.name)
         self._gathering = Restoring(self.context)
@@ -290,8 +287,8 @@ class Worker:
     def _listen(self, now: float) -> None:
         """Announce the address at which this replica listens for others."""
         identity = self.joining.identity
-        if self._address and identity is not None:
-            message = m.Listening(identity.slot, identity.epoch, self._address)
+        if self.address and identity is not None:
+            message = m.Listening(identity.slot, identity.epoch, self.address)
             self.context.ask("listening", COORDINATOR, message, now)
 
     def _on_ask(self, peer: Peer, message: m.Ask, identity: str) -> None:
