@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from made import replica
 from repeated import times
 
+from dlctl.algorithms.base import Automatic
 from dlctl.algorithms.downpour import DOWNPOUR
 from dlctl.roles.worker.intervals import PUSH, Interval, Pacing
 from dlctl.roles.worker.send_queue import Limiter
@@ -339,7 +340,7 @@ def test_whatever_is_measured_it_stays_within_its_bounds(
     pipelined: bool,
     story: list[tuple[float, float, float, float]],
 ) -> None:
-    pace = Interval(steps_max)
+    pace = Interval(Automatic(KEY, steps_max, SHARE_MAX))
     for step_s, waited_s, cost_s, pause_s in story:
         pace.took(cost_s, pause_s)
         pace.ended(pace.steps * step_s, waited_s)

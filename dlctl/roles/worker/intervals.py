@@ -36,7 +36,7 @@ from collections import deque
 from math import ceil, inf
 from typing import Any, NamedTuple
 
-from dlctl.algorithms.base import ReplicaSide
+from dlctl.algorithms.base import Automatic, ReplicaSide
 from dlctl.roles.protocol.meters import median
 from dlctl.roles.worker.send_queue import Limiter
 from dlctl.settings import AUTO
@@ -82,8 +82,8 @@ class Prediction(NamedTuple):
 class Interval:
     """The interval of one direction: `steps`, from 1 to `steps_max`, initially 1."""
 
-    def __init__(self, steps_max: int) -> None:
-        self.steps_max = steps_max
+    def __init__(self, option: Automatic) -> None:
+        self.key, self.steps_max, self.share_max = option
         self.begin(1)
 
     def begin(self, steps: int) -> None:
@@ -188,10 +188,8 @@ class Pacing:
     def __init__(self, side: ReplicaSide, limiters: dict[str, Limiter]) -> None:
         self.side = side
         self.limiters = limiters
-        self.automatic = side.automatic()
-        """Direction -> bounds of its interval, for directions whose interval is a method's option.
-        """
-        self.intervals = {d: Interval(bounds.steps_max) for d, bounds in self.automatic.items()}
+        self.intervals = {d: Interval(option) for d, option in side.automatic().items()}
+        """Of the directions whose interval is a method's option."""
         self.computed_s = 0.0
         self._waited_s = {PUSH: 0.0, FETCH: 0.0}
         self._cycles = dict.fromkeys(self._waited_s, (0.0, 0.0, 0))
@@ -270,15 +268,15 @@ class Pacing:
             self._decide(direction)
 
     def _decide(self, direction: str) -> None:
-        key, interval = self.automatic[direction].key, self.intervals[direction]
-        steps = getattr(self.side.options, key)
+        interval = self.intervals[direction]
+        steps = getattr(self.side.options, interval.key)
         if steps != AUTO:
             interval.begin(steps)  # If it becomes "auto", it continues from this number.
         elif self._recent_s:
-            share_max = self.automatic[direction].share_max / (2 if self._fetch_waits else 1)
+            share_max = interval.share_max / (2 if self._fetch_waits else 1)
             pipelined = direction == PUSH and not self._fetch_waits
             interval.decide(median(self._recent_s), share_max, pipelined=pipelined)
-        self.side.intervals[key] = interval.steps
+        self.side.intervals[interval.key] = interval.steps
 
     # ------------------------------------------------------------ figures
 
@@ -298,12 +296,8 @@ class Pacing:
             self._reported = (self.computed_s, self.waited_s)
         found: dict[str, Any] = {} if self._share is None else {"wait_share": self._share}
         if self.intervals:
-            keys = [bounds.key for bounds in self.automatic.values()]
-            found["intervals"] = {key: self.side.interval(key) for key in keys}
-            found["bound"] = {
-                self.automatic[direction].key: interval.steps_max
-                for direction, interval in self.intervals.items()
-                if interval.is_bound
-                and getattr(self.side.options, self.automatic[direction].key) == AUTO
-            }
+            options, every = self.side.options, self.intervals.values()
+            found["intervals"] = {each.key: self.side.interval(each.key) for each in every}
+            bound = (each for each in every if each.is_bound and getattr(options, each.key) == AUTO)
+            found["bound"] = {each.key: each.steps_max for each in bound}
         return found
