@@ -57,8 +57,6 @@ class Joining:
         """Every shard was joined once, and is initialised."""
         self.is_ready = False
         """It is joined, and the model has the run's buffers."""
-        self.restoring = False
-        """The residual from before a stop is being loaded."""
         self._frozen_answer: m.FrozenKept | None = None
         """The last answer, in case it was lost."""
 
@@ -233,8 +231,8 @@ class Joining:
         return self.topology.restore if self.topology is not None else ""
 
     def begin_to_restore(self) -> None:
-        self.restoring = True
-        self._phase = "loading its unpushed updates"
+        """It is not ready any more: it begins when the residual from before a stop is loaded."""
+        self.is_ready, self._phase = False, "loading its unpushed updates"
 
     def on_deadline(self, now: float) -> None:
         if self.rejoin_at is not None and self.rejoin_at <= now:

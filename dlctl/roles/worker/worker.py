@@ -319,7 +319,7 @@ class Worker:
             return
         if not self.joining.restores():
             self._begin()
-        elif not self.joining.restoring:
+        else:
             self.joining.begin_to_restore()
             self._gathering.load(LoadArrays(self.joining.restores()))
 
