@@ -517,8 +517,6 @@ class Worker:
         if not self._draining:
             self.context.note("info", f"draining: {message.reason}")
         self._draining = True
-        if self.training is not None and self.training.parked and not self.training.busy():
-            self.context.send(COORDINATOR, m.Drained(self.birth.name))
 
     def _on_dismiss(self, message: m.Dismiss, now: float) -> None:
         self.context.note("warning", f"dismissed: {message.reason}")
