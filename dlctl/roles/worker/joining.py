@@ -126,9 +126,10 @@ class Joining:
             return
         self._phase = "joining the servers"
         for shard, (address, key) in enumerate(zip(message.addresses, message.keys, strict=True)):
-            link = Link(shard, self.identity, self.context.retries, address)
+            link = Link(shard, self.identity, self.context, address)
             self.links.append(link)
-            self.context.do(Connect(link.peer, address, key), link.join(now))
+            self.context.do(Connect(link.peer, address, key))
+            link.join(now)
         assert self.model is not None
         layout, servers = Layout.from_bytes(self.model.ready.layout), len(self.links)
         for number, table in enumerate(self.shape.of_replicas()):
@@ -149,19 +150,21 @@ class Joining:
         link = self.links[message.shard]
         if message.number > link.generation:
             link.generation, link.address = message.number, message.address
-            self.context.do(Connect(link.peer, message.address, message.key), link.join(now))
+            self.context.do(Connect(link.peer, message.address, message.key))
+            link.join(now)
 
     def on_reconnected(self, peer: str, lost_at: float, now: float) -> None:
         """A server ignores a new connection until the worker has joined on it: rejoin, even if a
         join was in flight, and resend other messages when the server has answered.
         """
-        joins = [link.join(now) for link in self.links if link.peer == peer]
-        self.context.do(*joins)
-        if not joins:
+        links = [link for link in self.links if link.peer == peer]
+        for link in links:
+            link.join(now)
+        if not links:
             self.context.retries.again(peer, lost_at, now)
 
     def on_join_again(self, message: m.JoinAgain, now: float) -> None:
-        self.context.do(*self.links[message.shard].on_join_again(message.generation, now))
+        self.links[message.shard].on_join_again(message.generation, now)
 
     def on_joined(self, message: m.Joined, now: float) -> bool:
         """Whether the answer was awaited.
@@ -173,10 +176,8 @@ class Joining:
         bounds = slice_bounds(len(self.model.parameters), len(self.links), message.shard)
         if (message.lo, message.hi) != bounds:
             raise RemoteProtocolError(f"its slice is {message.lo}:{message.hi}")
-        sends = link.on_joined(message, now)
-        if sends is None:
+        if not link.on_joined(message, now):
             return False
-        self.context.do(*sends)
         if not link.initialised:
             self._initialise_or_wait(link, now)
         elif not self._is_joined and all(each.joined and each.initialised for each in self.links):
@@ -237,4 +238,5 @@ class Joining:
     def on_deadline(self, now: float) -> None:
         if self.rejoin_at is not None and self.rejoin_at <= now:
             self.rejoin_at = None
-            self.context.do(*(link.join(now) for link in self.links if not link.initialised))
+            for link in (link for link in self.links if not link.initialised):
+                link.join(now)

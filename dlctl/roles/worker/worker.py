@@ -79,7 +79,6 @@ from dlctl.roles.worker.services.asking import MODEL, NO_MODEL, Members, pack
 from dlctl.roles.worker.services.collecting import Collecting
 from dlctl.roles.worker.services.computing import RUNNING, STEPPING
 from dlctl.roles.worker.services.taking_over import Sharing
-from dlctl.roles.worker.shard_client import Fenced
 from dlctl.roles.worker.stall import StallDetector
 from dlctl.roles.worker.training import Training
 from dlctl.util.text import DISCARDED, REFUSED
@@ -151,9 +150,6 @@ class Worker:
             self._advance(now)
         except JobFailed as failed:
             self._fail(failed.message, failed.hint or "")
-        except Fenced as fenced:
-            self.context.note("warning", f"another process has this slot now: {fenced}")
-            self.context.do(Exit(EXIT_FENCED, "fenced"))
         self.context.do(*self.send_queue.flush(now))
         self._report_if_due(now)
         return self.context.clear()

@@ -280,13 +280,12 @@ class Writing(Service[Write | Settle]):
 
     def on_ack(self, ack: m.Ack, now: float) -> list[int]:
         """A server has acked a push. Returns the numbers of the writes with steps that are settled
-        by it. Raises Fenced, and RemoteProtocolError for a table that does not exist.
+        by it. Raises RemoteProtocolError for a table that does not exist.
         """
         if ack.table >= len(self.tables):
             raise RemoteProtocolError(f"there is no table {ack.table}")
         client = self.tables[ack.table][ack.shard]
-        took_s, sends = client.on_ack(ack, now)
-        self.context.do(*sends)
+        took_s = client.on_ack(ack, now)
         if took_s is None:
             return []
         if ack.table == 0:
