@@ -117,7 +117,7 @@ class Talk:
     def push(self, now: float = 0.0) -> list[Send]:
         message = self.channel.push(0, 0, 1, 0, DELTA)
         key = self.channel.push_key(message.seq)
-        self.send_queue.queue("push", key, self.channel.peer, message, DELTA.nbytes)
+        self.send_queue.queue(key, self.channel.peer, message, DELTA.nbytes)
         return self.send_queue.flush(now)
 
     def again(self) -> list[Send]:

@@ -171,7 +171,7 @@ def test_what_the_peer_has_and_cannot_answer_yet_is_not_sent_again_soon() -> Non
 def test_repeats_count_towards_the_limit() -> None:
     send_queue = SendQueue(Retries(1.0))
     send_queue.limiters["push"].bytes_per_s = 100.0
-    send_queue.queue("push", ("push", 0, 0), "server-0", MESSAGE, 100)
+    send_queue.queue(("push", 0, 0), "server-0", MESSAGE, 100)
     send_queue.flush(0.0)
     send_queue.retries.due(2.0)
     assert send_queue.limiters["push"].free_at == 3.0
@@ -320,7 +320,7 @@ def test_what_waits_for_a_limit_is_counted() -> None:
     send_queue = SendQueue(Retries(1.0))
     send_queue.limiters["push"].bytes_per_s = 10.0
     for number in range(3):
-        send_queue.queue("push", ("push", number), "server-0", MESSAGE, 100)
+        send_queue.queue(("push", number), "server-0", MESSAGE, 100)
     send_queue.flush(0.0)
     assert send_queue.waiting(0.0) == {"push_waiting_bytes": 300}
     assert send_queue.waiting(4.0) == {"push_waiting_bytes": 260}
@@ -332,8 +332,8 @@ def test_the_outbox_holds_back_one_direction_and_not_the_other() -> None:
     send_queue = SendQueue(Retries(1.0))
     send_queue.limiters["push"].bytes_per_s = 10.0
     for number in range(3):
-        send_queue.queue("push", ("push", number), "server-0", MESSAGE, 100)
-        send_queue.queue("fetch", ("fetch", number), "server-0", MESSAGE, 100)
+        send_queue.queue(("push", number), "server-0", MESSAGE, 100)
+        send_queue.queue(("fetch", number), "server-0", MESSAGE, 100)
     assert len(send_queue.flush(0.0)) == 1 + 3
     assert send_queue.deadline() == 10.0
     assert len(send_queue.flush(10.0)) == 1

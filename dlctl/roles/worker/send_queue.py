@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable
+from typing import Any
 
 from dlctl.machine import Send
 from dlctl.messages import Json, Message
@@ -53,13 +54,11 @@ class SendQueue:
         }
         """Of (key, peer, message, bytes)."""
 
-    def queue(
-        self, direction: str, key: Hashable, peer: str, message: Message, nbytes: int
-    ) -> None:
+    def queue(self, key: tuple[Any, ...], peer: str, message: Message, nbytes: int) -> None:
         """Send `message` with the next `flush` that the limit allows, and resend it until it is
-        answered.
+        answered. key: begins with the direction.
         """
-        self._queues[direction].append((key, peer, message, nbytes))
+        self._queues[key[0]].append((key, peer, message, nbytes))
 
     def _charge(self, key: Hashable, nbytes: int, now: float) -> None:
         """Resent messages count towards the limit as well."""

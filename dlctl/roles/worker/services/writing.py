@@ -274,7 +274,7 @@ class Writing(Service[Write | Settle]):
         push = client.push(*steps, need.samples, need.clock, delta, need.part, at, need.weight)
         self._numbers[client.table, client.shard, push.seq] = number
         self.rates.add("push_bytes", delta.nbytes)
-        self.send_queue.queue("push", client.push_key(push.seq), client.peer, push, delta.nbytes)
+        self.send_queue.queue(client.push_key(push.seq), client.peer, push, delta.nbytes)
 
     # ------------------------------------------------------------ outcomes
 
