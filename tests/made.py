@@ -17,7 +17,6 @@ from dlctl.messages import Array, Assign, Joined
 from dlctl.optim.base import Optimizer
 from dlctl.optim.sgd import SGD
 from dlctl.roles.protocol.context import Birth, Context
-from dlctl.roles.protocol.retry import Retries
 from dlctl.roles.server.server import Server
 from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.server.table_shard import TableShard
@@ -28,6 +27,7 @@ from dlctl.roles.worker.services.collecting import Collecting
 from dlctl.roles.worker.shard_client import Identity, Link, ShardClient
 from dlctl.roles.worker.training import Training
 from dlctl.shards.base import Shard, Storages
+from dlctl.shards.memory import InMemory
 from dlctl.sim.objectives import layout_of
 
 OWN_LR = 0.01
@@ -68,26 +68,26 @@ def identity(slot: int = 0, epoch: int = 1, token: bytes = b"", run_id: str = "r
 
 
 def client(
-    retries: Retries, me: Identity | None = None, shard: int = 0, lo: int = 0, hi: int = 0
+    context: Context, me: Identity | None = None, shard: int = 0, lo: int = 0, hi: int = 0
 ) -> ShardClient:
     """Of the parameters on a shard that is not joined yet."""
-    return ShardClient(Link(shard, me or identity(), retries), 0, lo, hi)
+    return ShardClient(Link(shard, me or identity(), context), 0, lo, hi)
 
 
 def joined(client: ShardClient, generation: int = 1, now: float = 0.0) -> ShardClient:
     """The same, known to its server."""
     client.link.join(now)
     answer = Joined(client.shard, generation, 0, client.lo, client.hi, True, 0)
-    assert client.link.on_joined(answer, now) is not None
+    assert client.link.on_joined(answer, now)
     return client
 
 
 def joined_tables(
-    method: Method, retries: Retries, size: int, servers: int, me: Identity | None = None
+    method: Method, context: Context, size: int, servers: int, me: Identity | None = None
 ) -> list[list[ShardClient]]:
     """All tables of a method with so many parameters, on servers that know the worker."""
     shards = range(servers) if method.shape.needs_servers else ()
-    parameters = [client(retries, me, i, *slice_bounds(size, servers, i)) for i in shards]
+    parameters = [client(context, me, i, *slice_bounds(size, servers, i)) for i in shards]
     tables = [parameters] if parameters else []
     for number, table in enumerate(method.shape.tables[1:], 1):
         cuts = [slice_bounds(table.size(layout_of(size)), servers, i) for i in shards]
@@ -151,7 +151,7 @@ def server(
 ) -> Server:
     """A server's process that has just been started."""
     birth = Birth(run_id, "server", f"server-{index}", generation, 1, "here", "0")
-    return Server(birth, job, "ipc://x", method, optimizer, compressor, storages)
+    return Server(birth, job, "ipc://x", method, optimizer, compressor, storages or InMemory())
 
 
 def serving(

@@ -167,31 +167,20 @@ class ComputeThread:
         ours = np.geterr()
         while True:
             try:
-                self._do(self._work.get(), ours)
-            except BaseException as error:  # from a signal handler of the task, while idle
+                event = self._work.get()()
+                if event is not None:
+                    # The task may have changed numpy's error handling, which is not the role's.
+                    with np.errstate(**ours):
+                        self._loop.offer(event)
+                event = None  # It may hold large arrays.
+            except RanksEnded:
+                pass  # Another process of the worker has failed, and this one is about to exit.
+            except ProcessLost as error:
+                self._loop.fail(error)
+            except BaseException as error:
+                # A worker without this thread would look alive and never compute again. It may come
+                # from a signal handler of the task, while this thread is idle.
                 self._loop.post(failure_of(error))
-
-    def _do(self, work: Callable[[], Event | None], ours: Any) -> None:
-        """Do one piece of work. ours: numpy's error handling at the start."""
-        if (event := self._event_of(work)) is not None:
-            # The task may have changed numpy's error handling; the worker role must not see that.
-            with np.errstate(**ours):
-                self._loop.offer(event)
-
-    def _event_of(self, work: Callable[[], Event | None]) -> Event | None:
-        """The resulting event; None: there is none, or another process of the worker has failed and
-        this one is about to exit. Raises nothing.
-        """
-        try:
-            return work()
-        except RanksEnded:
-            return None
-        except ProcessLost as error:
-            self._loop.fail(error)
-            return None
-        except BaseException as error:
-            # A worker without this thread would look alive and never compute again.
-            return failure_of(error)
 
     def _build(self, effect: BuildModel) -> ModelBuilt:
         if self._thread is threading.main_thread():

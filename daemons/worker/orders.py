@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import lru_cache, partial
 from hashlib import sha256
 from typing import Any
 
@@ -37,9 +38,9 @@ class Order:
 
     def __init__(self, size: int, *, seed: int, shuffle: bool, draw: Draw | None = None) -> None:
         """size: samples of the dataset. draw: the task's own order. Raises TaskError."""
-        self._size, self._seed, self._shuffle = size, seed, shuffle
-        self._draw = draw
-        self._kept: dict[int, npt.NDArray[Any]] = {}
+        self._is_plain = draw is None and not shuffle
+        made: Callable[[int], npt.NDArray[Any]] = draw or partial(_shuffled, size, seed)
+        self._whole = lru_cache(ORDERS_KEPT)(made)
         if shuffle and draw is None and size > SHUFFLED_MAX:
             raise TaskError(
                 f"task.dataset() has {size} samples; at most {SHUFFLED_MAX} can be shuffled",
@@ -52,22 +53,14 @@ class Order:
 
     def rows(self, data_epoch: int, start: int, stop: int) -> Rows:
         """The samples at [start, stop) of the order of a data epoch. Raises TaskError."""
-        if self._draw is None and not self._shuffle:
+        if self._is_plain:
             return np.arange(start, stop)
         return self._whole(data_epoch)[start:stop].astype(np.int64, copy=False)
 
-    def _whole(self, data_epoch: int) -> npt.NDArray[Any]:
-        if data_epoch not in self._kept:
-            while len(self._kept) >= ORDERS_KEPT:
-                del self._kept[next(iter(self._kept))]
-            self._kept[data_epoch] = self._made(data_epoch)
-        return self._kept[data_epoch]
 
-    def _made(self, data_epoch: int) -> npt.NDArray[Any]:
-        if self._draw is not None:
-            return self._draw(data_epoch)
-        generator = np.random.default_rng([self._seed, data_epoch])
-        return generator.permutation(np.arange(self._size, dtype=np.uint32))
+def _shuffled(size: int, seed: int, data_epoch: int) -> npt.NDArray[np.uint32]:
+    generator = np.random.default_rng([seed, data_epoch])
+    return generator.permutation(np.arange(size, dtype=np.uint32))
 
 
 def chosen_by(task: Task, dataset: Any, seed: int) -> Draw | None:

@@ -504,17 +504,21 @@ def _cut(report: traceback.TracebackException | None) -> None:
     """
     while report is not None:
         kept = _without_machinery(report.stack)
-        if not kept and not any(_is_of_imports(frame.filename) for frame in report.stack):
+        if not kept and not any(frame.filename.startswith(_IMPORTS) for frame in report.stack):
             kept = report.stack
         report.stack = kept
         _cut(report.__cause__)
         report = report.__context__
 
 
-_MACHINERY = tuple(
-    f"{Path(file).parent}/"
-    for file in (Path(__file__).parent, dlctl.__file__, torch.__file__)
-    if file
+_IMPORTS = "<frozen "
+_MACHINERY = (
+    _IMPORTS,
+    *(
+        f"{Path(file).parent}/"
+        for file in (Path(__file__).parent, dlctl.__file__, torch.__file__)
+        if file
+    ),
 )
 _LIBRARIES = tuple(
     f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")
@@ -523,16 +527,8 @@ _LIBRARIES = tuple(
 
 def _without_machinery(stack: traceback.StackSummary) -> traceback.StackSummary:
     return traceback.StackSummary.from_list(
-        [
-            frame
-            for frame in stack
-            if not _is_of_imports(frame.filename) and not frame.filename.startswith(_MACHINERY)
-        ]
+        [frame for frame in stack if not frame.filename.startswith(_MACHINERY)]
     )
-
-
-def _is_of_imports(filename: str) -> bool:
-    return filename.startswith("<frozen ")
 
 
 def _where(error: BaseException, stack: traceback.StackSummary, place: Place) -> str | None:
@@ -559,7 +555,7 @@ def whereabouts(thread: threading.Thread) -> tuple[str, str]:
 def _line_of(stack: traceback.StackSummary, beyond: tuple[str, ...]) -> str | None:
     """file:line of the innermost frame in a file that is in none of these directories."""
     for frame in reversed(stack):
-        if not _is_of_imports(frame.filename) and not frame.filename.startswith(beyond):
+        if not frame.filename.startswith(beyond):
             return f"{frame.filename}:{frame.lineno}"
     return None
 

@@ -280,7 +280,7 @@ class Player:
         self._context = Context(resend_s=1e6)
         self._queue = SendQueue(self._context.retries)
         me = identity(slot, epoch)
-        tables = joined_tables(algorithm, self._context.retries, shards.size, shards.count, me)
+        tables = joined_tables(algorithm, self._context, shards.size, shards.count, me)
         name, links = f"worker-{slot}", algorithm.shape.links
         self._members = Members(self._context, name, connects="peers" in links)
         self.training = training(

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made import client, joined
 
-from dlctl.machine import Send
+from dlctl.machine import Exit, Send
 from dlctl.messages import (
     APPLIED,
     DUPLICATE,
@@ -25,12 +24,12 @@ from dlctl.messages import (
     Parameters,
     Push,
 )
+from dlctl.roles.protocol.context import EXIT_FENCED, Context
 from dlctl.roles.protocol.limits import REACH
-from dlctl.roles.protocol.retry import Retries
 from dlctl.roles.protocol.token import is_genuine, sign
 from dlctl.roles.server.dedup import HELD_REACH, NEW, UNKNOWN, Dedup
 from dlctl.roles.worker.send_queue import SendQueue
-from dlctl.roles.worker.shard_client import WINDOW, Fenced
+from dlctl.roles.worker.shard_client import WINDOW
 
 DELTA = Packed("none", 2, (np.zeros(2, np.float32),))
 
@@ -109,15 +108,21 @@ class Talk:
     """A worker's channel with the outbox that it sends through."""
 
     def __init__(self) -> None:
-        self.retries = Retries(1.0)
+        self.context = Context(1.0)
+        self.retries = self.context.retries
         self.send_queue = SendQueue(self.retries)
-        self.channel = joined(client(self.retries, hi=2))
+        self.channel = joined(client(self.context, hi=2))
+        self.again()
 
     def push(self, now: float = 0.0) -> list[Send]:
         message = self.channel.push(0, 0, 1, 0, DELTA)
         key = self.channel.push_key(message.seq)
-        self.send_queue.queue("push", key, self.channel.peer, message, DELTA.nbytes)
+        self.send_queue.queue(key, self.channel.peer, message, DELTA.nbytes)
         return self.send_queue.flush(now)
+
+    def again(self) -> list[Send]:
+        """What was sent again."""
+        return [effect for effect in self.context.clear() if isinstance(effect, Send)]
 
     def ack(self, seq: int, outcome: str = APPLIED, generation: int = 1, next_seq: int = 0) -> Ack:
         return Ack(0, generation, seq, outcome, 1, 0, next_seq)
@@ -130,17 +135,16 @@ def sent(sends: list[Send]) -> list[int]:
 def test_pushes_are_numbered_densely_and_settled_by_their_acks() -> None:
     talk = Talk()
     assert [sent(talk.push()) for _ in range(3)] == [[0], [1], [2]]
-    took_s, again = talk.channel.on_ack(talk.ack(1), 0.5)
-    assert took_s == 0.5
-    assert again == []
+    assert talk.channel.on_ack(talk.ack(1), 0.5) == 0.5
+    assert talk.again() == []
     assert len(talk.channel._unsettled) == 2
 
 
 def test_an_ack_counts_once() -> None:
     talk = Talk()
     talk.push()
-    assert talk.channel.on_ack(talk.ack(0), 0.1)[0] == 0.1
-    assert talk.channel.on_ack(talk.ack(0, DUPLICATE), 0.2)[0] is None
+    assert talk.channel.on_ack(talk.ack(0), 0.1) == 0.1
+    assert talk.channel.on_ack(talk.ack(0, DUPLICATE), 0.2) is None
 
 
 def test_the_window_bounds_what_is_unsettled() -> None:
@@ -174,16 +178,16 @@ def test_a_gap_has_everything_from_there_sent_again_in_order() -> None:
     talk = Talk()
     for _ in range(4):
         talk.push()
-    took_s, again = talk.channel.on_ack(talk.ack(3, GAP, next_seq=1), 0.1)
-    assert took_s is None
-    assert sent(again) == [1, 2, 3]
-    assert talk.channel.on_ack(talk.ack(2, GAP, next_seq=1), 0.1) == (None, []), "once is enough"
+    assert talk.channel.on_ack(talk.ack(3, GAP, next_seq=1), 0.1) is None
+    assert sent(talk.again()) == [1, 2, 3]
+    assert talk.channel.on_ack(talk.ack(2, GAP, next_seq=1), 0.1) is None
+    assert talk.again() == [], "once is enough"
 
 
 def test_a_held_push_stays_unsettled() -> None:
     talk = Talk()
     talk.push()
-    assert talk.channel.on_ack(talk.ack(0, HELD), 0.1) == (None, [])
+    assert talk.channel.on_ack(talk.ack(0, HELD), 0.1) is None
     assert len(talk.channel._unsettled) == 1
 
 
@@ -197,11 +201,12 @@ def test_a_push_without_an_ack_is_sent_again_under_its_number() -> None:
 def test_after_a_restart_of_the_shard_the_unsettled_pushes_go_to_the_new_generation() -> None:
     talk = Talk()
     talk.push()
-    asked = talk.channel.link.on_join_again(2, 0.1)
-    assert [type(s.message).__name__ for s in asked] == ["Join"]
-    assert talk.channel.link.on_join_again(2, 0.1) == [], "one join is enough"
-    again = talk.channel.link.on_joined(Joined(0, 2, 0, 0, 2, True, 0), 0.2)
-    assert [(s.message.seq, s.message.generation) for s in again] == [(0, 2)]  # type: ignore[union-attr]
+    talk.channel.link.on_join_again(2, 0.1)
+    assert [type(s.message).__name__ for s in talk.again()] == ["Join"]
+    talk.channel.link.on_join_again(2, 0.1)
+    assert talk.again() == [], "one join is enough"
+    assert talk.channel.link.on_joined(Joined(0, 2, 0, 0, 2, True, 0), 0.2)
+    assert [(s.message.seq, s.message.generation) for s in talk.again()] == [(0, 2)]  # type: ignore[union-attr]
 
 
 def test_the_words_of_an_old_generation_are_not_heard() -> None:
@@ -209,7 +214,7 @@ def test_the_words_of_an_old_generation_are_not_heard() -> None:
     talk.push()
     talk.channel.link.on_join_again(5, 0.1)
     talk.channel.link.on_joined(Joined(0, 5, 0, 0, 2, True, 0), 0.1)
-    assert talk.channel.on_ack(talk.ack(0, generation=4), 0.2) == (None, [])
+    assert talk.channel.on_ack(talk.ack(0, generation=4), 0.2) is None
     stale = Parameters(0, 4, 1, 9, np.zeros(2, np.float32))
     assert talk.channel.on_parameters(stale, 0.2) is None
 
@@ -217,8 +222,8 @@ def test_the_words_of_an_old_generation_are_not_heard() -> None:
 def test_a_fenced_worker_learns_it_from_any_shard() -> None:
     talk = Talk()
     talk.push()
-    with pytest.raises(Fenced):
-        talk.channel.on_ack(replace(talk.ack(0, FENCED), reason="replaced"), 0.1)
+    talk.channel.on_ack(replace(talk.ack(0, FENCED), reason="replaced"), 0.1)
+    assert Exit(EXIT_FENCED, "fenced") in talk.context.clear()
 
 
 # ---------------------------------------------------------------- both together
@@ -253,7 +258,8 @@ def test_over_any_link_each_push_is_applied_once(pushes: int, fate: list[str]) -
             verdict = APPLIED
         if step != "lose ack":
             ack = talk.ack(message.seq, verdict, next_seq=shard.next_seq(0))
-            on_the_way += [s.message for s in talk.channel.on_ack(ack, now)[1]]  # type: ignore[misc]
+            talk.channel.on_ack(ack, now)
+            on_the_way += [s.message for s in talk.again()]  # type: ignore[misc]
     assert applied == list(range(pushes))
     assert len(talk.channel._unsettled) == 0
 

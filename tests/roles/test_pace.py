@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from made import replica
 from repeated import times
 
+from dlctl.algorithms.base import Automatic
 from dlctl.algorithms.downpour import DOWNPOUR
-from dlctl.roles.worker.intervals import PUSH, Circumstances, Cycle, Interval, Pacing
+from dlctl.roles.worker.intervals import PUSH, Interval, Pacing
 from dlctl.roles.worker.send_queue import Limiter
 from dlctl.roles.worker.shard_client import WINDOW
 
@@ -102,11 +103,15 @@ class Worker:
             self.pacing.waits(PUSH, self.now)
             self.now = self._settle()
         limiter = self.limiters["push"]
-        number = self.link.push(limiter.ready_at(self.now))
+        number = self.link.push(max(self.now, limiter.free_at))
         limiter.spend(400, self.now)
         self._under_way.append(number)
         self.pacing.pushed(number, self.now)
         self._since = 0
+
+    def limit(self, bytes_per_s: float | None) -> None:
+        self.limiters["push"].spend(0, self.now)
+        self.limiters["push"].bytes_per_s = bytes_per_s
 
     def run(self, steps: int) -> float:
         """So many steps; the share of their time that was waited."""
@@ -233,16 +238,16 @@ def test_a_bound_is_told_for_as_long_as_it_is_too_low_for_the_link() -> None:
 
 def test_a_limit_is_obeyed_as_soon_as_it_changes() -> None:
     worker = Worker(Link(0.1 * STEP_S))
-    worker.limiters["push"].change(400 / (8 * STEP_S), worker.now)
+    worker.limit(400 / (8 * STEP_S))
     worker.run(100)
     assert 7 <= worker.intervals[-1] <= 9
     assert worker.run(500) < SHARE_MAX
 
-    worker.limiters["push"].change(400 / (32 * STEP_S), worker.now)
+    worker.limit(400 / (32 * STEP_S))
     worker.run(80)
     assert 29 <= worker.intervals[-1] <= 36
 
-    worker.limiters["push"].change(None, worker.now)
+    worker.limit(None)
     worker.run(250)
     assert worker.intervals[-1] == 1
 
@@ -326,18 +331,18 @@ SECONDS = st.sampled_from([0.0, 1e-9, 0.01, 0.1, 30.0, 1e9])
     st.integers(1, 70),
     st.booleans(),
     st.lists(
-        st.tuples(SECONDS, SECONDS, SECONDS, SECONDS, st.sampled_from([None, 1.0, 1e9])),
+        st.tuples(SECONDS, SECONDS, SECONDS, SECONDS),
         max_size=60,
     ),
 )
 def test_whatever_is_measured_it_stays_within_its_bounds(
     steps_max: int,
     pipelined: bool,
-    story: list[tuple[float, float, float, float, float | None]],
+    story: list[tuple[float, float, float, float]],
 ) -> None:
-    pace = Interval(steps_max)
-    for step_s, waited_s, cost_s, pause_s, rate in story:
+    pace = Interval(Automatic(KEY, steps_max, SHARE_MAX))
+    for step_s, waited_s, cost_s, pause_s in story:
         pace.took(cost_s, pause_s)
-        pace.ended(Cycle(pace.steps * step_s, waited_s, 400))
-        pace.decide(Circumstances(step_s, rate, SHARE_MAX, pipelined))
+        pace.ended(pace.steps * step_s, waited_s)
+        pace.decide(step_s, SHARE_MAX, pipelined=pipelined)
         assert 1 <= pace.steps <= steps_max

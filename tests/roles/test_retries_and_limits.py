@@ -170,11 +170,11 @@ def test_what_the_peer_has_and_cannot_answer_yet_is_not_sent_again_soon() -> Non
 
 def test_repeats_count_towards_the_limit() -> None:
     send_queue = SendQueue(Retries(1.0))
-    send_queue.limiters["push"].change(100.0, 0.0)
-    send_queue.queue("push", ("push", 0, 0), "server-0", MESSAGE, 100)
+    send_queue.limiters["push"].bytes_per_s = 100.0
+    send_queue.queue(("push", 0, 0), "server-0", MESSAGE, 100)
     send_queue.flush(0.0)
     send_queue.retries.due(2.0)
-    assert send_queue.limiters["push"].ready_at(2.0) == 3.0
+    assert send_queue.limiters["push"].free_at == 3.0
 
 
 def test_a_large_message_gets_the_time_that_its_bytes_need_on_a_slow_link() -> None:
@@ -275,7 +275,7 @@ def test_it_is_known_who_is_waited_for_and_since_when() -> None:
 def test_the_average_is_the_rate_whatever_the_sizes(sizes: list[int], rate: float) -> None:
     limiter, now, sent_at = Limiter(rate), 0.0, []
     for size in sizes:
-        now = limiter.ready_at(now)
+        now = max(now, limiter.free_at)
         sent_at.append(now)
         limiter.spend(size, now)
     assert sent_at[-1] == pytest.approx(sum(sizes[:-1]) / rate)
@@ -284,43 +284,56 @@ def test_the_average_is_the_rate_whatever_the_sizes(sizes: list[int], rate: floa
 def test_no_limit_never_waits() -> None:
     limiter = Limiter()
     limiter.spend(10**12, 0.0)
-    assert limiter.ready_at(0.0) == 0.0
+    assert limiter.free_at == 0.0
 
 
 def test_a_raised_limit_helps_what_waits_already() -> None:
     limiter = Limiter(100.0)
     limiter.spend(1000, 0.0)
-    assert limiter.ready_at(0.0) == 10.0
-    limiter.change(1000.0, 0.0)
-    assert limiter.ready_at(0.0) == 1.0
-    limiter.change(None, 0.0)
-    assert limiter.ready_at(0.0) == 0.0
+    assert limiter.free_at == 10.0
+    limiter.bytes_per_s = 1000.0
+    assert limiter.free_at == 1.0
+    limiter.bytes_per_s = None
+    assert limiter.free_at == 0.0
+
+
+def test_a_lowered_limit_is_paid_from_then_on() -> None:
+    limiter = Limiter(100.0)
+    limiter.spend(1000, 0.0)
+    limiter.spend(0, 9.0)
+    limiter.bytes_per_s = 1.0
+    assert limiter.free_at == 9.0 + 100.0
+    limiter.bytes_per_s = None
+    limiter.spend(10**9, 10.0)
+    limiter.spend(0, 11.0)
+    limiter.bytes_per_s = 1.0
+    assert limiter.free_at == 11.0, "what was sent without a limit is not owed"
 
 
 def test_a_pause_saves_up_no_burst() -> None:
     limiter = Limiter(100.0)
     limiter.spend(100, 1000.0)
-    assert limiter.ready_at(1000.0) == 1001.0
+    assert limiter.free_at == 1001.0
 
 
 def test_what_waits_for_a_limit_is_counted() -> None:
     send_queue = SendQueue(Retries(1.0))
-    send_queue.limiters["push"].change(10.0, 0.0)
+    send_queue.limiters["push"].bytes_per_s = 10.0
     for number in range(3):
-        send_queue.queue("push", ("push", number), "server-0", MESSAGE, 100)
+        send_queue.queue(("push", number), "server-0", MESSAGE, 100)
     send_queue.flush(0.0)
     assert send_queue.waiting(0.0) == {"push_waiting_bytes": 300}
     assert send_queue.waiting(4.0) == {"push_waiting_bytes": 260}
-    send_queue.limiters["push"].change(None, 4.0)
+    send_queue.limiters["push"].bytes_per_s = None
     assert send_queue.waiting(4.0) == {}, "there is no limit"
 
 
 def test_the_outbox_holds_back_one_direction_and_not_the_other() -> None:
     send_queue = SendQueue(Retries(1.0))
-    send_queue.limiters["push"].change(10.0, 0.0)
+    send_queue.limiters["push"].bytes_per_s = 10.0
     for number in range(3):
-        send_queue.queue("push", ("push", number), "server-0", MESSAGE, 100)
-        send_queue.queue("fetch", ("fetch", number), "server-0", MESSAGE, 100)
+        send_queue.queue(("push", number), "server-0", MESSAGE, 100)
+        send_queue.queue(("fetch", number), "server-0", MESSAGE, 100)
     assert len(send_queue.flush(0.0)) == 1 + 3
     assert send_queue.deadline() == 10.0
     assert len(send_queue.flush(10.0)) == 1

@@ -256,13 +256,13 @@ def test_the_optimiser_goes_on_with_its_slots_and_its_rate_comes_with_the_settin
         life.tell(m.Change(1, {"lr": 0.25}))
         life.push(0, (3, 0, -1, 2))
     second = Life(keeping, 2, keep=True, optimizer=Adagrad)
-    assert second.server.settings()["lr"] == 0.25
+    assert second.server.live.values()["lr"] == 0.25
     second.join()
     for life in (alone, second):
         life.push(1, (4, 1, 1, 1))
     assert second.w == alone.w
     changed = Life(keeping, 3, keep=True, optimizer=Adagrad, settings={"lr": 0.5})
-    assert changed.server.settings()["lr"] == 0.5
+    assert changed.server.live.values()["lr"] == 0.5
 
 
 def test_buffers_are_the_initial_ones_until_replicas_push_theirs_again() -> None:

@@ -91,7 +91,7 @@ class Replica:
         self.context = Context(resend_s=1e6)
         self.model = np.zeros(SIZE, np.float32)
         self.side = Side(site({}, self.model))
-        tables = joined_tables(method, self.context.retries, SIZE, SERVERS)
+        tables = joined_tables(method, self.context, SIZE, SERVERS)
         self.context.clear()
         self.training = training(self.context, tables, method, self.side, batch_size=batch_size)
         self.sent: list[m.Message] = []

@@ -26,8 +26,7 @@ class Replica:
         self.context = Context(resend_s=1.0)
         me = identity(epoch=EPOCH)
         self.channels = [
-            joined(client(self.context.retries, me, shard, 2 * shard, 2 * shard + 2))
-            for shard in (0, 1)
+            joined(client(self.context, me, shard, 2 * shard, 2 * shard + 2)) for shard in (0, 1)
         ]
         side = a_side(DOWNPOUR, np.zeros(4, np.float32), DOWNPOUR.Options(**options))
         self.training = training(self.context, [self.channels], DOWNPOUR, side, me=me)

@@ -27,8 +27,8 @@ from dlctl.flat import TRAINED, Entry, Layout
 from dlctl.machine import Send
 from dlctl.messages import Array
 from dlctl.optim.sgd import SGD
+from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.meters import Rates
-from dlctl.roles.protocol.retry import Retries
 from dlctl.roles.protocol.token import sign
 from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.worker.basis import Slice, slice_in
@@ -109,10 +109,10 @@ class World:
 
     def restart_worker(self) -> None:
         self.epoch += 1
-        self.retries = Retries(1.0)
+        self.context = Context(1.0)
         me = identity(0, self.epoch, sign(KEY, RUN, 0, self.epoch), RUN)
-        self.channel = client(self.retries, me, hi=SIZE)
-        self.send_queue = SendQueue(self.retries)
+        self.channel = client(self.context, me, hi=SIZE)
+        self.send_queue = SendQueue(self.context.retries)
         self.fetcher = Fetcher([[self.channel]], self.send_queue, Rates("fetch_bytes"))
         self.fetcher.placed = self.placed
         self.model = np.zeros(SIZE, np.float32)
@@ -123,7 +123,10 @@ class World:
 
     def join(self) -> None:
         """Nothing goes wrong here: other tests see to that."""
-        join = self.channel.link.join(self.now).message
+        self.channel.link.join(self.now)
+        (asked,) = self.context.clear()
+        assert isinstance(asked, Send)
+        join = asked.message
         assert isinstance(join, m.Join)
         self.serving.on_join(b"worker", join)
         (joined,) = self.answers()
@@ -158,7 +161,7 @@ class World:
 
     def time_passes(self) -> None:
         self.now += 20.0
-        self.up += [send.message for send in self.retries.due(self.now)]
+        self.up += [send.message for send in self.context.retries.due(self.now)]
 
     # ------------------------------------------------------------ the link
 
@@ -424,7 +427,7 @@ def test_an_answer_that_does_not_fit_is_refused_and_still_waited_for(
 
 def test_a_fetch_is_charged_for_what_it_brings(world: World) -> None:
     limiter = world.send_queue.limiters["fetch"]
-    limiter.change(4.0 * SIZE, 0.0)  # A whole slice takes a second.
+    limiter.bytes_per_s = 4.0 * SIZE  # A whole slice takes a second.
     random = begin(world)
     assert limiter.free_at == 1.0
     world.now = 10.0

@@ -55,7 +55,7 @@ def test_what_was_set_outlasts_a_stop() -> None:
     second = Simulation(fewer, LeastSquares(), store=store, compute=ComputeOptions(step_s=0.1))
     found: dict[str, Any] = {}
     machine = second.world.machine
-    second.at(2.0, lambda: found.update(machine("server-0").settings()))
+    second.at(2.0, lambda: found.update(machine("server-0").live.values()))
     second.at(2.0, lambda: found.update(machine("worker-0").live.values()))
     outcome = second.run()
     assert outcome.state == "finished"

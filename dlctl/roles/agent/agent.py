@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from dlctl import messages as m
 from dlctl.machine import (
-    Configure,
     DeadlineReached,
     Effect,
     Event,
@@ -34,6 +33,7 @@ from dlctl.roles.protocol.effects import (
 )
 from dlctl.roles.protocol.files import BytesRead, ReadBytes, RemoveCopy
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
+from dlctl.roles.protocol.live_settings import LiveSettings
 from dlctl.roles.protocol.watchdog import Watchdog
 from dlctl.util.names import HOME_AGENT
 from dlctl.util.text import COORDINATOR_GONE
@@ -67,7 +67,7 @@ class Agent:
         """`adopted`: live daemons that an earlier agent has started."""
         self.birth = birth
         self.context = Context(resend_s)
-        self.log_level = "info"
+        self.live = LiveSettings(self.context, birth.name, {})
         self._children = {a.name: _Child(a.incarnation, a.pid) for a in adopted}
         self._lifeline = Watchdog()
         self._restarts = 0
@@ -147,11 +147,7 @@ class Agent:
             case m.FileTaken(file):
                 self.context.do(RemoveCopy(file))
             case m.Change():
-                before = {"log_level": self.log_level}
-                self.log_level = message.settings.get("log_level", self.log_level)
-                self.context.do(Configure("log_level", self.log_level))
-                after = {"log_level": self.log_level}
-                self.context.answer_change(message, self.birth.name, before, after)
+                self.live.on_change(message)
             case m.Shutdown(reason, keep_state):
                 self.is_over = not keep_state
                 self._leave(reason, now)
@@ -240,6 +236,6 @@ class Agent:
                 for name, child in self._children.items()
                 if child.alive or ("exit", name, child.incarnation) in unanswered
             }
-            metrics = {"children": children, "settings": {"log_level": self.log_level}}
+            metrics = {"children": children, "settings": self.live.values()}
             report = m.Report(birth.name, birth.incarnation, "watching", "", metrics)
             self.context.send(COORDINATOR, report)

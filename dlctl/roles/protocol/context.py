@@ -7,7 +7,7 @@ from typing import Any
 
 from dlctl.errors import DlctlError
 from dlctl.machine import Effect, Note, Send
-from dlctl.messages import Change, Changed, Failed, Json, Message, Register
+from dlctl.messages import Failed, Message, Register
 from dlctl.roles.protocol.retry import Retries
 from dlctl.util.names import COORDINATOR as COORDINATOR
 
@@ -48,12 +48,6 @@ class Context:
         newest = self.retries.message(key)
         if newest is not None and all(getattr(newest, k, None) == v for k, v in fields.items()):
             self.retries.done(key, now)
-
-    def answer_change(self, change: Change, name: str, before: Json, after: Json) -> None:
-        """Report to the coordinator old and new values of the changed keys that this daemon has."""
-        keys = [key for key in change.settings if key in before]
-        was, now_is = {k: before[k] for k in keys}, {k: after[k] for k in keys}
-        self.send(COORDINATOR, Changed(change.change, name, was, now_is))
 
     def fail(
         self, name: str, error: DlctlError, hint: str | None = None, *, is_fatal: bool = True

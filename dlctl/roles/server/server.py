@@ -11,6 +11,7 @@ slice is dropped: the worker resends it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,7 +27,6 @@ from dlctl.errors import DlctlError, RemoteProtocolError
 from dlctl.flat import AVERAGED, Layout
 from dlctl.machine import (
     Coming,
-    Configure,
     DeadlineReached,
     Effect,
     Event,
@@ -50,6 +50,7 @@ from dlctl.roles.protocol.effects import (
     SavedTable,
 )
 from dlctl.roles.protocol.files import FileSealed, FilesMissing, saved_file
+from dlctl.roles.protocol.live_settings import LiveSettings
 from dlctl.roles.protocol.saving import Restoring, Saving
 from dlctl.roles.protocol.watchdog import Watchdog
 from dlctl.roles.server.abuse_guard import AbuseGuard
@@ -63,40 +64,33 @@ from dlctl.shards.memory import InMemory
 from dlctl.util.names import WAITS_FOR_SPACE
 
 
+@dataclass(eq=False)
 class Server:
-    def __init__(
-        self,
-        birth: Birth,
-        job: JobFile,
-        address: str,
-        algorithm: Method,
-        optimizer: type[Optimizer],
-        compressor: type[Compressor],
-        storages: Storages | None = None,
-    ) -> None:
-        """`storages`: where the shard is stored; None: in memory only."""
-        self.birth = birth
-        self.job = job
-        self.address = address
-        self.algorithm = algorithm
-        self.options = algorithm.Options(**job.algorithm.options)
-        self.make_optimizer = optimizer
-        self.compressor = compressor
-        # State shared by the coordinator and all shards cannot be resumed by a single shard.
-        self.storages = (
-            storages if storages and "server" in algorithm.shape.survives else InMemory()
-        )
-        self.context = Context(job.timeouts.resend_s)
-        self.log_level = "info"
+    birth: Birth
+    job: JobFile
+    address: str
+    algorithm: Method
+    optimizer: type[Optimizer]
+    compressor: type[Compressor]
+    storages: Storages = field(default_factory=InMemory)
+    """Where the shard is stored."""
+
+    def __post_init__(self) -> None:
+        self.options = self.algorithm.Options(**self.job.algorithm.options)
+        if "server" not in self.algorithm.shape.survives:
+            # State shared by the coordinator and all shards cannot be resumed by a single shard.
+            self.storages = InMemory()
+        self.context = Context(self.job.timeouts.resend_s)
+        self.lr = self.job.optimizer.options.get("lr")
+        """The learning rate, as long as there is no shard that has it."""
+        self.live = LiveSettings(self.context, self.birth.name, {"lr": (self, "lr")})
         self.authz = Authz(self.context)
         self._waste = AbuseGuard(self.context)
         self._guest_list = 0
         self.serving: ShardProtocol | None = None
         self._welcome: m.Welcome | None = None
-        self._wanted: dict[str, Any] = {}
-        """Live settings so far."""
         self._reporting: Reporting | None = None
-        self._saving = Saving(self.context, birth.name)
+        self._saving = Saving(self.context, self.birth.name)
         self._lifeline = Watchdog()
         self._gathering = Restoring(self.context)
         self._restoring = False
@@ -191,7 +185,7 @@ class Server:
     def _on_welcome(self, message: m.Welcome, now: float) -> None:
         if self.context.retries.done("register", now) is not None:
             self._welcome = message
-            self._wanted = message.settings | self._wanted
+            self.live.begin(message.settings)
 
     def _on_assign(self, message: m.Assign, now: float) -> None:
         """It is resent until it is answered, so a server without disk space keeps retrying."""
@@ -207,7 +201,7 @@ class Server:
                 return
             self._lacks_room = False
             self._reporting = Reporting(self.context, self.serving)
-            self._apply(self._wanted)
+            self.live.move("lr", (self.serving.shard, "lr"))
             if message.restore and not message.keep:
                 self._restore(self.serving)
         if not self._restoring:
@@ -264,7 +258,7 @@ class Server:
         groups = self.job.parameters if takes_gradients else ()
         runs = parameter_groups.runs(groups, layout, message.lo, message.hi)
         parameters: Optimizer = grouped.make(
-            self.make_optimizer, self.job.optimizer.options, groups, runs
+            self.optimizer, self.job.optimizer.options, groups, runs
         )
         if ema := self.job.average.ema:
             parameters = Averaged(parameters, ema)
@@ -346,28 +340,6 @@ class Server:
         of = (message.number, serving.index, serving.vectors.newest)
         self.context.send(COORDINATOR, m.VectorResult(*of, sums))
 
-    def _on_change(self, message: m.Change, now: float) -> None:
-        before = self.settings()
-        self._apply(message.settings)
-        self.context.answer_change(message, self.birth.name, before, self.settings())
-
-    def settings(self) -> dict[str, Any]:
-        """The effective live settings of this server."""
-        lr = self._wanted.get("lr", self.job.optimizer.options.get("lr"))
-        if self.serving is not None:
-            lr = self.serving.shard.lr
-        return {"lr": lr, "log_level": self.log_level}
-
-    def _apply(self, settings: dict[str, Any]) -> None:
-        """Apply settings; those of the shard wait until there is one."""
-        self._wanted = self._wanted | settings
-        for key, value in settings.items():
-            if key == "lr" and self.serving is not None:
-                self.serving.shard.lr = value
-            elif key == "log_level":
-                self.log_level = value
-                self.context.do(Configure(key, value))
-
     # ------------------------------------------------------------ saving
 
     def _on_save(self, message: m.Save, now: float) -> None:
@@ -438,7 +410,7 @@ class Server:
             return
         self._report_at = now + REPORT_S
         metrics = self.serving.metrics(now) if self.serving else {}
-        metrics["settings"] = self.settings()
+        metrics["settings"] = self.live.values()
         report = m.Report(self.birth.name, self.birth.incarnation, *self.phase(), metrics)
         self.context.send(COORDINATOR, report)
 
@@ -455,7 +427,7 @@ class Server:
         m.NormTotal: lambda self, message, now: (
             self._reporting and self._reporting.on_total(message)
         ),
-        m.Change: _on_change,
+        m.Change: lambda self, message, now: self.live.on_change(message),
         m.Save: _on_save,
         m.Reopen: lambda self, message, now: self.serving and self.serving.reopen(message.last),
         m.FileData: lambda self, message, now: self._gathering.transfers.on_data(message, now),

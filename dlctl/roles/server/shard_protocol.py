@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -92,20 +93,16 @@ class AveragedBuffers:
         return np.where(self._floating, mean, busiest)
 
 
+@dataclass(eq=False)
 class ShardProtocol:
-    def __init__(
-        self,
-        context: Context,
-        run_id: str,
-        key: bytes,
-        assigned: m.Assign,
-        tables: Sequence[TableShard],
-    ) -> None:
-        """tables: of the method, the parameters first."""
-        self.context = context
-        self.run_id = run_id
-        self.key = key
-        self.assigned = assigned
+    context: Context
+    run_id: str
+    key: bytes
+    assigned: m.Assign
+    tables: Sequence[TableShard]
+    """Of the method, the parameters first."""
+
+    def __post_init__(self) -> None:
         self.initialised = False
         self.last_checkpoint = 0
         """The run ends with it: later updates would be in no checkpoint, so none are applied."""
@@ -115,12 +112,11 @@ class ShardProtocol:
         self._members: frozenset[int] = frozenset()
         self._peers: dict[int, Peer] = {}
         """Slot -> the connection on which its newest epoch joined last."""
-        self.tables = tables
-        self.parameters = tables[0]
+        self.parameters = self.tables[0]
         self.parameters.more_state = self._own_state
         self.index, self.generation = self.parameters.index, self.parameters.generation
         self.rates = self.parameters.rates
-        for table in tables:
+        for table in self.tables:
             table.peers, table.rates = self._peers, self.rates
         self.shard, self.side = self.parameters.shard, self.parameters.side
         """Of the parameters."""

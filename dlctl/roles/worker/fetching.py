@@ -115,7 +115,7 @@ class Fetcher:
         message = self._message(fetched, client, again)
         nbytes = fetched.charged[client.shard] = client.expected_bytes(message)
         key = client.fetch_key(fetched.request)
-        self.send_queue.queue("fetch", key, client.peer, message, nbytes)
+        self.send_queue.queue(key, client.peer, message, nbytes)
 
     def _message(self, fetched: Fetched, client: ShardClient, again: bool) -> Fetch | FetchRows:
         me = client.identity

@@ -33,12 +33,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 from typing import Any, NamedTuple
 
-from dlctl.algorithms.base import ReplicaSide
+from dlctl.algorithms.base import Automatic, ReplicaSide
 from dlctl.roles.protocol.meters import median
 from dlctl.roles.worker.send_queue import Limiter
 from dlctl.settings import AUTO
@@ -63,30 +61,6 @@ LONGER = 1.1
 """Minimum ratio of the time of an interval to that of one that was found too short."""
 
 
-@dataclass(slots=True)
-class Cycle:
-    """From one push (or fetch) to the next."""
-
-    computed_s: float = 0.0
-    waited_s: float = 0.0
-    """Idle time because of this direction."""
-    nbytes: int = 0
-    """Charged to the limit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Circumstances:
-    step_s: float
-    """Of computing."""
-    bytes_per_s: float | None
-    """The limit, if there is one."""
-    share_max: float
-    """Maximum share of the time for waiting."""
-    pipelined: bool
-    """Several may be in flight at once, so the measured waiting is more exact than one's latency.
-    """
-
-
 class Prediction(NamedTuple):
     """A worker's idle time at any interval: c, b and r of the module docstring."""
 
@@ -108,28 +82,22 @@ class Prediction(NamedTuple):
 class Interval:
     """The interval of one direction: `steps`, from 1 to `steps_max`, initially 1."""
 
-    def __init__(self, steps_max: int) -> None:
-        self.steps = 1
-        self.steps_max = steps_max
-        self._forget()
+    def __init__(self, option: Automatic) -> None:
+        self.key, self.steps_max, self.share_max = option
+        self.begin(1)
 
     def begin(self, steps: int) -> None:
-        """Continue from an interval that was set explicitly."""
-        self._forget()
-        self.steps = min(steps, self.steps_max)
-
-    def _forget(self) -> None:
+        """Continue from this one, without measurements."""
         self.is_bound = False
         """Whether the waiting exceeds the share even at the largest interval."""
         self._costs: deque[float] = deque(maxlen=COSTS_KEPT)
         self._pauses: deque[float] = deque(maxlen=COSTS_KEPT)
-        self._rate: float | None = None
         self._patience, self._has_lowered = PATIENCE_MIN, False
         """Cycles before a lower interval; whether the last change was to one. It is doubled when
         that was wrong: a link with bursts looks fast in between."""
-        self._change(self.steps)
         self._too_short: tuple[float, float] | None = None
         """(cost, time) of the longest interval that was found too short, in seconds."""
+        self._change(min(steps, self.steps_max))
 
     # ------------------------------------------------------------ what was measured
 
@@ -140,86 +108,66 @@ class Interval:
         self._costs.append(cost_s)
         self._pauses.append(pause_s)
 
-    def ended(self, cycle: Cycle) -> None:
-        """A cycle is complete."""
-        self._cycles.append(cycle)
+    def ended(self, computed_s: float, waited_s: float) -> None:
+        """The time from one push, or fetch, to the next."""
+        self._cycles.append((computed_s, waited_s))
         self._age += 1
 
-    def decide(self, now: Circumstances) -> None:
-        """Change `steps`, if the measurements since the last change require it."""
-        if now.bytes_per_s != self._rate:
-            self._rate = now.bytes_per_s
-            self._too_short = None
-            self._patience, self._has_lowered = PATIENCE_MIN, False
-        if self._age >= PATIENCE_MAX:
-            self._patience, self._has_lowered = PATIENCE_MIN, False
+    def decide(self, step_s: float, share_max: float, *, pipelined: bool) -> None:
+        """Change `steps`, if the measurements since the last change require it.
+
+        step_s: of computing. share_max: of the time, for waiting. pipelined: several may be in
+        flight at once, so the measured waiting is more exact than one's latency.
+        """
         if self._age < max(2, 4 - self.steps // 4):
             return
-        usual, worst = self._predict(now, median), self._predict(now, _largest)
+        usual = Prediction(step_s, median(self._costs), median(self._pauses))
+        worst = Prediction(step_s, max(self._costs, default=0.0), max(self._pauses, default=0.0))
         if self._too_short is not None and worst.cost_s < self._too_short[0] / ALIKE:
             self._too_short = None
-        waited = self._waited() if now.pipelined else usual.share(self.steps)
-        self.is_bound = waited > now.share_max and self.steps == self.steps_max
-        if waited > now.share_max:
-            self._raise(usual, now, waited)
+        waited = self._waited() if pipelined else usual.share(self.steps)
+        self.is_bound = waited > share_max and self.steps == self.steps_max
+        if waited > share_max:
+            self._raise(usual, share_max, waited)
         else:
-            self._lower(worst, now, never_waited=waited == 0.0)
-
-    def _limit_s(self, now: Circumstances) -> float:
-        if now.bytes_per_s is None:
-            return 0.0
-        return median(c.nbytes for c in self._cycles) / now.bytes_per_s
-
-    def _predict(self, now: Circumstances, of: Callable[[Iterable[float]], float]) -> Prediction:
-        limit_s = self._limit_s(now)
-        explained_s = max(0.0, limit_s - self.steps * now.step_s)
-        pause_s = max(0.0, of(self._pauses) - explained_s)
-        return Prediction(now.step_s, max(limit_s, of(self._costs)), pause_s)
+            self._lower(worst, share_max, may_try=pipelined and not waited)
 
     def _waited(self) -> float:
         """The share of the time spent waiting, without the worst cycle."""
-        cycles = sorted(self._cycles, key=lambda c: c.waited_s)[:-1]
-        waited_s = sum(c.waited_s for c in cycles)
-        return waited_s / (waited_s + sum(c.computed_s for c in cycles)) if waited_s else 0.0
+        cycles = sorted(self._cycles, key=lambda cycle: cycle[1])[:-1]
+        computed_s, waited_s = (sum(times) for times in zip(*cycles, strict=True))
+        return waited_s / (waited_s + computed_s) if waited_s else 0.0
 
     # ------------------------------------------------------------ the rule
 
-    def _raise(self, link: Prediction, now: Circumstances, waited: float) -> None:
+    def _raise(self, link: Prediction, share_max: float, waited: float) -> None:
         if self._has_lowered:
             self._patience = min(2 * self._patience, PATIENCE_MAX)
         self._has_lowered = False
-        time_s = self.steps * now.step_s
+        time_s = self.steps * link.step_s
         if time_s < ALIKE * link.cost_s:  # Else the waiting had another cause, such as a stall.
             self._too_short = (link.cost_s, time_s)
-        wanted = max(self.steps + 1, link.smallest(now.share_max, self.steps_max))
-        if wanted == self.steps + 1 and waited > 2 * now.share_max:
+        wanted = max(self.steps + 1, link.smallest(share_max, self.steps_max))
+        if wanted == self.steps + 1 and waited > 2 * share_max:
             wanted = 2 * self.steps  # The measurements do not explain it: a long round trip.
         self._change(min(wanted, GROWTH_MAX * self.steps, self.steps_max))
 
-    def _lower(self, link: Prediction, now: Circumstances, *, never_waited: bool) -> None:
+    def _lower(self, link: Prediction, share_max: float, *, may_try: bool) -> None:
+        """may_try: a lower one than predicted."""
         careful = self.steps - max(1, self.steps // SHRINKING)
-        wanted = link.smallest(SURE * now.share_max, self.steps_max)
-        if self._too_short is not None and now.step_s:
-            wanted = max(wanted, ceil(LONGER * self._too_short[1] / now.step_s))
+        wanted = link.smallest(SURE * share_max, self.steps_max)
+        if self._too_short is not None and link.step_s:
+            wanted = max(wanted, ceil(LONGER * self._too_short[1] / link.step_s))
         if wanted < self.steps and self._age >= self._patience:
             self._has_lowered = True
             self._change(wanted)
-        elif never_waited and self._may_try(careful, now):
+        elif may_try and self._too_short is None and self._age >= PROBES and careful >= 1:
             self._change(careful)
-
-    def _may_try(self, steps: int, now: Circumstances) -> bool:
-        """Whether to try a lower interval against the prediction."""
-        is_time = now.pipelined and self._too_short is None and self._age >= PROBES
-        return is_time and steps >= 1 and steps * now.step_s >= self._limit_s(now)
 
     def _change(self, steps: int) -> None:
         self.steps = steps
-        self._cycles: deque[Cycle] = deque(maxlen=CYCLES_KEPT)
+        self._cycles: deque[tuple[float, float]] = deque(maxlen=CYCLES_KEPT)
         self._age = 0
-
-
-def _largest(values: Iterable[float]) -> float:
-    return max(values, default=0.0)
 
 
 PUSH, FETCH = "push", "fetch"
@@ -238,14 +186,15 @@ class Pacing:
     def __init__(self, side: ReplicaSide, limiters: dict[str, Limiter]) -> None:
         self.side = side
         self.limiters = limiters
-        self.automatic = side.automatic()
-        """Direction -> bounds of its interval, for directions whose interval is a method's option.
-        """
-        self.intervals = {d: Interval(bounds.steps_max) for d, bounds in self.automatic.items()}
-        self.computed_s = self.waited_s = 0.0
-        self._cycles = {PUSH: Cycle(), FETCH: Cycle()}
-        self._charged = dict.fromkeys(self._cycles, 0)
-        """Bytes charged to the limits when the current cycles began."""
+        self.intervals = {d: Interval(option) for d, option in side.automatic().items()}
+        """Of the directions whose interval is a method's option."""
+        self.computed_s = 0.0
+        self._waited_s = {PUSH: 0.0, FETCH: 0.0}
+        self._cycles = dict.fromkeys(self._waited_s, (0.0, 0.0, 0))
+        """Seconds computed and waited, and bytes charged to the limit, when the current cycle of a
+        direction began."""
+        self._limit_s = dict.fromkeys(self._waited_s, 0.0)
+        """How long the limit held back the bytes of the last cycle."""
         self._recent_s: deque[float] = deque(maxlen=STEPS_KEPT)
         self._waits_for, self._since = "", 0.0
         self._pushed_at: dict[int, float] = {}
@@ -263,17 +212,15 @@ class Pacing:
         """A step has completed and took this long."""
         self.computed_s += seconds
         self._recent_s.append(seconds)
-        for cycle in self._cycles.values():
-            cycle.computed_s += seconds
-        for direction in self.intervals:
-            self._follow(direction)
+
+    @property
+    def waited_s(self) -> float:
+        return sum(self._waited_s.values())
 
     def waits(self, direction: str, now: float) -> None:
         """The replica is idle because of this direction from now on; "": it is not idle."""
         if self._waits_for:
-            seconds = now - self._since
-            self.waited_s += seconds
-            self._cycles[self._waits_for].waited_s += seconds
+            self._waited_s[self._waits_for] += now - self._since
         self._waits_for, self._since = direction, now
 
     # ------------------------------------------------------------ pushes and fetches
@@ -304,40 +251,30 @@ class Pacing:
     # ------------------------------------------------------------ the intervals
 
     def _end_cycle(self, direction: str) -> None:
-        cycle, self._cycles[direction] = self._cycles[direction], Cycle()
-        spent = self.limiters[direction].spent_bytes
-        cycle.nbytes, self._charged[direction] = spent - self._charged[direction], spent
-        if direction in self.intervals and cycle.computed_s:
-            self.intervals[direction].ended(cycle)
+        limiter = self.limiters[direction]
+        ends = (self.computed_s, self._waited_s[direction], limiter.spent_bytes)
+        began, self._cycles[direction] = self._cycles[direction], ends
+        computed_s, waited_s, nbytes = (end - begin for end, begin in zip(ends, began, strict=True))
+        self._limit_s[direction] = nbytes / (limiter.bytes_per_s or inf)
+        if direction in self.intervals and computed_s:
+            self.intervals[direction].ended(computed_s, waited_s)
             self._decide(direction)
 
     def _took(self, direction: str, cost_s: float, pause_s: float = 0.0) -> None:
         if direction in self.intervals:
-            self.intervals[direction].took(cost_s, pause_s)
+            self.intervals[direction].took(max(cost_s, self._limit_s[direction]), pause_s)
             self._decide(direction)
 
-    def _follow(self, direction: str) -> None:
-        """An interval that becomes "auto" continues from its previous number."""
-        key, interval = self.automatic[direction].key, self.intervals[direction]
-        steps = getattr(self.side.options, key)
-        if steps != AUTO and min(steps, interval.steps_max) != interval.steps:
-            interval.begin(steps)
-        self.side.intervals[key] = interval.steps
-
     def _decide(self, direction: str) -> None:
-        key, interval = self.automatic[direction].key, self.intervals[direction]
-        if getattr(self.side.options, key) != AUTO or not self._recent_s:
-            return
-        share_max = self.automatic[direction].share_max / (2 if self._fetch_waits else 1)
-        interval.decide(
-            Circumstances(
-                step_s=median(self._recent_s),
-                bytes_per_s=self.limiters[direction].bytes_per_s,
-                share_max=share_max,
-                pipelined=direction == PUSH and not self._fetch_waits,
-            )
-        )
-        self.side.intervals[key] = interval.steps
+        interval = self.intervals[direction]
+        steps = getattr(self.side.options, interval.key)
+        if steps != AUTO:
+            interval.begin(steps)  # If it becomes "auto", it continues from this number.
+        elif self._recent_s:
+            share_max = interval.share_max / (2 if self._fetch_waits else 1)
+            pipelined = direction == PUSH and not self._fetch_waits
+            interval.decide(median(self._recent_s), share_max, pipelined=pipelined)
+        self.side.intervals[interval.key] = interval.steps
 
     # ------------------------------------------------------------ figures
 
@@ -357,12 +294,8 @@ class Pacing:
             self._reported = (self.computed_s, self.waited_s)
         found: dict[str, Any] = {} if self._share is None else {"wait_share": self._share}
         if self.intervals:
-            keys = [bounds.key for bounds in self.automatic.values()]
-            found["intervals"] = {key: self.side.interval(key) for key in keys}
-            found["bound"] = {
-                self.automatic[direction].key: interval.steps_max
-                for direction, interval in self.intervals.items()
-                if interval.is_bound
-                and getattr(self.side.options, self.automatic[direction].key) == AUTO
-            }
+            options, every = self.side.options, self.intervals.values()
+            found["intervals"] = {each.key: self.side.interval(each.key) for each in every}
+            bound = (each for each in every if each.is_bound and getattr(options, each.key) == AUTO)
+            found["bound"] = {each.key: each.steps_max for each in bound}
         return found

@@ -57,8 +57,6 @@ class Joining:
         """Every shard was joined once, and is initialised."""
         self.is_ready = False
         """It is joined, and the model has the run's buffers."""
-        self.restoring = False
-        """The residual from before a stop is being loaded."""
         self._frozen_answer: m.FrozenKept | None = None
         """The last answer, in case it was lost."""
 
@@ -128,9 +126,10 @@ class Joining:
             return
         self._phase = "joining the servers"
         for shard, (address, key) in enumerate(zip(message.addresses, message.keys, strict=True)):
-            link = Link(shard, self.identity, self.context.retries, address)
+            link = Link(shard, self.identity, self.context, address)
             self.links.append(link)
-            self.context.do(Connect(link.peer, address, key), link.join(now))
+            self.context.do(Connect(link.peer, address, key))
+            link.join(now)
         assert self.model is not None
         layout, servers = Layout.from_bytes(self.model.ready.layout), len(self.links)
         for number, table in enumerate(self.shape.of_replicas()):
@@ -151,19 +150,21 @@ class Joining:
         link = self.links[message.shard]
         if message.number > link.generation:
             link.generation, link.address = message.number, message.address
-            self.context.do(Connect(link.peer, message.address, message.key), link.join(now))
+            self.context.do(Connect(link.peer, message.address, message.key))
+            link.join(now)
 
     def on_reconnected(self, peer: str, lost_at: float, now: float) -> None:
         """A server ignores a new connection until the worker has joined on it: rejoin, even if a
         join was in flight, and resend other messages when the server has answered.
         """
-        joins = [link.join(now) for link in self.links if link.peer == peer]
-        self.context.do(*joins)
-        if not joins:
+        links = [link for link in self.links if link.peer == peer]
+        for link in links:
+            link.join(now)
+        if not links:
             self.context.retries.again(peer, lost_at, now)
 
     def on_join_again(self, message: m.JoinAgain, now: float) -> None:
-        self.context.do(*self.links[message.shard].on_join_again(message.generation, now))
+        self.links[message.shard].on_join_again(message.generation, now)
 
     def on_joined(self, message: m.Joined, now: float) -> bool:
         """Whether the answer was awaited.
@@ -175,10 +176,8 @@ class Joining:
         bounds = slice_bounds(len(self.model.parameters), len(self.links), message.shard)
         if (message.lo, message.hi) != bounds:
             raise RemoteProtocolError(f"its slice is {message.lo}:{message.hi}")
-        sends = link.on_joined(message, now)
-        if sends is None:
+        if not link.on_joined(message, now):
             return False
-        self.context.do(*sends)
         if not link.initialised:
             self._initialise_or_wait(link, now)
         elif not self._is_joined and all(each.joined and each.initialised for each in self.links):
@@ -233,10 +232,11 @@ class Joining:
         return self.topology.restore if self.topology is not None else ""
 
     def begin_to_restore(self) -> None:
-        self.restoring = True
-        self._phase = "loading its unpushed updates"
+        """It is not ready any more: it begins when the residual from before a stop is loaded."""
+        self.is_ready, self._phase = False, "loading its unpushed updates"
 
     def on_deadline(self, now: float) -> None:
         if self.rejoin_at is not None and self.rejoin_at <= now:
             self.rejoin_at = None
-            self.context.do(*(link.join(now) for link in self.links if not link.initialised))
+            for link in (link for link in self.links if not link.initialised):
+                link.join(now)

@@ -104,12 +104,10 @@ class Portions:
     """A counter, since it is read at every step, and there may be a thousand short portions."""
     _computed: list[Portion] = field(default_factory=list)
     """All batches computed, not all of them completely in pushes."""
-    _pushed: dict[int, list[Portion]] = field(default_factory=dict)
-    """Push number -> portions that end with it."""
     _counted: list[Counted] = field(default_factory=list)
     """Batches that are in no push."""
-    _in_flight: dict[int, list[Counted]] = field(default_factory=dict)
-    """Push number -> the batches in it."""
+    _pushed: dict[int, tuple[list[Portion], list[Counted]]] = field(default_factory=dict)
+    """Push number -> the portions that end with it, and the batches in it."""
 
     def take(self, lease: Lease) -> None:
         """A lease has arrived: begin it, or queue it behind the current one."""
@@ -128,7 +126,7 @@ class Portions:
     def not_done(self) -> int:
         """Portions that are leased or not completely settled."""
         own = len(self.upcoming) + len(self._computed) + (self.current is not None)
-        return own + sum(len(portions) for portions in self._pushed.values())
+        return own + sum(len(portions) for portions, _ in self._pushed.values())
 
     def wants_more_ahead(self, batch_s: float) -> bool:
         """Whether less than `ahead_s` of work is leased. batch_s: of a batch; 0: unknown."""
@@ -174,11 +172,10 @@ class Portions:
         """Push `number` contains the batches that are in no push, or parts of them; with it the
         first `steps` of the replica are completely in pushes.
         """
-        if done := self._take_done(steps):
-            self._pushed.setdefault(number, []).extend(done)
-        if self._counted:
-            self._in_flight.setdefault(number, []).extend(self._counted)
-            self._counted = []
+        portions, counted = self._pushed.setdefault(number, ([], []))
+        portions += self._take_done(steps)
+        counted += self._counted
+        self._counted = []
 
     def done_now(self, steps: int, but: int) -> list[Portion]:
         """The computed portions in the first `steps` of the replica that are in no push: they are
@@ -192,12 +189,12 @@ class Portions:
         and their loss becomes infinite. A method that needs the gradient of a whole batch treats
         that as a step too far.
         """
-        for portion in self._pushed.get(number, ()):
+        for portion in self._pushed.get(number, ([], []))[0]:
             portion.loss_sum = math.inf
 
     def late(self, number: int) -> None:
         """All shards have dropped push `number`: its batches were not trained."""
-        for portion, samples, loss, metrics in self._in_flight.pop(number, ()):
+        for portion, samples, loss, metrics in self._pushed.get(number, ([], []))[1]:
             portion.count(samples, loss, metrics, -1)
 
     def _take_done(self, steps: int) -> list[Portion]:
@@ -208,8 +205,7 @@ class Portions:
 
     def settled(self, number: int) -> list[Portion]:
         """Push `number` is settled on every shard; returns the portions done with it."""
-        self._in_flight.pop(number, None)
-        return self._pushed.pop(number, [])
+        return self._pushed.pop(number, ([], []))[0]
 
 
 IDLE_S = 0.2

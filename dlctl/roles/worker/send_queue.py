@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable
+from typing import Any
 
 from dlctl.machine import Send
 from dlctl.messages import Json, Message
@@ -18,29 +19,25 @@ class Limiter:
 
     def __init__(self, bytes_per_s: float | None = None) -> None:
         self.bytes_per_s = bytes_per_s
-        self.free_at = 0.0
-        """When the debt is paid."""
+        """A live setting, effective at once: the debt is paid at the new rate. Before it changes,
+        spend nothing: what was paid until then was paid at the old one."""
         self.spent_bytes = 0
         """In total, with a limit and without."""
+        self._debt_bytes = self._since = 0.0
+        """After the newest message, and when that was sent."""
 
-    def change(self, bytes_per_s: float | None, now: float) -> None:
-        """Set a new rate. The debt is paid at that rate, so a raised limit is effective at once."""
-        owed = self.owed_bytes(now)
-        self.bytes_per_s = bytes_per_s
-        self.free_at = now + owed / bytes_per_s if bytes_per_s else now
+    @property
+    def free_at(self) -> float:
+        """When the debt is paid."""
+        return self._since + (self._debt_bytes / self.bytes_per_s if self.bytes_per_s else 0.0)
 
     def owed_bytes(self, now: float) -> float:
         """Sent bytes that are not paid back yet."""
         return max(0.0, self.free_at - now) * (self.bytes_per_s or 0.0)
 
-    def ready_at(self, now: float) -> float:
-        """When the next message may start: `now` or later."""
-        return now if self.bytes_per_s is None else max(now, self.free_at)
-
     def spend(self, nbytes: int, now: float) -> None:
         self.spent_bytes += nbytes
-        if self.bytes_per_s is not None:
-            self.free_at = max(now, self.free_at) + nbytes / self.bytes_per_s
+        self._debt_bytes, self._since = self.owed_bytes(now) + nbytes, now
 
 
 class SendQueue:
@@ -57,13 +54,11 @@ class SendQueue:
         }
         """Of (key, peer, message, bytes)."""
 
-    def queue(
-        self, direction: str, key: Hashable, peer: str, message: Message, nbytes: int
-    ) -> None:
+    def queue(self, key: tuple[Any, ...], peer: str, message: Message, nbytes: int) -> None:
         """Send `message` with the next `flush` that the limit allows, and resend it until it is
-        answered.
+        answered. key: begins with the direction.
         """
-        self._queues[direction].append((key, peer, message, nbytes))
+        self._queues[key[0]].append((key, peer, message, nbytes))
 
     def _charge(self, key: Hashable, nbytes: int, now: float) -> None:
         """Resent messages count towards the limit as well."""
@@ -76,7 +71,7 @@ class SendQueue:
         sent = []
         for direction, queue in self._queues.items():
             limiter = self.limiters[direction]
-            while queue and limiter.ready_at(now) <= now:
+            while queue and limiter.free_at <= now:
                 key, peer, message, nbytes = queue.popleft()
                 limiter.spend(nbytes, now)
                 sent.append(self.retries.add(key, peer, message, now, nbytes))

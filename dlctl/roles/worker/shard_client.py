@@ -14,9 +14,9 @@ import numpy as np
 
 from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
-from dlctl.machine import Send
+from dlctl.machine import Exit
+from dlctl.roles.protocol.context import EXIT_FENCED, Context
 from dlctl.roles.protocol.limits import REACH
-from dlctl.roles.protocol.retry import Retries
 from dlctl.roles.worker.basis import Basis, Slice, answer_bytes, slice_in
 from dlctl.rows import RowSlice
 
@@ -46,20 +46,16 @@ class Answer(NamedTuple):
     took_s: float
 
 
-class Fenced(Exception):
-    """A newer epoch owns this slot: this process must exit."""
-
-
 class Link:
     """The connection of a worker to one server, joined once for all its tables."""
 
-    def __init__(self, shard: int, identity: Identity, retries: Retries, address: str = "") -> None:
+    def __init__(self, shard: int, identity: Identity, context: Context, address: str = "") -> None:
         self.shard = shard
         self.peer = f"server-{shard}"
         self.address = address
         """Of its server."""
         self.identity = identity
-        self.retries = retries
+        self.context = context
         self.clients: list[ShardClient] = []
         """One for each table."""
         self.joined = False
@@ -69,31 +65,32 @@ class Link:
         self.generation = 0
         """The newest one of its server that is known; older ones are replaced."""
 
-    def join(self, now: float) -> Send:
+    def join(self, now: float) -> None:
         self.joined = False
         me = self.identity
         join = m.Join(me.run_id, me.slot, me.epoch, me.token)
-        return self.retries.add(("join", self.shard), self.peer, join, now)
+        self.context.ask(("join", self.shard), self.peer, join, now)
 
-    def on_join_again(self, generation: int, now: float) -> list[Send]:
+    def on_join_again(self, generation: int, now: float) -> None:
         """The shard does not know this worker. It reports that for every message; join once."""
-        if generation < self.generation or not self.joined:
-            return []
-        return [self.join(now)]
+        if generation >= self.generation and self.joined:
+            self.join(now)
 
-    def on_joined(self, message: m.Joined, now: float) -> list[Send] | None:
-        """The server's answer to a join; None if it is stale.
+    def on_joined(self, message: m.Joined, now: float) -> bool:
+        """The server's answer to a join; False if it is stale.
 
         Pushes that the server has received are settled by their acks, which are resent.
         """
         is_stale = message.generation < self.generation
-        if is_stale or self.retries.done(("join", self.shard), now) is None:
-            return None
-        self.retries.again(self.peer, now, now)
+        if is_stale or self.context.retries.done(("join", self.shard), now) is None:
+            return False
+        self.context.retries.again(self.peer, now, now)
         self.joined, self.initialised = True, message.initialised
         self.version = message.version
         self.generation = message.generation
-        return [send for client in self.clients for send in client.joined_again(now)]
+        for client in self.clients:
+            client.resend_from(-1, now)
+        return True
 
 
 class ShardClient:
@@ -106,7 +103,7 @@ class ShardClient:
         self.shard = link.shard
         self.peer = link.peer
         self.identity = link.identity
-        self.retries = link.retries
+        self.context = link.context
         self.lo, self.hi = lo, hi
         link.clients.append(self)
         self.rows: RowSlice | None = None
@@ -122,11 +119,6 @@ class ShardClient:
         """Number of a push -> its bytes, 0 once the shard has them; in ascending order."""
         self._gap_at = -1
         """The number that the shard is missing, until another push is settled."""
-
-    def joined_again(self, now: float) -> list[Send]:
-        """The server knows this worker: resend everything that is not settled."""
-        self._gap_at = -1
-        return self._resend_from(0, now)
 
     # ------------------------------------------------------------ pushing
 
@@ -167,39 +159,44 @@ class ShardClient:
     def push_key(self, seq: int) -> tuple[str, int, int, int]:
         return ("push", self.table, self.shard, seq)
 
-    def on_ack(self, ack: m.Ack, now: float) -> tuple[float | None, list[Send]]:
-        """(seconds since the push was sent if this ack settles it, messages to send now).
+    def on_ack(self, ack: m.Ack, now: float) -> float | None:
+        """Seconds since the push was sent if this ack settles it, else None.
 
-        Raises Fenced. An ack of an older generation is from a replaced server, and is ignored.
+        An ack of an older generation is from a replaced server, and is ignored.
         """
         if ack.generation < self.link.generation:
-            return None, []
+            return None
         if ack.outcome == m.FENCED:
-            raise Fenced(ack.reason)
+            self.context.note("warning", f"another process has this slot now: {ack.reason}")
+            self.context.do(Exit(EXIT_FENCED, "fenced"))
+            return None
         if ack.outcome == m.GAP:
             # Every push behind the lost one reports the same gap; resend once.
-            is_known, self._gap_at = ack.next_seq == self._gap_at, ack.next_seq
-            return None, [] if is_known else self._resend_from(ack.next_seq, now)
+            if ack.next_seq != self._gap_at:
+                self.resend_from(ack.next_seq, now)
+            return None
         if ack.outcome == m.HELD:
-            self.retries.put_off(self.push_key(ack.seq), now)
+            self.context.retries.put_off(self.push_key(ack.seq), now)
             if ack.seq in self._unsettled:
                 self._unsettled[ack.seq] = 0
         if ack.outcome == m.HELD or ack.seq not in self._unsettled:
-            return None, []
+            return None
         if ack.outcome not in SETTLED:
             raise RemoteProtocolError(f'{self.peer} acknowledged with "{ack.outcome}"')
         del self._unsettled[ack.seq]
         self._gap_at = -1
-        return self.retries.done(self.push_key(ack.seq), now), []
+        return self.context.retries.done(self.push_key(ack.seq), now)
 
-    def _resend_from(self, seq: int, now: float) -> list[Send]:
-        sends = []
+    def resend_from(self, seq: int, now: float) -> None:
+        """Resend what is not settled from the number on that the shard is missing; -1: all of it,
+        since the server knows this worker again.
+        """
+        self._gap_at = seq
         for key in (self.push_key(s) for s in self._unsettled if s >= seq):
-            push = self.retries.message(key)
+            push = self.context.retries.message(key)
             if isinstance(push, m.Push) and push.generation != self.link.generation:
                 push = replace(push, generation=self.link.generation)
-            sends += self.retries.resend_now(key, now, push)
-        return sends
+            self.context.do(*self.context.retries.resend_now(key, now, push))
 
     # ------------------------------------------------------------ fetching
 
@@ -225,7 +222,7 @@ class ShardClient:
         Raises RemoteProtocolError if it does not fit the shard.
         """
         key = self.fetch_key(message.request)
-        asked = self.retries.message(key)
+        asked = self.context.retries.message(key)
         is_stale = message.generation < self.link.generation
         if is_stale or not isinstance(asked, m.Fetch | m.FetchRows):
             return None
@@ -237,7 +234,7 @@ class ShardClient:
         nbytes = answer_bytes(message)
         if asked.have_generation:
             self._answer_bytes = nbytes
-        took_s = self.retries.done(key, now, nbytes)
+        took_s = self.context.retries.done(key, now, nbytes)
         if took_s is None:
             return None
         return Answer(arrived, message.clock, message.samples, nbytes, took_s)

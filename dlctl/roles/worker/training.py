@@ -282,7 +282,7 @@ class Training:
         self.computing.leasing.on_lease(lease, now)
 
     def on_ack(self, ack: m.Ack, now: float) -> None:
-        """A server has acked a push. Raises Fenced."""
+        """A server has acked a push."""
         for number in self.writing.on_ack(ack, now):
             self.computing.report_done(self.portions.settled(number), now)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -67,6 +68,7 @@ from dlctl.roles.protocol.effects import (
     TaskLocated,
 )
 from dlctl.roles.protocol.files import FileSealed, FilesMissing, saved_file
+from dlctl.roles.protocol.live_settings import LiveSettings, Place
 from dlctl.roles.protocol.saving import Restoring, Saving
 from dlctl.roles.protocol.watchdog import Watchdog
 from dlctl.roles.worker.evaluation import Evaluation
@@ -77,8 +79,6 @@ from dlctl.roles.worker.services.asking import MODEL, NO_MODEL, Members, pack
 from dlctl.roles.worker.services.collecting import Collecting
 from dlctl.roles.worker.services.computing import RUNNING, STEPPING
 from dlctl.roles.worker.services.taking_over import Sharing
-from dlctl.roles.worker.settings import WorkerSettings
-from dlctl.roles.worker.shard_client import Fenced
 from dlctl.roles.worker.stall import StallDetector
 from dlctl.roles.worker.training import Training
 from dlctl.util.text import DISCARDED, REFUSED
@@ -98,33 +98,36 @@ RESERVED = frozenset({W, "averaged", GENERATOR})
 checkpoints, and its RNG state."""
 
 
+@dataclass(eq=False)
 class Worker:
-    def __init__(
-        self,
-        birth: Birth,
-        job: JobFile,
-        algorithm: Method,
-        compressor: Compressor,
-        address: str = "",
-    ) -> None:
-        """address: where this replica listens for others; "" if it does not listen."""
-        self.birth = birth
-        self.job = job
-        self.algorithm = algorithm
-        self.compressor = compressor
-        self.context = Context(job.timeouts.resend_s)
+    birth: Birth
+    job: JobFile
+    algorithm: Method
+    compressor: Compressor
+    address: str = ""
+    """Where this replica listens for others; "" if it does not listen."""
+
+    def __post_init__(self) -> None:
+        birth, algorithm, compressor = self.birth, self.algorithm, self.compressor
+        self.context = Context(self.job.timeouts.resend_s)
         self.send_queue = SendQueue(self.context.retries)
-        self.options = algorithm.Options(**job.algorithm.options)
-        has_inner = job.inner.name != inner.NONE
-        self._own_rate = OwnRate(job.inner.options["lr"]) if has_inner else None
-        self.live = WorkerSettings(
-            self.context, self.options, algorithm.live, self.send_queue, compressor, self._own_rate
-        )
+        self.options = algorithm.Options(**self.job.algorithm.options)
+        has_inner = self.job.inner.name != inner.NONE
+        self._own_rate = OwnRate(self.job.inner.options["lr"]) if has_inner else None
+        limiters = self.send_queue.limiters.items()
+        places: dict[str, Place] = {
+            **{direction: (limiter, "bytes_per_s") for direction, limiter in limiters},
+            "push_window": (self.send_queue, "push_window_bytes"),
+            **{key: (compressor, key) for key in getattr(compressor, "live", ())},
+            **{key: (self.options, key) for key in algorithm.live},
+        }
+        if self._own_rate is not None:
+            places["inner_lr"] = (self._own_rate, "lr")
+        self.live = LiveSettings(self.context, birth.name, places)
         self.training: Training | None = None
         self.joining = Joining(self.context, birth, algorithm.shape)
         self._lifeline = Watchdog()
         self.members = Members(self.context, birth.name, connects="peers" in algorithm.shape.links)
-        self._address = address
         self._draining = False
         self._saving = Saving(self.context, birth.name)
         self._gathering = Restoring(self.context)
@@ -147,9 +150,6 @@ class Worker:
             self._advance(now)
         except JobFailed as failed:
             self._fail(failed.message, failed.hint or "")
-        except Fenced as fenced:
-            self.context.note("warning", f"another process has this slot now: {fenced}")
-            self.context.do(Exit(EXIT_FENCED, "fenced"))
         self.context.do(*self.send_queue.flush(now))
         self._report_if_due(now)
         return self.context.clear()
@@ -270,7 +270,7 @@ class Worker:
 
     def _on_welcome(self, message: m.Welcome, now: float) -> None:
         if self.joining.on_welcome(message, now):
-            self.live.apply(message.settings, now)
+            self.live.begin(message.settings)
             self._listen(now)
 
     def _on_peers(self, message: m.Peers, now: float) -> None:
@@ -283,8 +283,8 @@ class Worker:
     def _listen(self, now: float) -> None:
         """Announce the address at which this replica listens for others."""
         identity = self.joining.identity
-        if self._address and identity is not None:
-            message = m.Listening(identity.slot, identity.epoch, self._address)
+        if self.address and identity is not None:
+            message = m.Listening(identity.slot, identity.epoch, self.address)
             self.context.ask("listening", COORDINATOR, message, now)
 
     def _on_ask(self, peer: Peer, message: m.Ask, identity: str) -> None:
@@ -315,7 +315,7 @@ class Worker:
             return
         if not self.joining.restores():
             self._begin()
-        elif not self.joining.restoring:
+        else:
             self.joining.begin_to_restore()
             self._gathering.load(LoadArrays(self.joining.restores()))
 
@@ -400,12 +400,10 @@ class Worker:
             "averaged": np.array(training.computing.averaged),
         }
 
-    # ------------------------------------------------------------ settings
-
     def _on_change(self, message: m.Change, now: float) -> None:
-        before = self.live.values()
-        self.live.apply(message.settings, now)
-        self.context.answer_change(message, self.birth.name, before, self.live.values())
+        for limiter in self.send_queue.limiters.values():
+            limiter.spend(0, now)
+        self.live.on_change(message)
 
     # ------------------------------------------------------------ evaluating and saving
 
@@ -515,8 +513,6 @@ class Worker:
         if not self._draining:
             self.context.note("info", f"draining: {message.reason}")
         self._draining = True
-        if self.training is not None and self.training.parked and not self.training.busy():
-            self.context.send(COORDINATOR, m.Drained(self.birth.name))
 
     def _on_dismiss(self, message: m.Dismiss, now: float) -> None:
         self.context.note("warning", f"dismissed: {message.reason}")

@@ -274,19 +274,18 @@ class Writing(Service[Write | Settle]):
         push = client.push(*steps, need.samples, need.clock, delta, need.part, at, need.weight)
         self._numbers[client.table, client.shard, push.seq] = number
         self.rates.add("push_bytes", delta.nbytes)
-        self.send_queue.queue("push", client.push_key(push.seq), client.peer, push, delta.nbytes)
+        self.send_queue.queue(client.push_key(push.seq), client.peer, push, delta.nbytes)
 
     # ------------------------------------------------------------ outcomes
 
     def on_ack(self, ack: m.Ack, now: float) -> list[int]:
         """A server has acked a push. Returns the numbers of the writes with steps that are settled
-        by it. Raises Fenced, and RemoteProtocolError for a table that does not exist.
+        by it. Raises RemoteProtocolError for a table that does not exist.
         """
         if ack.table >= len(self.tables):
             raise RemoteProtocolError(f"there is no table {ack.table}")
         client = self.tables[ack.table][ack.shard]
-        took_s, sends = client.on_ack(ack, now)
-        self.context.do(*sends)
+        took_s = client.on_ack(ack, now)
         if took_s is None:
             return []
         if ack.table == 0:
