@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dlctl import placement
+from dlctl.messages import ProcessExited
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.evaluation import Evaluations
@@ -20,7 +21,7 @@ from dlctl.roles.coordinator.lease_scheduler import LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.remote_files import LogMirror
 from dlctl.roles.coordinator.run_state import Part
-from dlctl.roles.protocol.effects import AgentWaits, HostsTaken, ProcessEnded
+from dlctl.roles.protocol.effects import AgentWaits, HostsTaken
 from dlctl.roles.protocol.files import Transfers
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.util.names import HOME_AGENT
@@ -113,7 +114,9 @@ class HostFailures(Part):
         for daemon in daemons:
             if daemon.alive:
                 daemon.killed_for = why
-                daemon.ended(ProcessEnded(daemon.name, daemon.incarnation, STATUS_UNKNOWN, ()), now)
+                daemon.ended(
+                    ProcessExited(daemon.name, daemon.incarnation, STATUS_UNKNOWN, ()), now
+                )
             if daemon.state != "quarantined":
                 daemon.change_state(daemon_states.FAILED)
             daemon.retry_at = None

@@ -14,9 +14,8 @@ from types import MappingProxyType
 from typing import Any
 
 from dlctl.machine import Peer
-from dlctl.messages import Json
+from dlctl.messages import Json, ProcessExited
 from dlctl.roles.coordinator import crash_loops, daemon_states
-from dlctl.roles.protocol.effects import ProcessEnded
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.util.names import HOME_AGENT
 from dlctl.util.text import NO_WORKER
@@ -163,7 +162,7 @@ class Daemon:
         self.reported_at = now
 
     def ended(
-        self, end: ProcessEnded, now: float, said: str = "", *, is_planned: bool = False
+        self, end: ProcessExited, now: float, said: str = "", *, is_planned: bool = False
     ) -> None:
         """`said`: the error that it logged before its exit. is_planned: it was asked to exit."""
         status, cause, lived_s = end.status, end.cause, now - (self.started_at or now)
