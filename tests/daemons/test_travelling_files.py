@@ -36,7 +36,6 @@ from dlctl.roles.protocol.effects import (
     ArraysLoaded,
     ArraysSaved,
     LoadArrays,
-    ProcessEnded,
     SaveArrays,
 )
 from dlctl.roles.protocol.files import (
@@ -470,7 +469,7 @@ def test_a_log_is_copied_as_it_grows_and_rotated_as_its_origin_is(copying, host,
 
 def test_files_of_a_process_that_has_ended_are_asked_for_once_more_and_then_let_go(copying, host):
     append(host / LOG, "last words\n")
-    copying.members.daemons["worker-0"].ended(ProcessEnded("worker-0", 1, -9, ()), 1.0)
+    copying.members.daemons["worker-0"].ended(m.ProcessExited("worker-0", 1, -9, ()), 1.0)
     copying.look()
     assert (copying.home / LOG).read_text() == "last words\n"
     assert copying.memory == {}

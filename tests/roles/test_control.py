@@ -26,7 +26,6 @@ from dlctl.roles.coordinator.records import (
 )
 from dlctl.roles.coordinator.settings import ANSWER_S_MAX, SettingChanges
 from dlctl.roles.protocol.context import EXIT_FENCED, EXIT_POISONED, EXIT_RESTART
-from dlctl.roles.protocol.effects import ProcessEnded
 from dlctl.roles.protocol.files import CheckFile, FileSealed, Transfers, saved_file
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
 from dlctl.roles.server.shard_protocol import AveragedBuffers
@@ -62,7 +61,7 @@ def test_a_dead_worker_waits_longer_each_time() -> None:
     pauses = []
     for _ in range(9):
         worker.begin(100.0)
-        worker.ended(ProcessEnded("worker-0", 1, -9, ("last words",)), 100.0)
+        worker.ended(m.ProcessExited("worker-0", 1, -9, ("last words",)), 100.0)
         worker.back_off(100.0)
         assert worker.retry_at is not None
         pauses.append(worker.retry_at - 100.0)
@@ -75,7 +74,7 @@ def test_only_those_who_work_take_part() -> None:
     assert known.live_slots() == (0, 1)
     known.daemons["worker-0"].drained = True
     assert known.live_slots() == (1,)
-    known.daemons["worker-1"].ended(ProcessEnded("worker-1", 5, 1, ()), 1.0)
+    known.daemons["worker-1"].ended(m.ProcessExited("worker-1", 5, 1, ()), 1.0)
     assert known.live_slots() == ()
 
 
@@ -180,7 +179,7 @@ def test_who_does_not_answer_is_named() -> None:
 def test_who_does_not_answer_in_time_goes_on_being_asked_as_long_as_its_process_lives() -> None:
     context, known = History(1.0), members()
     changes = SettingChanges(context, known)
-    known.daemons["worker-1"].ended(ProcessEnded("worker-1", 5, -9, ()), 1.0)
+    known.daemons["worker-1"].ended(m.ProcessExited("worker-1", 5, -9, ()), 1.0)
     changes.begin({"worker-0": {"push": 5.0}, "worker-1": {"push": 5.0}}, 0.0, lambda rows: None)
     changes.on_deadline(ANSWER_S_MAX)
     assert [key for key, _, _ in context.retries.waiting()] == [("change", "worker-0")]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from dlctl.messages import ProcessExited
 from dlctl.roles.coordinator.crash_loops import UNSAID, blame, ends_by_itself
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.protocol.context import EXIT_FENCED, EXIT_POISONED, EXIT_RESTART
-from dlctl.roles.protocol.effects import ProcessEnded
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.util.names import HOME_AGENT
 from dlctl.util.text import ALIKE_LIFE_S, BLAMED, ordinal
@@ -26,7 +26,7 @@ def die(
     """One life and its end; returns the pause before the next one."""
     daemon.begin(1000.0)
     daemon.restore_state("running")
-    daemon.ended(ProcessEnded(daemon.name, 1, status, (), cause), 1000.0 + lived_s, said)
+    daemon.ended(ProcessExited(daemon.name, 1, status, (), cause), 1000.0 + lived_s, said)
     daemon.back_off(1000.0 + lived_s)
     assert daemon.retry_at is not None
     return daemon.retry_at - 1000.0 - lived_s

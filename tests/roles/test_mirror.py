@@ -9,7 +9,6 @@ from dlctl.machine import Send
 from dlctl.roles.coordinator.membership import Membership
 from dlctl.roles.coordinator.remote_files import LOOK_S, LogMirror
 from dlctl.roles.protocol.context import Context
-from dlctl.roles.protocol.effects import ProcessEnded
 
 MINUTE_S = 60.0
 
@@ -60,7 +59,7 @@ def test_the_last_lines_of_a_process_that_has_ended_are_fetched_at_once() -> Non
     host = Host()
     host.go_on(0.0, MINUTE_S)
     host.asked.clear()
-    host.members.daemons["worker-0"].ended(ProcessEnded("worker-0", 1, -9, ()), MINUTE_S)
+    host.members.daemons["worker-0"].ended(m.ProcessExited("worker-0", 1, -9, ()), MINUTE_S)
     host.go_on(MINUTE_S, 2 * LOOK_S)
     assert set(host.asked.values()) == {1}
     assert host.mirror.pending() == []

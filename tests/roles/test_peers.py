@@ -22,7 +22,6 @@ from dlctl.roles.coordinator.peers import Peers, is_address
 from dlctl.roles.coordinator.records import History
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.protocol.context import COORDINATOR, Birth
-from dlctl.roles.protocol.effects import ProcessEnded
 from dlctl.roles.protocol.keyring import Keyring
 from dlctl.roles.worker.services.asking import pack
 from dlctl.roles.worker.worker import Worker
@@ -65,7 +64,7 @@ class Office:
         """A new process of this slot is at work."""
         worker = self.worker(slot)
         if worker.alive:
-            worker.ended(ProcessEnded(worker.name, worker.incarnation, -9, ()), 0.0)
+            worker.ended(m.ProcessExited(worker.name, worker.incarnation, -9, ()), 0.0)
             worker.back_off(0.0)
         worker.begin(0.0)
         worker.term += 1
@@ -120,7 +119,7 @@ def test_connections_without_keys_have_none_in_the_list():
 
 
 def _dies(worker: Daemon) -> None:
-    worker.ended(ProcessEnded(worker.name, worker.incarnation, -9, ()), 0.0)
+    worker.ended(m.ProcessExited(worker.name, worker.incarnation, -9, ()), 0.0)
 
 
 def _is_drained(worker: Daemon) -> None:

@@ -22,7 +22,6 @@ from dlctl.roles.coordinator.quorum import Quorums
 from dlctl.roles.coordinator.records import History
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.protocol.context import COORDINATOR
-from dlctl.roles.protocol.effects import ProcessEnded
 from dlctl.roles.protocol.retry import BACKOFF_MAX
 from dlctl.roles.protocol.rows import packed, rows_in
 from dlctl.sim.keys import SimulatedKeys
@@ -314,7 +313,7 @@ class Office:
     def dies(self, name: str) -> None:
         daemon = self.members.daemons[name]
         if daemon.alive:
-            daemon.ended(ProcessEnded(daemon.name, daemon.incarnation, -9, ()), 0.0)
+            daemon.ended(m.ProcessExited(daemon.name, daemon.incarnation, -9, ()), 0.0)
             daemon.back_off(0.0)
 
     def says(self, shard: int, clock: int, *slots: int, **more: Any) -> None:
