@@ -14,6 +14,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -242,17 +243,21 @@ def start_of(directory: Path, row: Json) -> str | None:
     """
     if row["pid"] is None or row["agent"] != HOME_AGENT:
         return None
-    return _start_of(directory, row["role"], row["name"], row["incarnation"], row["pid"])
+    with suppress(LookupError):
+        return _start_of(directory, row["role"], row["name"], row["incarnation"], row["pid"])
+    return None
 
 
 @lru_cache(4096)
-def _start_of(directory: Path, role: str, name: str, incarnation: int, pid: int) -> str | None:
-    """Looked up once per process; None if it had exited by then. A pid from an earlier coordinator
-    may have been reused: it counts only if the command line is that of this daemon.
+def _start_of(directory: Path, role: str, name: str, incarnation: int, pid: int) -> str:
+    """Looked up until it is known. A pid from an earlier coordinator may have been reused: it
+    counts only if the command line is that of this daemon. Raises LookupError, which no cache keeps.
     """
     start = processes.start_of(pid)
     command = base.parse_argv(processes.command_line(pid, start), directory)
-    return start if command == (role, name, incarnation) else None
+    if start is None or command != (role, name, incarnation):
+        raise LookupError(pid)
+    return start
 
 
 def to_wall_clock(value: Any, offset_s: float | None = None) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import hmac
-import os
 import re
 import socket
 import threading
@@ -75,7 +74,7 @@ class Listeners:
         except OSError as error:
             kind = KINDS.get(error.errno or 0, "")
             owner = owner_of(port) if kind == "taken" else {}
-            words = os.strerror(error.errno or 0)  # Without the address, which Python adds.
+            words = (error.strerror or "").partition(" (while ")[0]  # Python adds the address.
             return {**found, "kind": kind, "words": words, "owner": owner}
         number = own.getsockname()[1]
         threading.Thread(target=self._accept, args=(own,), daemon=True).start()

@@ -8,6 +8,7 @@ removes all files of a user in shared memory at the end of the user's last sessi
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 from daemons.process import reason_of
@@ -40,7 +41,8 @@ class Watch:
         for table in self._storages.tables():
             try:
                 # Without its directory the run no longer exists and does not need the state.
-                if self._run_directory.is_dir() and (place := table.put_back()):
+                # One that cannot be read is no news of the state: `Path.is_dir` would raise.
+                if os.path.isdir(self._run_directory) and (place := table.put_back()):
                     log.warning(RESTORED, place)
             except (DlctlError, OSError) as error:
                 # While this process is alive, the state exists, and this can be retried. Incomplete

@@ -88,9 +88,14 @@ def test_who_has_a_port_is_named_and_an_address_of_nobody_is_refused(probe: Sess
         (place,) = listen(probe, **{"server-0": port})
     assert place["kind"] == "taken"
     assert place["owner"]["pid"] == psutil.Process().pid
-    own = {"ssh": "", "data": "", "control": "", "bind": "203.0.113.7"}
-    asked = {"verb": "listen", "token": TOKEN, "ports": {"server-0": 0}, **own}
-    assert probe.ask(asked, ASK_S)["places"][0]["kind"] == "not ours"
+    asked = {"verb": "listen", "token": TOKEN, "ports": {"server-0": 0}}
+    asked |= {"ssh": "", "data": "", "control": ""}
+    for bind, kind, words in (
+        ("203.0.113.7", "not ours", "Cannot assign requested address"),
+        ("fe80::1%nowhere", "", "Name or service not known"),
+    ):
+        (place,) = probe.ask({**asked, "bind": bind}, ASK_S)["places"]
+        assert (place["kind"], place["words"]) == (kind, words)
 
 
 def test_a_closed_port_and_one_of_somebody_else_are_told_apart(probe: Session) -> None:

@@ -302,6 +302,13 @@ def test_nothing_comes_back_of_a_run_that_is_over_or_was_removed(
     assert kept_shards.kept(again.run, again.servers) == []
 
 
+def test_a_run_directory_that_cannot_be_read_is_not_taken_for_a_lost_state(
+    make: MakeKept, caplog: pytest.LogCaptureFixture
+) -> None:
+    Watch(make("process").storages, Path("/", "x" * 300))()
+    assert not caplog.messages
+
+
 @pytest.mark.parametrize("empty", [SHARED, ON_DISK])
 def test_a_file_that_was_begun_in_the_other_place_hides_the_state_from_nobody(
     make: MakeKept, empty: str
