@@ -251,7 +251,7 @@ def start_of(directory: Path, row: Json) -> str | None:
 @lru_cache(4096)
 def _start_of(directory: Path, role: str, name: str, incarnation: int, pid: int) -> str:
     """Looked up until it is known. A pid from an earlier coordinator may have been reused: it
-    counts only if the command line is that of this daemon. Raises LookupError, which no cache keeps.
+    counts only if the command line is that of this daemon. Raises LookupError, which is not cached.
     """
     start = processes.start_of(pid)
     command = base.parse_argv(processes.command_line(pid, start), directory)
