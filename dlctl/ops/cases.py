@@ -16,7 +16,7 @@ from dlctl.errors import DlctlError, Unreachable, UsageError
 from dlctl.launch import local
 from dlctl.ops import changes, checkpoint_choice, decide, next_step, other_hosts, problems, remains
 from dlctl.ops.changes import Change
-from dlctl.ops.decide import Action, Facts, Lead, Run, Saved, Shards
+from dlctl.ops.decide import Action, Facts, Run, Saved, Shards
 from dlctl.ops.remains import Findings, Loss
 from dlctl.runs import checkpoints, facts, lineage, lock, manifest, paths, select
 from dlctl.runs.lineage import Good
@@ -148,13 +148,13 @@ def of_start(run: Snapshot | None, job: JobFile, content: Json, *, fresh: bool) 
 
 def of_recover(run: Snapshot, *, from_checkpoint: bool = False, number: int | None = None) -> Case:
     """`number`: the requested checkpoint."""
-    lead = Lead.GONE
+    state = _state(run)
     if run.silent_s is not None:
-        lead = Lead.SILENT
-    elif remains.is_led(run) or (run.is_live and run.run.get("pid") is None):
-        lead = Lead.AT_WORK
+        state = Run.SILENT
+    elif state is Run.LIVE and not remains.is_led(run) and run.run.get("pid") is not None:
+        state = Run.FAILED
     back = from_checkpoint or number is not None
-    return Case(Facts(run=_state(run), lead=lead, back=back), run, number=number)
+    return Case(Facts(run=state, back=back), run, number=number)
 
 
 # ---------------------------------------------------------------- slow reads
