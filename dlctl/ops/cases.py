@@ -191,7 +191,8 @@ def _with_checkpoint(case: Case, run: Snapshot) -> Case:
     """With the newest good checkpoint, or the requested one; reads every byte of it."""
     damaged: list[str] = []
     if case.number is not None:
-        good: Good | None = checkpoint_choice.good(run, case.number)
+        path = checkpoint_choice.numbered(run, str(case.number))
+        good: Good | None = (path, checkpoint_choice.checked(path))
     else:
         good = lineage.newest_good(run.directory, damaged.append)
     if case.job is not None and good is not None and not manifest.has_updates(good[1]):
