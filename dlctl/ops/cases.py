@@ -65,22 +65,12 @@ class Case:
 
     @property
     def cost(self) -> str:
-        """What a rollback loses, and why it is to that checkpoint and not to a newer one; "" if
-        nothing is lost.
-        """
+        """What a rollback loses and why, unless it was requested; "" if nothing is lost."""
         if not (loss := self.loss) or self.run is None:
             return ""
         reasons = list(self.findings.obstacles) if self.findings is not None else []
-        if self.findings is not None and not reasons:
-            is_ruined = is_poisoned(self.run.reason) and self.job is not None
-            why = next_step.RUINED if is_ruined else "this was requested"
-            reasons.append("the job file has changed" if self.changes else why)
-        if self.checkpoint is not None:
-            reasons += ["newer checkpoints are damaged"] if self.damaged else []
-            saved = checkpoints.complete(self.run.directory).values()
-            newer = [made for made in saved if made["number"] > self.checkpoint[1]["number"]]
-            if any(map(manifest.is_doubtful, newer)):
-                reasons.append("a newer checkpoint was saved when the run failed")
+        reasons += ["newer checkpoints are damaged"] if self.damaged else []
+        reasons += [next_step.RUINED] if is_poisoned(self.run.reason) else []
         return loss.text() + (f" ({'; '.join(reasons)})" if reasons else "")
 
 
