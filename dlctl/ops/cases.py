@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlctl.control import unresponsive
 from dlctl.errors import DlctlError, Unreachable, UsageError
@@ -31,25 +32,35 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 
+class Start(NamedTuple):
+    """The job to be started."""
+
+    file: Path
+    job: JobFile
+    content: Json
+    """Its resolved content."""
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     facts: Facts
     run: Snapshot | None = None
     """The newest run of the job, or the named run."""
-    job: JobFile | None = None
-    """The job to start; None: the run is to be recovered."""
+    new: Start | None = None
+    """None: the run is to be recovered."""
     changes: list[Change] = field(default_factory=list)
     """How the job file differs from that run's; for a live run, from its effective settings."""
     number: int | None = None
     """The requested checkpoint."""
     findings: Findings | None = None
     checkpoint: Good | None = None
+    """To start from: the newest good one, or the requested one."""
     damaged: list[str] = field(default_factory=list)
     """What is wrong with checkpoints newer than `checkpoint`."""
 
     @property
     def action(self) -> Action:
-        table = decide.RECOVER if self.job is None else decide.START
+        table = decide.RECOVER if self.new is None else decide.START
         return decide.decide(table, self.facts)
 
     @property
@@ -83,21 +94,30 @@ def _state(run: Snapshot) -> Run:
 # ---------------------------------------------------------------- start, plan
 
 
+def read(file: Path) -> Start:
+    """Raises UsageError for an invalid job file."""
+    from dlctl import config, jobfile  # imported late: they pull in pydantic
+
+    job = jobfile.load(file)
+    return Start(file, job, json.loads(json.dumps(config.to_dict(job))))
+
+
 def newest(file: Path, job: JobFile) -> Snapshot | None:
     """The newest run of this job file under this name."""
     same = select.of_job(select.job_file(file), job.job.name)
     return same[-1] if same else None
 
 
-def check_no_other(file: Path, job: JobFile, previous: Snapshot | None, *, fresh: bool) -> None:
+def check_no_other(new: Start, previous: Snapshot | None, *, fresh: bool) -> None:
     """Raises DlctlError if this job's run directory has a run newer than `previous` that is
     unreadable, or was created for a job file that no longer exists: silently starting a new run
     would lose all progress of the old one. `fresh`: the caller wants a new run; then only live
     daemons of the old run prevent it.
     """
-    parent = (file.parent / job.job.run_dir).resolve()
+    file, job = new.file, new.job.job
+    parent = (file.parent / job.run_dir).resolve()
     since = 0.0 if previous is None else started(previous.directory)
-    found = [path.resolve() for path in parent.glob(f"{job.job.name}-????") if paths.is_run(path)]
+    found = [path.resolve() for path in parent.glob(f"{job.name}-????") if paths.is_run(path)]
     newer = [directory for directory in found if started(directory) > since]
     for directory in sorted(newer, key=started, reverse=True):
         is_given_up = fresh and not any(local.living(directory))
@@ -112,10 +132,11 @@ def check_no_other(file: Path, job: JobFile, previous: Snapshot | None, *, fresh
             )
 
 
-def of_start(run: Snapshot | None, job: JobFile, content: Json, *, fresh: bool) -> Case:
-    """The case as known without slow reads; `content`: the resolved content of the job file."""
+def of_start(run: Snapshot | None, new: Start, *, fresh: bool) -> Case:
+    """The case as known without slow reads."""
+    content = new.content
     if run is None:
-        return Case(Facts(fresh=fresh), job=job)
+        return Case(Facts(fresh=fresh), new=new)
     before, state = read_job(run.directory), _state(run)
     changed = changes.differences(before, content)
     facts = Facts(
@@ -130,7 +151,7 @@ def of_start(run: Snapshot | None, job: JobFile, content: Json, *, fresh: bool) 
         # A live change may match the new job file, or the old one: both describe this run.
         facts = replace(facts, changed=bool(changed and live))
         changed = live
-    return Case(facts, run, job, changed)
+    return Case(facts, run, new, changed)
 
 
 # ---------------------------------------------------------------- recover
@@ -185,14 +206,15 @@ def _with_checkpoint(case: Case, run: Snapshot) -> Case:
         good: Good | None = (path, checkpoint_choice.checked(path))
     else:
         good = lineage.newest_good(run.directory, damaged.append)
-    if case.job is not None and good is not None and not manifest.has_updates(good[1]):
+    job = None if case.new is None else case.new.job
+    if job is not None and good is not None and not manifest.has_updates(good[1]):
         good = None
     saved = Saved.DAMAGED if damaged else Saved.NONE
     if good is not None:
         saved = Saved.GOOD
-        if case.job is not None:
-            check_fits(run.run_id, good, case.job)
-            saved = Saved.OTHER if manifest.otherwise(good[1], case.job) else Saved.GOOD
+        if job is not None:
+            check_fits(run.run_id, good, job)
+            saved = Saved.OTHER if manifest.otherwise(good[1], job) else Saved.GOOD
     facts = replace(case.facts, saved=saved)
     return replace(case, facts=facts, checkpoint=good, damaged=damaged)
 
