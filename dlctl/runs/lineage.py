@@ -30,8 +30,8 @@ from dlctl.util import values
 Good = tuple[Path, Manifest]
 """A checkpoint and its manifest."""
 KIND = "resumed"
-RESUMED, COST = "resumed from the ", ": "
-"""The prefix of such an event's text; the separator before the cost of the resume, if any."""
+RESUMED = "resumed from the "
+"""The prefix of such an event's text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Resume:
     terms: Mapping[str, int]
     """Worker -> the newest epoch issued to it by then."""
     told: str = ""
-    """As in "checkpoint at step 30: 60 steps are done again, because ..."; "" if none were."""
+    """As in "checkpoint at step 30: 60 steps done again", without its cost if there was none."""
 
     def is_after(self, worker: str, epoch: int) -> bool:
         """Whether this epoch of a worker began before this resume, and so ended with it."""
@@ -60,7 +60,7 @@ def resumes(db: RunDb) -> list[Resume]:
         data, text = event["data"], str(event["text"])
         with suppress(KeyError, TypeError, AttributeError, ValueError, OverflowError):  # Damaged.
             terms = {name: int(epoch) for name, epoch in data["terms"].items()}
-            told = text.removeprefix(RESUMED) if COST in text else ""
+            told = text.removeprefix(RESUMED)
             found.append(Resume(int(data["checkpoint"]), int(data["highest"]), terms, told))
     return found
 
@@ -104,7 +104,7 @@ def record(db: RunDb, directory: Path, checkpoint: Path, told: str) -> None:
         "terms": db.terms(),
     }
     text = f"{RESUMED}checkpoint at step {values.count(step)}"
-    db.add_event(time.time(), KIND, "", text + (f"{COST}{told}" if told else ""), data)
+    db.add_event(time.time(), KIND, "", text + (f": {told}" if told else ""), data)
 
 
 # ---------------------------------------------------------------- the order in which to try them
