@@ -202,7 +202,7 @@ def _with_checkpoint(case: Case, run: Snapshot) -> Case:
     """With the newest good checkpoint, or the requested one; reads every byte of it."""
     damaged: list[str] = []
     if case.number is not None:
-        path = checkpoint_choice.numbered(run, str(case.number))
+        path = checkpoint_choice.numbered(run, str(case.number), [0])
         good: Good | None = (path, checkpoint_choice.checked(path))
     else:
         good = lineage.newest_good(run.directory, damaged.append)

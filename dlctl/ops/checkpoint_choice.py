@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from dlctl.errors import DlctlError, NotFound, UsageError
@@ -29,17 +30,17 @@ def chosen(text: str, job: str | None) -> Path:
     return _best_good(snapshot) if text == "best" else numbered(snapshot, text)
 
 
-def numbered(snapshot: Snapshot, text: str) -> Path:
-    """A checkpoint of this run by its number, its step or the name of its directory. Raises as
-    `chosen`.
+def numbered(snapshot: Snapshot, text: str, places: Iterable[int] = (0, 1)) -> Path:
+    """A checkpoint of this run by the name of its directory, its number (place 0), or its step
+    (place 1), see `checkpoints.number`. Raises as `chosen`.
     """
-    for place in (0, 1):
+    for place in places:
         for directory in reversed(checkpoints.finished(snapshot.directory)):
             if text in (directory.name, str(checkpoints.number(directory)[place])):
                 return directory
     if not text.isascii() or not text.isdigit():
         raise UsageError(f'"{text}" is not a checkpoint directory: it has no {manifest.MANIFEST}')
-    raise _missing(snapshot, f"no checkpoint with number or step {text}")
+    raise _missing(snapshot, f"no checkpoint {text}")
 
 
 def checked(path: Path) -> Manifest:

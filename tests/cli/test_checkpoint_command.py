@@ -152,7 +152,7 @@ def test_a_checkpoint_that_was_removed_is_not_shown_as_the_newest_one(run_direct
 def test_a_checkpoint_that_does_not_exist_is_named(saved, dlctl_command):
     unknown = dlctl_command("checkpoint", "verify", "9")
     assert unknown.code == 4
-    assert "no checkpoint with number or step 9" in unknown.err
+    assert "no checkpoint 9" in unknown.err
     nothing = dlctl_command("checkpoint", "verify", "runs")
     assert (nothing.code, "is not a checkpoint directory" in nothing.err) == (2, True)
     mistyped = dlctl_command("checkpoint", "verfiy")
