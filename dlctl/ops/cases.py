@@ -291,15 +291,7 @@ def as_data(case: Case) -> Json:
         **hints.as_data(next_command(case)),
     }
     if findings is not None:
-        data |= {
-            "causes": problems.lines(run),
-            "alive": findings.living,
-            "obstacles": findings.obstacles,
-            "away": findings.away,
-            "was_at_work": findings.was_at_work,
-            "step": findings.step,
-            "shards": [asdict(shard) for shard in findings.shards],
-        }
+        data |= {"causes": problems.lines(run), **asdict(findings)}
     return data
 
 

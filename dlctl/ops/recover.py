@@ -99,14 +99,14 @@ def go_on(case: Case) -> Launched:
         # For the next coordinator: see `persistence.corrected`.
         "recovery": {
             "served": [shard.name for shard in findings.shards if shard.path and shard.version],
-            "gone": [name for name in hosts if name not in (*findings.living, *findings.away)],
+            "gone": [name for name in hosts if name not in (*findings.alive, *findings.away)],
         },
         "reason": "",
         "waiting": "",
         "ended_at": None,
         "ready_at": None,
     }
-    if not findings.living:
+    if not findings.alive:
         row["control"] = None  # No daemon uses the old address; another process may have it by now.
     with explained(directory):
         _put(directory, row)
