@@ -73,8 +73,6 @@ class Judgement(NamedTuple):
     witnesses: list[Witness]
     before: int
     """Pushes acknowledged before the run rolled back to a checkpoint: they are not judged."""
-    went_back: str
-    """The checkpoint of the last rollback and its cost; "" if there was none."""
 
     @property
     def acknowledged(self) -> int:
@@ -119,7 +117,7 @@ def judge(snapshot: Snapshot) -> Judgement:
             verdicts.append(
                 Verdict(name, record.incarnation, record.epoch, shard, count, recorded, why)
             )
-    return Judgement(verdicts, witnesses, before, last.told if last is not None else "")
+    return Judgement(verdicts, witnesses, before)
 
 
 def _recorded(
