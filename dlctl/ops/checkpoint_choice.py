@@ -81,12 +81,6 @@ def _best_good(snapshot: Snapshot) -> Path:
     return found
 
 
-def visible_damage(run_directory: Path) -> dict[Path, list[str]]:
-    """What a check without hashing finds wrong with each checkpoint of a run, newest last."""
-    found = checkpoints.finished(run_directory)
-    return {path: checkpoints.verify(path, hashes=False) for path in found}
-
-
 def unwanted(snapshot: Snapshot, keep: int | None, damaged: bool) -> tuple[list[Path], list[Path]]:
     """The superfluous checkpoints: all but the best and the newest `keep` good ones (None: keep
     all); with `damaged`, also all damaged ones. Reads every byte of the checkpoints it judges.

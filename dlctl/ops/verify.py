@@ -101,7 +101,7 @@ def judge(snapshot: Snapshot) -> Judgement:
     records = acks.read_all(snapshot.directory)
     with closing(RunDb(snapshot.directory, readonly=True)) as db:
         resumes = lineage.resumes(db)
-    last = resumes[-1] if resumes else None
+    ended = resumes[-1].terms if resumes else {}
     branch = lineage.chain(resumes)
     found = checkpoints.finished(snapshot.directory)
     own = [path for path in found if lineage.is_of_branch(checkpoints.number(path)[0], branch)]
@@ -109,7 +109,7 @@ def judge(snapshot: Snapshot) -> Judgement:
     verdicts, before = list[Verdict](), 0
     for record in records:
         name = f"worker-{record.slot}"
-        if last is not None and last.is_after(name, record.epoch):
+        if record.epoch <= ended.get(name, -1):
             before += sum(record.counts)
             continue
         for shard, count in enumerate(record.counts):

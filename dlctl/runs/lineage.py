@@ -41,12 +41,7 @@ class Resume:
     highest: int
     """Number of the newest checkpoint at that time, good or not."""
     terms: Mapping[str, int]
-    """Worker -> the newest epoch issued to it by then."""
-
-    def is_after(self, worker: str, epoch: int) -> bool:
-        """Whether this epoch of a worker began before this resume, and so ended with it."""
-        newest = self.terms.get(worker)
-        return newest is not None and epoch <= newest
+    """Worker -> the newest epoch issued to it by then: this resume ended it."""
 
 
 def resumes(db: RunDb) -> list[Resume]:

@@ -75,7 +75,8 @@ def ls(job: str | None) -> None:
     verify" checks every byte.
     """
     snapshot = select.load_any(select.directory(job))
-    damage = checkpoint_choice.visible_damage(snapshot.directory)
+    finished = checkpoints.finished(snapshot.directory)
+    damage = {path: checkpoints.verify(path, hashes=False) for path in finished}
     found = checkpoints.complete(snapshot.directory)
     best = checkpoint_choice.best(snapshot)
     rows = [_row(path, made, damage[path], path == best) for path, made in found.items()]
