@@ -48,7 +48,13 @@ def launch(file: Path, *, fresh: bool, source: Path | None = None) -> Launched:
     new = cases.read(file)
     beside = file.parent.resolve()
     for path in (beside, (beside / new.job.job.run_dir).resolve(), paths.runtime_dir()):
-        paths.check_text(path)
+        # A byte that is not UTF-8, as in a path in Latin-1, is a surrogate.
+        if any("\ud800" <= letter <= "\udfff" for letter in str(path)):
+            raise DlctlError(
+                "this path is not UTF-8, so daemons cannot send it to each other",
+                where=str(path),
+                hint="rename the directory, or use one whose path is UTF-8",
+            )
     good = None if source is None else graft.check(source, new.job)
     fresh = fresh or good is not None
     with lock.starting(file):
