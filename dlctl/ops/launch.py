@@ -66,11 +66,9 @@ def launch(file: Path, *, fresh: bool, source: Path | None = None) -> Launched:
         if case.run is None or not case.action.is_look:
             return _act(case, new)
         with lock.claimed(case.run.directory):
+            # Another command may have recovered it by now: then it is already running.
             now = recover.settled(load(case.run.directory))
-            if now.is_live and now.run.get("pid") is not None:
-                notes.note(f"{now.run_id} has just been recovered")
-                return Launched(now.directory, None)
-            return _act(cases.looked(replace(case, run=now)), new)
+            return _act(cases.looked(cases.of_start(now, new, fresh=fresh)), new)
 
 
 def _is_pending(run: Snapshot) -> bool:

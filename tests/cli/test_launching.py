@@ -297,7 +297,7 @@ def test_a_coordinator_that_an_agent_has_started_just_now_is_not_joined_by_anoth
     with (directory / paths.LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         code, _, err = dlctl_command("start", "--no-wait", "job.toml")
-    assert (code, f"{directory.name} has just been recovered" in err) == (0, True), err
+    assert (code, f"{directory.name} is already running" in err) == (0, True), err
 
 
 def test_a_start_waits_for_the_coordinator_of_a_run_that_has_just_finished(
