@@ -27,6 +27,7 @@ from dlctl.runs import acks, checkpoints, lineage
 from dlctl.runs.acks import AckRecord
 from dlctl.runs.database import RunDb
 from dlctl.runs.kept_shards import Kept
+from dlctl.runs.manifest import Manifest
 from dlctl.runs.snapshot import Snapshot
 from dlctl.util.names import HOME_AGENT
 
@@ -105,7 +106,8 @@ def judge(snapshot: Snapshot) -> Judgement:
     branch = lineage.chain(resumes)
     found = checkpoints.finished(snapshot.directory)
     own = [path for path in found if lineage.is_of_branch(checkpoints.number(path)[0], branch)]
-    witnesses = _witnesses(snapshot, own)
+    witnesses, own = _witnesses(snapshot, own)
+    proofs = _proofs(own, len(witnesses))
     verdicts, before = list[Verdict](), 0
     for record in records:
         name = f"worker-{record.slot}"
@@ -113,7 +115,7 @@ def judge(snapshot: Snapshot) -> Judgement:
             before += sum(record.counts)
             continue
         for shard, count in enumerate(record.counts):
-            recorded, why = _recorded(witnesses, record, shard)
+            recorded, why = _recorded(witnesses, proofs, record, shard)
             verdicts.append(
                 Verdict(name, record.incarnation, record.epoch, shard, count, recorded, why)
             )
@@ -121,18 +123,20 @@ def judge(snapshot: Snapshot) -> Judgement:
 
 
 def _recorded(
-    witnesses: Sequence[Witness], record: AckRecord, shard: int
+    witnesses: Sequence[Witness], proofs: Sequence[Table], record: AckRecord, shard: int
 ) -> tuple[int | None, str]:
     """(recorded pushes, why they are unknown)."""
-    if not record.counts[shard]:
+    count, recorded, why = record.counts[shard], None, "the model was sharded differently then"
+    if not count:
         return 0, ""
-    if len(record.counts) != len(witnesses):
-        return None, "the model was sharded differently then"
-    table = witnesses[shard].table
-    if table is None:
-        return None, witnesses[shard].why
-    recorded = recorded_pushes(table, record.slot, record.epoch)
-    why = "they are of processes that the shards no longer have records of"
+    if len(record.counts) == len(witnesses):
+        table, why = witnesses[shard].table, witnesses[shard].why
+        if table is not None:
+            recorded = recorded_pushes(table, record.slot, record.epoch)
+            why = "they are of processes that the shards no longer have records of"
+    if recorded is None and shard < len(proofs):
+        proven = proofs[shard].get((record.slot, record.epoch), -1)
+        recorded = proven if proven >= count else None
     return recorded, why if recorded is None else ""
 
 
@@ -165,8 +169,10 @@ def table_of(rows: Any) -> Table:
     return table
 
 
-def _witnesses(snapshot: Snapshot, own: list[Path]) -> list[Witness]:
-    """One per shard. The content of a damaged checkpoint is unknown: that is no proof of a loss."""
+def _witnesses(snapshot: Snapshot, own: list[Path]) -> tuple[list[Witness], list[Path]]:
+    """One per shard, and those of the run's own checkpoints that are not newer than the one among
+    them. The content of a damaged one is unknown: that is no proof of a loss.
+    """
     job = remains.read_jobfile(snapshot.directory)
     is_over = snapshot.state in ("stopped", "finished")
     kept, away = ({}, {}) if is_over else _kept(snapshot, job)
@@ -176,10 +182,9 @@ def _witnesses(snapshot: Snapshot, own: list[Path]) -> list[Witness]:
     elif len(kept) + len(away) < job.servers.count:
         damaged: list[str] = []
         if good := lineage.first_good(reversed(own), damaged.append):
-            saved = str(good[0])
-            tables = [table_of(part["state"].get("deliveries")) for part in good[1]["shards"]]
+            saved, tables, own = str(good[0]), _tables(good[1]), own[: own.index(good[0]) + 1]
         elif damaged:
-            mute = f"no checkpoint is good: {damaged[0]}"
+            mute, own = f"no checkpoint is good: {damaged[0]}", []
     found = []
     for index in range(max(job.servers.count, len(tables))):
         if index in kept:
@@ -191,7 +196,7 @@ def _witnesses(snapshot: Snapshot, own: list[Path]) -> list[Witness]:
             found.append(Witness(index, saved, tables[index]))
         else:
             found.append(Witness(index, "", {}))
-    return found
+    return found, own
 
 
 def _kept(snapshot: Snapshot, job: JobFile) -> tuple[dict[int, Kept], dict[int, str]]:
@@ -209,3 +214,20 @@ def _kept(snapshot: Snapshot, job: JobFile) -> tuple[dict[int, Kept], dict[int, 
         left.kept.update(remains.look(snapshot, job, ask_hosts=is_theirs).kept)
     away = {index: left.away[agent] for index, agent in agents.items() if agent in left.away}
     return {shard: kept for shard, kept in left.kept.items() if not kept.problem}, away
+
+
+def _tables(manifest: Manifest) -> list[Table]:
+    return [table_of(part["state"].get("deliveries")) for part in manifest["shards"]]
+
+
+def _proofs(own: Sequence[Path], shards: int) -> list[Table]:
+    """The merged records of these checkpoints, by shard: each proves what it has."""
+    merged: list[Table] = [{} for _ in range(shards)]
+    for directory in own:
+        if checkpoints.verify(directory, hashes=False):
+            continue
+        tables = _tables(checkpoints.read_manifest(directory))
+        for known, table in zip(merged, tables, strict=False):
+            for key, count in table.items():
+                known[key] = max(count, known.get(key, 0))
+    return merged
