@@ -102,7 +102,7 @@ def run(arguments: list[str]) -> int:
         console.abandon_stdout()
         return console.SIGPIPE_EXIT_CODE
     except Exception as error:
-        known = _known(error) or _bug(error, arguments)
+        known = _known(error, arguments) or _bug(error, arguments)
         console.error(known)
         return known.exit_code
 
@@ -141,7 +141,7 @@ def _show_usage_error(error: click.ClickException) -> int:
     return UsageError.exit_code
 
 
-def _known(error: Exception) -> DlctlError | None:
+def _known(error: Exception, arguments: list[str]) -> DlctlError | None:
     """The error for an exception that is not a bug: a DlctlError, a full disk, a damaged database;
     else None.
     """
@@ -153,7 +153,7 @@ def _known(error: Exception) -> DlctlError | None:
 
     if isinstance(error, Unreadable):
         return next_step.explained(error)
-    return error if isinstance(error, DlctlError) else next_step.damaged(error)
+    return error if isinstance(error, DlctlError) else next_step.damaged(arguments, error)
 
 
 def _bug(error: Exception, arguments: list[str]) -> DlctlError:

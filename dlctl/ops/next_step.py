@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sqlite3
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -194,13 +195,14 @@ def _job_file_of(directory: Path) -> str:
     return shlex.quote(values.path(same[0])) if len(same) == 1 else "JOBFILE"
 
 
-def damaged(error: Exception) -> DlctlError | None:
+def damaged(words: Iterable[str], error: Exception) -> DlctlError | None:
     """The error for a command that hit a damaged page of a database: which run, and the next
-    command; None if no run is damaged.
+    command; None if no run is damaged. `words`: of its command line, which may name the run.
     """
     if not isinstance(error, sqlite3.DatabaseError):
         return None
-    for directory in reversed(select.directories()):
+    named, known = set(words), select.directories()[::-1]
+    for directory in sorted(known, key=lambda path: path.name not in named):
         try:
             check_database(directory)
         except Unreadable as found:
