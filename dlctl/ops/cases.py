@@ -76,12 +76,15 @@ class Case:
 
     @property
     def cost(self) -> str:
-        """What a rollback loses and why, unless it was requested; "" if nothing is lost."""
+        """What a rollback loses and why; "" if nothing is lost."""
         if not (loss := self.loss) or self.run is None:
             return ""
         reasons = list(self.findings.obstacles) if self.findings is not None else []
         reasons += ["newer checkpoints are damaged"] if self.damaged else []
-        reasons += [next_step.RUINED] if is_poisoned(self.run.reason) else []
+        if is_poisoned(self.run.reason):
+            reasons.append(next_step.RUINED)
+        elif self.findings is not None and self.facts.back:
+            reasons.append("the job file has changed" if self.changes else "this was requested")
         return loss.text() + (f" ({'; '.join(reasons)})" if reasons else "")
 
 

@@ -239,7 +239,7 @@ def test_the_events_say_why_a_run_went_back_as_far_as_it_did(dead, job, play, dl
     play("start", "ready", "forever")
     assert dlctl_command("recover", "--from-checkpoint", str(dead.path)).code == 0
     (event,) = [event for event in dead.db.events() if event["kind"] == "resumed"]
-    assert event["text"].endswith("(newer checkpoints are damaged)")
+    assert event["text"].endswith("(newer checkpoints are damaged; this was requested)")
 
 
 def row(state: str, **values: object) -> dict:
@@ -523,7 +523,9 @@ def test_start_with_another_content_takes_the_checkpoint_and_says_what_that_cost
     assert json.loads(dlctl_command("plan", "--json", str(job)).out)["done_again"] == 60
     ended = dlctl_command("start", str(job))
     assert ended.code == 0, ended.err
-    assert "60 steps done again\n" in ended.err.replace(", an unknown number of updates lost", "")
+    assert "60 steps done again (the job file has changed)" in ended.err.replace(
+        ", an unknown number of updates lost", ""
+    )
     assert begun.run()["resume"].endswith("000000000030-1")
 
 
