@@ -10,7 +10,7 @@ from dlctl.cli import daemon_names
 from dlctl.cli.group import make_command
 from dlctl.cli.options import job_option, json_option
 from dlctl.cli.ui import attention, console
-from dlctl.ops import codes, control, next_step, problems
+from dlctl.ops import codes, next_step, problems
 from dlctl.ops.problems import Cause
 from dlctl.runs import facts, select
 from dlctl.runs.snapshot import Snapshot
@@ -58,8 +58,10 @@ def _lines(snapshot: Snapshot, causes: list[Cause], chosen: list[str]) -> list[s
     waits = f"{', '.join(chosen)} waits for nothing" if chosen else "nothing waits"
     why = f": {snapshot.reason}" if snapshot.reason else ""
     state = f"{snapshot.run_id} {facts.became(snapshot.state)}{why}"
-    rows = map(snapshot.daemon, chosen)
-    doing = [f"  {control.told(row, snapshot.now)}" for row in rows if row]
+    rows = [(name, snapshot.daemon(name)) for name in chosen]
+    doing = [
+        f"  {name}: {facts.text(row.get('phase') or row.get('state'))}" for name, row in rows if row
+    ]
     step = next_step.of(snapshot)
     then = [console.next_lines(step.text(), "   ")] if step is not None else []
     return [console.escape(f"{waits}: {state}"), *doing, *then]
