@@ -160,7 +160,7 @@ def next_commands(snapshot: Snapshot) -> list[tuple[str, str]]:
     rows = [(f"dlctl status {job}", "rates, staleness and problems of every daemon")]
     if snapshot.is_live:
         rows += [(f"dlctl logs -f {job}", "follow it"), (f"dlctl stop {job}", "stop it")]
-    elif snapshot.run.get("checkpoint"):
+    elif (snapshot.run.get("checkpoint") or {}).get("step"):  # Not one of initial values.
         rows.append((f"dlctl checkpoint export {job}", "the model for torch"))
     return rows
 
