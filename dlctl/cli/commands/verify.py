@@ -47,7 +47,7 @@ def command(job: str | None) -> None:
     console.show("dlctl.verify/1", data, console.table(map(_row, found)))
     if judged.before:
         before = f"{acknowledged(judged.before)} from before the run rolled back to a checkpoint"
-        console.warn(f"{before} are not checked: dlctl events has the cost")
+        console.warn(f"{before} are not checked: dlctl events -j {snapshot.run_id} has the cost")
     for why, count in judged.unchecked.items():
         console.warn(f"{acknowledged(count)} cannot be checked: {why}")
     # A push that cannot be checked proves nothing, and the message must not suggest otherwise.
