@@ -4,19 +4,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlctl.control import unresponsive
 from dlctl.errors import DlctlError, Unreachable, UsageError
 from dlctl.launch import local
 from dlctl.ops import changes, checkpoint_choice, decide, next_step, other_hosts, problems, remains
 from dlctl.ops.changes import Change
-from dlctl.ops.decide import Action, Facts, Lead, Run, Saved, Shards
+from dlctl.ops.decide import Action, Facts, Run, Saved, Shards
 from dlctl.ops.remains import Findings, Loss
 from dlctl.runs import checkpoints, facts, lineage, lock, manifest, paths, select
 from dlctl.runs.lineage import Good
@@ -31,25 +32,35 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 
+class Start(NamedTuple):
+    """The job to be started."""
+
+    file: Path
+    job: JobFile
+    content: Json
+    """Its resolved content."""
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     facts: Facts
     run: Snapshot | None = None
     """The newest run of the job, or the named run."""
-    job: JobFile | None = None
-    """The job to start; None: the run is to be recovered."""
+    new: Start | None = None
+    """None: the run is to be recovered."""
     changes: list[Change] = field(default_factory=list)
     """How the job file differs from that run's; for a live run, from its effective settings."""
     number: int | None = None
     """The requested checkpoint."""
     findings: Findings | None = None
     checkpoint: Good | None = None
+    """To start from: the newest good one, or the requested one."""
     damaged: list[str] = field(default_factory=list)
     """What is wrong with checkpoints newer than `checkpoint`."""
 
     @property
     def action(self) -> Action:
-        table = decide.RECOVER if self.job is None else decide.START
+        table = decide.RECOVER if self.new is None else decide.START
         return decide.decide(table, self.facts)
 
     @property
@@ -65,22 +76,15 @@ class Case:
 
     @property
     def cost(self) -> str:
-        """What a rollback loses, and why it is to that checkpoint and not to a newer one; "" if
-        nothing is lost.
-        """
+        """What a rollback loses and why; "" if nothing is lost."""
         if not (loss := self.loss) or self.run is None:
             return ""
         reasons = list(self.findings.obstacles) if self.findings is not None else []
-        if self.findings is not None and not reasons:
-            is_ruined = is_poisoned(self.run.reason) and self.job is not None
-            why = next_step.RUINED if is_ruined else "this was requested"
-            reasons.append("the job file has changed" if self.changes else why)
-        if self.checkpoint is not None:
-            reasons += ["newer checkpoints are damaged"] if self.damaged else []
-            saved = checkpoints.complete(self.run.directory).values()
-            newer = [made for made in saved if made["number"] > self.checkpoint[1]["number"]]
-            if any(map(manifest.is_doubtful, newer)):
-                reasons.append("a newer checkpoint was saved when the run failed")
+        reasons += ["newer checkpoints are damaged"] if self.damaged else []
+        if is_poisoned(self.run.reason):
+            reasons.append(next_step.RUINED)
+        elif self.findings is not None and self.facts.back:
+            reasons.append("the job file has changed" if self.changes else "this was requested")
         return loss.text() + (f" ({'; '.join(reasons)})" if reasons else "")
 
 
@@ -93,21 +97,30 @@ def _state(run: Snapshot) -> Run:
 # ---------------------------------------------------------------- start, plan
 
 
+def read(file: Path) -> Start:
+    """Raises UsageError for an invalid job file."""
+    from dlctl import config, jobfile  # imported late: they pull in pydantic
+
+    job = jobfile.load(file)
+    return Start(file, job, json.loads(json.dumps(config.to_dict(job))))
+
+
 def newest(file: Path, job: JobFile) -> Snapshot | None:
     """The newest run of this job file under this name."""
     same = select.of_job(select.job_file(file), job.job.name)
     return same[-1] if same else None
 
 
-def check_no_other(file: Path, job: JobFile, previous: Snapshot | None, *, fresh: bool) -> None:
+def check_no_other(new: Start, previous: Snapshot | None, *, fresh: bool) -> None:
     """Raises DlctlError if this job's run directory has a run newer than `previous` that is
     unreadable, or was created for a job file that no longer exists: silently starting a new run
     would lose all progress of the old one. `fresh`: the caller wants a new run; then only live
     daemons of the old run prevent it.
     """
-    parent = (file.parent / job.job.run_dir).resolve()
+    file, job = new.file, new.job.job
+    parent = (file.parent / job.run_dir).resolve()
     since = 0.0 if previous is None else started(previous.directory)
-    found = [path.resolve() for path in parent.glob(f"{job.job.name}-????") if paths.is_run(path)]
+    found = [path.resolve() for path in parent.glob(f"{job.name}-????") if paths.is_run(path)]
     newer = [directory for directory in found if started(directory) > since]
     for directory in sorted(newer, key=started, reverse=True):
         is_given_up = fresh and not any(local.living(directory))
@@ -122,10 +135,11 @@ def check_no_other(file: Path, job: JobFile, previous: Snapshot | None, *, fresh
             )
 
 
-def of_start(run: Snapshot | None, job: JobFile, content: Json, *, fresh: bool) -> Case:
-    """The case as known without slow reads; `content`: the resolved content of the job file."""
+def of_start(run: Snapshot | None, new: Start, *, fresh: bool) -> Case:
+    """The case as known without slow reads."""
+    content = new.content
     if run is None:
-        return Case(Facts(fresh=fresh), job=job)
+        return Case(Facts(fresh=fresh), new=new)
     before, state = read_job(run.directory), _state(run)
     changed = changes.differences(before, content)
     facts = Facts(
@@ -140,7 +154,7 @@ def of_start(run: Snapshot | None, job: JobFile, content: Json, *, fresh: bool) 
         # A live change may match the new job file, or the old one: both describe this run.
         facts = replace(facts, changed=bool(changed and live))
         changed = live
-    return Case(facts, run, job, changed)
+    return Case(facts, run, new, changed)
 
 
 # ---------------------------------------------------------------- recover
@@ -148,13 +162,13 @@ def of_start(run: Snapshot | None, job: JobFile, content: Json, *, fresh: bool) 
 
 def of_recover(run: Snapshot, *, from_checkpoint: bool = False, number: int | None = None) -> Case:
     """`number`: the requested checkpoint."""
-    lead = Lead.GONE
+    state = _state(run)
     if run.silent_s is not None:
-        lead = Lead.SILENT
-    elif remains.is_led(run) or (run.is_live and run.run.get("pid") is None):
-        lead = Lead.AT_WORK
+        state = Run.SILENT
+    elif state is Run.LIVE and not remains.is_led(run) and run.run.get("pid") is not None:
+        state = Run.FAILED
     back = from_checkpoint or number is not None
-    return Case(Facts(run=_state(run), lead=lead, back=back), run, number=number)
+    return Case(Facts(run=state, back=back), run, number=number)
 
 
 # ---------------------------------------------------------------- slow reads
@@ -191,17 +205,19 @@ def _with_checkpoint(case: Case, run: Snapshot) -> Case:
     """With the newest good checkpoint, or the requested one; reads every byte of it."""
     damaged: list[str] = []
     if case.number is not None:
-        good: Good | None = checkpoint_choice.good(run, case.number)
+        path = checkpoint_choice.numbered(run, str(case.number), [0])
+        good: Good | None = (path, checkpoint_choice.checked(path))
     else:
         good = lineage.newest_good(run.directory, damaged.append)
-    if case.job is not None and good is not None and not manifest.has_updates(good[1]):
+    job = None if case.new is None else case.new.job
+    if job is not None and good is not None and not manifest.has_updates(good[1]):
         good = None
     saved = Saved.DAMAGED if damaged else Saved.NONE
     if good is not None:
         saved = Saved.GOOD
-        if case.job is not None:
-            check_fits(run.run_id, good, case.job)
-            saved = Saved.OTHER if manifest.otherwise(good[1], case.job) else Saved.GOOD
+        if job is not None:
+            check_fits(run.run_id, good, job)
+            saved = Saved.OTHER if manifest.otherwise(good[1], job) else Saved.GOOD
     facts = replace(case.facts, saved=saved)
     return replace(case, facts=facts, checkpoint=good, damaged=damaged)
 
@@ -278,15 +294,7 @@ def as_data(case: Case) -> Json:
         **hints.as_data(next_command(case)),
     }
     if findings is not None:
-        data |= {
-            "causes": problems.lines(run),
-            "alive": findings.living,
-            "obstacles": findings.obstacles,
-            "away": findings.away,
-            "was_at_work": findings.was_at_work,
-            "step": findings.step,
-            "shards": [asdict(shard) for shard in findings.shards],
-        }
+        data |= {"causes": problems.lines(run), **asdict(findings)}
     return data
 
 

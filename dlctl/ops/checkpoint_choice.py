@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from dlctl.errors import DlctlError, NotFound, UsageError
 from dlctl.runs import checkpoints, lineage, manifest, select
 from dlctl.runs.best import Best
-from dlctl.runs.lineage import Good
 from dlctl.runs.manifest import Manifest
 from dlctl.runs.snapshot import Snapshot, read_job
-from dlctl.util import notes, values
+from dlctl.util import notes
 
 
 def chosen(text: str, job: str | None) -> Path:
@@ -24,28 +24,23 @@ def chosen(text: str, job: str | None) -> Path:
         return Path(text).absolute()
     snapshot = select.load_any(select.directory(job))
     if text == "latest":
-        return _newest_good(snapshot)
-    if text == "best":
-        return _best_good(snapshot)
-    found = checkpoints.finished(snapshot.directory)
-    for place in (0, 1):
-        for directory in reversed(found):
+        if (good := lineage.newest_good(snapshot.directory, notes.warn)) is None:
+            raise _missing(snapshot, "no good checkpoint")
+        return good[0]
+    return _best_good(snapshot) if text == "best" else numbered(snapshot, text)
+
+
+def numbered(snapshot: Snapshot, text: str, places: Iterable[int] = (0, 1)) -> Path:
+    """A checkpoint of this run by the name of its directory, its number (place 0), or its step
+    (place 1), see `checkpoints.number`. Raises as `chosen`.
+    """
+    for place in places:
+        for directory in reversed(checkpoints.finished(snapshot.directory)):
             if text in (directory.name, str(checkpoints.number(directory)[place])):
                 return directory
     if not text.isascii() or not text.isdigit():
         raise UsageError(f'"{text}" is not a checkpoint directory: it has no {manifest.MANIFEST}')
-    raise _missing(snapshot, f"no checkpoint with number or step {text}")
-
-
-def good(snapshot: Snapshot, number: int) -> Good:
-    """The checkpoint with this number and its manifest; reads every byte of it.
-
-    Raises NotFound if there is none, and DlctlError if it is damaged.
-    """
-    for path in checkpoints.finished(snapshot.directory):
-        if checkpoints.number(path)[0] == number:
-            return path, checked(path)
-    raise _missing(snapshot, f"no checkpoint {number}")
+    raise _missing(snapshot, f"no checkpoint {text}")
 
 
 def checked(path: Path) -> Manifest:
@@ -59,19 +54,6 @@ def checked(path: Path) -> Manifest:
 def _missing(snapshot: Snapshot, what: str) -> NotFound:
     hint = f"dlctl checkpoint ls -j {snapshot.run_id}"
     return NotFound(f"{snapshot.run_id} has {what}", hint=hint)
-
-
-def _newest_good(snapshot: Snapshot) -> Path:
-    """Warns if newer checkpoints had to be skipped."""
-    problems: list[str] = []
-    good = lineage.newest_good(snapshot.directory, problems.append)
-    if good is None:
-        raise _missing(snapshot, "\n  ".join(["no good checkpoint", *problems]))
-    if problems:
-        number, step = checkpoints.number(good[0])
-        used = f"using checkpoint {number} (step {values.count(step)}): newer ones are damaged"
-        notes.warn("\n  ".join([used, *problems]))
-    return good[0]
 
 
 def best(snapshot: Snapshot) -> Path | None:
@@ -97,12 +79,6 @@ def _best_good(snapshot: Snapshot) -> Path:
         )
     checked(found)
     return found
-
-
-def visible_damage(run_directory: Path) -> dict[Path, list[str]]:
-    """What a check without hashing finds wrong with each checkpoint of a run, newest last."""
-    found = checkpoints.finished(run_directory)
-    return {path: checkpoints.verify(path, hashes=False) for path in found}
 
 
 def unwanted(snapshot: Snapshot, keep: int | None, damaged: bool) -> tuple[list[Path], list[Path]]:

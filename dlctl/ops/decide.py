@@ -17,20 +17,12 @@ from typing import Any
 class Run(StrEnum):
     NONE = "none"
     LIVE = "live"
+    SILENT = "silent"
+    """Live, but its coordinator does not answer; to `start` it is live."""
     STOPPED = "stopped"
     FINISHED = "finished"
     FAILED = "failed"
-    """It failed, or its coordinator is gone and no agent restarts it."""
-
-
-class Lead(StrEnum):
-    """The coordinator of a live run."""
-
-    AT_WORK = "at work"
-    SILENT = "silent"
-    """Its process is alive but does not answer."""
-    GONE = "gone"
-    """No coordinator is running; an agent may be about to restart it."""
+    """It failed, or its coordinator is gone; to `start` it is live while an agent restarts it."""
 
 
 class Shards(StrEnum):
@@ -58,7 +50,6 @@ class Saved(StrEnum):
 class Facts:
     run: Run = Run.NONE
     """The newest run of the job, or the named run."""
-    lead: Lead = Lead.GONE
     fresh: bool = False
     """A new run was requested."""
     changed: bool = False
@@ -128,8 +119,8 @@ START: Sequence[Row] = (
 RECOVER: Sequence[Row] = (
     ({"run": Run.STOPPED}, Action.OVER),
     ({"run": Run.FINISHED}, Action.OVER),
-    ({"lead": Lead.SILENT}, Action.REFUSE_SILENT),
-    ({"lead": Lead.AT_WORK}, Action.ALREADY_RUNNING),
+    ({"run": Run.SILENT}, Action.REFUSE_SILENT),
+    ({"run": Run.LIVE}, Action.ALREADY_RUNNING),
     ({"shards": None}, Action.LOOK_AT_SHARDS),
     ({"shards": Shards.WHOLE, "back": False}, Action.GO_ON),
     ({"shards": Shards.EMPTY, "back": False}, Action.GO_ON),

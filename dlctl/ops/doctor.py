@@ -60,7 +60,7 @@ def findings(file: Path | None, job: JobFile | None, only_host: str | None) -> l
     if others := len(wanted) - 1:
         notes.note(f"logging in to {plural(others, 'host')} and measuring their links ...")
     with visiting(wanted) as visits:
-        visits.examine(lambda need: _request(need, job, file))
+        visits.each(lambda visit: visit.examine(visits.began, _request(visit.need, job, file)))
         found = [] if job is None else list(_of_coordinator(visits, job))
         here = visits.all[HOME_AGENT].facts
         for agent, visit in reversed(visits.all.items()):
@@ -147,7 +147,8 @@ def _links(visits: Visits, job: JobFile) -> Iterator[Finding]:
     usable = [link for link in planned if visits.is_usable(link)]
     reached: dict[Link, list[tuple[Facts, Facts]]] = {}
     for at_once in needs.rounds(usable):
-        if not visits.is_late:
+        # Later, listeners may exit before another measurement completes.
+        if time.monotonic() - visits.listening_since < LISTENING_S:
             reached |= visits.reach(at_once)
     for link in planned:
         source, target = visits.all[link.source].need, visits.all[link.target].need
@@ -244,36 +245,25 @@ class Visits:
         self.token = secrets.token_hex(TOKEN_BYTES)
         self.all = found
         self._threads = threads
-        self._began = self._listening_since = time.monotonic()
+        self.began = self.listening_since = time.monotonic()
 
     def is_usable(self, link: Link) -> bool:
         source, target = self.all[link.source], self.all[link.target]
         return bool(source.facts) and any(target.place(daemon) for daemon in link.daemons)
-
-    @property
-    def is_late(self) -> bool:
-        """Whether listeners may exit before another measurement completes."""
-        return time.monotonic() - self._listening_since > LISTENING_S
-
-    # ------------------------------------------------------------ questions
-
-    def examine(self, request: Callable[[Need], Facts]) -> None:
-        """`request`: the machine-specific part."""
-        self._each(lambda visit: visit.examine(self._began, request(visit.need)))
 
     def listen(self, job: JobFile, control: str) -> None:
         """Make every machine listen where its daemons will; see `daemons.node.listen`.
 
         control: the coordinator's address, as "tcp://HOST:PORT".
         """
-        self._listening_since = time.monotonic()
+        self.listening_since = time.monotonic()
 
         def one(visit: Visit) -> None:
             for request in _listeners(job, visit.need, control):
                 answer = visit.ask("listen", LISTEN_S, token=self.token, **request)
                 visit.places += answer["places"]
 
-        self._each(one)
+        self.each(one)
 
     def reach(self, links: list[Link]) -> dict[Link, list[tuple[Facts, Facts]]]:
         """All links in parallel: link -> (place, how it was reached) of each of its daemons."""
@@ -299,7 +289,7 @@ class Visits:
         except DlctlError as error:
             return [(place, {"kind": "lost", "words": error.message}) for place in places]
 
-    def _each(self, do: Callable[[Visit], None]) -> None:
+    def each(self, do: Callable[[Visit], None]) -> None:
         """For all machines that have answered so far; an error ends that of its machine."""
 
         def attempt(visit: Visit) -> None:

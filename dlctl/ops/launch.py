@@ -6,7 +6,6 @@ A failed start leaves nothing behind: no directory, no link, no process.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
@@ -14,12 +13,12 @@ import stat
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from dlctl.control import keys
 from dlctl.errors import DlctlError, os_errors_as
 from dlctl.ops import cases, changes, control, graft, next_step, other_hosts, recover, stop
-from dlctl.ops.cases import Case
+from dlctl.ops.cases import Case, Start
 from dlctl.ops.decide import Action
 from dlctl.ops.recover import Launched, explained
 from dlctl.runs import lineage, lock, manifest, paths, select
@@ -29,24 +28,13 @@ from dlctl.util import notes, values
 from dlctl.util.text import plural
 
 if TYPE_CHECKING:
-    from dlctl.config import JobFile
     from dlctl.runs.lineage import Good
 
-Json = dict[str, Any]
 OWN_DIRECTORY = "set run_dir in [job] to a directory that you own and can write to"
 
 
 PENDING_S = 15.0
 """A run without a coordinator on record counts as never started before that."""
-
-
-class Start(NamedTuple):
-    """The job to be started."""
-
-    file: Path
-    job: JobFile
-    content: Json
-    """Its resolved content."""
 
 
 def launch(file: Path, *, fresh: bool, source: Path | None = None) -> Launched:
@@ -57,29 +45,30 @@ def launch(file: Path, *, fresh: bool, source: Path | None = None) -> Launched:
     another command does not finish starting it, and DlctlError if the run directory cannot be
     created, its path is no text, or the process cannot be started.
     """
-    from dlctl import config, jobfile
-
-    job = jobfile.load(file)
+    new = cases.read(file)
     beside = file.parent.resolve()
-    for path in (beside, (beside / job.job.run_dir).resolve(), paths.runtime_dir()):
-        paths.check_text(path)
-    new = Start(file, job, json.loads(json.dumps(config.to_dict(job))))
-    good = None if source is None else graft.check(source, job)
+    for path in (beside, (beside / new.job.job.run_dir).resolve(), paths.runtime_dir()):
+        # A byte that is not UTF-8, as in a path in Latin-1, is a surrogate.
+        if any("\ud800" <= letter <= "\udfff" for letter in str(path)):
+            raise DlctlError(
+                "this path is not UTF-8, so daemons cannot send it to each other",
+                where=str(path),
+                hint="rename the directory, or use one whose path is UTF-8",
+            )
+    good = None if source is None else graft.check(source, new.job)
     fresh = fresh or good is not None
     with lock.starting(file):
-        previous = cases.newest(file, job)
+        previous = cases.newest(file, new.job)
         if previous is not None:
             previous = control.awaited(previous, _is_pending, PENDING_S)
-        cases.check_no_other(file, job, previous, fresh=fresh)
-        case = cases.of_start(previous, job, new.content, fresh=fresh)
+        cases.check_no_other(new, previous, fresh=fresh)
+        case = replace(cases.of_start(previous, new, fresh=fresh), checkpoint=good)
         if case.run is None or not case.action.is_look:
-            return _act(case, new, good)
+            return _act(case, new)
         with lock.claimed(case.run.directory):
+            # Another command may have recovered it by now: then it is already running.
             now = recover.settled(load(case.run.directory))
-            if now.is_live and now.run.get("pid") is not None:
-                notes.note(f"{now.run_id} has just been recovered")
-                return Launched(now.directory, None)
-            return _act(cases.looked(replace(case, run=now)), new, None)
+            return _act(cases.looked(cases.of_start(now, new, fresh=fresh)), new)
 
 
 def _is_pending(run: Snapshot) -> bool:
@@ -89,8 +78,8 @@ def _is_pending(run: Snapshot) -> bool:
     return run.is_live and run.run.get("pid") is None
 
 
-def _act(case: Case, new: Start, good: Good | None) -> Launched:
-    """Perform the action and report it. `good`: the requested checkpoint."""
+def _act(case: Case, new: Start) -> Launched:
+    """Perform the action and report it."""
     from dlctl.jobfile import summary
 
     if refusal := cases.refusal(case):
@@ -102,7 +91,7 @@ def _act(case: Case, new: Start, good: Good | None) -> Launched:
         notes.note(cases.headline(case))
         return Launched(previous.directory, None)
     notes.note(summary.of(new.job))
-    source = good or case.checkpoint
+    source = case.checkpoint
     if source is not None and manifest.is_doubtful(source[1]):
         number = source[1]["number"]
         notes.warn(f"checkpoint {number} was saved when the run failed: {next_step.RUINED}")
@@ -162,7 +151,7 @@ def _begin(new: Start, good: Good | None) -> Launched:
 
 def _write_new(directory: Path, new: Start, good: Good | None) -> None:
     (directory / "logs").mkdir()
-    recover.write(directory, recover.job_files(new.file, new.content))
+    recover.write(directory, recover.job_files(new))
     keys.renew(directory)
     copy = None if good is None else graft.copy(directory, good, new.job)
     with closing(RunDb(directory, create=True)) as db:
@@ -185,18 +174,15 @@ def _resume(case: Case, previous: Snapshot, new: Start) -> Launched:
     notes.note(f"{cases.headline(case)}; --fresh starts a new run")
     if case.cost:
         notes.warn(case.cost)
-    changed = "; ".join(change.text() for change in case.changes)
-    changed = f"changed: {changed}" if changed else ""
-    if changed:
-        notes.note(f"the job file has {changed}")
+    for change in case.changes:
+        notes.note(f"changed: {change.text()}")
     _check_owned(directory)
     settings, dropped = changes.set_before(previous, read_job(directory), new.content)
     for setting in changes.settings_in_words(settings):
         notes.note(f"still set: {setting}; --fresh or a change of the job file drops it")
     for setting in changes.settings_in_words(dropped):
         notes.note(f"no longer set: {setting}; the job file takes precedence")
-    job_file, files = select.job_file(new.file), recover.job_files(new.file, new.content)
-    return recover.resume(case, new.job, job_file, settings, files, changed)
+    return recover.resume(case, settings)
 
 
 def _check_owned(directory: Path, *others: int) -> None:

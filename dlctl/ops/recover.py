@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dlctl.errors import DlctlError
 from dlctl.launch import local
 from dlctl.ops import control, other_hosts, remains, stop
-from dlctl.ops.cases import Case
+from dlctl.ops.cases import Case, Start
 from dlctl.ops.decide import Action
 from dlctl.runs import lineage, lock, paths, task_code
 from dlctl.runs.database import RunDb
@@ -42,9 +42,10 @@ class Launched(NamedTuple):
     """The run resumes where it stopped; otherwise it is new, or resumes from a checkpoint."""
 
 
-def job_files(file: Path, content: Json) -> dict[str, bytes]:
+def job_files(new: Start) -> dict[str, bytes]:
     """The files in a run directory that describe its job."""
-    return {"job.toml": file.read_bytes(), "job.json": json.dumps(content, indent=1).encode()}
+    content = json.dumps(new.content, indent=1).encode()
+    return {"job.toml": new.file.read_bytes(), "job.json": content}
 
 
 def write(directory: Path, files: Mapping[str, bytes]) -> None:
@@ -73,14 +74,10 @@ def perform(case: Case) -> Launched | None:
     """Perform the action of `dlctl recover`; None if there is nothing to do. Raises DlctlError if
     the directory cannot be written or the process cannot be started.
     """
-    run = case.run
     if case.action is Action.GO_ON:
         return go_on(case)
-    if case.action is not Action.RESUME or run is None:
-        return None
-    job, job_file = remains.read_jobfile(run.directory), str(run.run.get("job_file") or "")
     # Without live settings: one of them may be the reason for the rollback.
-    return resume(case, job, job_file, settings={}, files={})
+    return resume(case, settings={}) if case.action is Action.RESUME else None
 
 
 def go_on(case: Case) -> Launched:
@@ -102,14 +99,14 @@ def go_on(case: Case) -> Launched:
         # For the next coordinator: see `persistence.corrected`.
         "recovery": {
             "served": [shard.name for shard in findings.shards if shard.path and shard.version],
-            "gone": [name for name in hosts if name not in (*findings.living, *findings.away)],
+            "gone": [name for name in hosts if name not in (*findings.alive, *findings.away)],
         },
         "reason": "",
         "waiting": "",
         "ended_at": None,
         "ready_at": None,
     }
-    if not findings.living:
+    if not findings.alive:
         row["control"] = None  # No daemon uses the old address; another process may have it by now.
     with explained(directory):
         _put(directory, row)
@@ -120,23 +117,18 @@ def go_on(case: Case) -> Launched:
             raise
 
 
-def resume(
-    case: Case,
-    job: JobFile,
-    job_file: str,
-    settings: Json,
-    files: Mapping[str, bytes],
-    changed: str = "",
-) -> Launched:
+def resume(case: Case, settings: Json) -> Launched:
     """Resume from the case's checkpoint; terminates live daemons, and removes everything later, on
-    other hosts too. `settings` are the live ones that stay, `files` those that describe the job;
-    `changed` goes into the run's events with the cost. On failure its files are unchanged; if not
-    even its database could be written, its shards still exist.
+    other hosts too. `settings` are the live ones that stay. On failure its files are unchanged; if
+    not even its database could be written, its shards still exist.
     """
-    previous = case.run
+    previous, new = case.run, case.new
     assert previous is not None
     assert case.checkpoint is not None
     directory, checkpoint = previous.directory, case.checkpoint[0]
+    files = {} if new is None else job_files(new)
+    job = remains.read_jobfile(directory) if new is None else new.job
+    job_file = str(previous.run.get("job_file") or "")
     lock.refuse_unknown_coordinator(previous)
     if previous.coordinator_pid is not None:
         raise DlctlError(
@@ -144,7 +136,8 @@ def resume(
             where=str(directory),
             hint=f"dlctl status -j {previous.run_id}",
         )
-    cost = "; ".join(filter(None, (case.cost, changed)))
+    changes = [f"changed: {change.text()}" for change in case.changes]
+    cost = "; ".join(filter(None, (case.cost, *changes)))
     stop.clean_up(previous, 0.0)
     row = {**first_row(directory, job_file, job, checkpoint), "settings": settings}
     with explained(directory):

@@ -157,7 +157,10 @@ class Loss(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    living: list[str]
+    """Its fields are keys of `dlctl recover --json`."""
+
+    alive: list[str]
+    """Daemons on all hosts."""
     shards: list[Shard]
     obstacles: list[str]
     """Why the run cannot resume where it stopped; [] if it can."""
@@ -216,8 +219,7 @@ def examine(snapshot: Snapshot, *, ask_hosts: bool = True) -> Findings:
     steps = (memory["work"][0] if memory else None, snapshot.run.get("step"))
     step = int(max(values.number(step) or 0.0 for step in steps))
     here = [str(row["name"]) for row in processes.living(snapshot.everybody())]
-    living = [*here, *left.living]
-    return Findings(living, shards, obstacles, was_at_work, step, left.away)
+    return Findings([*here, *left.living], shards, obstacles, was_at_work, step, left.away)
 
 
 def has_begun(snapshot: Snapshot) -> bool:

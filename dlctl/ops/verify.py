@@ -74,8 +74,6 @@ class Judgement(NamedTuple):
     witnesses: list[Witness]
     before: int
     """Pushes acknowledged before the run rolled back to a checkpoint: they are not judged."""
-    went_back: str
-    """The checkpoint of the last rollback and its cost; "" if there was none."""
 
     @property
     def acknowledged(self) -> int:
@@ -104,7 +102,7 @@ def judge(snapshot: Snapshot) -> Judgement:
     records = acks.read_all(snapshot.directory)
     with closing(RunDb(snapshot.directory, readonly=True)) as db:
         resumes = lineage.resumes(db)
-    last = resumes[-1] if resumes else None
+    ended = resumes[-1].terms if resumes else {}
     branch = lineage.chain(resumes)
     found = checkpoints.finished(snapshot.directory)
     own = [path for path in found if lineage.is_of_branch(checkpoints.number(path)[0], branch)]
@@ -113,7 +111,7 @@ def judge(snapshot: Snapshot) -> Judgement:
     verdicts, before = list[Verdict](), 0
     for record in records:
         name = f"worker-{record.slot}"
-        if last is not None and last.is_after(name, record.epoch):
+        if record.epoch <= ended.get(name, -1):
             before += sum(record.counts)
             continue
         for shard, count in enumerate(record.counts):
@@ -121,7 +119,7 @@ def judge(snapshot: Snapshot) -> Judgement:
             verdicts.append(
                 Verdict(name, record.incarnation, record.epoch, shard, count, recorded, why)
             )
-    return Judgement(verdicts, witnesses, before, last.told if last is not None else "")
+    return Judgement(verdicts, witnesses, before)
 
 
 def _recorded(

@@ -30,8 +30,6 @@ from dlctl.util import values
 Good = tuple[Path, Manifest]
 """A checkpoint and its manifest."""
 KIND = "resumed"
-RESUMED, COST = "resumed from the ", ": "
-"""The prefix of such an event's text; the separator before the cost of the resume, if any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +41,17 @@ class Resume:
     highest: int
     """Number of the newest checkpoint at that time, good or not."""
     terms: Mapping[str, int]
-    """Worker -> the newest epoch issued to it by then."""
-    told: str = ""
-    """As in "checkpoint at step 30: 60 steps are done again, because ..."; "" if none were."""
-
-    def is_after(self, worker: str, epoch: int) -> bool:
-        """Whether this epoch of a worker began before this resume, and so ended with it."""
-        newest = self.terms.get(worker)
-        return newest is not None and epoch <= newest
+    """Worker -> the newest epoch issued to it by then: this resume ended it."""
 
 
 def resumes(db: RunDb) -> list[Resume]:
     """Every resume of the run from a checkpoint, the newest last."""
     found = []
     for event in db.events(kind=KIND):
-        data, text = event["data"], str(event["text"])
+        data = event["data"]
         with suppress(KeyError, TypeError, AttributeError, ValueError, OverflowError):  # Damaged.
             terms = {name: int(epoch) for name, epoch in data["terms"].items()}
-            told = text.removeprefix(RESUMED) if COST in text else ""
-            found.append(Resume(int(data["checkpoint"]), int(data["highest"]), terms, told))
+            found.append(Resume(int(data["checkpoint"]), int(data["highest"]), terms))
     return found
 
 
@@ -103,8 +93,8 @@ def record(db: RunDb, directory: Path, checkpoint: Path, told: str) -> None:
         "highest": max([checkpoints.highest_number(directory), *rows]),
         "terms": db.terms(),
     }
-    text = f"{RESUMED}checkpoint at step {values.count(step)}"
-    db.add_event(time.time(), KIND, "", text + (f"{COST}{told}" if told else ""), data)
+    text = f"resumed from the checkpoint at step {values.count(step)}"
+    db.add_event(time.time(), KIND, "", text + (f": {told}" if told else ""), data)
 
 
 # ---------------------------------------------------------------- the order in which to try them

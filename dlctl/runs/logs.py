@@ -184,9 +184,8 @@ class Follower:
         self.run_directory = run_directory
         self.names = names
         self._past = [[*files[:-1], _whole_lines(files[-1])] for files in self._files()]
-        self._places = {
-            file.identity: _Place(file.nbytes) for files in self._past for file in files
-        }
+        self._offsets = {file.identity: file.nbytes for files in self._past for file in files}
+        """How far each file has been read."""
 
     def _files(self) -> list[list[LogFile]]:
         found = list_files(self.run_directory)
@@ -214,28 +213,28 @@ class Follower:
 
     def _read(self, file: LogFile, at_end: bool) -> list[Line] | None:
         """Its new lines; None if another file has its name by now."""
-        place = self._places.setdefault(file.identity, _Place())
-        if file.nbytes == place.offset:
-            return []
+        offset, lines = self._offsets.get(file.identity, 0), list[Line]()
+        if file.nbytes == offset:
+            return lines
         try:
             with file.path.open("rb") as stream:
                 info = os.fstat(stream.fileno())
                 if info.st_ino != file.inode:
                     return None
-                if info.st_size < place.offset:  # truncated
-                    place.offset = 0
-                place.at = place.at or info.st_mtime
-                stream.seek(place.offset)
-                lines = []
+                if info.st_size < offset:  # truncated
+                    offset = 0
+                stream.seek(offset)
+                at = info.st_mtime
                 while data := stream.readline(LINE_BYTES_MAX):
                     if not (at_end or data.endswith(b"\n") or len(data) == LINE_BYTES_MAX):
                         break  # Its rest is yet to come.
-                    place.offset += len(data)
-                    lines.append(parse(_text(data), file.name, file.incarnation, place.at))
-                    place.at = lines[-1].at
-                return lines
+                    offset += len(data)
+                    lines.append(parse(_text(data), file.name, file.incarnation, at))
+                    at = lines[-1].at
         except FileNotFoundError:
             return None
+        self._offsets[file.identity] = offset
+        return lines
 
 
 def _whole_lines(file: LogFile) -> LogFile:
@@ -246,12 +245,3 @@ def _whole_lines(file: LogFile) -> LogFile:
         if (end := data.rfind(b"\n") + 1) or len(data) < LINE_BYTES_MAX:
             return file._replace(nbytes=file.nbytes - len(data) + end)
     return file
-
-
-@dataclass(slots=True)
-class _Place:
-    """How far a file has been read."""
-
-    offset: int = 0
-    at: float = 0.0
-    """The time of the previous line; 0: there is none."""

@@ -106,20 +106,6 @@ def write(path: Path, data: bytes, mode: int) -> None:
         file.write(data)
 
 
-def check_text(path: Path) -> None:
-    """Raises DlctlError for a path that is not UTF-8, such as one in Latin-1: daemons send each
-    other the paths of the run's files and sockets, as UTF-8.
-    """
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        raise DlctlError(
-            "this path is not UTF-8, so daemons cannot send it to each other",
-            where=str(path),
-            hint="rename the directory, or use one whose path is UTF-8",
-        ) from None
-
-
 def socket_address(run_id: str, name: str) -> str:
     """`ipc://` address of one daemon's socket. Raises DlctlError if the path is too long."""
     path = str(socket_dir(run_id) / name)

@@ -275,8 +275,12 @@ def test_a_run_whose_coordinator_was_killed_goes_on(job, own_place, play, dlctl_
     assert (code, "from step 50" in err) == (0, True), err
 
 
+@pytest.mark.parametrize(
+    ("workers", "expected"),
+    [(2, (0, "already running")), (3, (2, "running with a different version of this job file"))],
+)
 def test_a_coordinator_that_an_agent_has_started_just_now_is_not_joined_by_another(
-    job, own_place, play, dlctl_command, monkeypatch
+    job, own_place, play, dlctl_command, monkeypatch, workers, expected
 ):
     """It has the run already, and is not on record yet."""
     play("start", "ready", "forever")
@@ -286,6 +290,7 @@ def test_a_coordinator_that_an_agent_has_started_just_now_is_not_joined_by_anoth
     coordinator.kill()
     psutil.wait_procs([coordinator], timeout=5)
     directory = Path(run["directory"])
+    job.write_text(JOB.replace("count = 2", f"count = {workers}"))
 
     def arrives(directory):
         with closing(RunDb(directory)) as db:
@@ -297,7 +302,7 @@ def test_a_coordinator_that_an_agent_has_started_just_now_is_not_joined_by_anoth
     with (directory / paths.LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         code, _, err = dlctl_command("start", "--no-wait", "job.toml")
-    assert (code, f"{directory.name} has just been recovered" in err) == (0, True), err
+    assert (code, f"{directory.name} is {expected[1]}" in err) == (expected[0], True), err
 
 
 def test_a_start_waits_for_the_coordinator_of_a_run_that_has_just_finished(

@@ -239,7 +239,7 @@ def test_the_events_say_why_a_run_went_back_as_far_as_it_did(dead, job, play, dl
     play("start", "ready", "forever")
     assert dlctl_command("recover", "--from-checkpoint", str(dead.path)).code == 0
     (event,) = [event for event in dead.db.events() if event["kind"] == "resumed"]
-    assert event["text"].endswith("(this was requested; newer checkpoints are damaged)")
+    assert event["text"].endswith("(newer checkpoints are damaged; this was requested)")
 
 
 def row(state: str, **values: object) -> dict:

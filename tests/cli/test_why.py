@@ -42,6 +42,7 @@ def test_in_a_healthy_run_nobody_waits(run, dlctl_command):
     assert (code, out, err) == (0, "nothing waits: digits-7f3a is running\n", "")
     one = dlctl_command("why", "worker-0").out
     assert one == "worker-0 waits for nothing: digits-7f3a is running\n  worker-0: computing\n"
+    assert dlctl_command("why", "coordinator").out.endswith("\n  coordinator: running\n")
 
 
 def test_the_forest_has_the_root_first_and_below_it_all_who_wait(run, dlctl_command):

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from dlctl.ops.decide import RECOVER, START, Action, Facts, Lead, Run, Saved, Shards, decide
+from dlctl.ops.decide import RECOVER, START, Action, Facts, Run, Saved, Shards, decide
 
 FAILED, STOPPED, LIVE, FINISHED = Run.FAILED, Run.STOPPED, Run.LIVE, Run.FINISHED
 
@@ -54,10 +54,8 @@ def test_start(facts: Facts, action: Action) -> None:
     [
         (Facts(STOPPED), Action.OVER),
         (Facts(FINISHED, back=True), Action.OVER),
-        (Facts(LIVE, Lead.AT_WORK, back=True), Action.ALREADY_RUNNING),
-        (Facts(LIVE, Lead.SILENT), Action.REFUSE_SILENT),
-        (Facts(LIVE), Action.LOOK_AT_SHARDS),
-        (Facts(LIVE, shards=Shards.WHOLE), Action.GO_ON),
+        (Facts(LIVE, back=True), Action.ALREADY_RUNNING),
+        (Facts(Run.SILENT), Action.REFUSE_SILENT),
         (Facts(FAILED), Action.LOOK_AT_SHARDS),
         (Facts(FAILED, shards=Shards.WHOLE), Action.GO_ON),
         (Facts(FAILED, shards=Shards.EMPTY), Action.GO_ON),
@@ -80,9 +78,7 @@ def test_recover(facts: Facts, action: Action) -> None:
 def test_whatever_the_facts_are_something_is_decided_and_looks_come_to_an_end(table) -> None:
     flags = (False, True)
     looks = {Action.LOOK_AT_SHARDS: "shards", Action.READ_CHECKPOINTS: "saved"}
-    for words in product(
-        Run, Lead, flags, flags, flags, flags, flags, [None, *Shards], [None, *Saved]
-    ):
+    for words in product(Run, flags, flags, flags, flags, flags, [None, *Shards], [None, *Saved]):
         facts = Facts(*words)
         action = decide(table, facts)
         if (asked := looks.get(action)) is not None:

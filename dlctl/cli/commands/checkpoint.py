@@ -75,10 +75,11 @@ def ls(job: str | None) -> None:
     verify" checks every byte.
     """
     snapshot = select.load_any(select.directory(job))
-    damage = checkpoint_choice.visible_damage(snapshot.directory)
+    finished = checkpoints.finished(snapshot.directory)
+    damage = {path: checkpoints.verify(path, hashes=False) for path in finished}
     found = checkpoints.complete(snapshot.directory)
     best = checkpoint_choice.best(snapshot)
-    rows = [_row(path, made, damage[path], path == best) for path, made in found.items()]
+    rows = [_row(path, made, damage.get(path, []), path == best) for path, made in found.items()]
     data = values.timed({"run_id": snapshot.run_id, "checkpoints": rows})
     console.show("dlctl.checkpoints/1", data, console.table(map(_cells, rows)), names=found)
     if not found:
@@ -87,7 +88,7 @@ def ls(job: str | None) -> None:
         name = f"checkpoint {checkpoints.number(path)[0]}"
         if problems:
             console.warn("\n  ".join([f"{name} is damaged", *problems]))
-        elif is_doubtful(found[path]):
+        elif is_doubtful(found.get(path, {})):
             console.note(f"{name} was saved when the run failed: the model may be ruined there")
     if error := facts.text(snapshot.run.get("checkpoint_error")):
         console.warn(f"the last attempt failed: {error}")

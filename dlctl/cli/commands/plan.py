@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from dlctl.cli.commands.doctor import lines as lines_of
 from dlctl.cli.group import make_command
 from dlctl.cli.options import file_argument, json_option
 from dlctl.cli.ui import console
-from dlctl.config import JobFile, to_dict
+from dlctl.config import JobFile
 from dlctl.errors import DlctlError
 from dlctl.health.findings import FAULT, Finding
 from dlctl.health.needs import Model
@@ -43,13 +42,10 @@ def command(file: Path, fresh: bool, check: bool, detailed_exitcode: bool) -> No
     first worker has built the model. Only --check logs in to hosts. With it, the exit code is 1 if
     there is a fault, as with `dlctl doctor`.
     """
-    from dlctl import jobfile  # imported late, here and below: it pulls in pydantic
-
-    job = jobfile.load(file)
-    content = json.loads(json.dumps(to_dict(job)))
-    previous = cases.newest(file, job)
-    cases.check_no_other(file, job, previous, fresh=fresh)
-    case = cases.looked(cases.of_start(previous, job, content, fresh=fresh), ask_hosts=check)
+    new = cases.read(file)
+    job, previous = new.job, cases.newest(file, new.job)
+    cases.check_no_other(new, previous, fresh=fresh)
+    case = cases.looked(cases.of_start(previous, new, fresh=fresh), ask_hosts=check)
     refusal = cases.refusal(case)
     is_shown = case.action in plan.SHOWN and not (check and case.action is Action.WAIT_FOR_HOSTS)
     if refusal and not is_shown:
@@ -91,7 +87,7 @@ def _as_data(
 
 
 def _lines(data: Mapping[str, Any], job: JobFile, case: Case, faults: list[Finding]) -> list[str]:
-    from dlctl.jobfile import summary
+    from dlctl.jobfile import summary  # imported late: it pulls in pydantic
     from dlctl.ops import graft
 
     above = [summary.of(job), plan.headline(case)]

@@ -90,7 +90,7 @@ def _rows(case: Case, run: Snapshot) -> Iterator[tuple[str, str]]:
     findings, saved = case.findings, {}
     if findings is not None:
         yield from (("cause", cause) for cause in problems.lines(run))
-        yield "alive", ", ".join(findings.living) or "none"
+        yield "alive", ", ".join(findings.alive) or "none"
     if case.checkpoint is not None:
         path, data = case.checkpoint
         at = values.ago(data["at"], run.now)

@@ -46,10 +46,8 @@ def command(job: str | None) -> None:
     }
     console.show("dlctl.verify/1", data, console.table(map(_row, found)))
     if judged.before:
-        console.warn(
-            f"{acknowledged(judged.before)} from before the run rolled back to the "
-            f"{judged.went_back or 'checkpoint'} are not checked"
-        )
+        before = f"{acknowledged(judged.before)} from before the run rolled back to a checkpoint"
+        console.warn(f"{before} are not checked: dlctl events -j {snapshot.run_id} has the cost")
     for why, count in judged.unchecked.items():
         console.warn(f"{acknowledged(count)} cannot be checked: {why}")
     # A push that cannot be checked proves nothing, and the message must not suggest otherwise.

@@ -113,7 +113,8 @@ def without_residuals(row: facts.Row) -> str:
 def newest_checkpoint(snapshot: Snapshot) -> str:
     """The newest checkpoint in a line, with the steps that an ended run did after it."""
     row = snapshot.run["checkpoint"]
-    unsaved = facts.unsaved_steps(snapshot)
+    saved = values.number(row.get("step"))
+    unsaved = 0 if snapshot.is_live or saved is None else facts.steps_after(snapshot, saved)
     parts = [
         f"step {values.count(row.get('step'))}",
         f"{plural(unsaved, 'step')} before the end" if unsaved else "",
@@ -159,7 +160,7 @@ def next_commands(snapshot: Snapshot) -> list[tuple[str, str]]:
     rows = [(f"dlctl status {job}", "rates, staleness and problems of every daemon")]
     if snapshot.is_live:
         rows += [(f"dlctl logs -f {job}", "follow it"), (f"dlctl stop {job}", "stop it")]
-    elif facts.saved_step(snapshot) is not None:
+    elif (snapshot.run.get("checkpoint") or {}).get("step"):  # Not one of initial values.
         rows.append((f"dlctl checkpoint export {job}", "the model for torch"))
     return rows
 
