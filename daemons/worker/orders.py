@@ -59,8 +59,9 @@ class Order:
 
 
 def _shuffled(size: int, seed: int, data_epoch: int) -> npt.NDArray[np.uint32]:
-    generator = np.random.default_rng([seed, data_epoch])
-    return generator.permutation(np.arange(size, dtype=np.uint32))
+    rows = np.arange(size, dtype=np.uint32)
+    np.random.default_rng([seed, data_epoch]).shuffle(rows)  # In place: it may be large.
+    return rows
 
 
 def chosen_by(task: Task, dataset: Any, seed: int) -> Draw | None:

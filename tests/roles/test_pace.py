@@ -191,6 +191,14 @@ def test_bursts_of_other_traffic_do_not_make_it_swing(jitter: float) -> None:
     assert worker.changes(3000) <= 60
 
 
+def test_a_burst_now_and_then_is_forgotten_as_soon_as_the_first_one() -> None:
+    """For one second in ten the link is ten times slower, again and again."""
+    worker = Worker(Link(lambda now: (20 if now % 10.0 < 1.0 else 2) * STEP_S))
+    worker.run(5000)
+    worker.run(5000)
+    assert np.mean(worker.intervals[-5000:]) < 4
+
+
 def test_a_stall_of_half_a_minute_is_no_slow_link() -> None:
     worker = Worker(Link(5 * STEP_S), spread=0.2)
     worker.run(300)

@@ -119,6 +119,8 @@ class Interval:
         step_s: of computing. share_max: of the time, for waiting. pipelined: several may be in
         flight at once, so the measured waiting is more exact than one's latency.
         """
+        if self._age >= PATIENCE_MAX:
+            self._patience, self._has_lowered = PATIENCE_MIN, False
         if self._age < max(2, 4 - self.steps // 4):
             return
         usual = Prediction(step_s, median(self._costs), median(self._pauses))
