@@ -18,12 +18,11 @@ from dlctl.cli.options import (
     json_option,
     require_free,
     wait_options,
-    writing,
 )
 from dlctl.cli.ui import console, live
 from dlctl.control import keys
 from dlctl.control.reader import ReaderKey
-from dlctl.errors import DlctlError
+from dlctl.errors import DlctlError, os_errors_as
 from dlctl.ops import control, next_step, stop
 from dlctl.ops.recover import explained
 from dlctl.runs import lock, paths, select
@@ -103,7 +102,7 @@ def reader(file: Path, force: bool, job: str | None) -> None:
     """
     made = _readers_key(select.look(job))
     require_free(force, file)
-    with writing(file):
+    with os_errors_as("cannot write", file):
         paths.write(file, made.to_bytes(), 0o600)
     where = f"{made.run} at {made.address}"
     console.note(f"{values.path(str(file))} gives access to the status of {where}")
