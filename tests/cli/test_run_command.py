@@ -159,8 +159,8 @@ def test_the_bar_on_a_terminal_shows_the_fields_and_goes_away(job, play, monkeyp
     bar = live.Bar()
     bar.phase("starting", "worker-0 [bold]", 1.0)
     bar.line("\x1b[33ma [/bold] line\x1b[0m")
-    bar.close()
-    bar.close()
+    console.put_live("")
+    console.put_live("")
     shown = capfd.readouterr().err
     assert "worker-0 [bold]" in shown
     assert "a [/bold] line" in shown
@@ -178,10 +178,10 @@ class Gone(io.StringIO):
 
 
 def test_the_bar_outlives_its_terminal(monkeypatch):
-    from dlctl.cli.ui import live
+    from dlctl.cli.ui import console, live
 
     monkeypatch.setattr(sys, "stderr", Gone())
     bar = live.Bar()
     bar.phase("running", "worker-0", 1.0)
     bar.line("a line")
-    bar.close()
+    console.put_live("")

@@ -71,7 +71,7 @@ def rotate(limit_s: float | None, no_wait: bool, job: str | None) -> None:
         old = keys.keyring(snapshot.directory, is_encrypted=False).fingerprint
         control.ask(snapshot, "rotate", {"old": old, "by": _who()}, ANSWER_S)
         if not no_wait:
-            with closing(live.open_progress()) as progress:
+            with live.progress() as progress:
                 control.wait(snapshot, before, limit_s, "all have new keys", progress)
     else:
         _renew(snapshot)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 
 import click
 
@@ -65,7 +65,7 @@ def command(
             raise refusal
         began, launched = time.monotonic(), None if dry_run else recover.perform(case)
         if launched is not None:
-            with closing(live.open_progress()) as progress:
+            with live.progress() as progress:
                 after = ready.wait_ready(launched, limit_s, progress)
             if after.state == "failed":
                 raise ready.failed(launched, "could not be recovered")

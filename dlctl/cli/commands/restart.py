@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-
 import click
 
 from dlctl.cli import daemon_names
@@ -43,7 +41,7 @@ def command(names: tuple[str, ...], limit_s: float | None, no_wait: bool, job: s
     if no_wait:
         console.note(f"restarting {', '.join(chosen)}")
         return
-    with closing(live.open_progress()) as progress:
+    with live.progress() as progress:
         after = control.wait(snapshot, before, limit_s, "all restarted", progress)
     now = control.incarnations(after, chosen)
     rows = ({"NAME": name, "INCARNATION": f"{before[name]} -> {now[name]}"} for name in chosen)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import closing
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -51,7 +50,7 @@ def command(ctx: click.Context, file: Path, fresh: bool) -> None:
             _tell_next(load(launched.directory), file)
             return
         try:
-            with closing(live.open_progress()) as progress, interrupts.armed():
+            with live.progress() as progress, interrupts.armed():
                 snapshot = _attend(launched, progress)
         except (Interrupted, TimedOut) as end:
             late = ready.waiting_for(load(launched.directory))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-
 import click
 
 from dlctl.cli.group import make_command
@@ -39,7 +37,7 @@ def command(wanted: str, limit_s: float | None, no_wait: bool, job: str | None) 
         return
     if not no_wait:
         new = control.incarnations(snapshot, starting)
-        with closing(live.open_progress()) as progress:
+        with live.progress() as progress:
             control.wait(snapshot, new, limit_s, f"{after} workers", progress, leaving)
     changes = [("new", starting), ("gone", leaving)]
     changed = "; ".join(f"{what}: {', '.join(names)}" for what, names in changes if names)

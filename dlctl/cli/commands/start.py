@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing
 from pathlib import Path
 
 import click
@@ -60,7 +59,7 @@ def command(
     if no_wait:
         console.note(f"{name} is starting in the background")
         return
-    with closing(live.open_progress()) as progress:
+    with live.progress() as progress:
         try:
             snapshot = ready.wait_ready(launched, limit_s, progress)
         except KeyboardInterrupt:
