@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 
 import click
 
@@ -11,11 +10,10 @@ from dlctl import inner, settings
 from dlctl.cli.group import make_command
 from dlctl.cli.options import job_option, timeout_option
 from dlctl.cli.ui import console
-from dlctl.control import client
 from dlctl.errors import Partial, UsageError
-from dlctl.ops import changes, control, next_step
+from dlctl.ops import control
 from dlctl.runs import select
-from dlctl.runs.snapshot import Snapshot, read_job
+from dlctl.runs.snapshot import read_job
 from dlctl.util import values
 
 
@@ -54,12 +52,8 @@ def command(words: tuple[str, ...], show_list: bool, limit_s: float, job: str | 
             raise UsageError(f"{key} is given twice")
     snapshot = select.look(job)
     control.require_live(snapshot, "changed")
-    try:  # One atomic request: all settings are applied, or none.
-        arguments = {"names": patterns, "settings": wanted}
-        result = client.ask(snapshot.directory, "set", arguments, limit_s)
-    except UsageError as error:
-        error.hint = error.hint or _other_way(snapshot, wanted)
-        raise
+    # One atomic request: all settings are applied, or none.
+    result = control.ask(snapshot, "set", {"names": patterns, "settings": wanted}, limit_s)
     rows = []
     for change in result["changes"]:
         row = {"NAME": change["name"], "KEY": change["key"]}
@@ -69,22 +63,8 @@ def command(words: tuple[str, ...], show_list: bool, limit_s: float, job: str | 
         console.out(console.table(rows))
     if "lr" in wanted and read_job(snapshot.directory)["inner"]["name"] != inner.NONE:
         console.note("lr is the servers' rate; that of the workers' own steps is inner_lr")
-    control.warn_unwritten(result)
     if missing := result["missing"]:
         raise Partial(
             f"no answer from {', '.join(missing)}; they apply it when they are back",
             hint=f"dlctl status -j {snapshot.run_id}",
         )
-
-
-def _other_way(snapshot: Snapshot, wanted: Mapping[str, str]) -> str | None:
-    """How to change a key that does not change live, if one was requested."""
-    job, file = read_job(snapshot.directory), next_step.job_file(snapshot)
-    for key, value in wanted.items():
-        found = changes.not_live(job, key)
-        if changes.WORKERS in found:
-            return f"dlctl scale worker={value}"
-        if found:
-            stop = f"dlctl stop -j {snapshot.run_id} && "
-            return f"write it into {file}, then {stop}dlctl start {file}, which resumes with it"
-    return None
