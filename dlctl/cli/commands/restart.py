@@ -38,14 +38,10 @@ def command(names: tuple[str, ...], limit_s: float | None, no_wait: bool, job: s
     before = control.incarnations(snapshot, chosen)
     _take_new_code(snapshot, chosen)
     control.ask(snapshot, "restart", {"names": chosen})
-    if no_wait:
-        console.note(f"restarting {', '.join(chosen)}")
-        return
-    with live.progress() as progress:
-        after = control.wait(snapshot, before, limit_s, "all restarted", progress)
-    now = control.incarnations(after, chosen)
-    rows = ({"NAME": name, "INCARNATION": f"{before[name]} -> {now[name]}"} for name in chosen)
-    console.out(console.table(rows))
+    if not no_wait:
+        with live.progress() as progress:
+            control.wait(snapshot, before, limit_s, "all restarted", progress)
+    console.note(f"{'restarting' if no_wait else 'restarted'} {', '.join(chosen)}")
 
 
 def _take_new_code(snapshot: Snapshot, chosen: list[str]) -> None:

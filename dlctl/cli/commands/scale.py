@@ -32,28 +32,21 @@ def command(wanted: str, limit_s: float | None, no_wait: bool, job: str | None) 
     result = control.ask(snapshot, "scale", {"workers": workers})
     before, after = (values.count(result.get(key)) for key in ("before", "after"))
     starting, leaving = (result.get(key) or [] for key in ("starting", "leaving"))
-    if not starting and not leaving:
-        console.note(f"{snapshot.run_id} already has {after} workers")
-        return
     if not no_wait:
         new = control.incarnations(snapshot, starting)
         with live.progress() as progress:
             control.wait(snapshot, new, limit_s, f"{after} workers", progress, leaving)
     changes = [("new", starting), ("gone", leaving)]
     changed = "; ".join(f"{what}: {', '.join(names)}" for what, names in changes if names)
-    console.out(console.escape(f"workers  {before} -> {after}  ({changed})"))
+    console.out(console.escape(f"workers  {before} -> {after}  ({changed or 'no change'})"))
 
 
 def parse(text: str) -> int:
     """The number of workers in "worker=8". Raises UsageError for anything else."""
     role, _, number = (part.strip() for part in text.partition("="))
-    if role in ("server", "servers"):
-        raise UsageError(
-            "servers cannot be scaled in a live run: each of them owns a part of the model",
-            hint="dlctl stop\nthen change count in [servers], and dlctl start JOBFILE",
-        )
     is_count = number.isdecimal() and 1 <= int(number) <= COUNT_MAX
     if role not in ("worker", "workers") or not is_count:
         what = f'"{text}" is not worker=N, where N is 1 to {COUNT_MAX}'
-        raise UsageError(what, hint="dlctl scale worker=8")
+        why = "the number of servers only changes with the job file, while the run is stopped"
+        raise UsageError(f"{what}; {why}", hint="dlctl scale worker=8")
     return int(number)
