@@ -76,9 +76,7 @@ def rotate(limit_s: float | None, no_wait: bool, job: str | None) -> None:
     else:
         _renew(snapshot)
         begun = []
-    # Without connection keys, only the workers' tokens are derived from it.
-    what = "new keys" if snapshot.run.get("control_key") else "a new key, for new tokens"
-    console.note(f"{snapshot.run_id} has {what}; the old ones are invalid")
+    console.note(f"{snapshot.run_id} has new keys; the old ones are invalid")
     fingerprint = keys.keyring(snapshot.directory, is_encrypted=False).fingerprint
     data = {"run": snapshot.run_id, "fingerprint": fingerprint, "restarted": begun}
     console.show(SCHEMA, data, "")

@@ -47,7 +47,7 @@ def command(ctx: click.Context, file: Path, fresh: bool) -> None:
     with caught() as interrupts:
         launched = launch.launch(file, fresh=fresh)
         if launched.process is None:
-            _tell_next(load(launched.directory), file)
+            console.commands(report.next_commands(load(launched.directory)))
             return
         try:
             with live.progress() as progress, interrupts.armed():
@@ -56,12 +56,12 @@ def command(ctx: click.Context, file: Path, fresh: bool) -> None:
             late = ready.waiting_for(load(launched.directory))
             origin = signal.Signals(end.signal).name if isinstance(end, Interrupted) else "timeout"
             snapshot = _stop(launched.directory, interrupts, origin)
-            _summary(snapshot, file)
+            _summary(snapshot)
             if isinstance(end, TimedOut):
                 what = f"was not ready in time and was stopped; it waited for {late}"
                 raise TimedOut(f"{snapshot.run_id} {what}") from None
             ctx.exit(SIGNALLED + end.signal)
-    _summary(snapshot, file)
+    _summary(snapshot)
     if snapshot.state == "failed":
         raise JobFailed(
             f"{snapshot.run_id} failed: {snapshot.reason}{ready.quoted(snapshot)}",
@@ -118,19 +118,11 @@ def _stop(directory: Path, interrupts: Interrupts, origin: str) -> Snapshot:
     return stop.settle(load(directory))
 
 
-def _summary(snapshot: Snapshot, file: Path) -> None:
+def _summary(snapshot: Snapshot) -> None:
     """Print the result (on stdout), the output of the task's `finish`, and the next commands."""
     found = snapshot.run.get("finish")
     printed = found.get("text") if isinstance(found, Mapping) else None
     finish = [console.escape_lines(printed)] if isinstance(printed, str) and printed else []
     head = [*report.head(snapshot), *attention.lines(snapshot, ())]
     console.out("\n".join([*head, *finish]), flush=True)
-    _tell_next(snapshot, file)
-
-
-def _tell_next(snapshot: Snapshot, file: Path) -> None:
-    commands = report.next_commands(snapshot)
-    if snapshot.state == "finished":
-        commands.append((f"dlctl run --fresh {file}", "train from the beginning"))
-        commands.append((f"dlctl run {file}", "train on, with a later stop in [job]"))
-    console.commands(commands)
+    console.commands(report.next_commands(snapshot))

@@ -53,16 +53,13 @@ def command(job: str | None) -> None:
     for why, count in judged.unchecked.items():
         console.warn(f"{acknowledged(count)} cannot be checked: {why}")
     # A push that cannot be checked proves nothing, and the message must not suggest otherwise.
-    run_id, unchecked, pushes = snapshot.run_id, judged.unchecked.total(), judged.acknowledged
-    if judged.lost:
-        more = f"; {unchecked:,} more could not be checked" if unchecked else ""
-        text = f"{run_id} has lost {acknowledged(judged.lost)}{more}"
-        raise DlctlError(text, hint=f"dlctl events -j {run_id}")
-    if unchecked:
-        text = f"{unchecked:,} of {acknowledged(pushes)} could not be checked"
-        raise Partial(f"{run_id}: no loss found, but {text}", hint=f"dlctl events -j {run_id}")
-    result = f"{acknowledged(pushes)}, none lost" if pushes else "no push was acknowledged so far"
-    console.note(f"{run_id}: {result}")
+    lost, unchecked = judged.lost, judged.unchecked.total()
+    counts = f"{lost:,} found lost, {unchecked:,} could not be checked"
+    text = f"{snapshot.run_id}: {acknowledged(judged.acknowledged)}: {counts}"
+    if lost or unchecked:
+        kind = DlctlError if lost else Partial
+        raise kind(text, hint=f"dlctl events -j {snapshot.run_id}")
+    console.note(text)
 
 
 def _row(verdict: Verdict) -> dict[str, Any]:
