@@ -67,12 +67,11 @@ def rotate(limit_s: float | None, no_wait: bool, job: str | None) -> None:
     if snapshot.is_live:
         rows = [row for row in snapshot.daemons if row.get("state") in control.AT_WORK]
         begun = sorted([COORDINATOR, *(row["name"] for row in rows)], key=natural)
-        before = control.incarnations(snapshot, begun)
         old = keys.keyring(snapshot.directory, is_encrypted=False).fingerprint
         control.ask(snapshot, "rotate", {"old": old, "by": _who()}, ANSWER_S)
         if not no_wait:
             with live.progress() as progress:
-                control.wait(snapshot, before, limit_s, "all have new keys", progress)
+                control.wait(snapshot, begun, limit_s, "all have new keys", progress)
     else:
         _renew(snapshot)
         begun = []

@@ -35,12 +35,11 @@ def command(names: tuple[str, ...], limit_s: float | None, no_wait: bool, job: s
     snapshot = select.look(job)
     control.require_live(snapshot, "restarted")
     chosen = daemon_names.match(names, (row["name"] for row in snapshot.everybody()))
-    before = control.incarnations(snapshot, chosen)
     _take_new_code(snapshot, chosen)
     control.ask(snapshot, "restart", {"names": chosen})
     if not no_wait:
         with live.progress() as progress:
-            control.wait(snapshot, before, limit_s, "all restarted", progress)
+            control.wait(snapshot, chosen, limit_s, "all restarted", progress)
     console.note(f"{'restarting' if no_wait else 'restarted'} {', '.join(chosen)}")
 
 

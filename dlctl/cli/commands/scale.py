@@ -33,9 +33,8 @@ def command(wanted: str, limit_s: float | None, no_wait: bool, job: str | None) 
     before, after = (values.count(result.get(key)) for key in ("before", "after"))
     starting, leaving = (result.get(key) or [] for key in ("starting", "leaving"))
     if not no_wait:
-        new = control.incarnations(snapshot, starting)
         with live.progress() as progress:
-            control.wait(snapshot, new, limit_s, f"{after} workers", progress, leaving)
+            control.wait(snapshot, starting, limit_s, f"{after} workers", progress, leaving)
     changes = [("new", starting), ("gone", leaving)]
     changed = "; ".join(f"{what}: {', '.join(names)}" for what, names in changes if names)
     console.out(console.escape(f"workers  {before} -> {after}  ({changed or 'no change'})"))
