@@ -42,9 +42,7 @@ TORCH_ENDINGS = (".pt", ".pth", ".bin")
 @job_option
 @click.pass_context
 def command(ctx: click.Context, job: str | None) -> None:
-    """Without a subcommand it saves now. The job is the one that -j names, else the only running
-    one, else the newest: of those in ./runs, if any.
-    """
+    """Without a subcommand it saves now."""
     if ctx.invoked_subcommand is None:
         ctx.invoke(create, job=job)
 
@@ -151,9 +149,7 @@ def verify(directory: str | None, job: str | None) -> None:
     shown = [{"directory": str(p), "ok": not bad, "problems": bad} for p, bad in found.items()]
     console.show("dlctl.checkpoint-verify/1", {"checkpoints": shown}, "\n".join(lines))
     if bad := sum(1 for problems in found.values() if problems):
-        verb = "is" if bad == 1 else "are"
-        what = f"{bad} of {plural(len(found), 'checkpoint')} {verb} damaged"
-        raise DlctlError(what, hint=hint)
+        raise DlctlError(f"damaged: {bad} of {plural(len(found), 'checkpoint')}", hint=hint)
 
 
 @command.subcommand(
@@ -172,7 +168,7 @@ def prune(keep: int | None, damaged: bool, dry_run: bool, job: str | None) -> No
     Keeps N good ones, after a check of every byte, a checkpoint that is being written, and the best
     one if checkpoints.best is set. One that was saved because the run had failed does not count
     towards N. Leftovers of older attempts are removed too. Damaged ones that are newer than these
-    do not count; they stay, and are listed, unless --damaged is given.
+    do not count; they stay unless --damaged is given.
     """
     if keep is None and not damaged:
         raise UsageError("nothing to remove: give --keep N or --damaged")
@@ -189,10 +185,8 @@ def prune(keep: int | None, damaged: bool, dry_run: bool, job: str | None) -> No
     if not paths:
         console.note("nothing to remove")
     if left:
-        numbers = sorted(checkpoints.number(path)[0] for path in left)
-        kept = "; ".join(f"checkpoint {number} is damaged" for number in numbers)
         remove = f"dlctl checkpoint prune --damaged -j {snapshot.run_id}"
-        console.note(f"kept  {kept}; to remove: {remove}")
+        console.note(f"kept  {plural(len(left), 'damaged checkpoint')}; to remove: {remove}")
     if problems:
         raise DlctlError("\n".join(problems), where=str(snapshot.directory / checkpoints.FOLDER))
 
