@@ -37,7 +37,9 @@ def ask(
     limit_s: float = ASK_S,
     tell: Callable[[Any], None] | None = None,
 ) -> dict[str, Any]:
-    """The coordinator's answer. Raises as `client.ask` does, with a next command."""
+    """The coordinator's answer; warns if it accepted the request but could not persist it. Raises
+    as `client.ask` does, with a next command.
+    """
     from dlctl.control import client
 
     try:
@@ -45,7 +47,11 @@ def ask(
     except DlctlError as error:
         error.hint = error.hint or f"dlctl status -j {snapshot.run_id}"
         raise
-    warn_unwritten(result)
+    if why := result.get("unwritten"):
+        notes.warn(
+            f"the run's database cannot be written ({why!s}): if the coordinator dies before there "
+            "is room, this request is lost and has to be repeated"
+        )
     return result
 
 
@@ -181,12 +187,3 @@ def told(row: Row, now: float) -> str:
     then = "" if kill_at is None else f"; it is killed in {max(0.0, kill_at - now):.0f} s"
     doing = "no heartbeat yet" if state in AT_WORK else escape(str(state))
     return f"{name} ({facts.text(row.get('phase')) or doing}{then})"
-
-
-def warn_unwritten(result: Mapping[str, Any]) -> None:
-    """Warn if the coordinator accepted a request but could not persist it."""
-    if why := result.get("unwritten"):
-        notes.warn(
-            f"the run's database cannot be written ({why!s}): if the coordinator dies before there "
-            "is room, this request is lost and has to be repeated"
-        )

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dlctl.errors import DlctlError
-from dlctl.runs import lineage
 from dlctl.runs.database import RunDb
-from dlctl.runs.manifest import has_updates
 from dlctl.runs.snapshot import ENDED, Snapshot
 from dlctl.util import values
 from dlctl.util.names import COORDINATOR
@@ -58,24 +56,6 @@ def unsaved_steps(snapshot: Snapshot) -> int:
     row = snapshot.run.get("checkpoint")
     saved = values.number(row.get("step")) if isinstance(row, Mapping) else None
     return steps_after(snapshot, saved) if saved is not None and not snapshot.is_live else 0
-
-
-def saved_step(snapshot: Snapshot) -> int | None:
-    """The step that a run resumes from: that of its newest checkpoint without missing files; None
-    without one that has more than initial values. Does not read their bytes, which takes long.
-    """
-    found = lineage.newest_good(snapshot.directory, hashes=False)
-    return int(found[1]["step"]) if found is not None and has_updates(found[1]) else None
-
-
-def doing(row: Row, now: float) -> str:
-    """What a daemon is doing, as in "importing torch, waits for server-0, 7s"."""
-    parts = [text(row.get("phase")) or escape(str(row.get("state")))]
-    if text(row.get("waiting_for")):
-        parts.append(f"waits for {text(row['waiting_for'])}")
-    if values.number(row.get("waiting_since")) is not None:
-        parts.append(values.duration(now - row["waiting_since"]))
-    return ", ".join(parts)
 
 
 def incarnation(row: Row | None) -> int:

@@ -255,8 +255,7 @@ def test_logs_of_a_daemon_that_has_yet_to_start_are_empty(run_directory, dlctl_c
 
 
 def test_following_goes_on_through_a_restart_until_the_run_ends(run, dlctl_command, monkeypatch):
-    monkeypatch.setattr(live, "POLL_S", 0.02)
-    monkeypatch.setattr(live, "LOOK_S", 0.06)
+    monkeypatch.setattr(live, "LOOK_S", 0.02)
     events = iter(
         [
             lambda: run.log("worker-0", 1, line(7, "last words")),

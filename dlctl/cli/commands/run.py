@@ -23,7 +23,6 @@ from dlctl.runs.logs import LEVELS, Line
 from dlctl.runs.snapshot import Snapshot, load, read_job
 from dlctl.util import values
 
-LOOK_S = 0.5
 SIGNALLED = 128
 """The exit code of a program terminated by a signal is this plus the signal's number."""
 
@@ -82,7 +81,7 @@ def _attend(launched: Launched, progress: live.Progress) -> Snapshot:
     snapshot = ready.wait_ready(launched, None, progress)
     while snapshot.is_live:
         lines = follower.poll()
-        time.sleep(LOOK_S)
+        time.sleep(live.LOOK_S)
         snapshot = load(directory)
         show(lines)  # Delayed, so that the run's reason is known by now.
         progress.show(snapshot)

@@ -19,15 +19,11 @@ from dlctl.runs import facts
 from dlctl.runs.snapshot import Snapshot, load
 from dlctl.util import values
 
-PLAIN_EVERY_S = 10.0
-NOTE_AFTER_S = 2.0
-"""A wait for no particular daemon is shown only after this time."""
 BAR_WIDTH = 24
 COLUMNS = 80
 """The width of a terminal of unknown width."""
-POLL_S = 0.2
-LOOK_S = 1.0
-"""How often a followed run itself is read."""
+LOOK_S = 0.5
+"""How often an attached or awaited run is read."""
 FIELDS = ("step", "data_epoch", "progress", "loss", "samples_per_s", "evaluation", "waiting")
 
 
@@ -78,7 +74,7 @@ def text(shown: Mapping[str, Any]) -> str:
 class Progress:
     """A line at every change of the state or the evaluation, and every ten seconds."""
 
-    every_s = PLAIN_EVERY_S
+    every_s = 10.0
 
     def __init__(self) -> None:
         self._news: Any = None
@@ -86,7 +82,7 @@ class Progress:
 
     def phase(self, state: str, waiting: str, waited_s: float) -> None:
         """The run is in transition (to ready, stopped) and waits for daemons."""
-        if (waiting or waited_s >= NOTE_AFTER_S) and self._is_due(state):
+        if self._is_due(state):
             data = {"state": state, "waiting": waiting, "waited_s": round(waited_s, 3)}
             self._put(data, f"{console.escape(state)}  {_wait(waiting, waited_s)}")
 
@@ -164,15 +160,13 @@ def told(progress: Mapping[str, Any]) -> None:
 
 
 def follow(snapshot: Snapshot, poll: Callable[[], None], again: str) -> bool:
-    """Call `poll` five times a second until the run has ended, and once more after that. Ctrl-C
-    only detaches: the run continues; `again` is the command to re-attach. Whether it has ended.
+    """Call `poll` twice a second until the run has ended, and once more after that. Ctrl-C only
+    detaches: the run continues; `again` is the command to re-attach. Whether it has ended.
     """
     try:
         while snapshot.is_live:
-            look_at = time.monotonic() + LOOK_S
-            while time.monotonic() < look_at:
-                poll()
-                time.sleep(POLL_S)
+            poll()
+            time.sleep(LOOK_S)
             snapshot = load(snapshot.directory)
     except KeyboardInterrupt:
         job = f"-j {snapshot.run_id}"

@@ -159,7 +159,7 @@ def next_commands(snapshot: Snapshot) -> list[tuple[str, str]]:
     rows = [(f"dlctl status {job}", "rates, staleness and problems of every daemon")]
     if snapshot.is_live:
         rows += [(f"dlctl logs -f {job}", "follow it"), (f"dlctl stop {job}", "stop it")]
-    elif facts.saved_step(snapshot) is not None:
+    elif isinstance(saved := snapshot.run.get("checkpoint"), Mapping) and saved.get("step"):
         rows.append((f"dlctl checkpoint export {job}", "the model for torch"))
     return rows
 
