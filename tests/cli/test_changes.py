@@ -131,7 +131,7 @@ def test_daemons_that_did_not_answer_are_named_and_the_code_is_8(run, dlctl_comm
     ("arguments", "code", "message"),
     [
         (["worker-0"], 2, "nothing to set"),
-        (["push=off", "push=1MB/s"], 2, "push is given twice"),
+        (["push=off", "push=1MB/s"], 2, "a key is given twice"),
         (["--timeout", "5", "push=off"], 2, "for '--timeout': "),
     ],
 )
@@ -213,11 +213,13 @@ def test_a_last_checkpoint_that_failed_ends_with_8_and_names_the_older_one(run, 
     assert "has stopped, but the last checkpoint failed: server-0: disk full" in ended.err
 
 
-def test_a_last_checkpoint_that_failed_without_an_older_one_says_so(run, dlctl_command):
+def test_a_last_checkpoint_that_failed_without_an_older_one_says_what_a_start_does(
+    run, dlctl_command
+):
     ended = stopped(run, dlctl_command, checkpoint=None, checkpoint_error="server-0: disk full")
     assert ended.code == 8
     assert "the last checkpoint failed: server-0: disk full" in ended.err
-    assert "there is no older checkpoint" in ended.err
+    assert "next: dlctl start JOBFILE\n" in ended.err
 
 
 def test_a_last_checkpoint_that_lacks_a_residual_says_so_in_the_end(run, dlctl_command):

@@ -301,8 +301,9 @@ def test_ctrl_c_leaves_and_says_that_the_job_goes_on(run):
         _, err = process.communicate()
         timer.cancel()
     assert process.returncode == 0
-    assert "Detached. digits-7f3a is still running.  Again: dlctl logs -f -j digits-7f3a" in err
-    assert "Stop: dlctl stop -j digits-7f3a" in err
+    assert "Detached. digits-7f3a is still running.\n" in err
+    assert "dlctl logs -f -j digits-7f3a" in err
+    assert "dlctl stop -j digits-7f3a" in err
     assert "Traceback" not in err
 
 

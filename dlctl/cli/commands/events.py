@@ -82,4 +82,4 @@ def command(
     with closing(RunDb(snapshot.directory, readonly=True)) as db:
         show(tail)
         if follow:
-            live.follow(snapshot, show, "dlctl events -f")
+            live.follow(snapshot, show)

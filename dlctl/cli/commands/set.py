@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import click
 
 from dlctl import inner, settings
@@ -47,9 +45,8 @@ def command(words: tuple[str, ...], show_list: bool, limit_s: float, job: str | 
     wanted = {key: value.strip() for key, value in pairs}  # The coordinator validates them.
     if not wanted:
         raise UsageError("nothing to set: give KEY=VALUE", hint="dlctl set --list")
-    for key, count in Counter(key for key, _ in pairs).items():
-        if count > 1:
-            raise UsageError(f"{key} is given twice")
+    if len(wanted) < len(pairs):
+        raise UsageError("a key is given twice")
     snapshot = select.look(job)
     control.require_live(snapshot, "changed")
     # One atomic request: all settings are applied, or none.

@@ -11,6 +11,7 @@ from dlctl.cli.group import make_command
 from dlctl.cli.options import PATH, file_argument, fresh_option, wait_options
 from dlctl.cli.ui import console, live, log_lines, report
 from dlctl.errors import UsageError
+from dlctl.runs.snapshot import load
 from dlctl.util import values
 
 
@@ -63,8 +64,8 @@ def command(
         try:
             snapshot = ready.wait_ready(launched, limit_s, progress)
         except KeyboardInterrupt:
-            wait, stop = f"dlctl wait --for ready -j {name}", f"dlctl stop -j {name}"
-            console.note(f"\nIt is still starting.  wait: {wait}   stop: {stop}")
+            console.note("\nIt is still starting.")
+            console.commands(report.next_commands(load(launched.directory)))
             raise
     if snapshot.state == "failed":
         raise ready.failed(launched, "failed soon after its start")

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import sys
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,8 +19,6 @@ from dlctl.runs.snapshot import Snapshot, load
 from dlctl.util import values
 
 BAR_WIDTH = 24
-COLUMNS = 80
-"""The width of a terminal of unknown width."""
 LOOK_S = 0.5
 """How often an attached or awaited run is read."""
 FIELDS = ("step", "data_epoch", "progress", "loss", "samples_per_s", "evaluation", "waiting")
@@ -134,19 +131,13 @@ class Bar(Progress):
     def _draw(self, state: str, done: float | None, text: str) -> None:
         full = round(min(max(done or 0.0, 0.0), 1.0) * BAR_WIDTH)
         bar = "" if done is None else f"[{'#' * full}{'-' * (BAR_WIDTH - full)}]  "
-        console.put_live(f"{console.escape(state)}  {bar}{text}"[: _columns() - 1])
+        columns = shutil.get_terminal_size().columns
+        console.put_live(f"{console.escape(state)}  {bar}{text}"[: columns - 1])
 
 
 def _wait(waiting: str, waited_s: float) -> str:
     whom = f"waiting for {facts.text(waiting)}  " if waiting else ""
     return f"{whom}{values.duration(waited_s)}"
-
-
-def _columns() -> int:
-    try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns or COLUMNS
-    except (OSError, ValueError, AttributeError):
-        return COLUMNS
 
 
 def told(progress: Mapping[str, Any]) -> None:
@@ -159,9 +150,9 @@ def told(progress: Mapping[str, Any]) -> None:
         console.note(f"{progress.get('phase') or 'stopping'}: {waiting}{left}")
 
 
-def follow(snapshot: Snapshot, poll: Callable[[], None], again: str) -> bool:
+def follow(snapshot: Snapshot, poll: Callable[[], None]) -> bool:
     """Call `poll` twice a second until the run has ended, and once more after that. Ctrl-C only
-    detaches: the run continues; `again` is the command to re-attach. Whether it has ended.
+    detaches: the run continues. Whether it has ended.
     """
     try:
         while snapshot.is_live:
@@ -169,9 +160,8 @@ def follow(snapshot: Snapshot, poll: Callable[[], None], again: str) -> bool:
             time.sleep(LOOK_S)
             snapshot = load(snapshot.directory)
     except KeyboardInterrupt:
-        job = f"-j {snapshot.run_id}"
-        commands = f"Again: {again} {job}   Stop: dlctl stop {job}"
-        console.note(f"\nDetached. {snapshot.run_id} is still running.  {commands}")
+        console.note(f"\nDetached. {snapshot.run_id} is still running.")
+        console.commands(report.next_commands(snapshot))
         return False
     poll()
     reason = f" ({snapshot.reason})" if snapshot.reason else ""
