@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import click
 
-from dlctl import inner, settings
+from dlctl import settings
 from dlctl.cli.group import make_command
 from dlctl.cli.options import job_option, timeout_option
 from dlctl.cli.ui import console
 from dlctl.errors import Partial, UsageError
 from dlctl.ops import control
 from dlctl.runs import select
-from dlctl.runs.snapshot import read_job
 from dlctl.util import values
 
 
@@ -58,8 +57,6 @@ def command(words: tuple[str, ...], show_list: bool, limit_s: float, job: str | 
         rows.append(row | {"APPLIED IN": f"{values.decimal(change['ms'], 2)} ms"})
     if rows:
         console.out(console.table(rows))
-    if "lr" in wanted and read_job(snapshot.directory)["inner"]["name"] != inner.NONE:
-        console.note("lr is the servers' rate; that of the workers' own steps is inner_lr")
     if missing := result["missing"]:
         raise Partial(
             f"no answer from {', '.join(missing)}; they apply it when they are back",
