@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
 
 from dlctl.cli.group import make_command
 from dlctl.cli.options import json_option, run_argument
 from dlctl.cli.ui import console
 from dlctl.errors import DlctlError, Partial
 from dlctl.runs import select
-from dlctl.util import values
 
-if TYPE_CHECKING:
-    from dlctl.ops.verify import Verdict
+COLUMNS = ("worker", "incarnation", "epoch", "shard", "acknowledged", "recorded", "lost")
 
 
 @make_command(
@@ -33,18 +30,19 @@ def command(job: str | None) -> None:
 
     snapshot = select.look(job)
     judged = verify.judge(snapshot)
-    found = judged.verdicts
+    found = [asdict(verdict) | {"lost": verdict.lost} for verdict in judged.verdicts]
     data = {
         "run_id": snapshot.run_id,
         "lost": judged.lost,
-        "unknown": sum(1 for verdict in found if verdict.lost is None),
+        "unknown": sum(1 for record in found if record["lost"] is None),
         "unchecked": judged.unchecked.total(),
         "acknowledged": judged.acknowledged,
-        "records": [asdict(verdict) | {"lost": verdict.lost} for verdict in found],
+        "records": found,
         "witnesses": [{"shard": w.shard, "source": w.source} for w in judged.witnesses],
         "before": judged.before,
     }
-    console.show("dlctl.verify/1", data, console.table(map(_row, found)))
+    cells = ({key.upper(): record[key] for key in COLUMNS} for record in found)
+    console.show("dlctl.verify/1", data, console.table(cells))
     if judged.before:
         console.warn(
             f"{acknowledged(judged.before)} from before the run rolled back to the "
@@ -60,22 +58,6 @@ def command(job: str | None) -> None:
         kind = DlctlError if lost else Partial
         raise kind(text, hint=f"dlctl events -j {snapshot.run_id}")
     console.note(text)
-
-
-def _row(verdict: Verdict) -> dict[str, Any]:
-    recorded, lost = (
-        "unknown" if count is None else values.count(count)
-        for count in (verdict.recorded, verdict.lost)
-    )
-    return {
-        "WORKER": verdict.worker,
-        ">INC": verdict.incarnation,
-        ">EPOCH": verdict.epoch,
-        "SERVER": f"server-{verdict.shard}",
-        ">ACKNOWLEDGED": values.count(verdict.acknowledged),
-        ">RECORDED": recorded,
-        ">LOST": console.style(lost, fg="red" if verdict.lost else None),
-    }
 
 
 def acknowledged(count: int) -> str:
