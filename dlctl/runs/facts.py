@@ -51,13 +51,6 @@ def steps_after(snapshot: Snapshot, step: float) -> int:
     return max(0, int((values.number(snapshot.run.get("step")) or 0) - step))
 
 
-def unsaved_steps(snapshot: Snapshot) -> int:
-    """The steps of an ended run after its newest checkpoint; 0 if it has none, or is live."""
-    row = snapshot.run.get("checkpoint")
-    saved = values.number(row.get("step")) if isinstance(row, Mapping) else None
-    return steps_after(snapshot, saved) if saved is not None and not snapshot.is_live else 0
-
-
 def incarnation(row: Row | None) -> int:
     """The number of a daemon's process; 0 if it has had none so far."""
     found = row.get("incarnation") if row is not None else None

@@ -113,7 +113,8 @@ def without_residuals(row: facts.Row) -> str:
 def newest_checkpoint(snapshot: Snapshot) -> str:
     """The newest checkpoint in a line, with the steps that an ended run did after it."""
     row = snapshot.run["checkpoint"]
-    unsaved = facts.unsaved_steps(snapshot)
+    saved = values.number(row.get("step")) if not snapshot.is_live else None
+    unsaved = facts.steps_after(snapshot, saved) if saved is not None else 0
     parts = [
         f"step {values.count(row.get('step'))}",
         f"{plural(unsaved, 'step')} before the end" if unsaved else "",
