@@ -241,7 +241,7 @@ def test_an_interval_becomes_automatic_and_is_shown_with_what_it_has_come_to(
         "worker-1 pushes less often than every second step",
         lambda: at_work.daemon("worker-1")["metrics"]["intervals"]["push_every_steps"] > 2,
     )
-    assert "auto (" in at_work.dlctl("status", "--wide").out
+    assert "auto (" in at_work.dlctl("status").out
     assert at_work.dlctl("get", "worker-1", "push_every_steps", "-q").out == "auto\n"
     back = at_work.dlctl("set", "worker-1", "push=off", "push_every_steps=2")
     assert "auto -> 2" in back.out, back.err
