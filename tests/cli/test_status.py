@@ -77,7 +77,7 @@ def test_a_run_in_depth(run_directory, dlctl_command):
     assert coordinator[:3] == ["coordinator", str(os.getpid()), "running"]
     assert coordinator[-1] == "0"
     assert server[:1] + server[4:7] == ["server-0", "v8,110", "-", "1.8"]
-    assert " ".join(worker[7:]) == "96.4 MB/s 118 MB/s 1"
+    assert " ".join(worker[7:]) == "96.4 MB/s / 200 MB/s 118 MB/s 1"
     assert dead == ["worker-1", "-", "backoff", "-", "12,339", "-", "-", "-", "-", "4"]
     trouble = "\n".join(table[5:])
     assert "! worker-1: exited 8." in trouble

@@ -41,8 +41,8 @@ def _plain(snapshot: Snapshot, row: Row) -> dict[str, Any]:
         ">STEP": f"v{step}" if is_server and step != NOTHING else step,
         ">SAMPLES/S": values.fixed(now.get("samples_per_s"), 0),
         ">STALE": values.fixed(metrics.get("staleness_mean"), 1),
-        ">PUSH": values.rate(now.get("push_bytes_per_s")),
-        ">FETCH": values.rate(now.get("fetch_bytes_per_s")),
+        ">PUSH": _rate(now, "push"),
+        ">FETCH": _rate(now, "fetch"),
         ">RST": values.count(restarts),
     }
 
@@ -87,6 +87,15 @@ def _up(snapshot: Snapshot, row: Row) -> str:
         age_s = snapshot.now - began
     is_over = row.get("pid") is None or row.get("state") in (*ENDED, GONE)
     return NOTHING if is_over else values.duration(age_s)
+
+
+def _rate(now: Row, direction: str) -> str:
+    """As in "4 MB/s", or with a limit "4 MB/s / 5 MB/s"."""
+    shown = values.rate(now.get(f"{direction}_bytes_per_s"))
+    limit = facts.settings({"metrics": now}).get(direction)
+    if limit is None or limit == "off":
+        return shown
+    return f"{shown} / {limit if isinstance(limit, str) else values.rate(limit)}"
 
 
 def _latency(metrics: Row, direction: str) -> str:
