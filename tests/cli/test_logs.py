@@ -212,6 +212,19 @@ def test_a_line_that_a_full_disk_has_cut_off_is_text(run, dlctl_command):
     assert shown(dlctl_command("logs", "server-0").out)[-1] == ("server-0", f"text  {cut}")
 
 
+def test_failed_shows_a_coordinators_last_words_and_not_how_good_the_model_was(run, dlctl_command):
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        run.run(incarnation=1, **identity(dead.pid))
+    run.log("coordinator", 1, line(0, "worker-1: a push is late", "warning"))
+    for step in range(50):  # On a full disk there are no events of them.
+        run.log("coordinator", 1, line(step, f"worker-0: step {step}: accuracy 0.9778"))
+    first, end = shown(dlctl_command("logs", "--failed", "coordinator").out)
+    assert first[1] == "WARN  worker-1: a push is late"
+    assert end[1].startswith("----  process gone (pid ")
+    chosen = dlctl_command("logs", "--failed", "coordinator", "-l", "info").out
+    assert shown(chosen)[0] == first
+
+
 def test_failed_shows_the_coordinator_of_a_run_that_failed_without_a_dead_daemon(
     run, dlctl_command
 ):

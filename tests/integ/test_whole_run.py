@@ -53,6 +53,7 @@ def test_it_ends_well_and_says_where_the_model_is_and_what_comes_next(finished: 
     assert "finished" in finished.ended.out
     assert re.search(r"checkpoint  step [\d,]+,.* runs/clouds-\w+/ckpt/\d+-\d+", finished.ended.out)
     assert "dlctl checkpoint export" in finished.ended.err
+    assert "dlctl run --fresh job.toml" in finished.ended.err
     assert "WARN" not in finished.ended.err, "nothing is wrong with an orderly end"
 
 

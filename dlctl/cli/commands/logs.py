@@ -67,7 +67,8 @@ def command(
     level "text" is direct output of the process (a traceback, a library's warning) and has no time.
 
     With --failed, for each daemon that failed, is stuck, or whose heartbeat is late: its last
-    lines, and below them the problem, as "dlctl status" shows it.
+    lines, and below them the problem, as "dlctl status" shows it. Evaluations of the model are left
+    out.
     """
     if follow and (previous or failed):
         raise UsageError("--follow shows new lines; --previous and --failed show past ones")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -87,12 +88,21 @@ def as_data(line: Line) -> dict[str, Any]:
     return {**line.fields, **own, "ts": values.rfc3339(line.at), "level": line.level}
 
 
+_EVALUATION = re.compile(r"worker-\d+: step \d+: ")
+"""An evaluation of the model in the coordinator's log."""
+
+
 def show_failed(
     snapshot: Snapshot, names: Sequence[str], limit: int, wanted: Wanted, printer: Printer
 ) -> None:
-    """Print, for each unhealthy one of these daemons, the last lines of the incarnation
-    concerned.
+    """Print, for each unhealthy one of these daemons, the last lines of the incarnation concerned,
+    without evaluations: they would crowd out all else.
     """
+
+    def test(line: Line) -> bool:
+        is_evaluation = line.name == COORDINATOR and bool(_EVALUATION.match(line.text))
+        return not is_evaluation and (wanted is None or wanted(line))
+
     # If a run failed without an unhealthy daemon, its own problems.
     ill = [p for p in problems.found(snapshot) if codes.level(p) in ("error", "over")]
     ill = [p for p in ill if p.daemon != RUN] or ill
@@ -103,7 +113,7 @@ def show_failed(
     for name, problem in found:
         number = problem.facts.get("incarnation", facts.incarnation(snapshot.daemon(name)))
         own = [file for file in files.get(name, []) if file.incarnation == number]
-        printer.show(logs.tail(own, limit, wanted))
+        printer.show(logs.tail(own, limit, test))
         if printer.shape == "json":
             data = problems.as_data(snapshot, problem)
             console.out_json("dlctl.problem/1", values.timed(data))
