@@ -334,10 +334,13 @@ def test_json_has_the_truth_units_in_its_keys_and_utc_times(run_directory, dlctl
     assert data["daemons"][3]["last_exit"]["at"].endswith("Z")
 
 
-def test_one_daemon_is_shown_without_the_others(run_directory, dlctl_command):
-    training(run_directory())
+def test_one_daemon_comes_with_its_recent_events(run_directory, dlctl_command):
+    run = training(run_directory())
+    run.event(1000.0, "exit", "worker-1", "worker-1 ended: killed")
+    run.event(1001.0, "set", "worker-0", "x")
     out = dlctl_command("status", "worker-1").out
-    assert "worker-1" in out
+    assert "recent events" in out
+    assert "worker-1 ended: killed" in out
     assert "worker-0" not in out
     ended = dlctl_command("status", "worker-9")
     assert (ended.code, 'did you mean "worker-' in ended.err) == (4, True)

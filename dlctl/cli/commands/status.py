@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import click
@@ -14,14 +15,16 @@ from dlctl.cli.options import PATH, job_option, json_option
 from dlctl.cli.ui import attention, console, remote_status, report, tables
 from dlctl.errors import NotRunning, UsageError
 from dlctl.ops import problems
-from dlctl.runs import select
+from dlctl.runs import database, facts, select
 from dlctl.runs.snapshot import Snapshot, load
 from dlctl.util import values
+
+RECENT_EVENTS = 10
 
 
 @make_command(
     "dlctl status  # the running job, or the newest one",
-    "dlctl status 'worker-*' --wide  # some daemons, with all columns",
+    "dlctl status 'worker-*' --wide  # some daemons, with all columns and recent events",
     "dlctl status --watch  # refresh every 2 seconds",
     "dlctl status --check  # for scripts: exit code 3 unless the job is healthy",
     "dlctl status --json | jq .loss  # for programs",
@@ -94,6 +97,11 @@ def _show(snapshot: Snapshot, names: Sequence[str], wide: bool, *, clear: bool) 
     data = report.as_data(snapshot) | values.timed({"daemons": rows, "problems": found})
     lines = [*report.head(snapshot), tables.table(snapshot, rows, wide=wide)]
     lines += attention.lines(snapshot, rows)
+    if names:
+        with closing(database.RunDb(snapshot.directory, readonly=True)) as db:
+            recent = [event for event in db.events() if facts.is_about(event, chosen)]
+        shown = [f"  {report.event(event, snapshot.now)}" for event in recent[-RECENT_EVENTS:]]
+        lines += ["recent events", *shown] if shown else []
     text = ("\x1b[H\x1b[2J" if clear else "") + "\n".join(lines)
     console.show("dlctl.status/1", data, text, chosen)
     console.flush()
