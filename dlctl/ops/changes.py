@@ -36,6 +36,15 @@ class Change(NamedTuple):
         return f"dlctl set {shlex.quote(f'{name}={self.after}')}" if name else ""
 
 
+def not_live(content: Json, name: str) -> list[str]:
+    """Keys of a job file with this name, with their sections, that need a restart to change:
+    ["servers.count"] for "servers.count" or "count".
+    """
+    live = of_job(content)
+    keys = [key for key, _ in flat(content) if name in (key, key.partition(".")[2])]
+    return [key for key in keys if not live.called(key)]
+
+
 def differences(before: Json, after: Json) -> list[Change]:
     """Keys that differ between two versions of a job file."""
     return _differences(dict(flat(before)), dict(flat(after)), of_job(before))

@@ -37,9 +37,7 @@ def ask(
     limit_s: float = ASK_S,
     tell: Callable[[Any], None] | None = None,
 ) -> dict[str, Any]:
-    """The coordinator's answer; warns if it accepted the request but could not persist it. Raises
-    as `client.ask` does, with a next command.
-    """
+    """The coordinator's answer. Raises as `client.ask` does, with a next command."""
     from dlctl.control import client
 
     try:
@@ -47,11 +45,7 @@ def ask(
     except DlctlError as error:
         error.hint = error.hint or f"dlctl status -j {snapshot.run_id}"
         raise
-    if why := result.get("unwritten"):
-        notes.warn(
-            f"the run's database cannot be written ({why!s}): if the coordinator dies before there "
-            "is room, this request is lost and has to be repeated"
-        )
+    warn_unwritten(result)
     return result
 
 
@@ -110,9 +104,9 @@ def wait(
     what: str,
     progress: notes.Phases,
     leaving: Iterable[str] = (),
-) -> None:
+) -> Snapshot:
     """Wait until the next incarnations of these daemons are running, and those that are `leaving`
-    are gone. `snapshot`: from before the request.
+    are gone. `snapshot`: from before the request. Returns the run's state then.
 
     Raises TimedOut after `limit_s` (None: the time that a start may take), Partial if a daemon it
     waits for will never be ready, JobFailed or NotRunning if the run ends meanwhile.
@@ -127,7 +121,7 @@ def wait(
             _require_hope(now, what, len(late), before)
         return ", ".join(late[:NAMED_MAX]) or None
 
-    until(snapshot.directory, waiting, limit_s, f"not yet {what}", progress)
+    return until(snapshot.directory, waiting, limit_s, f"not yet {what}", progress)
 
 
 def _require_hope(snapshot: Snapshot, what: str, late: int, before: Mapping[str, int]) -> None:
@@ -187,3 +181,12 @@ def told(row: Row, now: float) -> str:
     then = "" if kill_at is None else f"; it is killed in {max(0.0, kill_at - now):.0f} s"
     doing = "no heartbeat yet" if state in AT_WORK else escape(str(state))
     return f"{name} ({facts.text(row.get('phase')) or doing}{then})"
+
+
+def warn_unwritten(result: Mapping[str, Any]) -> None:
+    """Warn if the coordinator accepted a request but could not persist it."""
+    if why := result.get("unwritten"):
+        notes.warn(
+            f"the run's database cannot be written ({why!s}): if the coordinator dies before there "
+            "is room, this request is lost and has to be repeated"
+        )

@@ -115,23 +115,6 @@ def test_a_replaced_worker_has_the_settings_that_were_changed_and_not_the_job_fi
     assert (settings["push_every_steps"], settings["push"]) == (4, 1e6)
 
 
-def test_a_key_that_is_not_live_is_answered_with_the_way_to_change_it():
-    simulation = Simulation(job_file(workers=2, seconds=8.0), LeastSquares(), compute=STEADY)
-    asked = {
-        key: simulation.request(2.0, "set", {"names": [], "settings": {key: "3"}})
-        for key in ("servers.count", "every_s", "workers.count")
-    }
-    simulation.run()
-    for key, path, hint in (
-        ("servers.count", "servers.count", "dlctl stop\nthen change the job file"),
-        ("every_s", "checkpoints.every_s", "dlctl stop\nthen change the job file"),
-        ("workers.count", "workers.count", "dlctl scale worker=N"),
-    ):
-        reply = asked[key].reply
-        assert f"{path} is in the job file" in reply.error
-        assert reply.result["hint"].startswith(hint)
-
-
 @pytest.mark.long
 def test_a_change_names_the_daemons_that_did_not_answer():
     job = job_file(workers=2, seconds=20.0)

@@ -10,7 +10,7 @@ from dlctl.cli.options import job_option, wait_options
 from dlctl.cli.ui import console, live
 from dlctl.errors import UsageError
 from dlctl.ops import control, other_hosts
-from dlctl.runs import select, task_code
+from dlctl.runs import facts, select, task_code
 from dlctl.runs.snapshot import Snapshot, natural
 from dlctl.util import values
 
@@ -37,10 +37,16 @@ def command(names: tuple[str, ...], limit_s: float | None, no_wait: bool, job: s
     chosen = daemon_names.match(names, (row["name"] for row in snapshot.everybody()))
     _take_new_code(snapshot, chosen)
     control.ask(snapshot, "restart", {"names": chosen})
-    if not no_wait:
-        with live.progress() as progress:
-            control.wait(snapshot, chosen, limit_s, "all restarted", progress)
-    console.note(f"{'restarting' if no_wait else 'restarted'} {', '.join(chosen)}")
+    if no_wait:
+        console.note(f"restarting {', '.join(chosen)}")
+        return
+    with live.progress() as progress:
+        after = control.wait(snapshot, chosen, limit_s, "all restarted", progress)
+    rows = []
+    for name in chosen:
+        old, new = (facts.incarnation(run.daemon(name)) for run in (snapshot, after))
+        rows.append({"NAME": name, "INCARNATION": f"{old} -> {new}"})
+    console.out(console.table(rows))
 
 
 def _take_new_code(snapshot: Snapshot, chosen: list[str]) -> None:

@@ -43,9 +43,13 @@ def command(wanted: str, limit_s: float | None, no_wait: bool, job: str | None) 
 def parse(text: str) -> int:
     """The number of workers in "worker=8". Raises UsageError for anything else."""
     role, _, number = (part.strip() for part in text.partition("="))
+    if role in ("server", "servers"):
+        raise UsageError(
+            "servers cannot be scaled in a live run: each of them owns a part of the model",
+            hint="dlctl stop\nthen change count in [servers], and dlctl start JOBFILE",
+        )
     is_count = number.isdecimal() and 1 <= int(number) <= COUNT_MAX
     if role not in ("worker", "workers") or not is_count:
         what = f'"{text}" is not worker=N, where N is 1 to {COUNT_MAX}'
-        why = "the number of servers only changes with the job file, while the run is stopped"
-        raise UsageError(f"{what}; {why}", hint="dlctl scale worker=8")
+        raise UsageError(what, hint="dlctl scale worker=8")
     return int(number)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+
 import click
 
-from dlctl import settings
+from dlctl import inner, settings
 from dlctl.cli.group import make_command
 from dlctl.cli.options import job_option, timeout_option
 from dlctl.cli.ui import console
+from dlctl.control import client
 from dlctl.errors import Partial, UsageError
-from dlctl.ops import control
+from dlctl.ops import changes, control, next_step
 from dlctl.runs import select
+from dlctl.runs.snapshot import Snapshot, read_job
 from dlctl.util import values
 
 
@@ -44,12 +49,17 @@ def command(words: tuple[str, ...], show_list: bool, limit_s: float, job: str | 
     wanted = {key: value.strip() for key, value in pairs}  # The coordinator validates them.
     if not wanted:
         raise UsageError("nothing to set: give KEY=VALUE", hint="dlctl set --list")
-    if len(wanted) < len(pairs):
-        raise UsageError("a key is given twice")
+    for key, count in Counter(key for key, _ in pairs).items():
+        if count > 1:
+            raise UsageError(f"{key} is given twice")
     snapshot = select.look(job)
     control.require_live(snapshot, "changed")
-    # One atomic request: all settings are applied, or none.
-    result = control.ask(snapshot, "set", {"names": patterns, "settings": wanted}, limit_s)
+    try:  # One atomic request: all settings are applied, or none.
+        arguments = {"names": patterns, "settings": wanted}
+        result = client.ask(snapshot.directory, "set", arguments, limit_s)
+    except UsageError as error:
+        error.hint = error.hint or _other_way(snapshot, wanted)
+        raise
     rows = []
     for change in result["changes"]:
         row = {"NAME": change["name"], "KEY": change["key"]}
@@ -57,8 +67,24 @@ def command(words: tuple[str, ...], show_list: bool, limit_s: float, job: str | 
         rows.append(row | {"APPLIED IN": f"{values.decimal(change['ms'], 2)} ms"})
     if rows:
         console.out(console.table(rows))
+    if "lr" in wanted and read_job(snapshot.directory)["inner"]["name"] != inner.NONE:
+        console.note("lr is the servers' rate; that of the workers' own steps is inner_lr")
+    control.warn_unwritten(result)
     if missing := result["missing"]:
         raise Partial(
             f"no answer from {', '.join(missing)}; they apply it when they are back",
             hint=f"dlctl status -j {snapshot.run_id}",
         )
+
+
+def _other_way(snapshot: Snapshot, wanted: Mapping[str, str]) -> str | None:
+    """How to change a key that does not change live, if one was requested."""
+    job, file = read_job(snapshot.directory), next_step.job_file(snapshot)
+    for key, value in wanted.items():
+        found = changes.not_live(job, key)
+        if changes.WORKERS in found:
+            return f"dlctl scale worker={value}"
+        if found:
+            stop = f"dlctl stop -j {snapshot.run_id} && "
+            return f"write it into {file}, then {stop}dlctl start {file}, which resumes with it"
+    return None

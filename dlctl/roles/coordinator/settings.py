@@ -23,8 +23,6 @@ from dlctl.util.did_you_mean import did_you_mean
 from dlctl.util.names import COORDINATOR
 
 ANSWER_S_MAX = 5.0
-SCALE = "dlctl scale worker=N"
-RESTART = "dlctl stop\nthen change the job file, and dlctl start JOBFILE, which resumes with it"
 Answered = Callable[[Json], None]
 """Called with {"changes": [a row for each daemon and key], "missing": [names]}."""
 
@@ -93,8 +91,7 @@ class SettingChanges:
             are = "is" if len(found) == 1 else "are"
             raise UsageError(
                 f"{key} cannot change while a run is active: {' and '.join(found)} {are} in the "
-                "job file",
-                hint=SCALE if found == ["workers.count"] else RESTART,
+                "job file"
             )
 
     def _having(self, key: str, patterns: Sequence[str]) -> list[str]:
