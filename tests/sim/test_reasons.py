@@ -36,6 +36,7 @@ PORT = "cannot listen on tcp://127.0.0.1:7001: Address already in use; choose an
         ({}, "stopped by dlctl stop"),
         ({"origin": "command"}, "stopped by dlctl stop"),
         ({"origin": "SIGINT"}, "stopped by Ctrl-C"),
+        ({"origin": "timeout"}, "stopped by dlctl run: it was not ready within --timeout"),
         ({"origin": "\x1b[2Jfinished"}, "stopped by dlctl stop"),
         ({"origin": ["SIGINT"]}, "stopped by dlctl stop"),
         ({"origin": "command", "kill": True}, "killed by dlctl stop --kill"),

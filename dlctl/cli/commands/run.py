@@ -15,7 +15,7 @@ from dlctl.cli.group import make_command
 from dlctl.cli.options import file_argument, fresh_option
 from dlctl.cli.ui import attention, console, live, log_lines, report
 from dlctl.cli.ui.interrupts import Interrupted, Interrupts, caught
-from dlctl.errors import JobFailed, NotRunning
+from dlctl.errors import JobFailed, NotRunning, TimedOut
 from dlctl.ops import ready, stop
 from dlctl.ops.recover import Launched
 from dlctl.runs import logs
@@ -51,9 +51,14 @@ def command(ctx: click.Context, file: Path, fresh: bool) -> None:
         try:
             with live.progress() as progress, interrupts.armed():
                 snapshot = _attend(launched, progress)
-        except Interrupted as end:
-            origin = signal.Signals(end.signal).name
-            _summary(_stop(launched.directory, interrupts, origin))
+        except (Interrupted, TimedOut) as end:
+            late = ready.waiting_for(load(launched.directory))
+            origin = signal.Signals(end.signal).name if isinstance(end, Interrupted) else "timeout"
+            snapshot = _stop(launched.directory, interrupts, origin)
+            _summary(snapshot)
+            if isinstance(end, TimedOut):
+                what = f"was not ready in time and was stopped; it waited for {late}"
+                raise TimedOut(f"{snapshot.run_id} {what}") from None
             ctx.exit(SIGNALLED + end.signal)
     _summary(snapshot)
     if snapshot.state == "failed":

@@ -49,6 +49,7 @@ STOPPED_BY = {
     "SIGINT": "stopped by Ctrl-C",
     "SIGTERM": "stopped by SIGTERM to dlctl run",
     "SIGHUP": "stopped by SIGHUP: the terminal of dlctl run is gone",
+    "timeout": "stopped by dlctl run: it was not ready within --timeout",
 }
 """The origins that a stop request may state, and the reasons that the run records for them."""
 
