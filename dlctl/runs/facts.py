@@ -51,6 +51,16 @@ def steps_after(snapshot: Snapshot, step: float) -> int:
     return max(0, int((values.number(snapshot.run.get("step")) or 0) - step))
 
 
+def doing(row: Row, now: float) -> str:
+    """What a daemon is doing, as in "importing torch, waits for server-0, 7s"."""
+    parts = [text(row.get("phase")) or escape(str(row.get("state")))]
+    if text(row.get("waiting_for")):
+        parts.append(f"waits for {text(row['waiting_for'])}")
+    if values.number(row.get("waiting_since")) is not None:
+        parts.append(values.duration(now - row["waiting_since"]))
+    return ", ".join(parts)
+
+
 def incarnation(row: Row | None) -> int:
     """The number of a daemon's process; 0 if it has had none so far."""
     found = row.get("incarnation") if row is not None else None

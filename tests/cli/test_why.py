@@ -41,7 +41,7 @@ def test_in_a_healthy_run_nobody_waits(run, dlctl_command):
     code, out, err = dlctl_command("why")
     assert (code, out, err) == (0, "nothing waits: digits-7f3a is running\n", "")
     one = dlctl_command("why", "worker-0").out
-    assert one == "worker-0 waits for nothing: digits-7f3a is running\n"
+    assert one == "worker-0 waits for nothing: digits-7f3a is running\n  worker-0: computing\n"
 
 
 def test_the_forest_has_the_root_first_and_below_it_all_who_wait(run, dlctl_command):

@@ -64,9 +64,10 @@ def command(
     applied updates. STALE is the mean staleness of a worker's pushes: updates by others between its
     fetch and its push. PUSH and FETCH are the current bytes per second, and the limit if there is
     one. PUSH EVERY and FETCH EVERY are the steps between two pushes or fetches; "auto (8)": the
-    worker chooses them, currently 8. WAITS is the share of its time that a worker is blocked on
-    pushes and fetches. RST counts restarts. "-" means that there is no current value. Below the
-    table: the problems, with their codes ("dlctl explain"), and the next command.
+    worker chooses them, currently 8. They are shown if a worker does, and with --wide. WAITS is the
+    share of its time that a worker is blocked on pushes and fetches. RST counts restarts. "-" means
+    that there is no current value. Below the table: the problems, with their codes ("dlctl
+    explain"), and the next command.
     """
     if key_file is not None:
         if names or wide or check or every_s is not None or job is not None:

@@ -58,9 +58,11 @@ def _lines(snapshot: Snapshot, causes: list[Cause], chosen: list[str]) -> list[s
     waits = f"{', '.join(chosen)} waits for nothing" if chosen else "nothing waits"
     why = f": {snapshot.reason}" if snapshot.reason else ""
     state = f"{snapshot.run_id} {facts.became(snapshot.state)}{why}"
+    rows = [(name, snapshot.daemon(name)) for name in chosen]
+    doing = [f"  {name}: {facts.doing(row, snapshot.now)}" for name, row in rows if row]
     step = next_step.of(snapshot)
     then = [console.next_lines(step.text(), "   ")] if step is not None else []
-    return [console.escape(f"{waits}: {state}"), *then]
+    return [console.escape(f"{waits}: {state}"), *doing, *then]
 
 
 def _waiting(snapshot: Snapshot, cause: Cause, depth: int) -> list[str]:

@@ -17,13 +17,15 @@ from dlctl.util.values import NOTHING
 
 def table(snapshot: Snapshot, rows: Sequence[Row], *, wide: bool) -> str:
     """One line per daemon."""
+    finds = any(AUTO in facts.settings(row).values() for row in snapshot.daemons)
     has_hosts = any(not is_here(row) for row in snapshot.daemons)
     shown = []
     for row in rows:
         cells = {"NAME": row.get("name")}
         cells |= {"HOST": row.get("host")} if has_hosts else {}
         cells |= _plain(snapshot, row)
-        shown.append(cells | (_intervals(row) | _wide(snapshot, row) if wide else {}))
+        cells |= _intervals(row) if finds or wide else {}
+        shown.append(cells | (_wide(snapshot, row) if wide else {}))
     return console.table(shown)
 
 
