@@ -205,7 +205,7 @@ def test_pruning_keeps_the_newest_good_one_and_the_one_that_is_being_written(sav
     ended = dlctl_command("checkpoint", "prune", "--keep", "1")
     assert (ended.code, ended.out) == (0, "")
     assert [path.exists() for path in (*saved, writing)] == [True, True, True]
-    assert "kept  1 damaged checkpoint; to remove: dlctl checkpoint prune --damaged" in ended.err
+    assert "kept  checkpoint 2 is damaged; to remove: dlctl checkpoint prune --damaged" in ended.err
 
 
 def test_a_damaged_one_does_not_count_as_one_that_is_kept(saved, dlctl_command):
@@ -214,7 +214,7 @@ def test_a_damaged_one_does_not_count_as_one_that_is_kept(saved, dlctl_command):
     (saved[1] / "shard-1.safetensors").write_bytes(b"damaged")
     ended = dlctl_command("checkpoint", "prune", "--keep", "2")
     assert (ended.code, ended.out) == (0, "")
-    assert "kept  1 damaged checkpoint" in ended.err
+    assert "kept  checkpoint 2 is damaged" in ended.err
     ended = dlctl_command("checkpoint", "prune", "--keep", "1", "--damaged")
     assert len(ended.out.splitlines()) == 2
     assert [path.exists() for path in (*saved, newest)] == [False, False, True]

@@ -168,7 +168,7 @@ def prune(keep: int | None, damaged: bool, dry_run: bool, job: str | None) -> No
     Keeps N good ones, after a check of every byte, a checkpoint that is being written, and the best
     one if checkpoints.best is set. One that was saved because the run had failed does not count
     towards N. Leftovers of older attempts are removed too. Damaged ones that are newer than these
-    do not count; they stay unless --damaged is given.
+    do not count; they stay, and are listed, unless --damaged is given.
     """
     if keep is None and not damaged:
         raise UsageError("nothing to remove: give --keep N or --damaged")
@@ -185,8 +185,10 @@ def prune(keep: int | None, damaged: bool, dry_run: bool, job: str | None) -> No
     if not paths:
         console.note("nothing to remove")
     if left:
+        numbers = sorted(checkpoints.number(path)[0] for path in left)
+        kept = "; ".join(f"checkpoint {number} is damaged" for number in numbers)
         remove = f"dlctl checkpoint prune --damaged -j {snapshot.run_id}"
-        console.note(f"kept  {plural(len(left), 'damaged checkpoint')}; to remove: {remove}")
+        console.note(f"kept  {kept}; to remove: {remove}")
     if problems:
         raise DlctlError("\n".join(problems), where=str(snapshot.directory / checkpoints.FOLDER))
 

@@ -58,5 +58,8 @@ def command(job: str | None) -> None:
         )
         text = console.table(cells)
         text += f"\n{values.count(rows[0]['elements'])} elements; * the job's own"
+        if whole := max(row["whole_slices"] for row in rows):
+            small = "have fewer elements than dense_below: they are sent dense"
+            text += f"\n{whole} of {rows[0]['slices']} slices {small}"
     names = [row["name"] for row in rows]
     console.show("dlctl.compressors/1", {"compressors": rows}, text, names)

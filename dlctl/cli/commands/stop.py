@@ -87,5 +87,7 @@ def _require_saved(snapshot: Snapshot) -> None:
         console.note("no checkpoint was saved: the run stopped before training had begun")
         return
     why = f"the last checkpoint failed: {error}" if error else "no checkpoint was saved"
+    if not has_older:
+        why += "\nthere is no older checkpoint: the next start trains from the beginning"
     what = f"{snapshot.run_id} has {snapshot.state}, but {why}"
     raise Partial(what, hint=next_step.command(snapshot))
