@@ -155,7 +155,7 @@ def test_a_run_that_somebody_else_stops_ends_with_3(job, own_place, play, dlctl_
 def test_the_bar_on_a_terminal_shows_the_fields_and_goes_away(job, play, monkeypatch, capfd):
     from dlctl.cli.ui import console, live
 
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(live, "COLUMNS", 200)
     bar = live.Bar()
     bar.phase("starting", "worker-0 [bold]", 1.0)
     bar.line("\x1b[33ma [/bold] line\x1b[0m")

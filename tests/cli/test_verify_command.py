@@ -150,7 +150,10 @@ def test_a_worker_that_has_pushed_nothing_yet_leaves_nothing_to_check(run, dlctl
     acknowledge(run, 0, 1, 1, 0)
     run.run(state="running", **ME)
     code, _, err = dlctl_command("verify")
-    assert (code, err) == (0, "verify-7f3a: 0 acknowledged pushes: 0 found lost, 0 could not be checked\n")
+    assert (code, err) == (
+        0,
+        "verify-7f3a: 0 acknowledged pushes: 0 found lost, 0 could not be checked\n",
+    )
 
 
 # ---------------------------------------------------------------- damaged, and left

@@ -65,7 +65,8 @@ def command(
             snapshot = ready.wait_ready(launched, limit_s, progress)
         except KeyboardInterrupt:
             console.note("\nIt is still starting.")
-            console.commands(report.next_commands(load(launched.directory)))
+            wait = (f"dlctl wait --for ready -j {name}", "wait for it")
+            console.commands([wait, *report.next_commands(load(launched.directory))])
             raise
     if snapshot.state == "failed":
         raise ready.failed(launched, "failed soon after its start")

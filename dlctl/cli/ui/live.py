@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from dlctl.runs.snapshot import Snapshot, load
 from dlctl.util import values
 
 BAR_WIDTH = 24
+COLUMNS = 80
+"""The width of a terminal of unknown width."""
 LOOK_S = 0.5
 """How often an attached or awaited run is read."""
 FIELDS = ("step", "data_epoch", "progress", "loss", "samples_per_s", "evaluation", "waiting")
@@ -131,13 +134,19 @@ class Bar(Progress):
     def _draw(self, state: str, done: float | None, text: str) -> None:
         full = round(min(max(done or 0.0, 0.0), 1.0) * BAR_WIDTH)
         bar = "" if done is None else f"[{'#' * full}{'-' * (BAR_WIDTH - full)}]  "
-        columns = shutil.get_terminal_size().columns
-        console.put_live(f"{console.escape(state)}  {bar}{text}"[: columns - 1])
+        console.put_live(f"{console.escape(state)}  {bar}{text}"[: _columns() - 1])
 
 
 def _wait(waiting: str, waited_s: float) -> str:
     whom = f"waiting for {facts.text(waiting)}  " if waiting else ""
     return f"{whom}{values.duration(waited_s)}"
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or COLUMNS
+    except (OSError, ValueError, AttributeError):
+        return COLUMNS
 
 
 def told(progress: Mapping[str, Any]) -> None:

@@ -34,7 +34,8 @@ def show(file: Path, address: str | None) -> None:
         key = key._replace(address=address)
     answer = reader.status(key)
     ill = [p for p in problems.read(answer["run"].get("problems")) if codes.level(p) != "wait"]
-    cells = ({name.upper(): row.get(name) for name in COLUMNS} for row in answer["daemons"])
+    rows = ({name: row.get(name) for name in COLUMNS} for row in answer["daemons"])
+    cells = ({k.upper(): None if v == "" else v for k, v in row.items()} for row in rows)
     lines = [_head(answer["run"]), console.table(cells)]
     lines += [attention.line(problem, time.time()) for problem in ill]
     console.show(SCHEMA, {**answer, "asked": key.address}, "\n".join(lines))
