@@ -14,6 +14,7 @@ import psutil
 import pytest
 from launched import attached, the_run, until
 
+from dlctl.ops import control
 from dlctl.runs import checkpoints
 
 
@@ -139,6 +140,17 @@ def test_sigterm_stops_as_ctrl_c_does(job, own_place, play):
         process.terminate()
         process.communicate()
     assert process.returncode == 128 + signal.SIGTERM
+    assert the_run(own_place)["state"] == "stopped"
+
+
+def test_a_run_that_is_not_ready_in_time_is_stopped(
+    job, own_place, play, dlctl_command, monkeypatch
+):
+    monkeypatch.setattr(control, "start_limit_s", lambda directory: 0.1)
+    play("start", "forever")
+    code, out, err = dlctl_command("run", "job.toml")
+    assert (code, "was not ready in time and was stopped; it waited for" in err) == (6, True)
+    assert "stopped (stopped by dlctl run: it was not ready within --timeout)" in out
     assert the_run(own_place)["state"] == "stopped"
 
 
