@@ -130,12 +130,8 @@ def _show_usage_error(error: click.ClickException) -> int:
     if isinstance(error, NoArgsIsHelpError):
         console.note(error.format_message())
         return UsageError.exit_code
-    if isinstance(error, click.NoSuchOption):
-        meant = f"; did you mean {error.possibilities[0]}?" if error.possibilities else ""
-        text = f"no such option {error.option_name}{meant}"
-    else:
-        text = error.format_message()
-        text = text[:1].lower() + text[1:].removesuffix(".")
+    text = error.format_message()
+    text = text[:1].lower() + text[1:].removesuffix(".")
     hint = f"{context.command_path if context else 'dlctl'} --help"
     console.error(UsageError(text, hint=hint))
     return UsageError.exit_code

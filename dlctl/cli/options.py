@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -175,15 +175,6 @@ def require_free(force: bool, *files: Path) -> None:
                 where=str(file),
                 hint="write to another place, or overwrite with --force",
             )
-
-
-@contextmanager
-def writing(file: Path) -> Iterator[None]:
-    """Raises DlctlError for an error of the operating system about a file that the user named."""
-    try:
-        yield
-    except OSError as error:
-        raise DlctlError(f"cannot write: {error.strerror}", where=str(file)) from error
 
 
 def global_options(*, hidden: bool) -> list[click.Option]:

@@ -99,19 +99,20 @@ def until(
 
 def wait(
     snapshot: Snapshot,
-    before: Mapping[str, int],
+    names: Iterable[str],
     limit_s: float | None,
     what: str,
     progress: notes.Phases,
     leaving: Iterable[str] = (),
 ) -> Snapshot:
-    """Wait until the next incarnations of `before` (name -> incarnation then) are running, and the
-    daemons `leaving` are gone. Returns the run's state then.
+    """Wait until the next incarnations of these daemons are running, and those that are `leaving`
+    are gone. `snapshot`: from before the request. Returns the run's state then.
 
     Raises TimedOut after `limit_s` (None: the time that a start may take), Partial if a daemon it
     waits for will never be ready, JobFailed or NotRunning if the run ends meanwhile.
     """
     limit_s = limit_s if limit_s is not None else start_limit_s(snapshot.directory)
+    before = {name: facts.incarnation(snapshot.daemon(name)) for name in names}
 
     def waiting(now: Snapshot) -> str | None:
         rows = [now.daemon(name) for name in leaving]
@@ -167,10 +168,6 @@ def _not_at_work(snapshot: Snapshot, before: Mapping[str, int]) -> list[str]:
         elif facts.incarnation(row) <= old or row.get("state") not in AT_WORK:
             late.append(told(row, snapshot.now))
     return late
-
-
-def incarnations(snapshot: Snapshot, names: Iterable[str]) -> dict[str, int]:
-    return {name: facts.incarnation(snapshot.daemon(name)) for name in names}
 
 
 def told(row: Row, now: float) -> str:

@@ -87,7 +87,7 @@ def test_a_checkpoint_whose_manifest_is_damaged_is_not_passed_over_in_silence(sa
     assert "checkpoint 2 is damaged" in err
     code, out, err = dlctl_command("checkpoint", "verify")
     assert (code, "bad  runs/digits-7f3a/ckpt/000000002000-2" in out) == (1, True)
-    assert "1 of 2 checkpoints is damaged" in err
+    assert "damaged: 1 of 2 checkpoints" in err
     assert "next: dlctl checkpoint prune --damaged" in err
 
 
@@ -112,7 +112,7 @@ def test_every_byte_is_checked(saved, dlctl_command):
     assert code == 1
     assert "bad  runs/digits-7f3a/ckpt/000000002000-2" in out
     assert "cut off" in out
-    assert "1 of 2 checkpoints is damaged" in err
+    assert "damaged: 1 of 2 checkpoints" in err
     assert dlctl_command("checkpoint", "verify", "1").code == 0
     assert dlctl_command("checkpoint", "verify", str(saved[1])).code == 1
     newest_good = dlctl_command("checkpoint", "verify", "latest")
@@ -126,7 +126,7 @@ def test_one_bit_that_has_changed_is_found_by_who_verifies_and_by_who_prunes(sav
     assert "damaged" not in dlctl_command("checkpoint", "ls").out, "a quick look cannot see that"
     code, out, err = dlctl_command("checkpoint", "verify")
     assert (code, "bad  runs/digits-7f3a/ckpt/000000002000-2" in out) == (1, True)
-    assert "1 of 2 checkpoints is damaged" in err
+    assert "damaged: 1 of 2 checkpoints" in err
     ended = dlctl_command("checkpoint", "prune", "--damaged")
     assert (ended.code, ended.out) == (0, "removed  runs/digits-7f3a/ckpt/000000002000-2\n")
     assert [path.exists() for path in saved] == [True, False]

@@ -268,8 +268,7 @@ def test_logs_of_a_daemon_that_has_yet_to_start_are_empty(run_directory, dlctl_c
 
 
 def test_following_goes_on_through_a_restart_until_the_run_ends(run, dlctl_command, monkeypatch):
-    monkeypatch.setattr(live, "POLL_S", 0.02)
-    monkeypatch.setattr(live, "LOOK_S", 0.06)
+    monkeypatch.setattr(live, "LOOK_S", 0.02)
     events = iter(
         [
             lambda: run.log("worker-0", 1, line(7, "last words")),
@@ -315,8 +314,9 @@ def test_ctrl_c_leaves_and_says_that_the_job_goes_on(run):
         _, err = process.communicate()
         timer.cancel()
     assert process.returncode == 0
-    assert "Detached. digits-7f3a is still running.  Again: dlctl logs -f -j digits-7f3a" in err
-    assert "Stop: dlctl stop -j digits-7f3a" in err
+    assert "Detached. digits-7f3a is still running.\n" in err
+    assert "dlctl logs -f -j digits-7f3a" in err
+    assert "dlctl stop -j digits-7f3a" in err
     assert "Traceback" not in err
 
 

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from launched import attached, the_run, until
 
+from dlctl.ops import control
 from dlctl.runs import checkpoints
 
 
@@ -142,6 +143,17 @@ def test_sigterm_stops_as_ctrl_c_does(job, own_place, play):
     assert the_run(own_place)["state"] == "stopped"
 
 
+def test_a_run_that_is_not_ready_in_time_is_stopped(
+    job, own_place, play, dlctl_command, monkeypatch
+):
+    monkeypatch.setattr(control, "start_limit_s", lambda directory: 0.1)
+    play("start", "forever")
+    code, out, err = dlctl_command("run", "job.toml")
+    assert (code, "was not ready in time and was stopped; it waited for" in err) == (6, True)
+    assert "stopped (stopped by dlctl run: it was not ready within --timeout)" in out
+    assert the_run(own_place)["state"] == "stopped"
+
+
 def test_a_run_that_somebody_else_stops_ends_with_3(job, own_place, play, dlctl_command):
     play("start", "ready", "forever")
     with attached("run", "job.toml") as process:
@@ -159,8 +171,8 @@ def test_the_bar_on_a_terminal_shows_the_fields_and_goes_away(job, play, monkeyp
     bar = live.Bar()
     bar.phase("starting", "worker-0 [bold]", 1.0)
     bar.line("\x1b[33ma [/bold] line\x1b[0m")
-    bar.close()
-    bar.close()
+    console.put_live("")
+    console.put_live("")
     shown = capfd.readouterr().err
     assert "worker-0 [bold]" in shown
     assert "a [/bold] line" in shown
@@ -178,10 +190,10 @@ class Gone(io.StringIO):
 
 
 def test_the_bar_outlives_its_terminal(monkeypatch):
-    from dlctl.cli.ui import live
+    from dlctl.cli.ui import console, live
 
     monkeypatch.setattr(sys, "stderr", Gone())
     bar = live.Bar()
     bar.phase("running", "worker-0", 1.0)
     bar.line("a line")
-    bar.close()
+    console.put_live("")

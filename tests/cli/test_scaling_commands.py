@@ -99,8 +99,7 @@ def test_what_is_so_already_is_said(run, dlctl_command):
     with coordinator(scaling(run)) as (address, _):
         run.run(control=address)
         code, out, err = dlctl_command("scale", "worker=2")
-    assert (code, out) == (0, "")
-    assert "already has 2 workers" in err
+    assert (code, out, err) == (0, "workers  2 -> 2  (no change)\n", "")
 
 
 @pytest.mark.parametrize(

@@ -304,6 +304,11 @@ def test_a_worker_that_outgrows_its_memory_is_said_to_have_done_so(place: Workpl
     assert "out of memory: limit 64 MiB" in place.dlctl("status", "-j", str(directory)).out
 
 
+SHARED_BYTES = 32768
+"""Of the index of the database's log. A process that opens it alone cuts it off and lets it grow
+again: on a full disk there is room for that. The log itself is longer, and cannot grow."""
+
+
 def _cannot_write(pid: int, bytes_max: int) -> None:
     """From now on no file of a process, nor of those that it starts, grows beyond this size."""
     _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
@@ -344,7 +349,7 @@ def test_a_coordinator_that_begins_on_a_full_disk_leads_the_run_and_waits_for_ro
     place: Workplace,
 ) -> None:
     agent, before, resumes = _at_work(place)
-    _cannot_write(agent, 4096)  # Not one page of the database.
+    _cannot_write(agent, SHARED_BYTES)
     os.kill(before, signal.SIGKILL)
     log = place.directory / "logs" / "coordinator.2.jsonl"
     said = "cannot write the run's database"
@@ -399,7 +404,7 @@ def test_an_agent_and_a_coordinator_that_are_on_no_record_find_each_other(
         process: psutil.Process = place.until("another one", found)
         return process
 
-    _cannot_write(agent, 4096)
+    _cannot_write(agent, SHARED_BYTES)
     second = another(_leader, before)
     resumes()
     second_agent = another(_agent, agent)

@@ -86,7 +86,7 @@ def test_ctrl_c_in_start_only_leaves_and_says_how_to_stop(place: Workplace) -> N
     terminal.type(b"\x03")
     assert terminal.end() == 130
     assert "It is still starting." in terminal.shown
-    assert f"stop: dlctl stop -j {place.directory.name}" in terminal.shown
+    assert f"dlctl stop -j {place.directory.name}" in terminal.shown
     assert place.dlctl("stop").code == 0
     place.nothing_left()
 

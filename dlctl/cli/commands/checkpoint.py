@@ -42,9 +42,7 @@ TORCH_ENDINGS = (".pt", ".pth", ".bin")
 @job_option
 @click.pass_context
 def command(ctx: click.Context, job: str | None) -> None:
-    """Without a subcommand it saves now. The job is the one that -j names, else the only running
-    one, else the newest: of those in ./runs, if any.
-    """
+    """Without a subcommand it saves now."""
     if ctx.invoked_subcommand is None:
         ctx.invoke(create, job=job)
 
@@ -152,9 +150,7 @@ def verify(directory: str | None, job: str | None) -> None:
     shown = [{"directory": str(p), "ok": not bad, "problems": bad} for p, bad in found.items()]
     console.show("dlctl.checkpoint-verify/1", {"checkpoints": shown}, "\n".join(lines))
     if bad := sum(1 for problems in found.values() if problems):
-        verb = "is" if bad == 1 else "are"
-        what = f"{bad} of {plural(len(found), 'checkpoint')} {verb} damaged"
-        raise DlctlError(what, hint=hint)
+        raise DlctlError(f"damaged: {bad} of {plural(len(found), 'checkpoint')}", hint=hint)
 
 
 @command.subcommand(

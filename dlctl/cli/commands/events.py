@@ -12,14 +12,7 @@ import click
 
 from dlctl.cli import daemon_names
 from dlctl.cli.group import make_command
-from dlctl.cli.options import (
-    completing,
-    follow_option,
-    job_option,
-    json_option,
-    since_option,
-    tail_option,
-)
+from dlctl.cli.options import follow_option, job_option, json_option, since_option, tail_option
 from dlctl.cli.ui import console, live, report
 from dlctl.runs import facts, select
 from dlctl.runs.database import RunDb
@@ -27,12 +20,6 @@ from dlctl.util import values
 
 Event = dict[str, Any]
 TAIL = 50
-KINDS = (
-    "state", "start", "exit", "stop", "lost", "error", "sample", "silent", "late", "checkpoint",
-    "quarantine", "batch", "recover", "resumed", "scale", "restart", "set", "evaluation", "target",
-    "stream", "frozen",
-)  # fmt: skip
-"""The kinds that the coordinator writes. Unknown kinds of other versions are shown as well."""
 
 
 @make_command(
@@ -50,7 +37,6 @@ KINDS = (
     "kinds",
     multiple=True,
     metavar="KIND",
-    shell_complete=completing(lambda ctx: KINDS),
     help="Only events of this kind; may be given several times.",
 )
 @click.option("--evaluations", is_flag=True, help="Also show evaluations of the model.")
@@ -96,4 +82,4 @@ def command(
     with closing(RunDb(snapshot.directory, readonly=True)) as db:
         show(tail)
         if follow:
-            live.follow(snapshot, show, "dlctl events -f")
+            live.follow(snapshot, show)

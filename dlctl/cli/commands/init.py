@@ -8,8 +8,9 @@ from pathlib import Path
 import click
 
 from dlctl.cli.group import make_command
-from dlctl.cli.options import PATH, force_option, require_free, writing
+from dlctl.cli.options import PATH, force_option, require_free
 from dlctl.cli.ui import console
+from dlctl.errors import os_errors_as
 
 TEMPLATE = Path(__file__).parents[1] / "template"
 FILES = ("job.toml", "train.py")
@@ -26,7 +27,7 @@ def command(directory: Path, force: bool) -> None:
     own.
     """
     targets = [directory / name for name in FILES]
-    with writing(directory):
+    with os_errors_as("cannot write", directory):
         directory.mkdir(parents=True, exist_ok=True)
         require_free(force, *targets)
         for target in targets:

@@ -18,12 +18,11 @@ from dlctl.cli.options import (
     json_option,
     require_free,
     wait_options,
-    writing,
 )
 from dlctl.cli.ui import console, live
 from dlctl.control import keys
 from dlctl.control.reader import ReaderKey
-from dlctl.errors import DlctlError
+from dlctl.errors import DlctlError, os_errors_as
 from dlctl.ops import control, next_step, stop
 from dlctl.ops.recover import explained
 from dlctl.runs import lock, paths, select
@@ -68,18 +67,15 @@ def rotate(limit_s: float | None, no_wait: bool, job: str | None) -> None:
     if snapshot.is_live:
         rows = [row for row in snapshot.daemons if row.get("state") in control.AT_WORK]
         begun = sorted([COORDINATOR, *(row["name"] for row in rows)], key=natural)
-        before = control.incarnations(snapshot, begun)
         old = keys.keyring(snapshot.directory, is_encrypted=False).fingerprint
         control.ask(snapshot, "rotate", {"old": old, "by": _who()}, ANSWER_S)
         if not no_wait:
-            with closing(live.open_progress()) as progress:
-                control.wait(snapshot, before, limit_s, "all have new keys", progress)
+            with live.progress() as progress:
+                control.wait(snapshot, begun, limit_s, "all have new keys", progress)
     else:
         _renew(snapshot)
         begun = []
-    # Without connection keys, only the workers' tokens are derived from it.
-    what = "new keys" if snapshot.run.get("control_key") else "a new key, for new tokens"
-    console.note(f"{snapshot.run_id} has {what}; the old ones are invalid")
+    console.note(f"{snapshot.run_id} has new keys; the old ones are invalid")
     fingerprint = keys.keyring(snapshot.directory, is_encrypted=False).fingerprint
     data = {"run": snapshot.run_id, "fingerprint": fingerprint, "restarted": begun}
     console.show(SCHEMA, data, "")
@@ -103,7 +99,7 @@ def reader(file: Path, force: bool, job: str | None) -> None:
     """
     made = _readers_key(select.look(job))
     require_free(force, file)
-    with writing(file):
+    with os_errors_as("cannot write", file):
         paths.write(file, made.to_bytes(), 0o600)
     where = f"{made.run} at {made.address}"
     console.note(f"{values.path(str(file))} gives access to the status of {where}")

@@ -21,11 +21,10 @@ from dlctl.cli.ui import console, log_lines
 from dlctl.errors import NotFound, UsageError
 from dlctl.runs import logs, select
 from dlctl.runs.logs import Line, LogFile
-from dlctl.runs.snapshot import GONE, Snapshot
+from dlctl.runs.snapshot import GONE, WITHOUT_PROCESS, Snapshot
 
 TAIL = 100
 TAIL_OF_FAILED = 40
-ENDED_DAEMON = ("backoff", "failed", "stopped", "quarantined", GONE)
 
 
 @make_command(
@@ -114,7 +113,7 @@ def command(
 def _previous(snapshot: Snapshot, name: str, files: list[LogFile]) -> list[LogFile]:
     """The incarnation before the current one; for a dead daemon, the one that ended last."""
     incarnations, row = {file.incarnation for file in files}, snapshot.daemon(name)
-    if snapshot.is_live and row.get("state") not in ENDED_DAEMON:
+    if snapshot.is_live and row.get("state") not in (*WITHOUT_PROCESS, GONE):
         now = row.get("incarnation", max(incarnations, default=0))
         incarnations = {number for number in incarnations if number < now}
     if not incarnations:

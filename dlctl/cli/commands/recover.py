@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 
 import click
 
@@ -65,7 +65,7 @@ def command(
             raise refusal
         began, launched = time.monotonic(), None if dry_run else recover.perform(case)
         if launched is not None:
-            with closing(live.open_progress()) as progress:
+            with live.progress() as progress:
                 after = ready.wait_ready(launched, limit_s, progress)
             if after.state == "failed":
                 raise ready.failed(launched, "could not be recovered")
@@ -87,7 +87,7 @@ def _lines(case: Case, *, dry_run: bool) -> list[str]:
 
 
 def _rows(case: Case, run: Snapshot) -> Iterator[tuple[str, str]]:
-    findings, saved = case.findings, {}
+    findings = case.findings
     if findings is not None:
         yield from (("cause", cause) for cause in problems.lines(run))
         yield "alive", ", ".join(findings.alive) or "none"
@@ -95,16 +95,13 @@ def _rows(case: Case, run: Snapshot) -> Iterator[tuple[str, str]]:
         path, data = case.checkpoint
         at = values.ago(data["at"], run.now)
         yield "checkpoint", f"step {values.count(data['step'])}, {at}, {values.path(path)}"
-        saved = {part["name"]: part["state"].get("version") for part in data["shards"]}
     yield from (("damaged", problem) for problem in case.damaged)
     for shard in findings.shards if findings is not None else ():
         state = "alive" if shard.alive else shard.problem or ("stored" if shard.path else "empty")
         at_least = "" if shard.is_exact or shard.alive else "at least "
         version = "" if shard.version is None else f", version {at_least}{shard.version:,}"
-        held = values.count(saved.get(shard.name))
-        behind = f" (checkpoint: {held})" if shard.name in saved else ""
         where = f", {values.path(shard.path)}" if shard.path and not shard.alive else ""
-        yield shard.name, f"{state}{version}{behind}{where}"
+        yield shard.name, f"{state}{version}{where}"
     cost = f": {case.cost or case.loss.text()}" if case.action is Action.RESUME else ""
     is_idle = case.action in (Action.ALREADY_RUNNING, Action.OVER)
     yield "result", f"{'nothing to recover: ' if is_idle else ''}{cases.headline(case)}{cost}"

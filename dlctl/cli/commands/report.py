@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 
 from dlctl.cli.group import make_command
-from dlctl.cli.options import PATH, run_argument, writing
+from dlctl.cli.options import PATH, run_argument
 from dlctl.cli.ui import attention, console
+from dlctl.errors import os_errors_as
 from dlctl.observe import history, html
 from dlctl.runs import paths, select
 
@@ -29,6 +30,6 @@ def command(output: Path | None, job: str | None) -> None:
     snapshot = select.look(job)
     target = output or Path(f"{snapshot.run_id}.html")
     text = html.page(history.read(snapshot.directory), attention.errors(snapshot))
-    with writing(target):
+    with os_errors_as("cannot write", target):
         paths.write(target, text.encode("utf-8", "backslashreplace"), 0o644)
     console.out(str(target))

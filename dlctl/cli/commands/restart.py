@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-
 import click
 
 from dlctl.cli import daemon_names
@@ -12,7 +10,7 @@ from dlctl.cli.options import job_option, wait_options
 from dlctl.cli.ui import console, live
 from dlctl.errors import UsageError
 from dlctl.ops import control, other_hosts
-from dlctl.runs import select, task_code
+from dlctl.runs import facts, select, task_code
 from dlctl.runs.snapshot import Snapshot, natural
 from dlctl.util import values
 
@@ -37,16 +35,17 @@ def command(names: tuple[str, ...], limit_s: float | None, no_wait: bool, job: s
     snapshot = select.look(job)
     control.require_live(snapshot, "restarted")
     chosen = daemon_names.match(names, (row["name"] for row in snapshot.everybody()))
-    before = control.incarnations(snapshot, chosen)
     _take_new_code(snapshot, chosen)
     control.ask(snapshot, "restart", {"names": chosen})
     if no_wait:
         console.note(f"restarting {', '.join(chosen)}")
         return
-    with closing(live.open_progress()) as progress:
-        after = control.wait(snapshot, before, limit_s, "all restarted", progress)
-    now = control.incarnations(after, chosen)
-    rows = ({"NAME": name, "INCARNATION": f"{before[name]} -> {now[name]}"} for name in chosen)
+    with live.progress() as progress:
+        after = control.wait(snapshot, chosen, limit_s, "all restarted", progress)
+    rows = []
+    for name in chosen:
+        old, new = (facts.incarnation(run.daemon(name)) for run in (snapshot, after))
+        rows.append({"NAME": name, "INCARNATION": f"{old} -> {new}"})
     console.out(console.table(rows))
 
 

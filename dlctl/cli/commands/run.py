@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import closing
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -24,7 +23,6 @@ from dlctl.runs.logs import LEVELS, Line
 from dlctl.runs.snapshot import Snapshot, load, read_job
 from dlctl.util import values
 
-LOOK_S = 0.5
 SIGNALLED = 128
 """The exit code of a program terminated by a signal is this plus the signal's number."""
 
@@ -48,21 +46,21 @@ def command(ctx: click.Context, file: Path, fresh: bool) -> None:
     with caught() as interrupts:
         launched = launch.launch(file, fresh=fresh)
         if launched.process is None:
-            _tell_next(load(launched.directory), file)
+            console.commands(report.next_commands(load(launched.directory)))
             return
         try:
-            with closing(live.open_progress()) as progress, interrupts.armed():
+            with live.progress() as progress, interrupts.armed():
                 snapshot = _attend(launched, progress)
         except (Interrupted, TimedOut) as end:
             late = ready.waiting_for(load(launched.directory))
             origin = signal.Signals(end.signal).name if isinstance(end, Interrupted) else "timeout"
             snapshot = _stop(launched.directory, interrupts, origin)
-            _summary(snapshot, file)
+            _summary(snapshot)
             if isinstance(end, TimedOut):
                 what = f"was not ready in time and was stopped; it waited for {late}"
                 raise TimedOut(f"{snapshot.run_id} {what}") from None
             ctx.exit(SIGNALLED + end.signal)
-    _summary(snapshot, file)
+    _summary(snapshot)
     if snapshot.state == "failed":
         raise JobFailed(
             f"{snapshot.run_id} failed: {snapshot.reason}{ready.quoted(snapshot)}",
@@ -88,7 +86,7 @@ def _attend(launched: Launched, progress: live.Progress) -> Snapshot:
     snapshot = ready.wait_ready(launched, None, progress)
     while snapshot.is_live:
         lines = follower.poll()
-        time.sleep(LOOK_S)
+        time.sleep(live.LOOK_S)
         snapshot = load(directory)
         show(lines)  # Delayed, so that the run's reason is known by now.
         progress.show(snapshot)
@@ -119,19 +117,11 @@ def _stop(directory: Path, interrupts: Interrupts, origin: str) -> Snapshot:
     return stop.settle(load(directory))
 
 
-def _summary(snapshot: Snapshot, file: Path) -> None:
+def _summary(snapshot: Snapshot) -> None:
     """Print the result (on stdout), the output of the task's `finish`, and the next commands."""
     found = snapshot.run.get("finish")
     printed = found.get("text") if isinstance(found, Mapping) else None
     finish = [console.escape_lines(printed)] if isinstance(printed, str) and printed else []
     head = [*report.head(snapshot), *attention.lines(snapshot, ())]
     console.out("\n".join([*head, *finish]), flush=True)
-    _tell_next(snapshot, file)
-
-
-def _tell_next(snapshot: Snapshot, file: Path) -> None:
-    commands = report.next_commands(snapshot)
-    if snapshot.state == "finished":
-        commands.append((f"dlctl run --fresh {file}", "train from the beginning"))
-        commands.append((f"dlctl run {file}", "train on, with a later stop in [job]"))
-    console.commands(commands)
+    console.commands(report.next_commands(snapshot))

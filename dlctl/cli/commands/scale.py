@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-
 import click
 
 from dlctl.cli.group import make_command
@@ -34,16 +32,12 @@ def command(wanted: str, limit_s: float | None, no_wait: bool, job: str | None) 
     result = control.ask(snapshot, "scale", {"workers": workers})
     before, after = (values.count(result.get(key)) for key in ("before", "after"))
     starting, leaving = (result.get(key) or [] for key in ("starting", "leaving"))
-    if not starting and not leaving:
-        console.note(f"{snapshot.run_id} already has {after} workers")
-        return
     if not no_wait:
-        new = control.incarnations(snapshot, starting)
-        with closing(live.open_progress()) as progress:
-            control.wait(snapshot, new, limit_s, f"{after} workers", progress, leaving)
+        with live.progress() as progress:
+            control.wait(snapshot, starting, limit_s, f"{after} workers", progress, leaving)
     changes = [("new", starting), ("gone", leaving)]
     changed = "; ".join(f"{what}: {', '.join(names)}" for what, names in changes if names)
-    console.out(console.escape(f"workers  {before} -> {after}  ({changed})"))
+    console.out(console.escape(f"workers  {before} -> {after}  ({changed or 'no change'})"))
 
 
 def parse(text: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing
 from pathlib import Path
 
 import click
@@ -12,6 +11,7 @@ from dlctl.cli.group import make_command
 from dlctl.cli.options import PATH, file_argument, fresh_option, wait_options
 from dlctl.cli.ui import console, live, log_lines, report
 from dlctl.errors import UsageError
+from dlctl.runs.snapshot import load
 from dlctl.util import values
 
 
@@ -60,12 +60,13 @@ def command(
     if no_wait:
         console.note(f"{name} is starting in the background")
         return
-    with closing(live.open_progress()) as progress:
+    with live.progress() as progress:
         try:
             snapshot = ready.wait_ready(launched, limit_s, progress)
         except KeyboardInterrupt:
-            wait, stop = f"dlctl wait --for ready -j {name}", f"dlctl stop -j {name}"
-            console.note(f"\nIt is still starting.  wait: {wait}   stop: {stop}")
+            console.note("\nIt is still starting.")
+            wait = (f"dlctl wait --for ready -j {name}", "wait for it")
+            console.commands([wait, *report.next_commands(load(launched.directory))])
             raise
     if snapshot.state == "failed":
         raise ready.failed(launched, "failed soon after its start")

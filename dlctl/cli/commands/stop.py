@@ -89,7 +89,5 @@ def _require_saved(snapshot: Snapshot) -> None:
     why = f"the last checkpoint failed: {error}" if error else "no checkpoint was saved"
     if not has_older:
         why += "\nthere is no older checkpoint: the next start trains from the beginning"
-    raise Partial(
-        f"{snapshot.run_id} has {snapshot.state}, but {why}",
-        hint=f"dlctl events -j {snapshot.run_id}",
-    )
+    what = f"{snapshot.run_id} has {snapshot.state}, but {why}"
+    raise Partial(what, hint=next_step.command(snapshot))

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
 
 from dlctl.cli.group import make_command
 from dlctl.cli.options import json_option, run_argument
 from dlctl.cli.ui import console
 from dlctl.errors import DlctlError, Partial
 from dlctl.runs import select
-from dlctl.util import values
 
-if TYPE_CHECKING:
-    from dlctl.ops.verify import Verdict
+COLUMNS = ("worker", "incarnation", "epoch", "shard", "acknowledged", "recorded", "lost")
 
 
 @make_command(
@@ -33,50 +30,32 @@ def command(job: str | None) -> None:
 
     snapshot = select.look(job)
     judged = verify.judge(snapshot)
-    found = judged.verdicts
+    found = [asdict(verdict) | {"lost": verdict.lost} for verdict in judged.verdicts]
     data = {
         "run_id": snapshot.run_id,
         "lost": judged.lost,
-        "unknown": sum(1 for verdict in found if verdict.lost is None),
+        "unknown": sum(1 for record in found if record["lost"] is None),
         "unchecked": judged.unchecked.total(),
         "acknowledged": judged.acknowledged,
-        "records": [asdict(verdict) | {"lost": verdict.lost} for verdict in found],
+        "records": found,
         "witnesses": [{"shard": w.shard, "source": w.source} for w in judged.witnesses],
         "before": judged.before,
     }
-    console.show("dlctl.verify/1", data, console.table(map(_row, found)))
+    cells = ({key.upper(): record[key] for key in COLUMNS} for record in found)
+    console.show("dlctl.verify/1", data, console.table(cells))
     if judged.before:
         before = f"{acknowledged(judged.before)} from before the run rolled back to a checkpoint"
         console.warn(f"{before} are not checked: dlctl events -j {snapshot.run_id} has the cost")
     for why, count in judged.unchecked.items():
         console.warn(f"{acknowledged(count)} cannot be checked: {why}")
     # A push that cannot be checked proves nothing, and the message must not suggest otherwise.
-    run_id, unchecked, pushes = snapshot.run_id, judged.unchecked.total(), judged.acknowledged
-    if judged.lost:
-        more = f"; {unchecked:,} more could not be checked" if unchecked else ""
-        text = f"{run_id} has lost {acknowledged(judged.lost)}{more}"
-        raise DlctlError(text, hint=f"dlctl events -j {run_id}")
-    if unchecked:
-        text = f"{unchecked:,} of {acknowledged(pushes)} could not be checked"
-        raise Partial(f"{run_id}: no loss found, but {text}", hint=f"dlctl events -j {run_id}")
-    result = f"{acknowledged(pushes)}, none lost" if pushes else "no push was acknowledged so far"
-    console.note(f"{run_id}: {result}")
-
-
-def _row(verdict: Verdict) -> dict[str, Any]:
-    recorded, lost = (
-        "unknown" if count is None else values.count(count)
-        for count in (verdict.recorded, verdict.lost)
-    )
-    return {
-        "WORKER": verdict.worker,
-        ">INC": verdict.incarnation,
-        ">EPOCH": verdict.epoch,
-        "SERVER": f"server-{verdict.shard}",
-        ">ACKNOWLEDGED": values.count(verdict.acknowledged),
-        ">RECORDED": recorded,
-        ">LOST": console.style(lost, fg="red" if verdict.lost else None),
-    }
+    lost, unchecked = judged.lost, judged.unchecked.total()
+    counts = f"{lost:,} found lost, {unchecked:,} could not be checked"
+    text = f"{snapshot.run_id}: {acknowledged(judged.acknowledged)}: {counts}"
+    if lost or unchecked:
+        kind = DlctlError if lost else Partial
+        raise kind(text, hint=f"dlctl events -j {snapshot.run_id}")
+    console.note(text)
 
 
 def acknowledged(count: int) -> str:

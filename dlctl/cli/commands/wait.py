@@ -10,7 +10,7 @@ import click
 from dlctl.cli.group import make_command
 from dlctl.cli.options import job_option, json_option, timeout_option
 from dlctl.cli.ui import console
-from dlctl.cli.ui.live import POLL_S
+from dlctl.cli.ui.live import LOOK_S
 from dlctl.errors import NotFound, TimedOut, UsageError
 from dlctl.ops import control
 from dlctl.runs import facts, select
@@ -97,4 +97,4 @@ def _appear(job: str | None, deadline: float | None) -> Snapshot:
 def _sleep(deadline: float | None, what: str) -> None:
     if deadline is not None and time.monotonic() > deadline:
         raise TimedOut(what, hint="dlctl status")
-    time.sleep(POLL_S)
+    time.sleep(LOOK_S)

@@ -6,11 +6,12 @@ Everything here goes to stderr.
 from __future__ import annotations
 
 import json
+import math
 import os
-import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from dlctl.cli.ui import console, report
@@ -18,24 +19,22 @@ from dlctl.runs import facts
 from dlctl.runs.snapshot import Snapshot, load
 from dlctl.util import values
 
-PLAIN_EVERY_S = 10.0
-WAIT_NOTED_EVERY_S = 15.0
-NOTE_AFTER_S = 2.0
-"""A wait for no particular daemon is shown only after this time."""
 BAR_WIDTH = 24
 COLUMNS = 80
 """The width of a terminal of unknown width."""
-POLL_S = 0.2
-LOOK_S = 1.0
-"""How often a followed run itself is read."""
+LOOK_S = 0.5
+"""How often an attached or awaited run is read."""
 FIELDS = ("step", "data_epoch", "progress", "loss", "samples_per_s", "evaluation", "waiting")
-_TIME = re.compile(r"(?<![\w-])\d[\d.,]* ?(?:ms|s|m|h|d)\b")
 
 
-def open_progress() -> Progress:
-    """The style that --progress requests, else the one that stderr supports."""
+@contextmanager
+def progress() -> Iterator[Progress]:
+    """In the style that --progress requests, else in the one that stderr supports."""
     ways = {"tty": Bar, "quiet": Quiet, "json": Json}
-    return ways.get(console.progress_style(), Progress)()
+    try:
+        yield ways.get(console.progress_style(), Progress)()
+    finally:
+        console.put_live("")
 
 
 def fields(snapshot: Snapshot) -> dict[str, Any]:
@@ -73,35 +72,32 @@ def text(shown: Mapping[str, Any]) -> str:
 
 
 class Progress:
-    """A line at every change, and every ten seconds during training."""
+    """A line at every change of the state or the evaluation, and every ten seconds."""
 
-    every_s = PLAIN_EVERY_S
+    every_s = 10.0
 
     def __init__(self) -> None:
-        self._phase = ("", "")
-        self._told_at = -WAIT_NOTED_EVERY_S
-        self._evaluation: Any = None
+        self._news: Any = None
+        self._told_at = -math.inf
 
     def phase(self, state: str, waiting: str, waited_s: float) -> None:
         """The run is in transition (to ready, stopped) and waits for daemons."""
-        if not waiting and waited_s < NOTE_AFTER_S:
-            return
-        now, phase = time.monotonic(), (state, _TIME.sub("", waiting))  # A time is no news.
-        is_news = phase != self._phase
-        if is_news or now - self._told_at > WAIT_NOTED_EVERY_S:
-            self._phase, self._told_at = phase, now
-            whom = f"  waiting for {facts.text(waiting)}" if waiting else ""
-            since = "" if is_news else f", {values.duration(waited_s)} so far"
+        if self._is_due(state):
             data = {"state": state, "waiting": waiting, "waited_s": round(waited_s, 3)}
-            self._put(data, f"{console.escape(state)}{whom}{since}")
+            self._put(data, f"{console.escape(state)}  {_wait(waiting, waited_s)}")
 
     def show(self, snapshot: Snapshot) -> None:
         """Show the training progress."""
-        shown, now = fields(snapshot), time.monotonic()
-        is_news = shown["evaluation"] != self._evaluation or not snapshot.is_live
-        if is_news or now - self._told_at >= self.every_s:
-            self._told_at, self._evaluation = now, shown["evaluation"]
+        shown = fields(snapshot)
+        if self._is_due((snapshot.is_live, shown["evaluation"])):
             self._put(shown, text(shown))
+
+    def _is_due(self, news: Any) -> bool:
+        now = time.monotonic()
+        if news == self._news and now - self._told_at < self.every_s:
+            return False
+        self._news, self._told_at = news, now
+        return True
 
     def line(self, text: str) -> None:
         """A permanent line (may be styled, already escaped)."""
@@ -109,9 +105,6 @@ class Progress:
 
     def _put(self, data: Mapping[str, Any], text: str) -> None:
         console.write_err(text)
-
-    def close(self) -> None:
-        return
 
 
 class Json(Progress):
@@ -132,8 +125,7 @@ class Bar(Progress):
     """One line that is redrawn, with a bar if the progress is known."""
 
     def phase(self, state: str, waiting: str, waited_s: float) -> None:
-        whom = f"waiting for {facts.text(waiting)}  " if waiting else ""
-        self._draw(state, None, f"{whom}{values.duration(waited_s)}")
+        self._draw(state, None, _wait(waiting, waited_s))
 
     def show(self, snapshot: Snapshot) -> None:
         shown = fields(snapshot)
@@ -144,8 +136,10 @@ class Bar(Progress):
         bar = "" if done is None else f"[{'#' * full}{'-' * (BAR_WIDTH - full)}]  "
         console.put_live(f"{console.escape(state)}  {bar}{text}"[: _columns() - 1])
 
-    def close(self) -> None:
-        console.put_live("")
+
+def _wait(waiting: str, waited_s: float) -> str:
+    whom = f"waiting for {facts.text(waiting)}  " if waiting else ""
+    return f"{whom}{values.duration(waited_s)}"
 
 
 def _columns() -> int:
@@ -165,21 +159,18 @@ def told(progress: Mapping[str, Any]) -> None:
         console.note(f"{progress.get('phase') or 'stopping'}: {waiting}{left}")
 
 
-def follow(snapshot: Snapshot, poll: Callable[[], None], again: str) -> bool:
-    """Call `poll` five times a second until the run has ended, and once more after that. Ctrl-C
-    only detaches: the run continues; `again` is the command to re-attach. Whether it has ended.
+def follow(snapshot: Snapshot, poll: Callable[[], None]) -> bool:
+    """Call `poll` twice a second until the run has ended, and once more after that. Ctrl-C only
+    detaches: the run continues. Whether it has ended.
     """
     try:
         while snapshot.is_live:
-            look_at = time.monotonic() + LOOK_S
-            while time.monotonic() < look_at:
-                poll()
-                time.sleep(POLL_S)
+            poll()
+            time.sleep(LOOK_S)
             snapshot = load(snapshot.directory)
     except KeyboardInterrupt:
-        job = f"-j {snapshot.run_id}"
-        commands = f"Again: {again} {job}   Stop: dlctl stop {job}"
-        console.note(f"\nDetached. {snapshot.run_id} is still running.  {commands}")
+        console.note(f"\nDetached. {snapshot.run_id} is still running.")
+        console.commands(report.next_commands(snapshot))
         return False
     poll()
     reason = f" ({snapshot.reason})" if snapshot.reason else ""

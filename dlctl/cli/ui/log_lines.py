@@ -134,5 +134,5 @@ def follow_logs(
         printer.show(filter(test, lines), flush=True)
 
     new = chain([follower.past(limit, test)], iter(follower.poll, None))
-    if live.follow(snapshot, lambda: show(next(new)), "dlctl logs -f"):
+    if live.follow(snapshot, lambda: show(next(new))):
         show(follower.rest())

@@ -17,6 +17,7 @@ from dlctl.util import values
 
 SCHEMA = "dlctl.status-from/1"
 Row = Mapping[str, Any]
+COLUMNS = ("name", "state", "phase", "waiting_for", "host", "restarts")
 ADDRESS = re.compile(r"tcp://.+:([0-9]{1,5})")
 
 
@@ -33,20 +34,11 @@ def show(file: Path, address: str | None) -> None:
         key = key._replace(address=address)
     answer = reader.status(key)
     ill = [p for p in problems.read(answer["run"].get("problems")) if codes.level(p) != "wait"]
-    lines = [_head(answer["run"]), console.table(map(_cells, answer["daemons"]))]
+    rows = ({name: row.get(name) for name in COLUMNS} for row in answer["daemons"])
+    cells = ({k.upper(): None if v == "" else v for k, v in row.items()} for row in rows)
+    lines = [_head(answer["run"]), console.table(cells)]
     lines += [attention.line(problem, time.time()) for problem in ill]
     console.show(SCHEMA, {**answer, "asked": key.address}, "\n".join(lines))
-
-
-def _cells(row: Row) -> dict[str, Any]:
-    return {
-        "NAME": row.get("name"),
-        "STATE": row.get("state"),
-        "PHASE": row.get("phase") or None,
-        "WAITS FOR": row.get("waiting_for") or None,
-        "HOST": row.get("host") or None,
-        ">RST": values.count(row.get("restarts")),
-    }
 
 
 def _head(run: Row) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dlctl.cli.ui import console
+from dlctl.ops import next_step
 from dlctl.problems import CODES
 from dlctl.runs import facts, task_code
 from dlctl.runs.snapshot import Snapshot
@@ -160,8 +161,12 @@ def next_commands(snapshot: Snapshot) -> list[tuple[str, str]]:
     rows = [(f"dlctl status {job}", "rates, staleness and problems of every daemon")]
     if snapshot.is_live:
         rows += [(f"dlctl logs -f {job}", "follow it"), (f"dlctl stop {job}", "stop it")]
-    elif (snapshot.run.get("checkpoint") or {}).get("step"):  # Not one of initial values.
+    elif isinstance(saved := snapshot.run.get("checkpoint"), Mapping) and saved.get("step"):
         rows.append((f"dlctl checkpoint export {job}", "the model for torch"))
+    if snapshot.state == "finished":
+        file = next_step.job_file(snapshot)
+        rows.append((f"dlctl run --fresh {file}", "train from the beginning"))
+        rows.append((f"dlctl run {file}", "train on, with a later stop in [job]"))
     return rows
 
 
