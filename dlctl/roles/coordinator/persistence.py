@@ -239,6 +239,8 @@ class Lasting:
         self.is_on_disk = False
         """All of it. Of what the predecessor wrote this is not known."""
         self._served: set[str] = set()
+        self._is_before_release = False
+        """In a recovered run the release is on record already."""
         self._held: set[type[Message]] = set()
         """Leases until the release is on the disk; operations of a method that the coordinator
         drives, until its journal is.
@@ -261,9 +263,12 @@ class Lasting:
             self.is_on_disk = False
         if key == "lead":
             self._held.add(VectorOp)
-        if key == "clock" and not value[0]:  # The workers are released now.
-            self._held.add(Lease)
-            self.is_on_disk = False
+        if key == "run":
+            is_released = has_released({key: value})
+            if is_released and self._is_before_release:
+                self._held.add(Lease)
+                self.is_on_disk = False
+            self._is_before_release = not is_released
 
     def written(self) -> bool:
         """Everything so far is on the disk; returns whether `await_all` was called."""
