@@ -135,9 +135,10 @@ class Agent:
 
     def _on_message(self, message: m.Message, now: float) -> None:
         match message:
-            case m.Welcome():
+            case m.Welcome(settings=settings):
                 self._welcomed = True
                 self.context.retries.done("register", now)
+                self._apply(settings)
             case m.RegisterAgain() if not self._leaving:
                 self._register(now)
             case m.Spawn():
@@ -152,8 +153,7 @@ class Agent:
                 self.context.do(RemoveCopy(file))
             case m.Change():
                 before = {"log_level": self.log_level}
-                self.log_level = message.settings.get("log_level", self.log_level)
-                self.context.do(Configure("log_level", self.log_level))
+                self._apply(message.settings)
                 after = {"log_level": self.log_level}
                 self.context.answer_change(message, self.birth.name, before, after)
             case m.Shutdown(reason, keep_state):
@@ -162,6 +162,11 @@ class Agent:
             case m.Dismiss(reason):
                 # Another agent has replaced this one, and adopted its daemons.
                 self.context.do(Exit(EXIT_FENCED, reason))
+
+    def _apply(self, settings: m.Json) -> None:
+        if "log_level" in settings:
+            self.log_level = settings["log_level"]
+            self.context.do(Configure("log_level", self.log_level))
 
     def _on_spawn(self, message: m.Spawn, now: float) -> None:
         if self._leaving:
