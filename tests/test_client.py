@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 
 import psutil
 import pytest
@@ -97,6 +98,24 @@ def test_rubbish_instead_of_an_answer_is_the_peers_fault(run_directory):
         run = run_directory().run(control=address, **ME)
         with pytest.raises(RemoteProtocolError):
             client.ask(run.path, "get", {}, 5)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"no zlib",
+        zlib.compress(b"no json"),
+        zlib.compress(b"[]"),
+        zlib.compress(b"[" * 200_000),
+        zlib.compress(b" " * client.RESULT_BYTES_MAX + b"{}"),
+    ],
+    ids=["no zlib", "no json", "no object", "deep", "more than it seems"],
+)
+def test_a_compressed_result_is_no_trap(run_directory, data):
+    with coordinator(lambda q, n: [Reply(q.request, True, "", {}, data)]) as (address, _):
+        run = run_directory().run(control=address, **ME)
+        with pytest.raises(RemoteProtocolError, match="the coordinator's answer"):
+            client.ask(run.path, "status", {}, 5)
 
 
 def test_a_coordinator_that_is_gone_is_noticed_at_once_although_its_address_is_known(run_directory):

@@ -22,6 +22,7 @@ from dlctl.errors import (
     DlctlError,
     NotFound,
     NotPermitted,
+    RemoteProtocolError,
     TimedOut,
     Unreachable,
     UsageError,
@@ -44,6 +45,8 @@ NO_REPLY_S = 15.0
 CONNECT_S = 0.2
 """Between two checks for an address that is not known yet."""
 LAST_REPLY_S = 0.2
+RESULT_BYTES_MAX = 4 * 1024 * 1024
+"""Of a result that travels compressed: a few bytes could stand for gigabytes."""
 REQUEST_BITS = 53
 """So that every JSON reader represents the number exactly."""
 
@@ -85,10 +88,20 @@ def answer(question: Question, on_progress: Callable[[Result], None] | None = No
         if reply.error:
             raise _refusal(reply)
         if reply.done:
-            result: Result = json.loads(zlib.decompress(reply.data)) if reply.data else reply.result
-            return result
+            return _uncompressed(reply.data) if reply.data else reply.result
         if on_progress is not None:
             on_progress(reply.result)
+
+
+def _uncompressed(data: bytes) -> Result:
+    """Raises RemoteProtocolError for what is no object in JSON of at most `RESULT_BYTES_MAX`."""
+    try:
+        result = json.loads(zlib.decompressobj().decompress(data, RESULT_BYTES_MAX))
+    except (zlib.error, ValueError, RecursionError) as error:
+        raise RemoteProtocolError(f"the coordinator's answer cannot be read: {error}") from None
+    if not isinstance(result, dict):
+        raise RemoteProtocolError("the coordinator's answer is no object")
+    return result
 
 
 def _refusal(reply: Reply) -> DlctlError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dlctl import messages as m
 from dlctl.machine import DeadlineReached, Effect, Received, Started
-from dlctl.roles.agent.agent import RESTART_MAX_S, Agent
+from dlctl.roles.agent.agent import RESTART_MAX_S, WORKS_S, Agent
 from dlctl.roles.protocol.context import COORDINATOR, Birth
 from dlctl.roles.protocol.effects import CoordinatorGone, RestartCoordinator
 
@@ -35,11 +35,20 @@ class Watched:
 
 def test_a_coordinator_that_has_worked_is_started_again_at_once() -> None:
     watched = Watched()
-    for lived_s in (5.0, 0.5, 0.5):
+    for _ in range(3):
         assert watched.pause_s() == 0.0
-        watched.now += lived_s
+        watched.now += WORKS_S
         watched.hear()
-    assert watched.pause_s() == 0.0
+
+
+def test_one_that_is_heard_and_dies_soon_after_every_start_waits_longer_and_longer() -> None:
+    watched = Watched()
+    pauses = []
+    for _ in range(8):
+        pauses.append(watched.pause_s())
+        watched.now += 0.5
+        watched.hear()
+    assert pauses == [0.0, 1.0, 2.0, 4.0, 8.0, *[RESTART_MAX_S] * 3]
 
 
 def test_one_that_dies_before_it_is_heard_waits_longer_and_longer_up_to_a_limit() -> None:

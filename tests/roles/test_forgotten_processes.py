@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlctl import messages as m
-from dlctl.machine import Effect, Received, Send
+from dlctl.machine import Configure, Effect, Received, Send
 from dlctl.roles.agent.agent import Agent, ProcessStarted
 from dlctl.roles.protocol.context import COORDINATOR, Birth
 from dlctl.roles.protocol.effects import ProcessEnded, SignalProcess, StartProcess
@@ -67,3 +67,10 @@ def test_a_process_that_has_ended_is_not_said_to_be_started() -> None:
         assert not [e for e in effects if isinstance(e, Send) and isinstance(e.message, m.Spawned)]
     spawn = m.Spawn("worker-1", "worker", 6, "")
     assert StartProcess(spawn) in told(one, spawn)
+
+
+def test_an_agent_starts_with_the_settings_that_were_set_while_there_was_none() -> None:
+    one = agent()
+    effects = told(one, m.Welcome("agent-0", 0, 0, b"", {"log_level": "debug"}))
+    assert Configure("log_level", "debug") in effects
+    assert one.log_level == "debug"

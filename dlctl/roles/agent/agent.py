@@ -39,8 +39,10 @@ from dlctl.util.names import HOME_AGENT
 from dlctl.util.text import COORDINATOR_GONE
 
 RESTART_FIRST_S, RESTART_MAX_S = 0.5, 10.0
-"""The coordinator is restarted at once; with backoff while it dies before its first message, until
-the `Watchdog` expires."""
+"""The coordinator is restarted at once; with backoff while each one dies before it works, until the
+`Watchdog` expires."""
+WORKS_S = 2.0
+"""A coordinator that is heard so long after its restart works."""
 TERMINATE_S = 5.0
 """Between SIGTERM and SIGKILL."""
 
@@ -71,7 +73,8 @@ class Agent:
         self._children = {a.name: _Child(a.incarnation, a.pid) for a in adopted}
         self._lifeline = Watchdog()
         self._restarts = 0
-        """Restarts of the coordinator since its last message."""
+        """Restarts of the coordinator since one has worked."""
+        self._restarted_at = -WORKS_S
         self._restart_at: float | None = None
         self._report_at = 0.0
         self._welcomed = False
@@ -85,7 +88,8 @@ class Agent:
         match event:
             case Received(_, message):
                 self._lifeline.heard(now)
-                self._restarts = 0  # The new coordinator sends messages: it works.
+                if now - self._restarted_at >= WORKS_S:
+                    self._restarts = 0
                 self._on_message(message, now)
             case ProcessStarted(spawned):
                 self._children[spawned.name].pid = spawned.pid
@@ -131,9 +135,10 @@ class Agent:
 
     def _on_message(self, message: m.Message, now: float) -> None:
         match message:
-            case m.Welcome():
+            case m.Welcome(settings=settings):
                 self._welcomed = True
                 self.context.retries.done("register", now)
+                self.live.begin(settings)
             case m.RegisterAgain() if not self._leaving:
                 self._register(now)
             case m.Spawn():
@@ -208,7 +213,7 @@ class Agent:
                 self.context.do(SignalProcess(name, child.incarnation, 9))
         if self._restart_at is not None and self._restart_at <= now:
             self._restart_at = None
-            self._restarts += 1
+            self._restarts, self._restarted_at = self._restarts + 1, now
             self.context.note("warning", COORDINATOR_GONE)
             self.context.do(RestartCoordinator())
             # We may not be on record: the disk may have been full when we registered.

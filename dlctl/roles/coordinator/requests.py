@@ -98,9 +98,11 @@ def _how(error: DlctlError) -> Json:
 
 NOTIFY_EVERY_S = 1.0
 """Between two progress messages to a waiting command."""
-STATUS_BYTES_MAX, TEXT_CHARS_MAX = 100 * 1024, 400
-"""Of an answer, compressed; of an item of the run, if that is larger. A frame of 512 KiB would be
-sent in segments, which no client assembles; no daemon can report so much."""
+STATUS_CHARS_MAX, TEXT_CHARS_MAX = 100 * 1024, 400
+"""Of JSON, before its compression: of the run, of an answer's daemons but the last one, and of an
+item of the run if that is too large. A frame of 512 KiB would be sent in segments, which no client
+assembles; no daemon can report so much.
+"""
 
 
 @dataclass(eq=False)
@@ -135,14 +137,17 @@ class Requests(Part):
         """
         run, rows = self.status.look(now)
         run = {"run_id": self.run.run_id, "name": self.run.job.job.name} | run
-        if len(_compressed(run)) > STATUS_BYTES_MAX:  # Daemons have reported absurd texts.
+        if len(json.dumps(run)) > STATUS_CHARS_MAX:  # Daemons have reported absurd texts.
             run = {key: value for key, value in run.items() if len(str(value)) <= TEXT_CHARS_MAX}
-        shown = [_without_log(row) for row in rows[int(request.arguments.get("first", 0)) :]]
-        while True:
-            data = _compressed({"now": now, "run": run, "daemons": shown, "of": len(rows)})
-            if len(data) <= STATUS_BYTES_MAX or len(shown) <= 1:
-                return data
-            shown = shown[: len(shown) // 2]
+        shown: list[Json] = []
+        room = STATUS_CHARS_MAX
+        for row in rows[int(request.arguments.get("first", 0)) :]:
+            if room <= 0:
+                break
+            shown.append(_without_log(row))
+            room -= len(json.dumps(shown[-1]))
+        answer = {"now": now, "run": run, "daemons": shown, "of": len(rows)}
+        return zlib.compress(json.dumps(answer).encode())
 
     def _stop(self, request: Request, now: float) -> None:
         arguments = request.arguments
@@ -230,10 +235,6 @@ class Requests(Part):
         if COORDINATOR in names:
             self.scaling.hand_over("the coordinator is restarted on request")
         return self._with_trouble({"restarting": names})
-
-
-def _compressed(value: Json) -> bytes:
-    return zlib.compress(json.dumps(value).encode())
 
 
 def _without_log(row: Json) -> Json:
