@@ -73,4 +73,4 @@ def test_an_agent_starts_with_the_settings_that_were_set_while_there_was_none() 
     one = agent()
     effects = told(one, m.Welcome("agent-0", 0, 0, b"", {"log_level": "debug"}))
     assert Configure("log_level", "debug") in effects
-    assert one.log_level == "debug"
+    assert one.live.log_level == "debug"
