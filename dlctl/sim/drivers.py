@@ -522,7 +522,7 @@ class RecordsDriver:
             else:
                 self.store.memory[key] = value
 
-        self._keep(write)
+        self._rows.append(write)  # It is persisted with what follows, such as a term.
 
     def _issue(self, effect: j.IssueTerm) -> None:
         self._lasting.issues_term()

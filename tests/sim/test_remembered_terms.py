@@ -1,4 +1,4 @@
-"""A term that is remembered of its daemon, and is not on record, is nobody else's all the same."""
+"""A term and the record of its daemon are persisted together, whenever the coordinator dies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EPOCHS = 12
 
 
 class DiesBeforeItIsOnRecord:
-    """Ends the first coordinator when it has remembered a term, and would put it on record."""
+    """Ends the first coordinator when it has remembered a term, and has not issued it yet."""
 
     def __init__(self, issued: IssueTerm) -> None:
         self.issued = issued
@@ -29,7 +29,7 @@ class DiesBeforeItIsOnRecord:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["worker-0", "server-0"])
-def test_the_next_coordinator_puts_it_on_record_and_gives_a_newer_one_to_the_next_process(name):
+def test_the_next_coordinator_issues_it_and_gives_a_newer_one_to_the_next_process(name):
     problem = Ledger(shards=2, cells=300)
     job = job_file(
         2, 2, optimizer=ACCOUNT, batch_size=4, portion_batches=2, epochs=float(EPOCHS),
