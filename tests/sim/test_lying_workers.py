@@ -125,7 +125,9 @@ def test_a_report_with_too_much_in_it_does_not_keep_anybody_from_reading_the_sta
     for name in ("worker-0", "worker-1"):
         report = m.Report(name, 1, "computing", "", metrics)
         tell(world, wire.decode(wire.encode(report)), name.encode())
-    world.machine(COORDINATOR).members.daemons["worker-1"].ended(1, ("a secret",), 1.0)
+    world.machine(COORDINATOR).members.daemons["worker-1"].ended(
+        m.ProcessExited("worker-1", 1, 1, ("a secret",)), 1.0
+    )
     rows = []
     for number in range(1, pages + 1):
         effects = tell(world, m.Request(number, "status", {"first": len(rows)}), b"a reader")
