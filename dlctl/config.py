@@ -208,7 +208,8 @@ class Workers:
     count: Count = 1
     """Model replicas."""
     batch_size: Annotated[int, Ge(1)] | Literal["auto"] = 32
-    """Samples of one batch of one worker; a step is one batch, or several: `gradient.accumulate`.
+    """Samples of one batch of one worker, at most: the batches of a portion are of equal size, give
+    or take one sample. A step is one batch, or several: `gradient.accumulate`.
     "auto": before the first step, worker-0 finds the largest power of two that fits into memory, by
     forward and backward passes of real samples; all workers use it, also when the run is resumed.
     At most 65536 on a GPU, of which a tenth stays free, and 1024 on the CPU, where half of the

@@ -73,6 +73,18 @@ class Layout:
         """Length of the flat vector of one kind."""
         return sum(entry.size for entry in self.entries if entry.kind == kind)
 
+    def difference(self, before: Layout) -> str:
+        """The first tensor that differs, as in '"0.bias" is float32[3], was float32[4]'."""
+        now_is, was = (
+            {e.name: f"{e.dtype}{[*e.shape]}" + f" {e.kind}" * (e.kind != TRAINED) for e in entries}
+            for entries in (self.entries, before.entries)
+        )
+        for name in {**was, **now_is}:
+            if now_is.get(name) != was.get(name):
+                new, old = (found.get(name, "missing") for found in (now_is, was))
+                return f'"{name:.80}" is {new}, was {old}'
+        return "its tensors have another order, or other names are shared"
+
     def to_rows(self) -> list[list[Any]]:
         """[[name, kind, shape, dtype, aliases], ...]: data for JSON; for rows the init, too."""
         return [

@@ -19,8 +19,8 @@ from dlctl.problems import Code, Problem
 from dlctl.util import values
 
 Level = Literal["error", "over", "notice", "wait"]
-"""error: a daemon is unhealthy. over: it recovered a moment ago. notice: nothing is wrong, as with a
-daemon that joins or leaves. wait: a daemon blocks others or is blocked; only `why` shows it."""
+"""error: a daemon is unhealthy. over: it recovered a moment ago. notice: nothing is wrong, a daemon
+joins or leaves, for example. wait: a daemon blocks others or is blocked; only `why` shows it."""
 _BRACKETS = re.compile(r"\[([^]]*)\]")
 
 

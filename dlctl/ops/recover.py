@@ -5,6 +5,7 @@ coordinator's state, or from a checkpoint.
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -184,6 +185,7 @@ def start_coordinator(directory: Path, *, resumes: bool = False) -> Launched:
     """
     paths.socket_address(directory.name, "coordinator")
     paths.register(directory)
+    os.utime(directory / "job.json")  # The last started run is the newest: `snapshot.started`.
     if (directory / task_code.CODE).exists() and not any(local.living(directory)):
         task_code.forget(directory)
     return Launched(directory, local.start_coordinator(directory), resumes)

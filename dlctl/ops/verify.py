@@ -6,7 +6,7 @@ in the state that its server stores, else in the newest good checkpoint. A check
 damaged, or that the run abandoned for an older one, proves nothing: its content is not in the
 shards.
 
-Pushes acknowledged before the run rolled back to a checkpoint are not judged: the cost of the
+Pushes acknowledged before the run resumed from a checkpoint are not judged: the cost of the
 rollback is in the run's events. If a shard has discarded an old epoch, the result is "unknown".
 """
 
@@ -73,7 +73,7 @@ class Judgement(NamedTuple):
     verdicts: list[Verdict]
     witnesses: list[Witness]
     before: int
-    """Pushes acknowledged before the run rolled back to a checkpoint: they are not judged."""
+    """Pushes acknowledged before the run resumed from a checkpoint: they are not judged."""
 
     @property
     def acknowledged(self) -> int:

@@ -234,7 +234,7 @@ def _truth(
 
 
 def started(directory: Path) -> float:
-    """The time of a run's last start or resume: job.json is written each time."""
+    """The time of a run's last start or resume: job.json is written or touched each time."""
     try:
         return (directory / "job.json").stat().st_mtime
     except OSError:

@@ -91,7 +91,7 @@ def test_what_was_acknowledged_before_the_run_went_back_is_not_judged(run, dlctl
     code, data = verdict(dlctl_command)
     assert (code, data["lost"], data["before"], data["acknowledged"]) == (0, 0, 50, 7)
     err = dlctl_command("verify").err
-    before = "50 acknowledged pushes from before the run rolled back to a checkpoint"
+    before = "50 acknowledged pushes from before the run resumed from a checkpoint"
     assert f"{before} are not checked" in err
     acknowledge(run, 0, 2, 2, 9)
     assert verdict(dlctl_command)[1]["lost"] == 2

@@ -12,6 +12,7 @@ import psutil
 import pytest
 from workplace import ENDLESS, SLOW_S, Workplace
 
+from dlctl.runs.snapshot import started
 from dlctl.util import processes
 
 
@@ -90,9 +91,10 @@ def coordinators(place: Workplace) -> list[psutil.Process]:
 
 @pytest.mark.long
 def test_start_brings_back_what_is_whole(dead: Workplace) -> None:
-    step = dead.run()["step"]
+    step, started_at = dead.run()["step"], started(dead.directory)
     ended = dead.dlctl("start", "job.toml")
     assert ended.code == 0, ended.err
+    assert started(dead.directory) > started_at, "commands without a name refer to it now"
     assert "resumes where it stopped" in ended.err
     assert "nothing is lost" in ended.err
     assert dead.run()["step"] >= step

@@ -22,8 +22,8 @@ COLUMNS = ("worker", "incarnation", "epoch", "shard", "acknowledged", "recorded"
 def command(job: str | None) -> None:
     """Compares the acknowledgements that every incarnation of every worker received with the
     records of the shards: in the servers' stored states, else in the newest good checkpoint, every
-    byte of which is read. Pushes acknowledged before a run rolled back to a checkpoint are not
-    checked: the run's events have the cost of the rollback. The exit code is 1 if anything was
+    byte of which is read. Pushes acknowledged before a run resumed from a checkpoint are not
+    checked: the run's events have the cost of that, if any. The exit code is 1 if anything was
     lost, and 8 if no loss was found but some pushes could not be checked.
     """
     from dlctl.ops import verify
@@ -44,8 +44,9 @@ def command(job: str | None) -> None:
     cells = ({key.upper(): record[key] for key in COLUMNS} for record in found)
     console.show("dlctl.verify/1", data, console.table(cells))
     if judged.before:
-        before = f"{acknowledged(judged.before)} from before the run rolled back to a checkpoint"
-        console.warn(f"{before} are not checked: dlctl events -j {snapshot.run_id} has the cost")
+        before = f"{acknowledged(judged.before)} from before the run resumed from a checkpoint"
+        cost = f"dlctl events -j {snapshot.run_id} shows what that cost, if anything"
+        console.warn(f"{before} are not checked: {cost}")
     for why, count in judged.unchecked.items():
         console.warn(f"{acknowledged(count)} cannot be checked: {why}")
     # A push that cannot be checked proves nothing, and the message must not suggest otherwise.

@@ -185,9 +185,10 @@ class Registration:
         built, known = Layout.from_bytes(layout), self.layout or self._before
         if known is not None and built != known:
             raise DlctlError(
-                f"{worker.name} builds another model than this run has had",
-                hint="model() must build the same layers every time it is called; after a change "
-                "start with --fresh to begin a new run",
+                f"{worker.name} builds another model than this run has had: "
+                f"{built.difference(known)}",
+                hint="undo the change of model() and start again, or start with --fresh to begin a "
+                "new run; model() must build the same layers every time it is called",
             )
         return built
 
