@@ -49,6 +49,11 @@ def largest(job: JobFile) -> int:
     return max(step_samples(job, agent) for agent in placement.takes_workers(job))
 
 
+def bound(job: JobFile) -> int:
+    """The same, also while the size is open."""
+    return FOUND_MAX * job.gradient.accumulate if is_open(job) else largest(job)
+
+
 def smallest(job: JobFile) -> int:
     """The same on the host with the smallest batch size."""
     return min(step_samples(job, agent) for agent in placement.takes_workers(job))

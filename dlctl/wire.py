@@ -13,15 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgpack
 import numpy as np
 
 from dlctl.errors import LocalProtocolError, RemoteProtocolError
-from dlctl.messages import MESSAGES, Array, Json, Message, Packed, Signed
+from dlctl.messages import FINITE, MESSAGES, NATURAL, Array, Json, Limits, Message, Packed
 
-PROTOCOL = 14
+PROTOCOL = 15
 HEADER_BYTES_MAX = 64 * 1024
 FRAME_BYTES_MAX = 2**34
 FRAMES_MAX = 34
@@ -225,16 +225,17 @@ _Arrays = Iterator[Array]
 _Checker = Callable[[Any, _Arrays], Any]
 
 
-def _natural(value: Any, _: _Arrays) -> int:
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise ValueError("expected a natural number")
-    return value
+def _number(kind: type[int] | type[float], limits: Limits) -> _Checker:
+    least, most = limits.least, limits.most  # Every field of every message comes here.
 
+    def check(value: Any, _: _Arrays) -> Any:
+        if type(value) is not kind:
+            raise ValueError(f"expected {kind.__name__}")
+        if not least <= value <= most and not limits.allow(value):
+            raise ValueError(f"expected {kind.__name__} from {least:g} to {most:g}")
+        return value
 
-def _signed(value: Any, _: _Arrays) -> int:
-    if type(value) is not int or not -(2**63) <= value < 2**63:
-        raise ValueError("expected an integer")
-    return value
+    return check
 
 
 def _exactly(kind: type) -> _Checker:
@@ -295,22 +296,31 @@ def _bytes(value: Any, arrays: _Arrays) -> bytes:
 def _packed(value: Any, arrays: _Arrays) -> Packed:
     if type(value) is not list or len(value) != 3 or type(value[0]) is not str:
         raise ValueError("expected [compressor, length, arrays]")
-    count = _natural(value[2], arrays)
+    length, count = _natural(value[1], arrays), _natural(value[2], arrays)
     if count > FRAMES_MAX:
         raise ValueError("too many arrays")
-    return Packed(value[0], _natural(value[1], arrays), tuple([next(arrays) for _ in range(count)]))
+    return Packed(value[0], length, tuple([next(arrays) for _ in range(count)]))
+
+
+_natural = _number(int, NATURAL)
+
+
+def limits_of(hint: Any) -> Limits | None:
+    """Of a field of this type; None: it is not a number."""
+    if get_origin(hint) is Annotated:
+        return next(found for found in hint.__metadata__ if isinstance(found, Limits))
+    return {int: NATURAL, float: FINITE}.get(hint)
 
 
 def _checker(hint: Any) -> _Checker:
     if get_origin(hint) is tuple:
         return _items(_checker(get_args(hint)[0]))
+    if (limits := limits_of(hint)) is not None:
+        return _number(getattr(hint, "__origin__", hint), limits)
     return _BY_TYPE[str(hint)]
 
 
 _BY_TYPE: dict[str, _Checker] = {
-    str(int): _natural,
-    str(Signed): _signed,
-    str(float): _exactly(float),
     str(str): _exactly(str),
     str(bool): _exactly(bool),
     str(bytes): _bytes,

@@ -171,6 +171,7 @@ def serving(
         context=context, declared=MODEL, table=0, index=0, generation=generation, lo=assigned.lo,
         hi=assigned.hi, shard=shard, side=side, compressor_name=compressor[0],
         compressor=compressor[1], push_norm_max=1e9, fetch_values=fetch_values,
+        step_samples=1024,
     )  # fmt: skip
     made = ShardProtocol(context, run_id, key, assigned, [table])
     made.initialised = True

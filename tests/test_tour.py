@@ -94,7 +94,7 @@ def test_one_gradient_goes_from_the_loss_to_a_server_and_comes_back_as_parameter
     # The coordinator tells the server its slice, the worker its epoch and where the server is.
     server.handle(Started(), now=0.0)
     to_server(m.Welcome("server-0", 0, 1, KEY, {}), COORDINATOR)
-    to_server(m.Assign(0, replica.layout.size(), layout, restore=""), COORDINATOR)
+    to_server(m.Assign(0, replica.layout.size(), layout, restore="", step_samples=64), COORDINATOR)
     to_worker(Started())
     effects = to_worker(m.Welcome("worker-0", 0, 1, sign(KEY, RUN, 0, 1), {}))
     assert BuildModel(0, 1) in effects

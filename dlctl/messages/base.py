@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import sys
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -13,8 +14,35 @@ from dlctl.util.record import Record, record
 Array = npt.NDArray[Any]
 Json = dict[str, Any]
 """Plain data: None, bool, int, float, str, lists and dicts of them, a few levels deep."""
-Signed = Annotated[int, "may be negative"]
-"""A plain int on the wire is a count, an index or a number: never negative."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The least and the largest value that a number on the wire may have. `decode` refuses others
+    before a role sees them, so no sum of received numbers can outgrow what persists it.
+    """
+
+    least: float
+    most: float
+    allows_nan: bool = False
+
+    def allow(self, value: float) -> bool:
+        return self.least <= value <= self.most or (self.allows_nan and value != value)
+
+
+NATURAL_MAX = 2**53 - 1
+"""No run counts further. Exact as a float64, too, and in every reader of JSON."""
+NATURAL = Limits(0, NATURAL_MAX)
+"""Of a plain int: a count, an index or a number."""
+FINITE = Limits(-sys.float_info.max, sys.float_info.max)
+"""Of a plain float."""
+Signed = Annotated[int, Limits(-NATURAL_MAX, NATURAL_MAX)]
+Samples = Annotated[int, Limits(0, 2**31 - 1)]
+"""Of a single push."""
+Weight = Annotated[float, Limits(0.0, 2.0**100)]
+"""Sums of weights stay finite."""
+Sum = Annotated[float, Limits(-float("inf"), float("inf"), allows_nan=True)]
+"""A sum of what may have diverged."""
 
 
 class Message(Record):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import field
 
-from dlctl.messages.base import Array, Json, Message, Signed
+from dlctl.messages.base import Array, Json, Message, Signed, Sum
 from dlctl.util.record import record
 
 # ------------------------------------------------------------ control plane: joining and leaving
@@ -84,6 +84,8 @@ class Assign(Message):
     fail. False: start over, whatever exists; `restore` applies only then."""
     samples: int = 0
     """Of the dataset: a schedule depends on the length of the run."""
+    step_samples: int = 0
+    """The most samples of one step of a worker: no push has more per step."""
 
 
 @record
@@ -224,7 +226,7 @@ class PortionDone(Message):
     portion: int
     steps: int
     samples: int
-    loss_sum: float
+    loss_sum: Sum
     metric_sums: Json = field(default_factory=dict)
     """Other metrics of the task's loss: name -> [sum over samples, samples that have it]."""
     end: Signed = -1
@@ -536,7 +538,7 @@ class NormPart(Message):
     shard: int
     generation: int
     clock: int
-    squared: float
+    squared: Sum
 
 
 @record
@@ -544,7 +546,7 @@ class NormTotal(Message):
     """To a server: the sum of the parts of all shards."""
 
     clock: int
-    squared: float
+    squared: Sum
 
 
 # ------------------------------------------------------------ control plane: samples

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from dlctl.messages.base import Array, Message, Packed
+from dlctl.messages.base import Array, Message, Packed, Samples, Sum, Weight
 from dlctl.util.record import record
 
 
@@ -63,7 +63,7 @@ class Push(Message):
     base_version: int
     first_step: int
     last_step: int
-    samples: int
+    samples: Samples
     clock: int
     """The method's clock: the step of a barrier, the number of a batch method's batch."""
     delta: Packed
@@ -74,7 +74,7 @@ class Push(Message):
     is_part: bool = False
     """`delta` is of the elements [at, at + its length) of the shard's slice, not of all of it."""
     at: int = 0
-    weight: float = 0.0
+    weight: Weight = 0.0
     """Its weight, for methods that use weights."""
 
 
@@ -225,7 +225,7 @@ class VectorOp(Message):
     """Changes, followed by sums; x, y and a of each are in the next fields."""
     x: tuple[str, ...]
     y: tuple[str, ...]
-    a: tuple[float, ...]
+    a: tuple[Sum, ...]
 
 
 @record
@@ -236,7 +236,7 @@ class VectorResult(Message):
     shard: int
     newest: int
     """The number of the newest operation that has changed this shard."""
-    sums: tuple[float, ...]
+    sums: tuple[Sum, ...]
 
 
 # ---------------------------------------------------------------- from worker to worker

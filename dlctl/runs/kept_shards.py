@@ -27,7 +27,7 @@ from dlctl.config import Servers
 from dlctl.errors import DlctlError
 from dlctl.messages import Json
 from dlctl.shards import image, records
-from dlctl.shards.base import Unusable
+from dlctl.shards.base import Unusable, check_state
 from dlctl.util.flock import is_locked
 from dlctl.util.processes import boot_id as boot_id
 
@@ -156,13 +156,12 @@ def _read_image(path: Path, identity: _Identity, in_use: bool) -> Json:
     if form.boot_id != boot_id():
         raise Unusable("it is of before a reboot: not all of it may have come to the disk")
     if in_use:
-        seen: Json = image.commit_of_living(buffer, form).body["state"]
-        return seen
+        return check_state(image.commit_of_living(buffer, form).body["state"])
     newest = image.newest_commit(buffer, form)
     if not list(form.undo(buffer).pending(newest.number + 1, form.size)):
         image.check_seal(buffer, form, newest)
-    state: Json = newest.body["state"]
-    return state
+        image.check_finite(form.vectors(buffer, newest.current))
+    return check_state(newest.body["state"])
 
 
 def _read_log(path: Path, identity: _Identity) -> Json:
@@ -176,10 +175,7 @@ def _read_log(path: Path, identity: _Identity) -> Json:
     since, _ = records.read_all(journal.read_bytes()) if journal.exists() else ([], 0)
     if not path.exists():  # Its journal may be gone too: the newest state is elsewhere.
         raise Unusable("a server is writing it")
-    state = (since[-1].body if since else body).get("state")
-    if type(state) is not dict or type(state.get("meta", {})) is not dict:
-        raise Unusable("it has no state")
-    return state
+    return [check_state(record.body.get("state")) for record in (base[0], *since)][-1]
 
 
 def _check_is(found: tuple[Any, Any, Any], wanted: _Identity) -> None:

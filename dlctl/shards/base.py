@@ -16,7 +16,7 @@ import numpy as np
 
 from dlctl.compress.base import Delta
 from dlctl.errors import DlctlError
-from dlctl.messages import Array, Json
+from dlctl.messages import NATURAL_MAX, Array, Json
 from dlctl.optim.alarm import Alarm
 from dlctl.optim.base import Optimizer, Sweeping
 from dlctl.optim.blocks import Rule, check_length
@@ -110,14 +110,14 @@ class Spec:
         return (W, *self.slots)
 
 
-COUNT_MAX = 2**62
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
-def check_state(state: Any, optimizer: Optimizer) -> Json:
+def check_state(state: Any, optimizer: Optimizer | None = None) -> Json:
     """The state that `Shard.commit` wrote, or {} if nothing was committed. Raises Unusable.
 
-    Checksums verify the bytes; this verifies that they have the meaning this version expects.
+    Checksums verify the bytes; this verifies that they have the meaning this version expects. A
+    reader that is no server does not know the optimiser: then any counters are accepted.
     """
     if state == {}:
         return {}
@@ -127,16 +127,18 @@ def check_state(state: Any, optimizer: Optimizer) -> Json:
     lr, counters = state.get("lr"), state.get("counters")
     if type(lr) not in (int, float) or not abs(lr) <= FLOAT32_MAX:
         raise Unusable(f"the committed learning rate is {lr!r:.60}")
-    if type(counters) is not dict or counters.keys() != optimizer.counters.keys():
-        raise Unusable("the committed optimiser counters belong to another optimiser")
-    if not all(map(is_natural, counters.values())):
+    if type(counters) is not dict or not all(map(is_natural, counters.values())):
         raise Unusable("the committed optimiser counters are not numbers")
+    if optimizer is not None and counters.keys() != optimizer.counters.keys():
+        raise Unusable("the committed optimiser counters belong to another optimiser")
     return dict(state)
 
 
 def is_natural(value: Any) -> bool:
-    """Below a bound that no number of updates reaches, so the next commit stays readable."""
-    return type(value) is int and 0 <= value < COUNT_MAX
+    """At most what no number of updates reaches, so the next commit stays readable, and a message
+    can hold it.
+    """
+    return type(value) is int and 0 <= value <= NATURAL_MAX
 
 
 def unusable(spec: Spec, error: DlctlError, where: str) -> Unusable:
@@ -385,7 +387,7 @@ class Shard:
         if self._alarm.has_rung:
             self._raise_if_diverged()
         self.version += 1
-        self.samples += samples
+        self.samples = min(self.samples + samples, NATURAL_MAX)
         if self._factor is not None:
             self._set_rate()
 

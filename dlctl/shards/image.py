@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -30,6 +31,7 @@ from dlctl.shards.base import Spec, Unusable, W
 from dlctl.shards.records import read_body
 from dlctl.shards.undo import Undo
 from dlctl.util.threads import PLACES
+from dlctl.vector import all_finite
 
 FORMAT = 7
 MAGIC = b"dlctlSHD"
@@ -349,6 +351,13 @@ def check_seal(buffer: Any, form: Form, newest: Commit) -> None:
     sealed = newest.body["sealed"]
     if sealed is not None and sealed != form.vectors_crc(buffer, newest.current):
         raise Unusable("its vectors are damaged: they have changed since it was closed")
+
+
+def check_finite(vectors: Mapping[str, Array]) -> None:
+    """Raises Unusable, naming the first vector with an infinity or a NaN."""
+    for name, array in vectors.items():
+        if not all_finite(array):
+            raise Unusable(f'its vector "{name}" has values that are not finite')
 
 
 def has_updates(buffer: Any, spec: Spec, boot_id: str) -> bool:

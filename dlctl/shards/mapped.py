@@ -28,11 +28,10 @@ from dlctl.optim.base import Optimizer
 from dlctl.optim.blocks import Block, Cut, Place, Rule, go_over, update_in_place
 from dlctl.shards import image
 from dlctl.shards.ahead import Ahead
-from dlctl.shards.base import NOTHING, Extras, Point, Spec, Unusable, W, check_state, no_point
+from dlctl.shards.base import NOTHING, Extras, Point, Spec, W, check_state, no_point
 from dlctl.shards.image import Commit, Form
 from dlctl.util import threads
 from dlctl.util.threads import BLOCK, PLACES
-from dlctl.vector import all_finite
 
 
 class Mapped:
@@ -97,9 +96,7 @@ class Mapped:
             for array, old in zip(storage._vectors.values(), values, strict=True):
                 array[indices] = old
         image.check_seal(buffer, form, newest)
-        for name, array in storage._vectors.items():
-            if not all_finite(array):
-                raise Unusable(f'its vector "{name}" has values that are not finite')
+        image.check_finite(storage._vectors)
         return storage
 
     # ------------------------------------------------------------ reading

@@ -166,7 +166,7 @@ class Shards:
                 index=index, generation=GENERATION, lo=0, hi=0,
                 shard=self.tables[number].shards[index], side=self.tables[number].sides[index],
                 compressor_name="none", compressor=Dense, push_norm_max=1e9,
-                fetch_values="float32",
+                fetch_values="float32", step_samples=1024,
             )
             for number in self.numbers.values()
         ]  # fmt: skip

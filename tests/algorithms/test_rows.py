@@ -239,7 +239,7 @@ class Run:
         for event in (
             Started(),
             Received(COORDINATOR, m.Welcome(name, index, 1, b"key", {})),
-            Received(COORDINATOR, m.Assign(lo, hi, layout.to_bytes(), restore="")),
+            Received(COORDINATOR, m.Assign(lo, hi, layout.to_bytes(), restore="", step_samples=64)),
         ):
             server.handle(event, 0.0)
         return server

@@ -78,7 +78,7 @@ class Run:
         self.peer, _ = self.coordinator.wait_for(m.Register)
         send = self.coordinator.transport.send
         send(self.peer, m.Welcome(SERVER, 0, self.generation, self.key, {}))
-        send(self.peer, m.Assign(0, self.size, self.layout, "", keep))
+        send(self.peer, m.Assign(0, self.size, self.layout, "", keep, step_samples=64))
         _, serving = self.coordinator.wait_for(m.Serving)
         self.worker.transport.connect(SERVER, serving.address)
         return serving
@@ -320,7 +320,9 @@ def test_a_server_whose_state_is_gone_says_so_and_ends(make_run: MakeRun) -> Non
     run.processes.append(process)
     peer, _ = run.coordinator.wait_for(m.Register)
     run.coordinator.transport.send(peer, m.Welcome(SERVER, 0, 1, b"", {}))
-    run.coordinator.transport.send(peer, m.Assign(0, run.size, run.layout, "", keep=True))
+    run.coordinator.transport.send(
+        peer, m.Assign(0, run.size, run.layout, "", keep=True, step_samples=64)
+    )
     _, failed = run.coordinator.wait_for(m.Failed)
     assert failed.fatal
     assert failed.error.startswith("the stored state of shard 0 cannot be used: there is none")

@@ -379,6 +379,33 @@ def test_what_a_run_has_left_is_listed_with_versions_and_reasons(run):
     assert kept_shards.kept(run.parent / "run-2", Servers()) == []
 
 
+@pytest.mark.parametrize("durability", ["process", "disk"])
+@pytest.mark.parametrize("wrong", [{"samples": 2**62}, {"lr": 1e300}, {"meta": 3}])
+def test_who_looks_refuses_what_a_server_would_refuse(run, durability, wrong):
+    """Its bytes are those that were written, and their meaning is not one of this version."""
+    servers = Servers(durability=durability, state_dir=str(run / "state"))
+    storages = choose_storages(run, servers, no_point)
+    storage = storages.create(SPEC)
+    storage.fill({"w": np.ones(SIZE, np.float32)}, None)
+    good = {"version": 0, "samples": 0, "lr": 0.1, "counters": {}, "meta": META}
+    storage.commit(good | wrong)
+    free(storages) if durability == "process" else storage._log.close()
+    (kept,) = kept_shards.kept(run, servers)
+    assert "the committed" in kept.problem
+    with pytest.raises(Unusable):
+        Shard(adagrad(), choose_storages(run, servers, no_point).reopen(SPEC)).resume()
+
+
+def test_who_looks_refuses_vectors_that_are_not_finite(run):
+    files, shard = begun(run / "state")
+    shard.storage.w[3] = np.nan
+    free(files)
+    (kept,) = kept_shards.kept(run, Servers())
+    assert kept.problem == 'its vector "w" has values that are not finite'
+    with pytest.raises(Unusable, match="not finite"):
+        state_file(run / "state").reopen(SPEC)
+
+
 def test_looking_changes_nothing_and_sees_a_server_at_work(run):
     files, shard = made(run / "state")
     before = (run / "state" / "shard-0.state").read_bytes()

@@ -27,7 +27,6 @@ from dlctl.messages import (
     Packed,
     Parameters,
     Push,
-    Signed,
     SparseParameters,
 )
 from dlctl.roles.worker.basis import slice_in
@@ -47,9 +46,6 @@ LAYOUT = [
     ["frozen", "constant", [2], "float32", []],
 ]
 _EXAMPLES: dict[str, Any] = {
-    str(int): 3,
-    str(Signed): -9,
-    str(float): 0.25,
     str(str): "worker-0",
     str(bool): True,
     str(bytes): b"\x00\x01secret",
@@ -104,8 +100,10 @@ def _example(kind: type[Message]) -> Message:
 
 def _example_of(hint: Any) -> Any:
     if get_origin(hint) is tuple:
-        return (_EXAMPLES[str(get_args(hint)[0])],) * 3
-    return _EXAMPLES[str(hint)]
+        return (_example_of(get_args(hint)[0]),) * 3
+    if (limits := wire.limits_of(hint)) is None:
+        return _EXAMPLES[str(hint)]
+    return 0.25 if isinstance(limits.least, float) else 3 if limits.least == 0 else -9
 
 
 def _compressed() -> Iterable[Packed]:

@@ -21,7 +21,11 @@ from dlctl.roles.protocol.effects import (
     ModelBuilt,
     RunEvaluation,
 )
-from dlctl.roles.server.shard_protocol import FORGET_AFTER, AveragedBuffers
+from dlctl.roles.server.averaged_buffers import (
+    FORGET_AFTER,
+    AveragedBuffers,
+    fit_their_dtypes,
+)
 from dlctl.roles.worker.worker import Worker
 
 LAYOUT = Layout(
@@ -55,13 +59,13 @@ def test_who_is_gone_is_forgotten_when_the_others_have_gone_on_without_it(
     buffers: AveragedBuffers,
 ) -> None:
     for slot in range(3):
-        buffers.push(slot, 8, np.full(2, slot))
+        buffers.push(slot, 8, np.full(2, float(slot)))
     for _ in range(3 * FORGET_AFTER):
-        buffers.push(0, 8, np.full(2, 4))
+        buffers.push(0, 8, np.full(2, 4.0))
         buffers.keep({0, 2})
     assert buffers.average()[0] == 3.0, "slot 2 is slow, and has its part"
     for _ in range(3 * FORGET_AFTER):
-        buffers.push(0, 8, np.full(2, 4))
+        buffers.push(0, 8, np.full(2, 4.0))
         buffers.keep(set())
     assert buffers.average()[0] == 3.0, "nobody has said yet who takes part"
 
@@ -71,10 +75,32 @@ def test_who_leaves_with_the_others_has_its_part_in_what_is_saved_last(
 ) -> None:
     left = {0, 1, 2}
     for slot in range(3):
-        buffers.push(slot, 8, np.full(2, slot))
+        buffers.push(slot, 8, np.full(2, float(slot)))
         left.discard(slot)
         buffers.keep(left)
     assert buffers.average()[0] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "largest", "too_large"),
+    [
+        ("float16", 65504.0, 65505.0),
+        ("bfloat16", 3.3895313892515355e38, 3.39e38),
+        ("float32", 3.4028234663852886e38, 3.403e38),
+        ("float64", 1.7976931348623157e308, np.inf),
+        ("int8", -128.0, 129.0),
+        ("bool", 1.0, 2.0),
+    ],
+)
+def test_what_would_be_infinite_in_the_buffer_s_dtype_is_refused(dtype, largest, too_large) -> None:
+    layout = Layout((Entry("w", TRAINED, (4,), "float32"), Entry("mean", AVERAGED, (2,), dtype)))
+    buffers = AveragedBuffers(layout, np.array([0.0, -np.inf]))
+    assert buffers.push(0, 8, np.array([largest, -np.inf]))
+    assert not buffers.push(0, 8, np.array([too_large, -np.inf]))
+    assert not buffers.push(0, 8, np.array([np.nan, -np.inf]))
+    assert not buffers.push(0, 8, np.array([0.0, 0.0], np.float32))
+    assert fit_their_dtypes(np.array([largest, np.inf]), layout), "a mask may begin so"
+    assert fit_their_dtypes(np.array([too_large, 0.0]), layout) == (too_large == np.inf)
 
 
 # ---------------------------------------------------------------- which answer counts

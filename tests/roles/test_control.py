@@ -28,7 +28,7 @@ from dlctl.roles.coordinator.settings import ANSWER_S_MAX, SettingChanges
 from dlctl.roles.protocol.context import EXIT_FENCED, EXIT_POISONED, EXIT_RESTART
 from dlctl.roles.protocol.files import CheckFile, FileSealed, Transfers, saved_file
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
-from dlctl.roles.server.shard_protocol import AveragedBuffers
+from dlctl.roles.server.averaged_buffers import AveragedBuffers
 from dlctl.util.names import HOME_AGENT
 
 

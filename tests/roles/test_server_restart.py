@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from lives import Keeping
 from made import server
 
 from dlctl import messages as m
@@ -20,11 +20,7 @@ from dlctl.optim.adagrad import Adagrad
 from dlctl.optim.sgd import SGD
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.token import sign
-from dlctl.shards.base import Held, Spec, Storage, Unusable, no_point
-from dlctl.shards.image import Form
-from dlctl.shards.journaled import Journaled
-from dlctl.shards.mapped import Mapped
-from dlctl.sim.states import MemoryLog
+from dlctl.shards.base import Held, Spec, Storage
 
 KEY, RUN, SIZE = b"the key", "run-1", 4
 LAYOUT = Layout(
@@ -38,41 +34,6 @@ NOTHING = np.zeros(0)
 
 class Killed(BaseException):
     pass
-
-
-class Keeping:
-    """One state in memory, that servers of several generations open one after the other."""
-
-    def __init__(self, durability: str = "process") -> None:
-        self.durability = durability
-        self.buffer = bytearray()
-        self.log = MemoryLog()
-        self.point: Callable[[str], None] = no_point
-        self.tables: dict[str, Keeping] = {}
-
-    def passes(self, name: str) -> None:
-        self.point(name)
-
-    def create(self, spec: Spec) -> Storage:
-        if self.durability == "disk":
-            return Journaled.create(self.log, spec, self.passes)
-        self.buffer = bytearray(Form.of(spec, "boot").total_bytes)
-        return Mapped.create(self.buffer, spec, "boot", self.passes)
-
-    def reopen(self, spec: Spec) -> Storage:
-        if self.durability == "disk":
-            return Journaled(self.log, spec, self.passes)
-        if not self.buffer:
-            raise Unusable("there is none", where="shard-0.state", hint="go back")
-        return Mapped.reopen(self.buffer, spec, "boot", self.passes)
-
-    def of_table(self, name: str) -> Keeping:
-        other = self.tables.setdefault(name, Keeping(self.durability))
-        other.passes = self.passes  # type: ignore[method-assign]
-        return other
-
-    def discard(self) -> None:
-        self.buffer = bytearray()
 
 
 def make_job(
@@ -113,7 +74,7 @@ class Life:
         welcome = m.Welcome(f"server-{index}", index, generation, KEY, settings or {})
         self.server.handle(Received(COORDINATOR, welcome), 0.0)
         lo, hi = slice_bounds(SIZE, servers, index)
-        self.effects = self.tell(m.Assign(lo, hi, LAYOUT, restore, keep))
+        self.effects = self.tell(m.Assign(lo, hi, LAYOUT, restore, keep, step_samples=64))
 
     def tell(self, message: m.Message, peer: Any = COORDINATOR) -> list[Any]:
         return self.server.handle(Received(peer, message), 0.0)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from liars import Liar
 from of_torch import OfTorch
 from simulated import (
     ACCOUNT,
@@ -533,6 +534,49 @@ def streams(seed: int) -> Simulation:
     )  # fmt: skip
 
 
+LIED_TO: tuple[tuple[str, dict[str, Any], dict[str, bool]], ...] = (
+    ("downpour", {}, {}),
+    ("ssp", {"staleness": 2}, {}),
+    ("sync", {}, {"averages": True}),
+    ("local-sgd", {"local_steps": 2, "inner_lr": 1.0}, {"averages": True}),
+    WAYS[0],
+)
+"""(method, options, what its ledger is like)"""
+
+
+def lies(seed: int) -> Simulation:
+    """One of three workers is in somebody else's hands for a while. Servers and the coordinator die
+    afterwards, so that each has to read what it has persisted of that.
+    """
+    name, options, kind = LIED_TO[seed % len(LIED_TO)]
+    is_streamed = seed % 10 == 5
+    dice = np.random.default_rng([seed, 12])
+    faults = Faults(
+        server_kills=1 + int(dice.integers(2)), coordinator_kills=int(dice.integers(2)),
+        from_s=2.5, heal_at_s=HEAL_AT_S,
+    )  # fmt: skip
+    lengths = (50, 23, 32)
+    problem = Ledger(shards=SERVERS, cells=300)
+    stop: dict[str, Any] = {"epochs": 4.0}
+    if is_streamed:
+        problem = StreamedLedger(shards=SERVERS, cells=400, lengths=lengths)
+        stop = {"samples": 4 * sum(lengths)}
+    job = job_file(
+        WORKERS, SERVERS, algorithm=(name, options), optimizer=ACCOUNT, batch_size=4, seed=seed,
+        portion_batches=2, checkpoint_s=0.6, restarts_max=20, timeouts=TIMEOUTS,
+        durability=("process", "disk")[seed // 5 % 2], **stop,
+    )  # fmt: skip
+    book = Book(problem)
+    averages = kind.get("averages", False)
+    checkers = (
+        book, LedgerChecker(book, averages=averages), AcksChecker(book), TermsChecker(),
+        FetchesChecker(), LivenessChecker(HEAL_AT_S), NothingLeft(),
+    )  # fmt: skip
+    simulation = Simulation(job, problem, seed, compute=COMPUTE, faults=faults, checkers=checkers)
+    Liar(simulation, seed, book, from_s=float(dice.uniform(0.8, 1.2)), until_s=HEAL_AT_S - 1.0)
+    return simulation
+
+
 SCENARIOS: dict[str, Callable[[int], Simulation]] = {
     "downpour": downpour,
     "downpour-topk": downpour_topk,
@@ -548,5 +592,6 @@ SCENARIOS: dict[str, Callable[[int], Simulation]] = {
     "toys": toys,
     "serverless": serverless,
     "streams": streams,
+    "lies": lies,
 }
 """Name -> seed -> a run that has not begun."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
@@ -14,18 +14,19 @@ from dlctl import wire
 from dlctl.errors import LocalProtocolError
 from dlctl.messages import (
     MESSAGES,
+    NATURAL_MAX,
     Array,
     Change,
     Dismiss,
     Json,
+    Limits,
     Message,
     Packed,
     Parameters,
     Register,
-    Signed,
 )
 
-NATURALS = st.integers(0, 2**63 - 1)
+NATURALS = st.integers(0, NATURAL_MAX)
 ARRAYS = st.sampled_from(wire.DTYPES).flatmap(
     lambda dtype: st.binary(max_size=64).map(
         lambda raw: np.frombuffer(raw[: len(raw) // dtype.itemsize * dtype.itemsize], dtype)
@@ -39,24 +40,34 @@ JSONS = st.recursive(
     max_leaves=10,
 )
 VALUES: dict[str, st.SearchStrategy[Any]] = {
-    str(int): NATURALS,
-    str(Signed): st.integers(-(2**63), 2**63 - 1),
-    str(float): st.floats(),
     str(str): st.text(max_size=100),
     str(bool): st.booleans(),
     str(bytes): st.binary(max_size=100),
     str(Json): st.dictionaries(st.text(max_size=8), JSONS, max_size=4),
     str(Array): ARRAYS,
     str(Packed): st.builds(Packed, st.text(max_size=10), NATURALS, st.tuples(ARRAYS, ARRAYS)),
-    str(tuple[int, ...]): st.lists(NATURALS, max_size=5).map(tuple),
-    str(tuple[float, ...]): st.lists(st.floats(allow_nan=False), max_size=5).map(tuple),
-    str(tuple[str, ...]): st.lists(st.text(max_size=9), max_size=5).map(tuple),
 }
+
+
+def values(hint: Any) -> st.SearchStrategy[Any]:
+    """All that a field of this type may hold."""
+    if get_origin(hint) is tuple:
+        return st.lists(values(get_args(hint)[0]), max_size=5).map(tuple)
+    limits = wire.limits_of(hint)
+    return VALUES[str(hint)] if limits is None else numbers(limits)
+
+
+def numbers(limits: Limits) -> st.SearchStrategy[float]:
+    if isinstance(limits.least, int):
+        return st.integers(limits.least, int(limits.most))
+    return st.floats(
+        None if limits.allows_nan else limits.least, None if limits.allows_nan else limits.most
+    )
 
 
 def messages(kind: type[Message]) -> st.SearchStrategy[Message]:
     hints = get_type_hints(kind, include_extras=True)
-    return st.builds(kind, *(VALUES[str(hints[f.name])] for f in fields(kind)))  # type: ignore[arg-type]
+    return st.builds(kind, *(values(hints[f.name]) for f in fields(kind)))  # type: ignore[arg-type]
 
 
 def plain(value: Any) -> Any:

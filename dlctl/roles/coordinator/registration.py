@@ -201,7 +201,8 @@ class Registration:
             lo, hi = slice_bounds(self.layout.size(), len(servers), server.index)
             key = ("assign", server.name)
             if server.registered and not server.address and key not in self.context.retries:
-                how = (self.restore, server.has_served, self._samples)
+                samples = (self._samples, batches.bound(self.run.job))
+                how = (self.restore, server.has_served, *samples)
                 assign = m.Assign(lo, hi, self._bytes, *how)
                 self.context.ask(key, server.name, assign, now)
 

@@ -250,6 +250,7 @@ class Server:
             compressor_name="none" if number else self.job.compression.name,
             compressor=Dense if number else self.compressor,
             fetch_values="float32" if number else servers.fetch_values,
+            step_samples=message.step_samples,
         )  # fmt: skip
 
     def _optimizer(

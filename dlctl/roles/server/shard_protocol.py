@@ -8,9 +8,9 @@ defined by its last checkpoint: once a server is saved for that, it accepts no m
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,79 +18,14 @@ from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
 from dlctl.flat import AVERAGED, Layout
 from dlctl.machine import Peer
-from dlctl.messages import FENCED, Array, Json
+from dlctl.messages import FENCED, Json
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.token import is_genuine
+from dlctl.roles.server.averaged_buffers import AveragedBuffers, fit_their_dtypes
 from dlctl.roles.server.dedup import NEW
 from dlctl.roles.server.table_shard import TableShard
 from dlctl.roles.server.vectors import Vectors
 from dlctl.shards.base import Extras
-
-FORGET_AFTER = 4
-"""Average number of pushes of buffers per replica after which the buffers of a replica that is no
-longer a member, and has not pushed meanwhile, are dropped."""
-
-
-class _Row(NamedTuple):
-    samples: int
-    values: Array
-    number: int
-    """Of this push, among all."""
-
-
-class AveragedBuffers:
-    """Stored by shard 0. Integers and flags are not averaged: they are the busiest replica's."""
-
-    def __init__(self, layout: Layout, initial: Array) -> None:
-        self._initial = initial
-        self._finite = np.isfinite(initial)
-        """A mask may hold -inf for good; what began finite has to stay so."""
-        self._latest: dict[int, _Row] = {}
-        self._pushes = 0
-        self._floating = np.concatenate(
-            [np.full(e.size, e.dtype.startswith(("float", "bfloat"))) for e in layout.entries
-             if e.kind == AVERAGED] or [np.zeros(0, bool)]
-        )  # fmt: skip
-
-    @property
-    def size(self) -> int:
-        return int(self._initial.size)
-
-    def push(self, slot: int, samples: int, values: Array) -> bool:
-        """Take a replica's buffers after `samples` samples; False if they are invalid.
-
-        Buffers after 0 samples carry no information: earlier ones of the slot are retained.
-        """
-        if values.size != self.size or not np.isfinite(values[self._finite]).all():
-            return False
-        if samples > 0:
-            self._pushes += 1
-            self._latest[slot] = _Row(samples, values, self._pushes)
-        return True
-
-    def keep(self, members: Set[int]) -> None:
-        """Drop the buffers of replicas that have left, once the others have pushed `FORGET_AFTER`
-        times each, on average.
-
-        Not immediately: at the end of a run all replicas leave, one after the other, and the final
-        checkpoint must include all of them.
-        """
-        newest_to_forget = self._pushes - FORGET_AFTER * len(self._latest)
-        for slot, row in list(self._latest.items()):
-            if members and slot not in members and row.number <= newest_to_forget:
-                del self._latest[slot]
-
-    def average(self) -> Array:
-        """float64[n]; the initial values until a replica has computed and pushed."""
-        if not self._latest:
-            return self._initial
-        rows = [self._latest[slot] for slot in sorted(self._latest)]
-        total = sum(row.samples for row in rows)
-        mean = np.zeros(self.size)
-        for row in rows:
-            mean += row.values * (row.samples / total)
-        busiest = max(rows, key=lambda row: row.samples).values
-        return np.where(self._floating, mean, busiest)
 
 
 @dataclass(eq=False)
@@ -245,10 +180,12 @@ class ShardProtocol:
         layout = Layout.from_bytes(self.assigned.layout)
         averaged = layout.size(AVERAGED) if self.index == 0 else 0
         sizes = (message.values.size, message.averaged.size)
-        is_whole = sizes == (self.shard.size, averaged)
         arrays = (message.values, message.averaged)
         is_typed = [array.dtype for array in arrays] == [np.float32, np.float64]
-        return is_whole and is_typed and bool(np.isfinite(message.values).all())
+        if sizes != (self.shard.size, averaged) or not is_typed:
+            return False
+        fits = self.index > 0 or fit_their_dtypes(message.averaged, layout)
+        return fits and bool(np.isfinite(message.values).all())
 
     def _is_joined(self, peer: Peer, slot: int, epoch: int) -> bool:
         """Whether a connection is that worker's; if not, it is asked to join again."""

@@ -106,6 +106,8 @@ class TableShard:
     compressor: type[Compressor]
     push_norm_max: float
     fetch_values: InitVar[Precision]
+    step_samples: int
+    """The most samples of one step of a worker."""
     rows: RowSlice | None = None
     """Its rows, if it is a table of rows."""
     seed: int = 0
@@ -250,6 +252,7 @@ class TableShard:
 
     def _take(self, push: m.Push) -> None:
         try:
+            self._check_samples(push)
             delta = self._expand(push)
         except RemoteProtocolError as error:
             self._refuse(push, error.message)
@@ -268,6 +271,14 @@ class TableShard:
         self._early_apply.ends(push.slot)
         self.dedup.take(push)
         self.settle(self.side.left_out(push, reason))
+
+    def _check_samples(self, push: m.Push) -> None:
+        """Means and schedules weigh a push by its samples. Raises RemoteProtocolError for more than
+        its steps can have.
+        """
+        most = max(0, push.last_step - push.first_step + 1) * self.step_samples
+        if push.samples > most:
+            raise RemoteProtocolError(f"it claims {push.samples} samples; its steps have {most}")
 
     def _expand(self, push: m.Push) -> Delta:
         """The delta of a push. Raises RemoteProtocolError for anything that must not get in."""

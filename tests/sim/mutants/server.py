@@ -6,12 +6,14 @@ from dataclasses import replace
 
 from planting import Patch, mutant
 
+from dlctl import wire
 from dlctl.algorithms.base import Outcome
 from dlctl.messages import APPLIED, BUFFERED, DUPLICATE
 from dlctl.roles.server.dedup import NEW, Dedup
 from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.server.table_shard import TableShard
 from dlctl.roles.server.vectors import OPS_MAX, Vectors
+from dlctl.shards.base import Shard
 
 
 @mutant("a push that comes again is applied again", "LedgerChecker", "StalenessChecker")
@@ -208,3 +210,17 @@ def what_is_buffered_is_dropped(patch: Patch) -> None:
         self.settle([Outcome(push.slot, push.epoch, push.seq, BUFFERED)])
 
     patch.setattr(TableShard, "_take", take)
+
+
+@mutant("a number is as large as it likes", "Unusable", scenario="lies", seeds=4, first=1)
+def numbers_without_limits(patch: Patch) -> None:
+    def apply(self, delta, samples=0, *args, **options):
+        total = self.samples + samples
+        honest(self, delta, samples, *args, **options)
+        self.samples = total
+
+    honest, known = Shard.apply, wire.limits_of
+    patch.setattr(Shard, "apply", apply)
+    patch.setattr(TableShard, "_check_samples", lambda self, push: None)
+    patch.setattr(wire, "limits_of", lambda hint: (of := known(hint)) and replace(of, most=2**62))
+    patch.setattr(wire, "_CHECKERS", {})
