@@ -36,7 +36,7 @@ from annotated_types import Ge
 
 from dlctl import messages
 from dlctl.algorithms import downpour, local_sgd
-from dlctl.algorithms.base import MODEL, Method, Needs, Outcome, Shape, Table
+from dlctl.algorithms.base import MODEL, Method, Needs, PushOutcome, Shape, Table
 from dlctl.algorithms.needs import NextData, Read, View, Write
 from dlctl.compress.base import Delta
 from dlctl.config import COUNT_MAX, Choice
@@ -103,10 +103,10 @@ class Server(downpour.Server):
             rule.set_every(workers)
         return optimizer
 
-    def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
+    def push(self, push: messages.Push, delta: Delta) -> list[PushOutcome]:
         if push.samples:
             return super().push(push, delta)
-        return [Outcome(push.slot, push.epoch, push.seq, APPLIED)]
+        return [push.outcome(APPLIED)]
 
 
 ASYNC_DILOCO = Method(

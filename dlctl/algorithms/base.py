@@ -32,6 +32,7 @@ from dlctl.config import COUNT_MAX, Choice, JobFile
 from dlctl.errors import DlctlError
 from dlctl.flat import ROWS, Layout, slice_bounds
 from dlctl.messages import REFUSED, Array
+from dlctl.messages import PushOutcome as PushOutcome
 from dlctl.optim.base import Optimizer
 from dlctl.rows import RowTables
 from dlctl.settings import Setting
@@ -379,20 +380,6 @@ class ReplicaSide(ABC):
 # ---------------------------------------------------------------- servers
 
 
-class Outcome(NamedTuple):
-    """What became of one push; `kind` is one of APPLIED, HELD, BUFFERED, LATE, REFUSED
-    (`messages.Ack`)."""
-
-    slot: int
-    epoch: int
-    seq: int
-    kind: str
-    staleness: int = 0
-    """Updates of this shard between the version that the gradient was computed at and this one."""
-    reason: str = ""
-    """Why the push was refused."""
-
-
 Process = tuple[int, int]
 """(slot, epoch): one process of a replica."""
 
@@ -458,15 +445,15 @@ class ShardSide(ABC):
         return None
 
     @abstractmethod
-    def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
+    def push(self, push: messages.Push, delta: Delta) -> list[PushOutcome]:
         """Handle a push that is new, in order and finite. Exactly one outcome must be of it."""
 
-    def left_out(self, push: messages.Push, reason: str) -> list[Outcome]:
+    def left_out(self, push: messages.Push, reason: str) -> list[PushOutcome]:
         """Handle a push that is new and in order, but poison: nothing of it may be used.
 
         Exactly one outcome must be of it, REFUSED or at first HELD, with the reason.
         """
-        return [Outcome(push.slot, push.epoch, push.seq, REFUSED, reason=reason)]
+        return [push.outcome(REFUSED, reason=reason)]
 
     def waits_for(self) -> frozenset[int]:
         """The slots whose pushes block progress; empty while no push is held."""
@@ -476,7 +463,7 @@ class ShardSide(ABC):
         """(clock, slot, epoch, samples) of each held push; for sides that ask the lead."""
         return []
 
-    def decided(self, decision: Decision) -> list[Outcome]:
+    def decided(self, decision: Decision) -> list[PushOutcome]:
         """Use only these pushes, once received; no other push of this clock or before counts.
 
         The call is repeated; a decision for a past clock is ignored.
@@ -489,17 +476,17 @@ class ShardSide(ABC):
         """
         return None
 
-    def norm_known(self, clock: int, squared: float) -> list[Outcome]:
+    def norm_known(self, clock: int, squared: float) -> list[PushOutcome]:
         """The squared norm of what all shards are about to apply at this clock is known. It is
         binding for all of them, even if this shard's own part has changed since.
         """
         raise NotImplementedError(f"{type(self).__name__} shares no norm")
 
-    def joined(self, slot: int) -> list[Outcome]:
+    def joined(self, slot: int) -> list[PushOutcome]:
         """A new epoch of `slot` has joined; no more pushes of its old epochs will arrive."""
         return []
 
-    def members(self, slots: frozenset[int]) -> list[Outcome]:
+    def members(self, slots: frozenset[int]) -> list[PushOutcome]:
         """Only these slots take part from now on."""
         return []
 

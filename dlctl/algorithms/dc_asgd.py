@@ -42,7 +42,7 @@ from annotated_types import Ge, Lt
 
 from dlctl import messages
 from dlctl.algorithms import stepwise
-from dlctl.algorithms.base import Fault, Method, Needs, Outcome, ShardSide
+from dlctl.algorithms.base import Fault, Method, Needs, PushOutcome, ShardSide
 from dlctl.algorithms.needs import Gradient, NextData, Read, Write
 from dlctl.compress.base import Delta
 from dlctl.config import JobFile
@@ -163,15 +163,15 @@ class Server(ShardSide):
             return None
         return self._versions[slot], self.shard.slots[copy_name(slot)]
 
-    def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
+    def push(self, push: messages.Push, delta: Delta) -> list[PushOutcome]:
         staleness = max(0, self.shard.version - push.base_version) if push.samples else 0
         told = {WORKER: push.slot, TAKES: int(not push.samples)}
         self.shard.apply(delta, push.samples, told=told)
         if copy_name(push.slot) in self.shard.slots:
             self._versions[push.slot] = self.shard.version
-        return [Outcome(push.slot, push.epoch, push.seq, APPLIED, staleness)]
+        return [push.outcome(APPLIED, staleness)]
 
-    def joined(self, slot: int) -> list[Outcome]:
+    def joined(self, slot: int) -> list[PushOutcome]:
         self._versions.pop(slot, None)
         return []
 

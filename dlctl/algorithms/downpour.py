@@ -55,8 +55,8 @@ from dlctl.algorithms.base import (
     Lead,
     Method,
     Needs,
-    Outcome,
     PushKind,
+    PushOutcome,
     ReplicaSide,
     ShardSide,
 )
@@ -154,10 +154,10 @@ class Server(ShardSide):
 
     applies_as_pushed = True
 
-    def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
+    def push(self, push: messages.Push, delta: Delta) -> list[PushOutcome]:
         staleness = max(0, self.shard.version - push.base_version)
         self.shard.apply(delta, push.samples)
-        return [Outcome(push.slot, push.epoch, push.seq, APPLIED, staleness)]
+        return [push.outcome(APPLIED, staleness)]
 
 
 class WarmStart(Lead):

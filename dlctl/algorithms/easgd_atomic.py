@@ -33,7 +33,7 @@ import numpy as np
 
 from dlctl import messages
 from dlctl.algorithms import easgd
-from dlctl.algorithms.base import Fault, Method, Needs, Outcome, Shape, ShardSide
+from dlctl.algorithms.base import Fault, Method, Needs, PushOutcome, Shape, ShardSide
 from dlctl.algorithms.needs import (
     LEFT_OUT_MAX,
     Gradient,
@@ -159,7 +159,7 @@ class Server(ShardSide):
             return None
         return self._versions[slot], self.shard.slots[pull_name(slot)]
 
-    def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
+    def push(self, push: messages.Push, delta: Delta) -> list[PushOutcome]:
         alpha = round(min(max(push.weight, 0.0), 1.0) * UNIT) if push.weight == push.weight else 0
         is_known = pull_name(push.slot) in self.shard.slots
         if alpha and not is_known:
@@ -167,9 +167,9 @@ class Server(ShardSide):
         self.shard.apply(delta, push.samples, told={WORKER: push.slot, ALPHA: alpha})
         if is_known:
             self._versions[push.slot] = self.shard.version
-        return [Outcome(push.slot, push.epoch, push.seq, APPLIED)]
+        return [push.outcome(APPLIED)]
 
-    def joined(self, slot: int) -> list[Outcome]:
+    def joined(self, slot: int) -> list[PushOutcome]:
         self._versions.pop(slot, None)
         return []
 

@@ -33,7 +33,7 @@ from annotated_types import Ge
 
 from dlctl import messages
 from dlctl.algorithms import local_sgd
-from dlctl.algorithms.base import Fault, Method, Needs, Outcome, ShardSide
+from dlctl.algorithms.base import Fault, Method, Needs, PushOutcome, ShardSide
 from dlctl.algorithms.needs import NextData, Read
 from dlctl.compress.base import Delta
 from dlctl.config import Choice, JobFile
@@ -79,7 +79,7 @@ class Collecting(ShardSide):
     def clock(self) -> int:
         return int(self.shard.optimizer.counters[buffered.STEPS])
 
-    def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
+    def push(self, push: messages.Push, delta: Delta) -> list[PushOutcome]:
         staleness = max(0, self.clock() - push.clock)
         kind = APPLIED
         if push.samples:  # Else the round has no result, and takes no place in the buffer.
@@ -89,7 +89,7 @@ class Collecting(ShardSide):
             capacity = {buffered.CAPACITY: self.options.buffer_pushes}
             self.shard.apply(delta, push.samples, told=capacity)
             kind = BUFFERED if self.shard.optimizer.counters[buffered.BUFFERED] else APPLIED
-        return [Outcome(push.slot, push.epoch, push.seq, kind, staleness)]
+        return [push.outcome(kind, staleness)]
 
 
 def check_steps(job: JobFile, steps: float) -> list[Fault]:

@@ -28,7 +28,7 @@ from collections.abc import Collection, Generator
 from typing import Any, ClassVar
 
 from dlctl import messages
-from dlctl.algorithms.base import Decision, Lead, Outcome
+from dlctl.algorithms.base import Decision, Lead, PushOutcome
 from dlctl.algorithms.needs import Read, View
 from dlctl.algorithms.sync import Held, HoldingSide
 from dlctl.messages import HELD, LATE, REFUSED
@@ -88,16 +88,16 @@ class Chosen(HoldingSide):
     def held(self) -> list[tuple[int, int, int, int]]:
         return sorted((*key, held.push.samples) for key, held in self._held.items())
 
-    def decided(self, decision: Decision) -> list[Outcome]:
+    def decided(self, decision: Decision) -> list[PushOutcome]:
         if decision.clock >= self.shard.version:
             self._decision = decision
         return self._make_step()
 
-    def members(self, slots: frozenset[int]) -> list[Outcome]:
+    def members(self, slots: frozenset[int]) -> list[PushOutcome]:
         self._members = slots
         return []
 
-    def joined(self, slot: int) -> list[Outcome]:
+    def joined(self, slot: int) -> list[PushOutcome]:
         """Of the processes before this one only the last one's pushes are retained: they may have
         been chosen. So a crash-looping worker does not take more and more memory.
         """
@@ -117,7 +117,7 @@ class Chosen(HoldingSide):
         is_over = push.clock < self.shard.version
         return not is_over and (push.clock, push.slot, push.epoch) not in self._held
 
-    def _hold(self, held: Held) -> list[Outcome]:
+    def _hold(self, held: Held) -> list[PushOutcome]:
         push = held.push
         self._held[push.clock, push.slot, push.epoch] = held
         return [held.outcome(HELD), *self._make_step()]
@@ -127,7 +127,7 @@ class Chosen(HoldingSide):
         here = {(slot, epoch) for clock, slot, epoch in self._held if clock == decision.clock}
         return decision.used - decision.gone - here
 
-    def _make_step(self) -> list[Outcome]:
+    def _make_step(self) -> list[PushOutcome]:
         decision = self._decision
         if decision is None or self._missing(decision):
             return []

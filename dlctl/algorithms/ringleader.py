@@ -44,7 +44,7 @@ from itertools import islice
 import numpy as np
 
 from dlctl import messages
-from dlctl.algorithms.base import Method, Needs, Outcome, ReplicaSide, ShardSide
+from dlctl.algorithms.base import Method, Needs, PushOutcome, ReplicaSide, ShardSide
 from dlctl.algorithms.needs import Gradient, NextData, Read, Receipt, Write
 from dlctl.compress.base import Delta
 from dlctl.messages import APPLIED, BUFFERED, Json
@@ -171,10 +171,10 @@ class Rounds(ShardSide):
     def optimizer(cls, options: Options, optimizer: Optimizer, workers: int) -> Optimizer:
         return Tabled(optimizer, workers)
 
-    def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
+    def push(self, push: messages.Push, delta: Delta) -> list[PushOutcome]:
         if not push.samples:
             self._idle.add(push.slot)
-            return [Outcome(push.slot, push.epoch, push.seq, APPLIED)]
+            return [push.outcome(APPLIED)]
         self._idle.discard(push.slot)
         entry = push.slot % self._table.workers
         updates, ahead = self._is_update(entry), entry in self._updated
@@ -189,7 +189,7 @@ class Rounds(ShardSide):
         if ends:
             self._updated = set()
         kind = APPLIED if updates else BUFFERED
-        return [Outcome(push.slot, push.epoch, push.seq, kind, staleness)]
+        return [push.outcome(kind, staleness)]
 
     def _is_update(self, entry: int) -> bool:
         """Whether the next push into this entry makes an update."""
@@ -202,11 +202,11 @@ class Rounds(ShardSide):
     def _waited_for(self) -> set[int]:
         return {slot % self._table.workers for slot in self._members - self._idle}
 
-    def joined(self, slot: int) -> list[Outcome]:
+    def joined(self, slot: int) -> list[PushOutcome]:
         self._idle.discard(slot)
         return []
 
-    def members(self, slots: frozenset[int]) -> list[Outcome]:
+    def members(self, slots: frozenset[int]) -> list[PushOutcome]:
         self._members = slots
         self._idle &= slots
         return []

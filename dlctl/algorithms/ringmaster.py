@@ -31,7 +31,7 @@ from typing import Annotated
 from annotated_types import Ge
 
 from dlctl import messages
-from dlctl.algorithms.base import Method, Outcome, ShardSide
+from dlctl.algorithms.base import Method, PushOutcome, ShardSide
 from dlctl.algorithms.stepwise import Replica
 from dlctl.compress.base import Delta
 from dlctl.messages import APPLIED, LATE
@@ -44,12 +44,12 @@ class Options:
 
 
 class Server(ShardSide):
-    def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
+    def push(self, push: messages.Push, delta: Delta) -> list[PushOutcome]:
         delay = max(0, self.shard.version - push.base_version)
         if delay >= self.options.delay_max:
-            return [Outcome(push.slot, push.epoch, push.seq, LATE, delay)]
+            return [push.outcome(LATE, delay)]
         self.shard.apply(delta, push.samples)
-        return [Outcome(push.slot, push.epoch, push.seq, APPLIED, delay)]
+        return [push.outcome(APPLIED, delay)]
 
 
 RINGMASTER = Method(Options=Options, replica=Replica, shard=Server)

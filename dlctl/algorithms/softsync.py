@@ -35,7 +35,7 @@ import numpy as np
 from annotated_types import Ge
 
 from dlctl import messages
-from dlctl.algorithms.base import Fault, Method, Outcome, ShardSide
+from dlctl.algorithms.base import Fault, Method, PushOutcome, ShardSide
 from dlctl.algorithms.stepwise import Replica
 from dlctl.compress.base import Delta
 from dlctl.config import JobFile
@@ -67,16 +67,16 @@ class Collecting(ShardSide):
     def optimizer(cls, options: Options, optimizer: Optimizer, workers: int) -> Optimizer:
         return Buffered(optimizer, 1)
 
-    def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
+    def push(self, push: messages.Push, delta: Delta) -> list[PushOutcome]:
         counters = self.shard.optimizer.counters
         staleness = max(0, counters[STEPS] - self._updates_at(push.base_version))
         if self.options.modulated and staleness > 1:
             delta = delta._replace(values=delta.values * np.float32(1 / staleness))
         self.shard.apply(delta, push.samples, told={CAPACITY: self._capacity})
         kind = BUFFERED if counters[buffered.BUFFERED] else APPLIED
-        return [Outcome(push.slot, push.epoch, push.seq, kind, staleness)]
+        return [push.outcome(kind, staleness)]
 
-    def members(self, slots: frozenset[int]) -> list[Outcome]:
+    def members(self, slots: frozenset[int]) -> list[PushOutcome]:
         capacity = max(1, len(slots) // self.options.n)
         if capacity != self._capacity:
             counters = self.shard.optimizer.counters

@@ -45,7 +45,15 @@ from typing import Annotated, Any
 from annotated_types import Ge, Le
 
 from dlctl import messages
-from dlctl.algorithms.base import Method, Needs, Outcome, PushKind, ReplicaSide, ShardSide, Start
+from dlctl.algorithms.base import (
+    Method,
+    Needs,
+    PushKind,
+    PushOutcome,
+    ReplicaSide,
+    ShardSide,
+    Start,
+)
 from dlctl.algorithms.needs import LEFT_OUT_MAX, Gradient, NextData, Read, Write
 from dlctl.compress.base import Delta
 from dlctl.config import Choice
@@ -189,16 +197,16 @@ class Clocks(ShardSide):
         self._waiting.pop(slot, None)
         return True
 
-    def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
+    def push(self, push: messages.Push, delta: Delta) -> list[PushOutcome]:
         if reason := self._absurd(push):
             return super().left_out(push, reason)
         staleness = max(0, self.shard.version - push.base_version)
         if push.samples:
             self.shard.apply(delta, push.samples)
         self._count(push)
-        return [Outcome(push.slot, push.epoch, push.seq, APPLIED, staleness)]
+        return [push.outcome(APPLIED, staleness)]
 
-    def left_out(self, push: messages.Push, reason: str) -> list[Outcome]:
+    def left_out(self, push: messages.Push, reason: str) -> list[PushOutcome]:
         if not self._absurd(push):
             self._count(push)
         return super().left_out(push, reason)
@@ -220,7 +228,7 @@ class Clocks(ShardSide):
         counted = [clock for slot, clock in self._clocks.items() if slot in self._members]
         self._clock = max(self._clock, min(counted, default=0))
 
-    def joined(self, slot: int) -> list[Outcome]:
+    def joined(self, slot: int) -> list[PushOutcome]:
         """It counts from its first push on, unless the run begins with it."""
         if self.shard.version > 0 or self._clock > 0:
             self._clocks.pop(slot, None)
@@ -228,7 +236,7 @@ class Clocks(ShardSide):
         self._advance()
         return []
 
-    def members(self, slots: frozenset[int]) -> list[Outcome]:
+    def members(self, slots: frozenset[int]) -> list[PushOutcome]:
         if self._is_new:
             self._clocks = dict.fromkeys(slots, self._clock) | self._clocks
         self._is_new = False

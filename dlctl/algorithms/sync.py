@@ -38,7 +38,7 @@ import numpy as np
 from dlctl import messages
 from dlctl.algorithms.base import (
     Needs,
-    Outcome,
+    PushOutcome,
     ReplicaSide,
     ShardSide,
     dense,
@@ -125,9 +125,9 @@ class Held(NamedTuple):
     reason: str = ""
     """Why it was refused."""
 
-    def outcome(self, kind: str) -> Outcome:
+    def outcome(self, kind: str) -> PushOutcome:
         push = self.push
-        return Outcome(push.slot, push.epoch, push.seq, kind, reason=self.reason)
+        return push.outcome(kind, reason=self.reason)
 
 
 class Mean(NamedTuple):
@@ -162,18 +162,18 @@ class HoldingSide(ShardSide):
         """(clock, square of the norm of all shards): the newest known."""
         self._noise = NoiseScale()
 
-    def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
+    def push(self, push: messages.Push, delta: Delta) -> list[PushOutcome]:
         if self._is_absurd(push):
             reason = f"it is for step {push.clock}, and the shard is at {self.shard.version}"
             return super().left_out(push, reason)
         if not self._is_in_time(push):
-            return [Outcome(push.slot, push.epoch, push.seq, LATE)]
+            return [push.outcome(LATE)]
         if push.is_part and not self.takes_parts:
             # Missing elements are indistinguishable from zeros; a second part would be too late.
             return self._hold(Held(push, None, "it is only a part, and the mean is of whole ones"))
         return self._hold(Held(push, self._kept(delta)))
 
-    def left_out(self, push: messages.Push, reason: str) -> list[Outcome]:
+    def left_out(self, push: messages.Push, reason: str) -> list[PushOutcome]:
         if self._is_absurd(push) or not self._is_in_time(push):
             return super().left_out(push, reason)
         return self._hold(Held(push, None, reason))
@@ -203,11 +203,11 @@ class HoldingSide(ShardSide):
         """Whether a push is for this step or a later one, and its replica's first one for it."""
 
     @abstractmethod
-    def _hold(self, held: Held) -> list[Outcome]:
+    def _hold(self, held: Held) -> list[PushOutcome]:
         """Hold the push, and make the step if it is complete."""
 
     @abstractmethod
-    def _make_step(self) -> list[Outcome]:
+    def _make_step(self) -> list[PushOutcome]:
         """Make the step, and later ones, if they are complete."""
 
     def _may_update(self, clock: int, held: Sequence[Held]) -> bool:
@@ -227,13 +227,13 @@ class HoldingSide(ShardSide):
             return None
         return self._mean.clock, self._mean.squared
 
-    def norm_known(self, clock: int, squared: float) -> list[Outcome]:
+    def norm_known(self, clock: int, squared: float) -> list[PushOutcome]:
         if self._mean is None or clock != self._mean.clock:
             return []
         self._norm = clock, squared
         return self._make_step()
 
-    def _update(self, held: Sequence[Held]) -> list[Outcome]:
+    def _update(self, held: Sequence[Held]) -> list[PushOutcome]:
         """Make this step with these pushes, in their order."""
         known, self._mean = self._mean, None
         if known is not None and known.of == _names(held):
@@ -291,17 +291,17 @@ class Barrier(HoldingSide):
         is_over = push.clock < self.shard.version
         return not is_over and (push.clock, push.slot) not in self._held
 
-    def _hold(self, held: Held) -> list[Outcome]:
+    def _hold(self, held: Held) -> list[PushOutcome]:
         self._held[held.push.clock, held.push.slot] = held
         return [held.outcome(HELD), *self._complete()]
 
-    def joined(self, slot: int) -> list[Outcome]:
+    def joined(self, slot: int) -> list[PushOutcome]:
         if self.shard.version > 0 or self._held:
             self._due_from[slot] = None
             self._held = {key: held for key, held in self._held.items() if key[1] != slot}
         return self._complete()
 
-    def members(self, slots: frozenset[int]) -> list[Outcome]:
+    def members(self, slots: frozenset[int]) -> list[PushOutcome]:
         if not self._members and not self._resumed:
             self._due_from = dict.fromkeys(slots, self.shard.version)
         self._resumed = False
@@ -318,11 +318,11 @@ class Barrier(HoldingSide):
         self._resumed = bool(state["due_from"])
         self._due_from = {slot: None if step < 0 else step for slot, step in state["due_from"]}
 
-    def _make_step(self) -> list[Outcome]:
+    def _make_step(self) -> list[PushOutcome]:
         return self._complete()
 
-    def _complete(self) -> list[Outcome]:
-        done: list[Outcome] = []
+    def _complete(self) -> list[PushOutcome]:
+        done: list[PushOutcome] = []
         while self._is_complete(self.shard.version):
             clock = self._next_clock()
             if clock == self.shard.version:

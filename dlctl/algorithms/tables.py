@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dlctl import messages
-from dlctl.algorithms.base import Method, Outcome, ShardSide, Table, dense
+from dlctl.algorithms.base import Method, PushOutcome, ShardSide, Table, dense
 from dlctl.algorithms.downpour import Server
 from dlctl.algorithms.sync import Barrier
 from dlctl.compress.base import Delta
@@ -63,7 +63,7 @@ class Led(ShardSide):
 
     takes_pushes = False
 
-    def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
+    def push(self, push: messages.Push, delta: Delta) -> list[PushOutcome]:
         raise AssertionError("the table refuses all pushes")
 
 
@@ -79,7 +79,7 @@ class Parts(ShardSide):
         self._parts = 0
         """Bit p: part p of this clock is in the sum."""
 
-    def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
+    def push(self, push: messages.Push, delta: Delta) -> list[PushOutcome]:
         if push.portion >= PARTS_MAX:
             return self.left_out(push, f"it is part {push.portion}; there are {PARTS_MAX} at most")
         if push.clock > self._clock + PASSED_OVER_MAX:
@@ -91,7 +91,7 @@ class Parts(ShardSide):
             self.shard.lr = 0.0 if is_newer else 1.0
             self.shard.apply(Delta(dense(delta, self.shard.size)))
             kind = APPLIED
-        return [Outcome(push.slot, push.epoch, push.seq, kind)]
+        return [push.outcome(kind)]
 
     def state(self) -> Json:
         return {"clock": self._clock, "parts": f"{self._parts:x}"}

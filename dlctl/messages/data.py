@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from dlctl.messages.base import Array, Message, Packed, Samples, Sum, Weight
 from dlctl.util.record import record
@@ -76,6 +76,22 @@ class Push(Message):
     at: int = 0
     weight: Weight = 0.0
     """Its weight, for methods that use weights."""
+
+    def outcome(self, kind: str, staleness: int = 0, reason: str = "") -> PushOutcome:
+        return PushOutcome(self.slot, self.epoch, self.seq, kind, staleness, reason)
+
+
+class PushOutcome(NamedTuple):
+    """What has become of one push; `kind` is one of APPLIED, HELD, BUFFERED, LATE, REFUSED."""
+
+    slot: int
+    epoch: int
+    seq: int
+    kind: str
+    staleness: int = 0
+    """Updates of this shard between the version that the gradient was computed at and this one."""
+    reason: str = ""
+    """Why the push was refused."""
 
 
 APPLIED = "applied"

@@ -22,7 +22,7 @@ from dlctl.algorithms.base import (
     Driving,
     Lead,
     Method,
-    Outcome,
+    PushOutcome,
     ShardSide,
     Table,
     VectorRequest,
@@ -219,7 +219,7 @@ class Shards:
             for index, side in enumerate(self.sides):
                 self._hear(index, 0, side.decided(Decision(clock, used, frozenset())))
 
-    def _hear(self, index: int, of_table: int, outcomes: list[Outcome]) -> None:
+    def _hear(self, index: int, of_table: int, outcomes: list[PushOutcome]) -> None:
         table = self.tables[of_table]
         for outcome in outcomes:
             key = (index, outcome.slot, outcome.epoch, outcome.seq)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dlctl.algorithms.base import Outcome
+from dlctl.algorithms.base import PushOutcome
 from dlctl.algorithms.sync import AHEAD_MAX, Barrier, Options
 from dlctl.compress.base import Delta
 from dlctl.messages import APPLIED, HELD, REFUSED, Packed, Push
@@ -33,7 +33,7 @@ def push(barrier: Barrier, slot: int, clock: int, seq: int = 0) -> list[tuple[in
     return kinds(barrier.push(message, Delta(message.delta.arrays[0])))
 
 
-def kinds(outcomes: list[Outcome]) -> list[tuple[int, str]]:
+def kinds(outcomes: list[PushOutcome]) -> list[tuple[int, str]]:
     return [(outcome.slot, outcome.kind) for outcome in outcomes]
 
 

@@ -18,7 +18,7 @@ from test_server_restart import LAYOUT, RUN, SIZE, Keeping, KillAt, Killed, Life
 from daemons.files.arrays import Files
 from dlctl import messages as m
 from dlctl import registry
-from dlctl.algorithms.base import MODEL, Method, Outcome, Shape, ShardSide, Table
+from dlctl.algorithms.base import MODEL, Method, PushOutcome, Shape, ShardSide, Table
 from dlctl.algorithms.downpour import Options, Replica
 from dlctl.algorithms.downpour import Server as Downpour
 from dlctl.compress.base import Delta
@@ -368,11 +368,11 @@ class Slowest(ShardSide):
     def clock(self) -> int:
         return min((self.said.get(slot, 0) for slot in self.slots), default=0)
 
-    def push(self, push: m.Push, delta: Delta) -> list[Outcome]:
+    def push(self, push: m.Push, delta: Delta) -> list[PushOutcome]:
         self.said[push.slot] = push.clock
-        return [Outcome(push.slot, push.epoch, push.seq, APPLIED)]
+        return [push.outcome(APPLIED)]
 
-    def members(self, slots: frozenset[int]) -> list[Outcome]:
+    def members(self, slots: frozenset[int]) -> list[PushOutcome]:
         self.slots = slots
         return []
 

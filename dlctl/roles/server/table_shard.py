@@ -22,7 +22,7 @@ from dataclasses import InitVar, dataclass, field
 import numpy as np
 
 from dlctl import messages as m
-from dlctl.algorithms.base import Outcome, ShardSide, Table
+from dlctl.algorithms.base import PushOutcome, ShardSide, Table
 from dlctl.compress.base import Compressor, Delta
 from dlctl.compress.plain import expand, whole_values
 from dlctl.compress.values import Precision
@@ -307,7 +307,7 @@ class TableShard:
         where = np.arange(length) if delta.indices is None else delta.indices
         return Delta(delta.values, where + push.at)
 
-    def settle(self, outcomes: list[Outcome], *, has_changed: bool = False) -> None:
+    def settle(self, outcomes: list[PushOutcome], *, has_changed: bool = False) -> None:
         """Commit the outcomes of pushes, ack them, and answer fetches that waited for them.
 
         has_changed: something besides the shard has, so that it is committed in any case.

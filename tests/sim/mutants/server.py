@@ -7,7 +7,6 @@ from dataclasses import replace
 from planting import Patch, mutant
 
 from dlctl import wire
-from dlctl.algorithms.base import Outcome
 from dlctl.messages import APPLIED, BUFFERED, DUPLICATE
 from dlctl.roles.server.dedup import NEW, Dedup
 from dlctl.roles.server.shard_protocol import ShardProtocol
@@ -207,7 +206,7 @@ def what_is_buffered_is_dropped(patch: Patch) -> None:
             honest(self, push)
             return
         self.dedup.take(push)
-        self.settle([Outcome(push.slot, push.epoch, push.seq, BUFFERED)])
+        self.settle([push.outcome(BUFFERED)])
 
     patch.setattr(TableShard, "_take", take)
 

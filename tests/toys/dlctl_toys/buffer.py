@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlctl import messages
-from dlctl.algorithms.base import Method, Outcome, ShardSide
+from dlctl.algorithms.base import Method, PushOutcome, ShardSide
 from dlctl.algorithms.downpour import Options as DownpourOptions
 from dlctl.algorithms.downpour import Replica
 from dlctl.compress.base import Delta
@@ -30,12 +30,12 @@ class Collecting(ShardSide):
     def optimizer(cls, options: Any, optimizer: Optimizer, workers: int) -> Optimizer:
         return Buffered(optimizer, CAPACITY)
 
-    def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
+    def push(self, push: messages.Push, delta: Delta) -> list[PushOutcome]:
         staleness = max(0, self.shard.version - push.base_version)
         self.shard.apply(delta, push.samples)
         is_buffered = self.shard.optimizer.counters["buffered"] > 0
         kind = BUFFERED if is_buffered else APPLIED
-        return [Outcome(push.slot, push.epoch, push.seq, kind, staleness)]
+        return [push.outcome(kind, staleness)]
 
 
 BUFFER = Method(Options=Options, replica=Replica, shard=Collecting)

@@ -16,7 +16,7 @@ from typing import Annotated
 from annotated_types import Ge
 
 from dlctl import messages
-from dlctl.algorithms.base import Lead, Method, Needs, Outcome, ReplicaSide, ShardSide
+from dlctl.algorithms.base import Lead, Method, Needs, PushOutcome, ReplicaSide, ShardSide
 from dlctl.algorithms.needs import Gradient, NextData, Read, View, Write
 from dlctl.compress.base import Delta
 from dlctl.messages import APPLIED, Json
@@ -70,20 +70,20 @@ class Clocks(ShardSide):
     def clock(self) -> int:
         return min((self._clocks.get(slot, 0) for slot in self._members), default=0)
 
-    def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
+    def push(self, push: messages.Push, delta: Delta) -> list[PushOutcome]:
         staleness = max(0, self.shard.version - push.base_version)
         self._clocks[push.slot] = push.clock
         if push.samples:  # Else it only says that nobody has to wait for this replica.
             self.shard.apply(delta, push.samples)
-        return [Outcome(push.slot, push.epoch, push.seq, APPLIED, staleness)]
+        return [push.outcome(APPLIED, staleness)]
 
-    def joined(self, slot: int) -> list[Outcome]:
+    def joined(self, slot: int) -> list[PushOutcome]:
         """Whoever joins begins with the slowest; nobody has to wait for what it never did."""
         others = [c for other, c in self._clocks.items() if other != slot]
         self._clocks[slot] = min((c for c in others if c < IDLE), default=0)
         return []
 
-    def members(self, slots: frozenset[int]) -> list[Outcome]:
+    def members(self, slots: frozenset[int]) -> list[PushOutcome]:
         self._members = slots
         return []
 

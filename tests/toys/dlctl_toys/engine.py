@@ -16,7 +16,7 @@ import numpy as np
 from annotated_types import Gt
 
 from dlctl import messages
-from dlctl.algorithms.base import Method, Needs, Outcome, ReplicaSide, Shape, ShardSide
+from dlctl.algorithms.base import Method, Needs, PushOutcome, ReplicaSide, Shape, ShardSide
 from dlctl.algorithms.needs import Engine, Gradient, NextData, Read, Write
 from dlctl.compress.base import Delta
 from dlctl.messages import APPLIED, Array
@@ -60,9 +60,9 @@ class Replica(ReplicaSide):
 class Server(ShardSide):
     applies_as_pushed = True
 
-    def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
+    def push(self, push: messages.Push, delta: Delta) -> list[PushOutcome]:
         self.shard.apply(delta, push.samples)
-        return [Outcome(push.slot, push.epoch, push.seq, APPLIED)]
+        return [push.outcome(APPLIED)]
 
 
 class Twin:

@@ -15,7 +15,7 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from dlctl.algorithms.base import Lead, Method, Needs, Outcome, Process, ReplicaSide
+from dlctl.algorithms.base import Lead, Method, Needs, Process, PushOutcome, ReplicaSide
 from dlctl.algorithms.needs import Gradient, NextData, Read, Receipt, View, Write
 from dlctl.algorithms.quorum import Chosen
 from dlctl.algorithms.sync import Held
@@ -62,7 +62,7 @@ class Shard(Chosen):
     newest_step: tuple[int, frozenset[Process]] | None = None
     """Its clock, and whose pushes it was made with; a checker compares the shards."""
 
-    def _update(self, held: Sequence[Held]) -> list[Outcome]:
+    def _update(self, held: Sequence[Held]) -> list[PushOutcome]:
         used = frozenset((h.push.slot, h.push.epoch) for h in held)
         self.newest_step = self.shard.version, used
         return super()._update(held)

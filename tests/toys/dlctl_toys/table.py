@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlctl import messages
-from dlctl.algorithms.base import MODEL, Method, Needs, Outcome, ReplicaSide, Shape, ShardSide
+from dlctl.algorithms.base import MODEL, Method, Needs, PushOutcome, ReplicaSide, Shape, ShardSide
 from dlctl.algorithms.base import Table as TableOf
 from dlctl.algorithms.needs import Gradient, NextData, Read, Receipt, View, Write
 from dlctl.compress.base import Delta
@@ -66,9 +66,9 @@ class Replica(ReplicaSide):
 class Server(ShardSide):
     applies_as_pushed = True
 
-    def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
+    def push(self, push: messages.Push, delta: Delta) -> list[PushOutcome]:
         self.shard.apply(delta, push.samples)
-        return [Outcome(push.slot, push.epoch, push.seq, APPLIED)]
+        return [push.outcome(APPLIED)]
 
 
 TABLE = Method(
