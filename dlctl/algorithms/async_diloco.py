@@ -35,9 +35,20 @@ import numpy as np
 from annotated_types import Ge
 
 from dlctl import messages
-from dlctl.algorithms import downpour, local_sgd
-from dlctl.algorithms.base import MODEL, Method, Needs, PushOutcome, Shape, Table
+from dlctl.algorithms import downpour
+from dlctl.algorithms.base import (
+    MODEL,
+    Method,
+    Needs,
+    PushKind,
+    PushOutcome,
+    ReplicaSide,
+    Shape,
+    Start,
+    Table,
+)
 from dlctl.algorithms.needs import NextData, Read, View, Write
+from dlctl.algorithms.rounds import Rounds
 from dlctl.compress.base import Delta
 from dlctl.config import COUNT_MAX, Choice
 from dlctl.messages import APPLIED
@@ -58,31 +69,33 @@ class Options:
     """Slower replicas make fewer steps, in proportion to their speed; false: as many."""
 
 
-class Replica(local_sgd.Replica):
-    options: Options  # type: ignore[assignment]
+class Replica(ReplicaSide):
+    options: Options
+
+    @classmethod
+    def one_push(cls, options: Options) -> PushKind:
+        return PushKind(options.local_steps, is_way=True)
+
+    def begin(self, start: Start) -> None:
+        self.rounds = self.arrival = Rounds(self)
 
     def run(self) -> Needs:
-        self._steps = self.options.local_steps
         while True:
             yield NextData()
             yield Read(wait=True, after_own=True)
+            steps = self.options.local_steps
             if self.options.dynamic_steps:
-                yield from self._compare_speeds()
-            else:
-                self._steps = self.options.local_steps
-            samples = yield from self._accrue()
-            is_astray = not self._is_on_way or (samples and not self._take_way())
-            self._is_on_way = False
-            if is_astray:
+                steps = yield from self._compare_speeds()
+            samples = yield from self.rounds.steps(steps)
+            is_diverged = not self.rounds.is_open or (samples > 0 and not self.rounds.end())
+            self.rounds.close()
+            if is_diverged:
                 yield Write(vector=None)
             elif samples:
-                yield self._push(True, samples)
+                yield self.write_residual(samples=samples)
 
-    def round_steps(self) -> int:
-        return self._steps
-
-    def _compare_speeds(self) -> Generator[Write | Read, Any, None]:
-        """Publish this replica's speed, and set its steps."""
+    def _compare_speeds(self) -> Generator[Write | Read, Any, int]:
+        """Publish this replica's speed. Returns its steps."""
         own = (self.slot, self.slot + 1)
         speed = 1 / self.step_s if self.step_s else 0.0
         yield Write(table=SPEEDS, ranges=(own,), vector=np.array([speed], np.float32))
@@ -90,7 +103,7 @@ class Replica(local_sgd.Replica):
         assert view.values is not None
         fastest = max(view.values[sorted(self.members)], default=0.0)
         part = speed / fastest if 0 < speed < fastest else 1.0
-        self._steps = max(1, math.ceil(self.options.local_steps * part))
+        return max(1, math.ceil(self.options.local_steps * part))
 
 
 class Server(downpour.Server):

@@ -27,10 +27,9 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from dlctl.algorithms import sync
-from dlctl.algorithms.base import Fault, Method, Needs, ShardSide
-from dlctl.algorithms.needs import NextData
-from dlctl.algorithms.quorum import Chosen, Counting, meet_all
+from dlctl.algorithms import barrier, sync
+from dlctl.algorithms.base import Fault, Method, Needs, ReplicaSide, ShardSide
+from dlctl.algorithms.quorum import Chosen, Counting
 from dlctl.config import JobFile
 
 
@@ -41,21 +40,18 @@ class Options(sync.Options):
     rate for a batch of all other workers."""
 
 
-class Replica(sync.Replica):
+class Replica(ReplicaSide):
     """Without backup workers every replica counts; with them some may not."""
 
     options: Options
 
     def run(self) -> Needs:
-        if not self.options.backup_workers:
-            yield from super().run()
-            return
-        yield NextData()  # A replica that has requested data is a member.
-        clock = yield from meet_all(0)
+        some = bool(self.options.backup_workers)
+        clock = yield from (barrier.join_chosen() if some else barrier.join())
         while True:
-            samples = yield from self._accrue()
-            yield from self._write(samples, clock)
-            clock = yield from meet_all(clock + 1)
+            samples = yield from sync.accrue(self)
+            yield sync.write(self, samples, clock)
+            clock = yield from (barrier.next_chosen(clock) if some else barrier.next_step(clock))
 
 
 class Server(sync.Barrier):

@@ -239,6 +239,20 @@ Start = Literal["new", "joins", "restored"]
 Needs = Generator[Need, Any, None]
 
 
+class Arrival:
+    """What becomes of the model when values arrive that were read into it: they replace it, unless
+    a method sets another `ReplicaSide.arrival` (`rounds.Reference`).
+
+    Called for each slice, between two steps.
+    """
+
+    def before(self, lo: int, hi: int) -> None:
+        """The values read will now replace `parameters[lo:hi]`."""
+
+    def after(self, lo: int, hi: int) -> None:
+        """The values read have just been written to `parameters[lo:hi]`."""
+
+
 class ReplicaSide(ABC):
     """One replica. `begin` is called first, then perhaps `restore`, then `run`."""
 
@@ -260,6 +274,7 @@ class ReplicaSide(ABC):
         self.own_rate: Callable[[int], float] = lambda samples: 0.0
         """Samples that the model has had -> the current rate of the replica's own optimiser there.
         """
+        self.arrival = Arrival()
         self.view = View(0, 0)
         """Of the newest read that is completely in the model."""
 
@@ -320,12 +335,6 @@ class ReplicaSide(ABC):
 
     def begin(self, start: Start) -> None:  # noqa: B027  most methods have nothing to prepare
         """The model holds the run's values, if the run has any."""
-
-    def placing(self, lo: int, hi: int) -> None:  # noqa: B027  most methods have nothing to keep
-        """The values read will now replace `parameters[lo:hi]`; no gradient is being computed."""
-
-    def placed(self, lo: int, hi: int) -> None:  # noqa: B027  most methods leave it as it is
-        """The values read have just been written to `parameters[lo:hi]`."""
 
     def state(self) -> dict[str, Vector]:
         """All state of a replica to save, by name, between a push and the step that follows.

@@ -53,12 +53,23 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from dlctl import messages
-from dlctl.algorithms import streaming_diloco
-from dlctl.algorithms.base import Fault, Method, Needs, Start
-from dlctl.algorithms.needs import Done, NextData, Range, Read, Receipt, Settle, Step, View, Write
-from dlctl.algorithms.quorum import Chosen, Counting, meet_all
+from dlctl.algorithms import barrier, streaming_diloco
+from dlctl.algorithms.base import Fault, Method, Needs, PushKind, ReplicaSide, Start
+from dlctl.algorithms.needs import (
+    Done,
+    Gradient,
+    NextData,
+    Range,
+    Read,
+    Receipt,
+    Settle,
+    View,
+    Write,
+)
+from dlctl.algorithms.quorum import Chosen, Counting
+from dlctl.algorithms.rounds import Made
 from dlctl.algorithms.sparse import mean_of
-from dlctl.algorithms.streaming_diloco import OfFragments
+from dlctl.algorithms.streaming_diloco import Fragments, OfFragments
 from dlctl.compress.base import Delta
 from dlctl.config import JobFile
 from dlctl.messages import LATE, Array
@@ -79,7 +90,7 @@ class Sent(NamedTuple):
     residual: Vector
 
 
-Exchange = Generator[Read | Write | Settle | Done, Any, int]
+Exchange = Generator[NextData | Read | Write | Settle | Done, Any, int]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,14 +110,18 @@ class Options(streaming_diloco.Options):
     their mean."""
 
 
-class Replica(streaming_diloco.Replica):
+class Replica(ReplicaSide):
     options: Options
 
+    @classmethod
+    def one_push(cls, options: Any) -> PushKind:
+        return PushKind(options.local_steps, is_way=True, is_all=False)
+
     def begin(self, start: Start) -> None:
-        super().begin(start)
+        self.fragments = self.arrival = Fragments(self, self.options.fragments)
         self._made = np.zeros(2, np.int64)
         """(steps, samples) of this replica."""
-        self._counted = np.zeros((self._parts, 2), np.int64)
+        self._counted = np.zeros((self.fragments.parts, 2), np.int64)
         """(steps, samples) that are in each fragment on the servers."""
         self._reported = self._done = 0
         """Samples reported by pushes that counted; steps that are done."""
@@ -114,21 +129,27 @@ class Replica(streaming_diloco.Replica):
         """The newest push; None: it was empty."""
         self._is_slow = self._was_late = False
 
+    def state(self) -> dict[str, Vector]:
+        return {"residual": self.residual, **self.fragments.state()}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        super().restore(state)
+        self.fragments.restore(state)
+
     def run(self) -> Needs:
-        yield NextData()  # A replica that has requested data is a member.
-        clock = yield from meet_all(0)
+        clock = yield from barrier.join_chosen()
         ahead = 0
         """Steps since the newest push."""
         while True:
-            each = max(1, self.options.local_steps // self._parts)
-            _, has_data = yield from self._walk(each - ahead)
+            each = max(1, self.options.local_steps // self.fragments.parts)
+            has_data = yield from self._steps(each - ahead)
             has_pushed = yield from self._push_turn(clock)
             ahead = 0
             if has_data and has_pushed:
                 ahead = each if self._is_slow else min(self.options.delay_steps, each - 1)
                 if ahead and not self._is_slow:
-                    yield self._read_of(clock, wait=False)
-                _, has_data = yield from self._walk(ahead)
+                    yield self.fragments.read(clock, wait=False)
+                has_data = yield from self._steps(ahead)
             was_slow = self._is_slow
             clock = yield from self._end_turn(clock)
             while not has_data and self._owes():
@@ -141,8 +162,11 @@ class Replica(streaming_diloco.Replica):
 
     # ------------------------------------------------------------ steps
 
-    def _made_step(self, step: Step) -> None:
-        self._made += (step.steps, step.samples)
+    def _steps(self, count: int) -> Generator[NextData | Gradient, Any, bool]:
+        """Make so many steps. Returns whether the data sufficed."""
+        made: Made = yield from self.fragments.steps(count)
+        self._made += made.steps, made.samples
+        return made.has_data
 
     def _owes(self) -> bool:
         """Whether some fragment on the servers lacks steps of this replica."""
@@ -154,15 +178,16 @@ class Replica(streaming_diloco.Replica):
         """Push the fragment whose turn it is. Returns whether this replica takes part: if it has
         nothing for it, but other fragments lack steps, it must not wait for other replicas.
         """
-        lo, hi = self._fragment(clock)
-        steps, tokens = self._made - self._counted[clock % self._parts]
-        before = Sent(self._made.copy(), copy_of(self._ref[lo:hi]), copy_of(self.residual[lo:hi]))
+        lo, hi = self.fragments.at(clock)
+        steps, tokens = self._made - self._counted[clock % self.fragments.parts]
+        ref, residual = self.fragments.vector[lo:hi], self.residual[lo:hi]
+        before = Sent(self._made.copy(), copy_of(ref), copy_of(residual))
         self._sent = None
-        if not self._owes() or not self._take_way(lo, hi):
-            if self._is_astray:
+        if not self._owes() or not self.fragments.take(lo, hi):
+            if self.fragments.is_diverged:
                 self._counted[:], self._done = self._made, int(self._made[0])
                 self._reported = int(self._made[1])
-            yield Write(vector=None, clock=clock, holds_steps=self._is_astray)
+            yield Write(vector=None, clock=clock, holds_steps=self.fragments.is_diverged)
             return False
         self._sent = before
         weight = float(tokens) * float(tokens) / max(float(steps), 1.0)
@@ -177,12 +202,12 @@ class Replica(streaming_diloco.Replica):
         Returns the clock."""
         receipt: Receipt = yield Settle()
         is_late = set(receipt.outcomes.values()) == {LATE}
-        view: View = yield self._read_of(clock, wait=True)
-        if self._is_astray:
+        view: View = yield self.fragments.read(clock, wait=True)
+        if self.fragments.is_diverged:
             # Steps made after a push are reported with the next one, which follows at once.
-            self._is_astray = self._is_slow = self._sent is not None
-            self._has_model, self._sent = False, None
-            return (yield from meet_all(view.clock_max))
+            self.fragments.is_diverged = self._is_slow = self._sent is not None
+            self.fragments.has_model, self._sent = False, None
+            return (yield from barrier.meet_all(view.clock_max))
         self._place(clock, view, is_late)
         yield from self._report()
         at, newest = clock + 1, view.clock_max
@@ -197,29 +222,26 @@ class Replica(streaming_diloco.Replica):
 
     def _place(self, clock: int, view: View, is_late: bool) -> None:
         """Place the result for the fragment of `clock`."""
-        part = self._fragment(clock)
+        part = self.fragments.at(clock)
         sent, self._sent = self._sent, None
         if sent is not None and is_late:
-            copy_into(self._ref[slice(*part)], sent.ref)
+            copy_into(self.fragments.vector[slice(*part)], sent.ref)
             copy_into(self.residual[slice(*part)], sent.residual)
         elif sent is not None:
-            self._counted[clock % self._parts] = sent.made
+            self._counted[clock % self.fragments.parts] = sent.made
             self._reported = int(sent.made[1])
         if sent is None or is_late or self._is_slow:
             self._place_missed((part,), view)
             return
         assert view.values is not None
-        ref, own = self._ref[slice(*part)], self.parameters[slice(*part)]
-        copy_into(ref, view.values)
-        own *= self.options.mix
-        own += (1 - self.options.mix) * ref if self.options.mix else ref
+        self.fragments.mix(clock, view.values, self.options.mix)
 
     def _place_missed(self, parts: Sequence[Range], view: View) -> None:
         """Place the results of fragments, and add this replica's unpushed steps to them."""
         assert view.values is not None
         at = 0
         for lo, hi in parts or ((0, len(self.parameters)),):
-            ref, own = self._ref[lo:hi], self.parameters[lo:hi]
+            ref, own = self.fragments.vector[lo:hi], self.parameters[lo:hi]
             own -= ref
             copy_into(ref, view.values[at : at + hi - lo])
             own += ref
@@ -227,12 +249,12 @@ class Replica(streaming_diloco.Replica):
 
     def _missed(self, first: int, stop: int) -> tuple[Range, ...]:
         """The elements whose turns were from `first` to before `stop`; (): all."""
-        if stop - first >= self._parts:
+        if stop - first >= self.fragments.parts:
             return ()
-        turns = sorted(clock % self._parts for clock in range(first, stop))
+        turns = sorted(clock % self.fragments.parts for clock in range(first, stop))
         parts: list[Range] = []
         for turn in turns:
-            lo, hi = self._fragment(turn)
+            lo, hi = self.fragments.at(turn)
             if parts and parts[-1][1] == lo:
                 lo = parts.pop()[0]
             parts.append((lo, hi))

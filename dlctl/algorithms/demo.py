@@ -28,8 +28,8 @@ from typing import Annotated
 
 from annotated_types import Ge, Lt
 
-from dlctl.algorithms import sync
-from dlctl.algorithms.base import Method
+from dlctl.algorithms import barrier, sync
+from dlctl.algorithms.base import Method, Needs, ReplicaSide
 from dlctl.algorithms.needs import Gradient, Step
 from dlctl.compress.base import Delta
 from dlctl.config import Choice
@@ -41,8 +41,15 @@ class Options:
     """Decay of a replica's momentum per step, beta."""
 
 
-class Replica(sync.Replica):
+class Replica(ReplicaSide):
     options: Options
+
+    def run(self) -> Needs:
+        clock = yield from barrier.join()
+        while True:
+            samples = yield from self._accrue()
+            yield sync.write(self, samples, clock)
+            clock = yield from barrier.next_step(clock)
 
     def _accrue(self) -> sync.Accrues:
         computed: Step | None = yield Gradient()

@@ -31,14 +31,14 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from dlctl.algorithms import sync
-from dlctl.algorithms.base import Method, Shape, Start
+from dlctl.algorithms import barrier, sync
+from dlctl.algorithms.base import Method, Needs, ReplicaSide, Shape, Start
 from dlctl.algorithms.needs import Gradient, NextData, Step, Write
 from dlctl.algorithms.sparse import SparseSide
 from dlctl.compress.base import Delta
 from dlctl.config import Choice
 from dlctl.messages import Array
-from dlctl.vector import Vector, copy_into, copy_of, euclidean_norm, to_host, zeros_like
+from dlctl.vector import Vector, copy_into, euclidean_norm, to_host, zeros_like
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Options:
     stream that is read once."""
 
 
-class Replica(sync.Replica):
+class Replica(ReplicaSide):
     options: Options
 
     def begin(self, start: Start) -> None:
@@ -72,6 +72,13 @@ class Replica(sync.Replica):
         super().restore(state)
         if "velocity" in state and state["velocity"].size == len(self._velocity):
             copy_into(self._velocity, state["velocity"] + to_host(self._velocity))
+
+    def run(self) -> Needs:
+        clock = yield from barrier.join()
+        while True:
+            samples = yield from self._accrue()
+            yield from self._push(samples, clock)
+            clock = yield from barrier.next_step(clock)
 
     def _accrue(self) -> sync.Accrues:
         data = yield NextData()
@@ -105,16 +112,16 @@ class Replica(sync.Replica):
             self._velocity += gradient
         self.residual += self._velocity
 
-    def _write(self, samples: int, clock: int) -> Generator[Write, Any, None]:
+    def _push(self, samples: int, clock: int) -> Generator[Write, Any, None]:
         """Momentum factor masking: the momentum of sent elements is reset."""
         if not samples:
-            yield from super()._write(samples, clock)
+            yield Write(vector=None, clock=clock)
             return
-        before = copy_of(self.residual)
-        yield Write(
-            vector=self.residual, samples=samples, clock=clock, density_min=self._density_min
-        )
-        self._velocity[before != self.residual] = 0
+        sent: Vector = yield Write(
+            vector=self.residual, samples=samples, clock=clock, density_min=self._density_min,
+            tells=True,
+        )  # fmt: skip
+        self._velocity[sent != 0] = 0
 
 
 class Shard(SparseSide, sync.Barrier):

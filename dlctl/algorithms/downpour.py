@@ -43,9 +43,9 @@ fetched parameters until the next fetch.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Lt
 
@@ -60,7 +60,8 @@ from dlctl.algorithms.base import (
     ReplicaSide,
     ShardSide,
 )
-from dlctl.algorithms.needs import LEFT_OUT_MAX, Gradient, NextData, Read, Step
+from dlctl.algorithms.needs import Gradient, NextData, Read, Step
+from dlctl.algorithms.rounds import Discards
 from dlctl.compress.base import Delta
 from dlctl.config import Choice
 from dlctl.messages import APPLIED
@@ -118,19 +119,19 @@ class Replica(ReplicaSide):
         step = samples = 0
         fetched_at = -math.inf
         pushed_at = -1 if self.options.push_before_fetch else -math.inf
-        left_out = 0
+        discards = Discards()
         while True:
             data = yield NextData()
             if data is not None:
                 fetches = step - fetched_at >= self.interval("fetch_every_steps")
-                is_lost = left_out >= LEFT_OUT_MAX
+                is_lost = discards.is_diverged
                 if fetches or is_lost:
                     yield Read(wait=is_lost or not self.options.overlap)
-                computed = yield from self._accrue()
-                left_out = left_out + 1 if computed is None else 0
-                if computed is None:
+                computed: Step | None = yield Gradient(step=self.has_inner)
+                if discards.count(computed) or computed is None:
                     continue
-                samples += computed
+                self.accrue(computed.gradient)
+                samples += computed.samples
                 fetched_at = step if fetches else fetched_at
             is_due = data is not None and step - pushed_at >= self.interval("push_every_steps")
             if samples and (data is None or is_due):
@@ -138,15 +139,6 @@ class Replica(ReplicaSide):
                 samples = 0
                 pushed_at = step if is_due else pushed_at
             step += data is not None
-
-    def _accrue(self) -> Generator[Gradient, Any, int | None]:
-        """The samples of the next gradient; None: it is discarded."""
-        computed: Step | None = yield Gradient(step=self.has_inner)
-        if computed is None:
-            return None
-        assert computed.gradient is not None
-        self.accrue(computed.gradient)
-        return computed.samples
 
 
 class Server(ShardSide):

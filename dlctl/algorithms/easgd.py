@@ -44,6 +44,7 @@ from annotated_types import Ge, Gt, Le
 
 from dlctl.algorithms.base import (
     MODEL,
+    Arrival,
     Fault,
     Method,
     Needs,
@@ -52,7 +53,8 @@ from dlctl.algorithms.base import (
     Shape,
     Start,
 )
-from dlctl.algorithms.needs import LEFT_OUT_MAX, Gradient, NextData, Read, Write
+from dlctl.algorithms.needs import Gradient, NextData, Read, Write
+from dlctl.algorithms.rounds import Discards
 from dlctl.config import Choice, JobFile
 from dlctl.messages import Array
 from dlctl.settings import AUTO, Setting, count, fraction
@@ -73,6 +75,32 @@ class Options:
     exchange. "auto": 0.9 over the number of replicas. Changes live."""
 
 
+class Position:
+    """Where a replica is on its own, and its steps since the last due exchange."""
+
+    def __init__(self, side: ReplicaSide) -> None:
+        self.side = side
+        self.is_known = False
+        """If not, the next read makes the centre its position."""
+        self.steps = 0
+
+    def is_due(self) -> bool:
+        return not self.is_known or self.steps >= self.side.options.exchange_every_steps
+
+    def give_up(self) -> None:
+        self.is_known, self.steps = False, 0
+
+    def state(self) -> dict[str, Vector]:
+        if not self.is_known:
+            return {}
+        return {"position": self.side.parameters, "steps": np.array([self.steps], np.float32)}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        if "position" in state and state["position"].size == len(self.side.parameters):
+            copy_into(self.side.parameters, state["position"])
+            self.is_known, self.steps = True, int(state["steps"][0])
+
+
 class Replica(ReplicaSide):
     options: Options
 
@@ -82,86 +110,79 @@ class Replica(ReplicaSide):
 
     def begin(self, start: Start) -> None:
         self.residual = self.residual[:0]
-        self._has_position = False
-        """If not, the next read makes the centre its position."""
-        self._steps = 0
-        """Since the last due exchange."""
-        self._alpha = 0.0
-        self._pull = zeros_like(self.parameters)
-        """e; while the centre is placed, x."""
+        self.position = Position(self)
+        self.arrival = self._centre = _Centre(self)
 
     def state(self) -> dict[str, Vector]:
-        if not self._has_position:
-            return {}
-        return {"position": self.parameters, "steps": np.array([self._steps], np.float32)}
+        return self.position.state()
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        if "position" in state and state["position"].size == len(self.parameters):
-            copy_into(self.parameters, state["position"])
-            self._has_position, self._steps = True, int(state["steps"][0])
+        self.position.restore(state)
 
     def run(self) -> Needs:
-        samples = left_out = 0
+        samples, discards = 0, Discards()
         while True:
             data = yield NextData()
-            if data is not None and left_out >= LEFT_OUT_MAX:
+            if data is not None and discards.is_diverged:
                 yield from self._begin_at_centre(samples)
                 samples = 0
-            is_due = bool(samples) if data is None else self._is_due()
+            is_due = bool(samples) if data is None else self.position.is_due()
             if is_due:
-                self._alpha = self._share()
+                self._centre.alpha = alpha_of(self)
                 yield Read(wait=True)
-                self._has_position = True
+                self.position.is_known = True
             if data is not None:
                 computed = yield Gradient(step=True, gather=False)
-                left_out = left_out + 1 if computed is None else 0
-                if computed is None:
+                if discards.count(computed):
                     continue
                 samples += computed.samples
-                self._steps = 1 if is_due else self._steps + 1
+                self.position.steps = 1 if is_due else self.position.steps + 1
             if is_due:
                 yield from self._exchange(samples)
                 samples = 0
 
-    def _is_due(self) -> bool:
-        return not self._has_position or self._steps >= self.options.exchange_every_steps
-
-    def _share(self) -> float:
-        """The current alpha."""
-        alpha = self.options.alpha
-        return BETA / len(self.members | {self.slot}) if isinstance(alpha, str) else alpha
-
-    def placing(self, lo: int, hi: int) -> None:
-        self._pull[lo:hi] = self.parameters[lo:hi]
-
-    def placed(self, lo: int, hi: int) -> None:
-        """The centre is in the model: restore x, and store the pull between the two."""
-        pull, model = self._pull[lo:hi], self.parameters[lo:hi]
-        if not self._has_position:
-            pull[:] = 0
-            return
-        position = copy_of(pull)
-        pull -= model
-        pull *= self._alpha
-        model[:] = position
-
     def _exchange(self, samples: int) -> Exchange:
-        pull = self._pull
-        if not is_finite(pull):
+        if not is_finite(self._centre.pull):
             yield from self._begin_at_centre(samples)
             return
-        sent = copy_of(pull)
-        yield Write(vector=pull, samples=samples)
-        sent -= pull
+        sent = yield Write(vector=self._centre.pull, samples=samples, tells=True)
         self.parameters -= sent
 
     def _begin_at_centre(self, samples: int) -> Exchange:
         """Discard the position, and the steps that no push holds."""
-        self._has_position, self._steps = False, 0
+        self.position.give_up()
         yield Read(wait=True)
-        self._has_position = True
+        self.position.is_known = True
         if samples:
             yield Write(vector=None)
+
+
+class _Centre(Arrival):
+    """The centre is read beside a position: x stays in the model, and `pull` becomes e."""
+
+    def __init__(self, side: Replica) -> None:
+        self.side = side
+        self.alpha = 0.0
+        self.pull = zeros_like(side.parameters)
+
+    def before(self, lo: int, hi: int) -> None:
+        self.pull[lo:hi] = self.side.parameters[lo:hi]
+
+    def after(self, lo: int, hi: int) -> None:
+        pull, model = self.pull[lo:hi], self.side.parameters[lo:hi]
+        if not self.side.position.is_known:
+            pull[:] = 0
+            return
+        position = copy_of(pull)
+        pull -= model
+        pull *= self.alpha
+        model[:] = position
+
+
+def alpha_of(side: ReplicaSide) -> float:
+    """The current alpha."""
+    alpha = side.options.alpha
+    return BETA / len(side.members | {side.slot}) if isinstance(alpha, str) else alpha
 
 
 def share(text: str) -> float | str:

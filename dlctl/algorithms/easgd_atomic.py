@@ -26,31 +26,35 @@ trip for an exchange instead of one and a half, and a vector on the servers for 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from dlctl import messages
 from dlctl.algorithms import easgd
-from dlctl.algorithms.base import Fault, Method, Needs, PushOutcome, Shape, ShardSide
-from dlctl.algorithms.needs import (
-    LEFT_OUT_MAX,
-    Gradient,
-    NextData,
-    Read,
-    Receipt,
-    Settle,
-    Write,
+from dlctl.algorithms.base import (
+    Arrival,
+    Fault,
+    Method,
+    Needs,
+    PushKind,
+    PushOutcome,
+    ReplicaSide,
+    Shape,
+    ShardSide,
+    Start,
 )
+from dlctl.algorithms.needs import Gradient, NextData, Read, Receipt, Settle, Write
+from dlctl.algorithms.rounds import Discards
 from dlctl.compress.base import Delta
 from dlctl.config import Choice, JobFile
-from dlctl.messages import APPLIED, Json
+from dlctl.messages import APPLIED, Array, Json
 from dlctl.optim.base import Optimizer
 from dlctl.optim.blocks import Block, Rule
 from dlctl.optim.wrapping import Wrapping, keep
 from dlctl.shards.base import Shard
-from dlctl.vector import copy_into, copy_of, is_finite
+from dlctl.vector import Vector, copy_into, copy_of, is_finite, zeros_like
 
 WORKER, ALPHA = "worker", "alpha"
 """Counters: the slot of the push; alpha in units of 1 / `UNIT`, 0: it adopts the centre."""
@@ -58,54 +62,80 @@ UNIT = 2**24
 Trip = Generator[Read | Write | Settle, Any, bool]
 
 
-class Replica(easgd.Replica):
+class Replica(ReplicaSide):
+    options: easgd.Options
+
+    @classmethod
+    def one_push(cls, options: easgd.Options) -> PushKind:
+        return PushKind(options.exchange_every_steps, is_way=True, is_all=False)
+
+    def begin(self, start: Start) -> None:
+        self.residual = self.residual[:0]
+        self.position = easgd.Position(self)
+        self.arrival = self._answer = _Answer(self)
+
+    def state(self) -> dict[str, Vector]:
+        return self.position.state()
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        self.position.restore(state)
+
     def run(self) -> Needs:
-        samples = left_out = 0
+        samples, discards, position = 0, Discards(), self.position
         while True:
             data = yield NextData()
-            if data is not None and (not self._has_position or left_out >= LEFT_OUT_MAX):
+            if data is not None and (not position.is_known or discards.is_diverged):
                 yield from self._take_centre()
-                samples = left_out = 0
-            is_due = bool(samples) if data is None else self._is_due()
+                samples, discards = 0, Discards()
+            is_due = bool(samples) if data is None else position.is_due()
             if is_due:
                 if not (yield from self._pulled(samples)):
                     samples = 0
                     continue
-                samples = self._steps = 0
+                samples = position.steps = 0
             if data is not None:
                 computed = yield Gradient(step=True, gather=False)
-                left_out = left_out + 1 if computed is None else 0
-                if computed is not None:
+                if not discards.count(computed):
                     samples += computed.samples
-                    self._steps += 1
+                    position.steps += 1
             if is_due:
-                self.parameters -= self._pull
+                self.parameters -= self._answer.pull
 
     def _pulled(self, samples: int) -> Trip:
         """Send the position and wait for e. Returns whether the centre has moved by it: else this
         replica starts over."""
         if is_finite(self.parameters):
             position = copy_of(self.parameters)
-            yield Write(vector=position, samples=samples, weight=self._share())
+            yield Write(vector=position, samples=samples, weight=easgd.alpha_of(self))
             yield Read(wait=True, after_own=True)
             receipt: Receipt = yield Settle()
             if receipt.is_applied():
                 return True
-        self._has_position = False
+        self.position.is_known = False
         return False
 
     def _take_centre(self) -> Trip:
         """Give up its position, and the steps that no push holds."""
-        self._has_position, self._steps = False, 0
+        self.position.give_up()
         yield Write(vector=None)
         yield Read(wait=True, after_own=True)
-        self._has_position = True
+        self.position.is_known = True
         return True
 
-    def placed(self, lo: int, hi: int) -> None:
-        """The model holds e, or the centre for a replica without a position."""
-        pull, model = self._pull[lo:hi], self.parameters[lo:hi]
-        if not self._has_position:
+
+class _Answer(Arrival):
+    """What is read is e, or the centre for a replica without a position."""
+
+    def __init__(self, side: Replica) -> None:
+        self.side = side
+        self.pull = zeros_like(side.parameters)
+
+    def before(self, lo: int, hi: int) -> None:
+        self.pull[lo:hi] = self.side.parameters[lo:hi]
+
+    def after(self, lo: int, hi: int) -> None:
+        pull, model = self.pull[lo:hi], self.side.parameters[lo:hi]
+        if not self.side.position.is_known:
             pull[:] = 0
             return
         position = copy_of(pull)

@@ -57,10 +57,11 @@ from typing import Annotated, Any
 import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
 
-from dlctl.algorithms import backups, privacy
-from dlctl.algorithms.base import Fault, Lead, Method, Needs, PushKind, Start
-from dlctl.algorithms.needs import LEFT_OUT_MAX, Data, Gradient, NextData, Pull, Write
-from dlctl.algorithms.quorum import Chosen, meet_all
+from dlctl.algorithms import barrier, privacy
+from dlctl.algorithms.base import Fault, Lead, Method, Needs, PushKind, ReplicaSide, Start
+from dlctl.algorithms.needs import Data, Gradient, NextData, Pull, Write
+from dlctl.algorithms.quorum import Chosen
+from dlctl.algorithms.rounds import Discards
 from dlctl.clients import Cohort
 from dlctl.compress.base import Delta
 from dlctl.config import Choice, JobFile
@@ -101,8 +102,8 @@ def drawn(options: Options, clients: int) -> int:
     return min(wanted, clients)
 
 
-class Replica(backups.Replica):
-    options: Options  # type: ignore[assignment]
+class Replica(ReplicaSide):
+    options: Options
 
     @classmethod
     def one_push(cls, options: Any) -> PushKind:
@@ -115,12 +116,11 @@ class Replica(backups.Replica):
         """Of the updates of this round's clients, times their samples."""
 
     def run(self) -> Needs:
-        yield NextData()  # A replica that has requested data is a member.
-        clock = yield from meet_all(0)
+        clock = yield from barrier.join_chosen()
         while True:
             samples = yield from self._round()
             yield Write(vector=self.residual if samples else None, samples=samples, clock=clock)
-            clock = yield from meet_all(clock + 1)
+            clock = yield from barrier.next_chosen(clock)
 
     def _round(self) -> Generator[NextData | Gradient, Any, int]:
         """Train clients until there are none, or the next one is of another round. Returns the
@@ -145,10 +145,10 @@ class Replica(backups.Replica):
         self.parameters[:] = self._base
         mu = self.options.prox_mu
         pull = Pull(mu, self._base) if mu else None
-        portion, samples, left_out = data.portion, 0, 0
+        portion, samples, discards = data.portion, 0, Discards()
         while True:
             step = yield Gradient(step=True, gather=False, pull=pull, fresh=not samples)
-            left_out = 0 if step is not None else left_out + 1
+            discards.count(step)
             samples += step.samples if step is not None else 0
             if data.is_last:
                 break
@@ -156,7 +156,7 @@ class Replica(backups.Replica):
             if following is None or following.portion != portion:
                 break
             data = following
-        return samples if left_out < LEFT_OUT_MAX else 0
+        return 0 if discards.is_diverged else samples
 
     def _take_way(self, samples: int) -> bool:
         """Add the update of a client to the sum. Returns whether it is valid."""

@@ -32,9 +32,19 @@ import numpy as np
 from annotated_types import Ge
 
 from dlctl import messages
-from dlctl.algorithms import local_sgd
-from dlctl.algorithms.base import Fault, Method, Needs, PushOutcome, ShardSide
+from dlctl.algorithms import local_sgd, sync
+from dlctl.algorithms.base import (
+    Fault,
+    Method,
+    Needs,
+    PushKind,
+    PushOutcome,
+    ReplicaSide,
+    ShardSide,
+    Start,
+)
 from dlctl.algorithms.needs import NextData, Read
+from dlctl.algorithms.rounds import Rounds
 from dlctl.compress.base import Delta
 from dlctl.config import Choice, JobFile
 from dlctl.messages import APPLIED, BUFFERED
@@ -53,8 +63,15 @@ class Options:
     of 1 + tau."""
 
 
-class Replica(local_sgd.Replica):
-    options: Options  # type: ignore[assignment]
+class Replica(ReplicaSide):
+    options: Options
+
+    @classmethod
+    def one_push(cls, options: Options) -> PushKind:
+        return PushKind(options.local_steps, is_way=True)
+
+    def begin(self, start: Start) -> None:
+        self.rounds = self.arrival = Rounds(self)
 
     def run(self) -> Needs:
         while True:
@@ -62,11 +79,10 @@ class Replica(local_sgd.Replica):
                 continue
             yield Read(wait=True, after_own=True)
             clock = self.view.clock_min
-            samples = yield from self._accrue()
-            if samples and not self._take_way():
-                samples = 0
-            self._is_on_way = False
-            yield self._push(bool(samples), samples, clock)
+            samples = yield from self.rounds.steps(self.options.local_steps)
+            brings = samples > 0 and self.rounds.end()
+            self.rounds.close()
+            yield sync.write(self, samples if brings else 0, clock)
 
 
 class Collecting(ShardSide):

@@ -45,17 +45,18 @@ left out, as in every method.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Ge
 
-from dlctl.algorithms import sync
-from dlctl.algorithms.base import Method, Needs, PushKind, Start
-from dlctl.algorithms.needs import LEFT_OUT_MAX, Gradient, NextData, Read, Write
+from dlctl.algorithms import barrier, sync
+from dlctl.algorithms.base import Method, Needs, PushKind, ReplicaSide, Start
+from dlctl.algorithms.needs import Read, Write
+from dlctl.algorithms.rounds import Rounds
 from dlctl.config import Choice
 from dlctl.settings import Setting, count
-from dlctl.vector import Vector, copy_of, is_finite
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,7 +68,7 @@ class Options:
     meanwhile to it. For slow links; false: wait, as in the papers."""
 
 
-class Replica(sync.Replica):
+class Replica(ReplicaSide):
     options: Options
 
     @classmethod
@@ -75,106 +76,41 @@ class Replica(sync.Replica):
         return PushKind(options.local_steps, is_way=True)
 
     def begin(self, start: Start) -> None:
-        self._is_ahead = False
-        """A push is in flight, and this replica has continued without its mean."""
-        self._base: Vector | None = None
-        """The parameters before the steps that no push holds; None: there are no such steps."""
-        self._is_on_way = False
-        """A round is under way: `_base` and the parameters differ by steps of this replica."""
-        self._has_data = True
-        """Whether the newest round has made all of its steps."""
+        self.rounds = self.arrival = Rounds(self)
 
     def run(self) -> Needs:
-        clock = yield from self._join()
-        while True:
-            samples = yield from self._accrue()
-            if self._is_ahead and self.view.clock_max <= clock:
-                yield Read(wait=True, at_least=clock + 1)
-            is_apart = self._is_ahead and self.view.clock_max != clock + 1
-            self._is_ahead, clock = False, self.view.clock_max
-            brings = bool(samples) or self.owes()
-            if brings and not self._take_way():
-                brings, samples = False, 0
-            self._is_on_way = False
-            yield self._push(brings, samples, clock)
-            self._is_ahead = brings and self.options.overlap and not is_apart
-            if self._is_ahead:
-                yield Read(wait=False, at_least=clock + 1)
-            else:
-                clock = yield from self._next_step(clock)
+        return averaged(self, self.rounds, self.rounds.end)
 
-    def placing(self, lo: int, hi: int) -> None:
-        """From here until `placed`, `_base` holds the steps to add to the values read."""
-        if not self._is_on_way:
-            self._base = None
-        elif self._base is not None and self._is_ahead:
-            self._base[lo:hi] -= self.parameters[lo:hi]
-        elif self._base is not None:
-            self._base[lo:hi] = 0
 
-    def placed(self, lo: int, hi: int) -> None:
-        if self._base is not None:
-            self.parameters[lo:hi] -= self._base[lo:hi]
-            self._base[lo:hi] += self.parameters[lo:hi]
+def averaged(
+    side: ReplicaSide,
+    rounds: Rounds,
+    end: Callable[[], bool],
+    has_rest: Callable[[], bool] = lambda: False,
+) -> Needs:
+    """Rounds with a mean after each, for options with `local_steps` and `overlap`.
 
-    def owes(self) -> bool:
-        """Whether there is something to push even if this round has no result."""
-        return False
-
-    def round_steps(self) -> int:
-        return self.options.local_steps
-
-    def _accrue(self) -> sync.Accrues:
-        """A round's steps. Returns their samples; 0 if they diverge, and none of them counts.
-
-        Then this replica's parameters are useless, and so are slices of a mean that have been
-        placed: they contain steps that are dropped here. So no step follows until all slices were
-        fetched again.
-        """
-        steps = samples = left_out = 0
-        if self._base is None:
-            self._base = copy_of(self.parameters)
-        self._is_on_way = self._has_data = True
-        while steps < self.round_steps():
-            if left_out >= LEFT_OUT_MAX and (steps or self._is_ahead):
-                self._is_on_way = False
-                return 0
-            if (yield NextData()) is None:
-                self._has_data = False
-                break
-            computed = yield Gradient(step=True, gather=False)
-            if computed is None:
-                left_out += 1
-                continue
-            left_out = 0
-            steps += 1
-            samples += computed.samples
-        return samples
-
-    def _take_way(self) -> bool:
-        """Add the outer gradient of this round to the residual. Returns whether the sum is finite;
-        else it is dropped. A residual that is itself not finite was restored from a checkpoint like
-        this: no round would ever count with it, so it is reset.
-        """
-        way, self._base = self._base, None
-        assert way is not None
-        way -= self.parameters
-        if self.has_residual():
-            way += self.residual
-        if is_finite(way):
-            self.residual = way
-            return True
-        if self.has_residual() and not is_finite(self.residual):
-            self.residual = None
-        return False
-
-    def _push(self, brings: bool, samples: int, clock: int = 0) -> Write:
-        """brings: the round has an outer gradient. A vector without a residual is not copied: the
-        next round allocates another one.
-        """
-        if not brings:
-            return Write(vector=None, samples=samples, clock=clock)
-        return self.write_residual(samples=samples, clock=clock)
+    end: adds what a round has come to to the residual; False: it is of no use. has_rest: whether
+    there is something to push even if the round has no result.
+    """
+    clock = yield from barrier.join()
+    while True:
+        samples = yield from rounds.steps(side.options.local_steps)
+        if rounds.is_ahead and side.view.clock_max <= clock:
+            yield Read(wait=True, at_least=clock + 1)
+        is_apart = rounds.is_ahead and side.view.clock_max != clock + 1
+        rounds.is_ahead, clock = False, side.view.clock_max
+        brings = (samples > 0 or has_rest()) and end()
+        rounds.close()
+        if brings:
+            yield side.write_residual(samples=samples, clock=clock)
+        else:
+            yield Write(vector=None, clock=clock)
+        if brings and side.options.overlap and not is_apart:
+            rounds.is_ahead = True
+            yield Read(wait=False, at_least=clock + 1)
+        else:
+            clock = yield from barrier.next_step(clock)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -31,7 +31,8 @@ from annotated_types import Gt, Le
 
 from dlctl import messages
 from dlctl.algorithms import local_sgd, sync
-from dlctl.algorithms.base import Method, PushKind, Shape, Start
+from dlctl.algorithms.base import Method, Needs, PushKind, ReplicaSide, Shape, Start
+from dlctl.algorithms.rounds import Reference, Rounds, Steps
 from dlctl.algorithms.sparse import SparseSide, even_shares
 from dlctl.config import Choice
 from dlctl.messages import Array
@@ -49,7 +50,7 @@ class Options(local_sgd.Options):
     """Continue with the next round while the mean of this one is in flight; false: wait."""
 
 
-class Replica(local_sgd.Replica):
+class Replica(ReplicaSide):
     options: Options
 
     @classmethod
@@ -57,63 +58,78 @@ class Replica(local_sgd.Replica):
         return PushKind(options.local_steps, is_way=True, is_all=False)
 
     def begin(self, start: Start) -> None:
-        super().begin(start)
-        self._base: Vector = copy_of(self.parameters)
-        self._has_model = self._is_astray = False
+        self.rounds = self.arrival = Apart(self)
 
     def state(self) -> dict[str, Vector]:
-        return {"residual": self.residual, "own": self.parameters, "base": self._base}
+        own = {"own": self.parameters, "base": self.rounds.vector}
+        return {"residual": self.residual, **own}
 
     def restore(self, state: Mapping[str, Array]) -> None:
         super().restore(state)
         if {"own", "base"} <= state.keys() and state["own"].size == len(self.parameters):
             copy_into(self.parameters, state["own"])
-            copy_into(self._base, state["base"])
-            self._has_model = True
+            copy_into(self.rounds.vector, state["base"])
+            self.rounds.has_model = True
 
-    def _accrue(self) -> sync.Accrues:
-        self._is_astray = False
-        samples = yield from super()._accrue()
-        self._is_astray = not self._is_on_way
+    def run(self) -> Needs:
+        rounds = self.rounds
+        return local_sgd.averaged(self, rounds, self._end_round, rounds.has_rest)
+
+    def _end_round(self) -> bool:
+        """Move what the round averages from the reference to the residual; at the end of the data
+        all that is left."""
+        rounds = self.rounds
+        apart = rounds.apart()
+        if not is_finite(apart):
+            rounds.is_diverged = True
+            return False
+        if rounds.has_data:
+            where = indices_like(apart, mask(self.view.clock_max, len(apart), self.options.density))
+            self.residual[where] = apart[where]
+            rounds.vector[where] = self.parameters[where]
+        else:
+            self.residual[:] = apart
+            rounds.vector[:] = self.parameters
+        return True
+
+
+class Apart(Rounds):
+    """A reference that is never given up: outside of the masks a replica's own steps add up."""
+
+    vector: Vector
+
+    def __init__(self, side: ReplicaSide) -> None:
+        super().__init__(side)
+        self.vector = copy_of(side.parameters)
+        self.is_diverged = False
+
+    def carries(self) -> bool:
+        return self.has_model and not self.is_diverged
+
+    def before(self, lo: int, hi: int) -> None:
+        self._take_rest_back(lo, hi)
+        Reference.before(self, lo, hi)
+
+    def steps(self, count: int) -> Steps:
+        self.is_diverged = False
+        samples = yield from super().steps(count)
+        self.is_diverged = not self.is_open
         return samples
 
-    def owes(self) -> bool:
+    def has_rest(self) -> bool:
         """At the end of the data everything is pushed, even if a round has just ended."""
-        self._take_rest_back(0, len(self._base))
-        is_apart = self._has_model and bool((self._base != self.parameters).any())
-        return is_apart and not self._has_data and not self._is_astray
+        is_apart = self.has_model and bool(self.apart().any())
+        return is_apart and not self.has_data and not self.is_diverged
+
+    def apart(self) -> Vector:
+        """float32[d]: all that is still to be pushed."""
+        self._take_rest_back(0, len(self.vector))
+        return self.vector - self.side.parameters
 
     def _take_rest_back(self, lo: int, hi: int) -> None:
         """Merge the compressor's residual into the difference that is still to be pushed."""
-        self._base[lo:hi] += self.residual[lo:hi]
-        self.residual[lo:hi] = 0
-
-    def _take_way(self) -> bool:
-        self._take_rest_back(0, len(self._base))
-        way = self._base - self.parameters
-        if not is_finite(way):
-            self._is_astray = True
-            return False
-        if self._has_data:
-            where = indices_like(way, mask(self.view.clock_max, len(way), self.options.density))
-            self.residual[where] = way[where]
-            self._base[where] = self.parameters[where]
-        else:
-            self.residual[:] = way
-            self._base[:] = self.parameters
-        return True
-
-    def placing(self, lo: int, hi: int) -> None:
-        """This replica's unpushed steps will be added to the values read."""
-        self._take_rest_back(lo, hi)
-        if self._has_model and not self._is_astray:
-            self._base[lo:hi] -= self.parameters[lo:hi]
-        else:
-            self._base[lo:hi] = 0
-
-    def placed(self, lo: int, hi: int) -> None:
-        super().placed(lo, hi)
-        self._has_model = self._has_model or hi == len(self.parameters)
+        self.vector[lo:hi] += self.side.residual[lo:hi]
+        self.side.residual[lo:hi] = 0
 
 
 def mask(clock: int, size: int, density: float) -> Array:

@@ -29,11 +29,6 @@ from dlctl.vector import Vector
 
 PARAMETERS = "w"
 """The name of the table that holds the model."""
-LEFT_OUT_MAX = 10
-"""Discarded gradients in a row. With up to a tenth of the data NaN, so many are hardly due to the
-data: the replica's own steps have ruined it. It resumes from the servers' parameters if
-`workers.nonfinite_steps_max` is larger; else it is quarantined before.
-"""
 Range = tuple[int, int]
 """Elements [lo, hi) of a table."""
 Extent = tuple[int, ...]
@@ -101,12 +96,12 @@ class Gradient(Need):
     On None nothing may stay behind unpushed, because this may be the end of the run. Batches whose
     gradient is discarded, not finite or too large, are left out, and the next one is computed
     instead; but right after `NextData` it is the announced batch or, if that one is discarded,
-    None. See `LEFT_OUT_MAX`.
+    None. See `rounds.Discards`.
     """
 
     step: bool = False
     """The replica's own optimiser (`inner`) makes a step along it at once. This, and a call of
-    `placing`, may happen before `run` is resumed."""
+    `ReplicaSide.arrival`, may happen before `run` is resumed."""
     gather: bool = True
     """False: the `Step` has no gradient; to gather it into one vector takes time."""
     pull: Pull | None = None
@@ -244,7 +239,8 @@ class Write(Need):
     not change.
 
     Resumed with None as soon as the push is in flight; it waits only while the window is full.
-    wait: resumed with a `Receipt` when all shards have settled it.
+    wait: resumed with a `Receipt` when all shards have settled it. tells: resumed with what was
+    sent, float32[d].
     """
 
     vector: Vector | None
@@ -273,6 +269,7 @@ class Write(Need):
     """The replica does not use `vector` any more, so it is sent without a copy. Only where pushes
     leave no residual (`Site.pushes_all`)."""
     wait: bool = False
+    tells: bool = False
 
 
 @record

@@ -24,24 +24,14 @@ clock. Its push settles as APPLIED on all shards or as LATE on all of them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Generator
+from collections.abc import Collection
 from typing import Any, ClassVar
 
 from dlctl import messages
 from dlctl.algorithms.base import Decision, Lead, PushOutcome
-from dlctl.algorithms.needs import Read, View
 from dlctl.algorithms.sync import Held, HoldingSide
 from dlctl.messages import HELD, LATE, REFUSED
 from dlctl.shards.base import Shard
-
-
-def meet_all(at_least: int) -> Generator[Read, View, int]:
-    """Read into the model until all shards are at the same step; returns it."""
-    while True:
-        view = yield Read(wait=True, at_least=at_least)
-        if view.clock_min == view.clock_max:
-            return view.clock_max
-        at_least = view.clock_max
 
 
 class Counting(Lead):

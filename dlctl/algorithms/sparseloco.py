@@ -41,7 +41,8 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from dlctl.algorithms import local_sgd, sync
-from dlctl.algorithms.base import Method, Shape, dense
+from dlctl.algorithms.base import Method, Needs, PushKind, ReplicaSide, Shape, Start, dense
+from dlctl.algorithms.rounds import Rounds
 from dlctl.algorithms.sparse import SparseSide, mean_of
 from dlctl.compress.base import Delta
 from dlctl.config import Choice
@@ -71,13 +72,23 @@ class Options(local_sgd.Options):
     transfers all parameters if more than an eighth of them changed."""
 
 
-class Replica(local_sgd.Replica):
+class Replica(ReplicaSide):
     options: Options
 
-    def _take_way(self) -> bool:
+    @classmethod
+    def one_push(cls, options: Options) -> PushKind:
+        return PushKind(options.local_steps, is_way=True)
+
+    def begin(self, start: Start) -> None:
+        self.rounds = self.arrival = Rounds(self)
+
+    def run(self) -> Needs:
+        return local_sgd.averaged(self, self.rounds, self._end_round)
+
+    def _end_round(self) -> bool:
         if self.has_residual():
             self.residual *= self.options.error_decay
-        return super()._take_way()
+        return self.rounds.end()
 
 
 class Shard(SparseSide, sync.Barrier):

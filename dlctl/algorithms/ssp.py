@@ -46,6 +46,7 @@ from annotated_types import Ge, Le
 
 from dlctl import messages
 from dlctl.algorithms.base import (
+    Arrival,
     Method,
     Needs,
     PushKind,
@@ -54,7 +55,8 @@ from dlctl.algorithms.base import (
     ShardSide,
     Start,
 )
-from dlctl.algorithms.needs import LEFT_OUT_MAX, Gradient, NextData, Read, Write
+from dlctl.algorithms.needs import NextData, Read, Write
+from dlctl.algorithms.rounds import local_steps
 from dlctl.compress.base import Delta
 from dlctl.config import Choice
 from dlctl.messages import APPLIED, Json
@@ -94,14 +96,9 @@ class Replica(ReplicaSide):
         """Whether all shards hold others back for it."""
         self._is_idle = False
         """Whether all shards were notified not to wait for it."""
-        self._base = copy_of(self.parameters)
-        """The parameters before the steps that no push holds."""
+        self.arrival = self._own = _Own(self)
         self._read_at = -math.inf
         """The clock of the newest read."""
-
-    def placed(self, lo: int, hi: int) -> None:
-        self.parameters[lo:hi] -= self.residual[lo:hi]
-        self._base[lo:hi] = self.parameters[lo:hi]
 
     def run(self) -> Needs:
         while True:
@@ -112,8 +109,11 @@ class Replica(ReplicaSide):
                 continue
             if not self.is_counted:
                 yield from self._read()
-            if samples := (yield from self._steps()):
-                yield self._update(samples)
+            made = yield from local_steps(self.options.clock_steps)
+            if made.is_diverged:
+                self._read_at = -math.inf
+            if made.samples:
+                yield self._update(made.samples)
             if self._is_read_due():
                 yield from self._read()
 
@@ -135,41 +135,34 @@ class Replica(ReplicaSide):
             self._is_idle = False
             yield Write(vector=None, clock=self.clock)
 
-    def _steps(self) -> Generator[NextData | Gradient, Any, int]:
-        """The steps of one clock. Returns their samples: fewer if data ends; 0 without data, or if
-        so many batches are discarded that the replica has to read before it continues.
-        """
-        steps = samples = left_out = 0
-        while steps < self.options.clock_steps:
-            if (steps or left_out) and (yield NextData()) is None:
-                break
-            computed = yield Gradient(step=True, gather=False)
-            if computed is None:
-                left_out += 1
-                if left_out >= LEFT_OUT_MAX:
-                    self._read_at = -math.inf
-                    break
-                continue
-            left_out = 0
-            steps += 1
-            samples += computed.samples
-        return samples
-
     def _update(self, samples: int) -> Write:
         """The update of this clock: its steps plus the residual. If that is not finite it is
         discarded; a residual that is itself not finite was restored from a checkpoint like this.
         """
         self.clock += 1
-        self._base -= self.parameters
-        self._base += self.residual
-        if not is_finite(self._base):
+        self._own.base -= self.parameters
+        self._own.base += self.residual
+        if not is_finite(self._own.base):
             if not is_finite(self.residual):
                 self.residual[:] = 0
             self._read_at = -math.inf
             return Write(vector=None, clock=self.clock)
-        self.residual[:] = self._base
-        self._base[:] = self.parameters
+        self.residual[:] = self._own.base
+        self._own.base[:] = self.parameters
         return Write(vector=self.residual, samples=samples, clock=self.clock)
+
+
+class _Own(Arrival):
+    """A replica always sees its own updates: the residual is added to the values that were read."""
+
+    def __init__(self, side: ReplicaSide) -> None:
+        self.side = side
+        self.base = copy_of(side.parameters)
+        """The parameters before the steps that no push holds."""
+
+    def after(self, lo: int, hi: int) -> None:
+        self.side.parameters[lo:hi] -= self.side.residual[lo:hi]
+        self.base[lo:hi] = self.side.parameters[lo:hi]
 
 
 class Clocks(ShardSide):

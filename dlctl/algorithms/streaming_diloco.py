@@ -39,9 +39,10 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from dlctl import messages
-from dlctl.algorithms import sync
-from dlctl.algorithms.base import Method, Needs, PushKind, Start
-from dlctl.algorithms.needs import LEFT_OUT_MAX, Gradient, NextData, Range, Read, Step, View, Write
+from dlctl.algorithms import barrier, sync
+from dlctl.algorithms.base import Method, Needs, PushKind, ReplicaSide, Start
+from dlctl.algorithms.needs import Gradient, NextData, Range, Read, View, Write
+from dlctl.algorithms.rounds import Made, Reference, local_steps
 from dlctl.algorithms.sparse import SparseSide, even_shares
 from dlctl.config import Choice, JobFile
 from dlctl.flat import slice_bounds
@@ -64,7 +65,65 @@ class Options:
     """Weight of a replica's own values at that time, alpha; 0: none."""
 
 
-class Replica(sync.Replica):
+class Fragments(Reference):
+    """The parameters in parts that are exchanged in turn. The reference is the last result for each
+    of them; a replica's own steps since are on top of it.
+    """
+
+    vector: Vector
+
+    def __init__(self, side: ReplicaSide, fragments: int) -> None:
+        super().__init__(side)
+        self.parts = min(fragments, len(side.parameters))
+        self.vector = copy_of(side.parameters)
+        self.is_diverged = False
+
+    def at(self, clock: int) -> Range:
+        """The elements exchanged at `clock`."""
+        return slice_bounds(len(self.vector), self.parts, clock % self.parts)
+
+    def steps(self, count: int) -> Generator[NextData | Gradient, Any, Made]:
+        made: Made = yield from local_steps(count)
+        self.is_diverged |= made.is_diverged
+        return made
+
+    def take(self, lo: int, hi: int) -> bool:
+        """Add the outer gradient of a fragment to the residual, unless the sum is not finite."""
+        side = self.side
+        moved = self.vector[lo:hi] - side.parameters[lo:hi]
+        moved += side.residual[lo:hi]
+        if self.is_diverged or not is_finite(moved):
+            self.is_diverged = True
+            if not is_finite(side.residual[lo:hi]):
+                side.residual[lo:hi] = 0
+            return False
+        side.residual[lo:hi] = moved
+        self.vector[lo:hi] = side.parameters[lo:hi]
+        return True
+
+    def read(self, clock: int, *, wait: bool) -> Read:
+        """A read of the result for the fragment that is exchanged at `clock`."""
+        return Read(wait=wait, at_least=clock + 1, ranges=(self.at(clock),), into="beside")
+
+    def mix(self, clock: int, values: Vector, own: float) -> None:
+        """Take the result for a fragment; own: the weight of the replica's own values."""
+        lo, hi = self.at(clock)
+        copy_into(self.vector[lo:hi], values)
+        model = self.side.parameters[lo:hi]
+        model *= own
+        model += (1 - own) * self.vector[lo:hi] if own else self.vector[lo:hi]
+
+    def state(self) -> dict[str, Vector]:
+        return {"own": self.side.parameters, "ref": self.vector}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        if {"own", "ref"} <= state.keys() and state["own"].size == len(self.vector):
+            copy_into(self.side.parameters, state["own"])
+            copy_into(self.vector, state["ref"])
+            self.has_model = True
+
+
+class Replica(ReplicaSide):
     options: Options
 
     @classmethod
@@ -72,137 +131,73 @@ class Replica(sync.Replica):
         return PushKind(options.local_steps, is_way=True, is_all=False)
 
     def begin(self, start: Start) -> None:
-        self._parts = min(self.options.fragments, len(self.parameters))
-        self._ref = copy_of(self.parameters)
-        """The last result for every fragment."""
-        self._has_model = self._is_astray = False
+        self.fragments = self.arrival = Fragments(self, self.options.fragments)
         self._owed = 0
         """Exchanges until all steps are in every fragment."""
 
     def state(self) -> dict[str, Vector]:
-        return {"residual": self.residual, "own": self.parameters, "ref": self._ref}
+        return {"residual": self.residual, **self.fragments.state()}
 
     def restore(self, state: Mapping[str, Array]) -> None:
         super().restore(state)
-        if {"own", "ref"} <= state.keys() and state["own"].size == len(self.parameters):
-            copy_into(self.parameters, state["own"])
-            copy_into(self._ref, state["ref"])
-            self._has_model = True
+        self.fragments.restore(state)
 
     def run(self) -> Needs:
-        clock = yield from self._join()
+        clock = yield from barrier.join()
         carried = ahead = 0
         """Samples and steps since the newest push."""
         while True:
-            each = max(1, self.options.local_steps // self._parts)
-            samples, has_data = yield from self._walk(each - ahead)
-            samples += carried
-            has_pushed = yield from self._push(clock, samples)
-            carried = ahead = 0
+            each = max(1, self.options.local_steps // self.fragments.parts)
+            made = yield from self._steps(each - ahead)
+            has_pushed = yield from self._push(clock, made.samples + carried)
+            carried, ahead, has_data = 0, 0, made.has_data
             if has_data and has_pushed and self.options.delay_steps:
                 ahead = min(self.options.delay_steps, each - 1)
-                yield self._read_of(clock, wait=False)
-                carried, has_data = yield from self._walk(ahead)
+                yield self.fragments.read(clock, wait=False)
+                made = yield from self._steps(ahead)
+                carried, has_data = made.samples, made.has_data
             clock = yield from self._merge(clock)
             while not has_data and self._owed:
                 yield from self._push(clock, carried)
                 carried = 0
                 clock = yield from self._merge(clock)
 
-    # ------------------------------------------------------------ steps
-
-    def _walk(self, steps: int) -> Generator[NextData | Gradient, Any, tuple[int, bool]]:
-        """Make so many steps, or fewer if data ends. Returns (samples, whether data sufficed)."""
-        samples = left_out = 0
-        while steps > 0:
-            if (yield NextData()) is None:
-                return samples, False
-            computed = yield Gradient(step=True, gather=False)
-            if computed is None:
-                left_out += 1
-                self._is_astray = left_out >= LEFT_OUT_MAX
-                if self._is_astray:
-                    break
-                continue
-            left_out = 0
-            self._made_step(computed)
-            steps -= computed.steps
-            samples += computed.samples
-        return samples, True
-
-    def _made_step(self, step: Step) -> None:
-        self._owed = self._parts
-
-    # ------------------------------------------------------------ fragments
-
-    def _fragment(self, clock: int) -> Range:
-        """The elements exchanged at `clock`."""
-        return slice_bounds(len(self.parameters), self._parts, clock % self._parts)
+    def _steps(self, count: int) -> Generator[NextData | Gradient, Any, Made]:
+        made: Made = yield from self.fragments.steps(count)
+        if made.steps:
+            self._owed = self.fragments.parts
+        return made
 
     def _push(self, clock: int, samples: int) -> Generator[Write, Any, bool]:
         """Push the next fragment, empty without new steps. Returns whether there were any."""
-        lo, hi = self._fragment(clock)
-        if not self._owed or not self._take_way(lo, hi):
-            yield Write(vector=None, clock=clock, holds_steps=self._is_astray)
+        lo, hi = self.fragments.at(clock)
+        if not self._owed or not self.fragments.take(lo, hi):
+            yield Write(vector=None, clock=clock, holds_steps=self.fragments.is_diverged)
             return False
         self._owed -= 1
         yield Write(
-            vector=self.residual[lo:hi], ranges=((lo, hi),), to_all=True, of=self._parts,
+            vector=self.residual[lo:hi], ranges=((lo, hi),), to_all=True, of=self.fragments.parts,
             samples=samples, clock=clock,
         )  # fmt: skip
         return True
 
-    def _take_way(self, lo: int, hi: int) -> bool:
-        """Add the outer gradient of a fragment to the residual, unless the sum is not finite."""
-        way = self._ref[lo:hi] - self.parameters[lo:hi]
-        way += self.residual[lo:hi]
-        if self._is_astray or not is_finite(way):
-            self._is_astray = True
-            if not is_finite(self.residual[lo:hi]):
-                self.residual[lo:hi] = 0
-            return False
-        self.residual[lo:hi] = way
-        self._ref[lo:hi] = self.parameters[lo:hi]
-        return True
-
-    def _read_of(self, clock: int, *, wait: bool) -> Read:
-        """A read of the result for the fragment that is exchanged at `clock`."""
-        part = (self._fragment(clock),)
-        return Read(wait=wait, at_least=clock + 1, ranges=part, into="beside")
-
-    def _merge(self, clock: int) -> Generator[Read | Write, Any, int]:
+    def _merge(self, clock: int) -> Generator[NextData | Read | Write, Any, int]:
         """Wait for the result for a fragment, and mix it in. Returns the clock."""
-        lo, hi = self._fragment(clock)
-        view: View = yield self._read_of(clock, wait=True)
+        view: View = yield self.fragments.read(clock, wait=True)
         assert view.values is not None
-        if self._is_astray or view.clock_max != clock + 1:
+        if self.fragments.is_diverged or view.clock_max != clock + 1:
             return (yield from self._start_over(view.clock_max))
-        copy_into(self._ref[lo:hi], view.values)
-        own, mix = self.parameters[lo:hi], self.options.mix
-        own *= mix
-        own += (1 - mix) * self._ref[lo:hi] if mix else self._ref[lo:hi]
+        self.fragments.mix(clock, view.values, self.options.mix)
         return clock + 1
 
-    def _start_over(self, clock: int) -> Generator[Read | Write, Any, int]:
+    def _start_over(self, clock: int) -> Generator[NextData | Read | Write, Any, int]:
         """Start over from the servers' parameters; steps that were not pushed do not count."""
-        if self._is_astray:
-            self._has_model, self._owed = False, 0
+        if self.fragments.is_diverged:
+            self.fragments.has_model, self._owed = False, 0
         elif self._owed:
-            self._owed = self._parts
-        self._is_astray = False
-        return (yield from self._meet(clock))
-
-    def placing(self, lo: int, hi: int) -> None:
-        """All fragments were read: the steps that were not pushed are added to them."""
-        if self._has_model:
-            self._ref[lo:hi] -= self.parameters[lo:hi]
-        else:
-            self._ref[lo:hi] = 0
-
-    def placed(self, lo: int, hi: int) -> None:
-        self.parameters[lo:hi] -= self._ref[lo:hi]
-        self._ref[lo:hi] += self.parameters[lo:hi]
-        self._has_model = self._has_model or hi == len(self.parameters)
+            self._owed = self.fragments.parts
+        self.fragments.is_diverged = False
+        return (yield from barrier.meet(clock))
 
 
 class OfFragments(SparseSide):

@@ -36,6 +36,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from dlctl import messages
+from dlctl.algorithms import barrier
 from dlctl.algorithms.base import (
     Needs,
     PushOutcome,
@@ -43,7 +44,7 @@ from dlctl.algorithms.base import (
     ShardSide,
     dense,
 )
-from dlctl.algorithms.needs import Gradient, NextData, Read, Step, View, Write
+from dlctl.algorithms.needs import Gradient, NextData, Step, Write
 from dlctl.algorithms.noise import NoiseScale
 from dlctl.compress.base import Delta
 from dlctl.messages import APPLIED, HELD, LATE, REFUSED, Array, Json
@@ -54,8 +55,6 @@ from dlctl.vector import squared_norm
 
 NOISE_EVERY = 10
 """Steps. A measurement costs a tenth of an update or more: it reads all pushes once more."""
-Accrues = Generator[NextData | Gradient, Any, int]
-
 AHEAD_MAX = 2**32
 """Steps. Shards may legitimately differ by some: a checkpoint is not of one moment. Without a limit
 one push could take a shard to the largest step number."""
@@ -66,56 +65,34 @@ class Options:
     pass
 
 
+Accrues = Generator[NextData | Gradient, Any, int]
+"""Computes a gradient, or more; returns their samples, 0 without data."""
+
+
 class Replica(ReplicaSide):
     def run(self) -> Needs:
-        clock = yield from self._join()
+        clock = yield from barrier.join()
         while True:
-            samples = yield from self._accrue()
-            yield from self._write(samples, clock)
-            clock = yield from self._next_step(clock)
+            samples = yield from accrue(self)
+            yield write(self, samples, clock)
+            clock = yield from barrier.next_step(clock)
 
-    def _write(self, samples: int, clock: int) -> Generator[Write, Any, None]:
-        if samples:
-            yield self.write_residual(samples=samples, clock=clock)
-        else:
-            yield Write(vector=None, clock=clock)
 
-    def _accrue(self) -> Accrues:
-        """Add the next gradient to the residual. Returns its samples, 0 without data."""
-        computed: Step | None = yield Gradient()
-        if computed is None:
-            return 0
-        assert computed.gradient is not None
-        self.accrue(computed.gradient)
-        return computed.samples
+def accrue(side: ReplicaSide) -> Accrues:
+    """Add the next gradient to the residual. Returns its samples, 0 without data."""
+    computed: Step | None = yield Gradient()
+    if computed is None:
+        return 0
+    assert computed.gradient is not None
+    side.accrue(computed.gradient)
+    return computed.samples
 
-    def _join(self) -> Generator[NextData | Read | Write, Any, int]:
-        """Take part without a gradient until all shards wait for this replica.
 
-        In a run under way one shard may be a step ahead of another; a gradient is of one step.
-        """
-        yield NextData()  # A replica that has requested data is a member.
-        view: View = yield Read(wait=True)
-        return 0 if view.clock_max == 0 else (yield from self._meet(view.clock_max))
-
-    def _next_step(self, clock: int) -> Generator[Read | Write, Any, int]:
-        """The step after this one. A shard that was notified late of the members may have skipped
-        it without this replica, and be ahead of the others: then the replica meets all again.
-        """
-        view: View = yield Read(wait=True, at_least=clock + 1)
-        newest = view.clock_max
-        return newest if newest == clock + 1 else (yield from self._meet(newest))
-
-    def _meet(self, clock: int) -> Generator[Read | Write, Any, int]:
-        """Take part without a gradient until the newest shard is exactly one step further. Then all
-        shards are, as none is behind the requested step.
-        """
-        while True:
-            yield Write(vector=None, clock=clock, holds_steps=False)
-            view: View = yield Read(wait=True, at_least=clock + 1)
-            before, clock = clock, view.clock_max
-            if clock == before + 1:
-                return clock
+def write(side: ReplicaSide, samples: int, clock: int) -> Write:
+    """Push the residual for a step; without samples an empty push, only to take part."""
+    if samples:
+        return side.write_residual(samples=samples, clock=clock)
+    return Write(vector=None, clock=clock)
 
 
 class Held(NamedTuple):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dlctl.algorithms.base import Arrival
 from dlctl.algorithms.needs import Range, View
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array, Fetch, FetchRows, Parameters, SparseParameters
@@ -153,15 +154,9 @@ class Fetcher:
         if fetched.complete:
             del self._in_flight[message.request]
 
-    def place(
-        self,
-        fetched: Fetched,
-        parameters: Vector,
-        before: Callable[[int, int], None],
-        then: Callable[[int, int], None],
-    ) -> None:
-        """Place the received slices in the model, which the next gradients use. `before` and `then`
-        are called with the bounds of every slice, before and after it is placed.
+    def place(self, fetched: Fetched, parameters: Vector, arrival: Arrival) -> None:
+        """Place the received slices in the model, which the next gradients use. `arrival` is told
+        the bounds of every slice, before and after it is placed.
         """
         for client in fetched.clients:
             arrived = fetched.slices.pop(client.shard, None)
@@ -174,14 +169,14 @@ class Fetcher:
                 continue
             lo, hi = fetched.within(client)
             model = parameters[lo:hi]
-            before(lo, hi)
+            arrival.before(lo, hi)
             if fetched.part is None:
                 client.basis.place(arrived, model, keep=self._model_changes)
             else:
                 copy_into(model, arrived.values)
                 client.basis.forget()  # A range of the model is newer than the rest.
             self.placed(client, arrived, model)
-            then(lo, hi)
+            arrival.after(lo, hi)
 
     def assemble(self, fetched: Fetched, model: Vector) -> Array:
         """float32[n] beside the model: the values of a complete fetch with `whole`, which `fetched`

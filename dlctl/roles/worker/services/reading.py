@@ -174,7 +174,7 @@ class Reading(Service[Read]):
             return
         side = self.side
         for fetched in read.asked:
-            self.fetcher.place(fetched, side.parameters, side.placing, side.placed)
+            self.fetcher.place(fetched, side.parameters, side.arrival)
         if read.is_here():
             self._placing = None
             self.side.view = self._result = read.view()

@@ -110,15 +110,21 @@ class Writing(Service[Write | Settle]):
         if len(need.ranges) > REACH:
             raise ValueError(f"a write of {len(need.ranges)} ranges; {REACH} are possible")
 
-    def poll(self, now: float) -> tuple[bool, Receipt | None]:
+    def poll(self, now: float) -> tuple[bool, Receipt | Vector | None]:
         need = self._need
         assert need is not None
         if isinstance(need, Write) and not self._is_sent:
             if not self._may_push(need):
                 self.pacing.waits(PUSH, now)
                 return False, None
+            before = copy_of(need.vector) if need.tells else None
             self._push(need, now)
             self._is_sent = True
+            if before is not None:
+                before -= need.vector
+                self.pacing.waits("", now)
+                self._need = None
+                return True, before
         is_for_receipt = isinstance(need, Settle) or need.wait
         if is_for_receipt and self.number in self._in_flight:
             self.pacing.waits(PUSH, now)
