@@ -9,8 +9,9 @@ from made import site
 
 from dlctl import registry
 from dlctl.algorithms.base import PushKind
-from dlctl.algorithms.easgd import BETA, EAMSGD, EASGD, Options, Replica
-from dlctl.algorithms.needs import LEFT_OUT_MAX, Data, Gradient, NextData, Read, Step, Write
+from dlctl.algorithms.easgd import BETA, EAMSGD, EASGD, Options, Replica, alpha_of
+from dlctl.algorithms.needs import Data, Gradient, NextData, Read, Step, Write
+from dlctl.algorithms.rounds import DISCARDED_MAX
 from dlctl.compress.none import Dense
 from dlctl.config import Choice, Job, JobFile
 
@@ -111,9 +112,9 @@ class Driven:
             case NextData():
                 answer = Data(0, 0, False)
             case Read():
-                self.side.placing(0, SIZE)
+                self.side.arrival.before(0, SIZE)
                 self.x[:] = centre
-                self.side.placed(0, SIZE)
+                self.side.arrival.after(0, SIZE)
             case Gradient():
                 gradient = self.x - TARGETS[self.slot, number]
                 self.inner.step([self.torch.from_numpy(gradient)], self.lr)
@@ -132,8 +133,9 @@ class Driven:
         return centre
 
     def sent(self):
+        whole = self.need.vector.copy()
         self.need.vector[:] = 0
-        self.need = self.run.send(None)
+        self.need = self.run.send(whole)
 
 
 @pytest.mark.parametrize(
@@ -227,11 +229,11 @@ def test_without_gradients_the_sum_of_positions_and_centre_stays(compressor):
 def test_alpha_follows_those_who_take_part():
     _, players = replicas()
     side = players[0].side
-    assert side._share() == pytest.approx(0.3)
+    assert alpha_of(side) == pytest.approx(0.3)
     side.members = frozenset({0, 5})
-    assert side._share() == pytest.approx(0.45)
+    assert alpha_of(side) == pytest.approx(0.45)
     side.members = frozenset()  # It has not heard of anybody yet.
-    assert side._share() == pytest.approx(0.9)
+    assert alpha_of(side) == pytest.approx(0.9)
 
 
 # ---------------------------------------------------------------- who comes and goes
@@ -253,7 +255,7 @@ def test_who_joins_begins_at_the_centre_and_who_is_restored_where_it_was():
     assert again.state() == {}
     again.restore(state)
     np.testing.assert_array_equal(again.parameters, player.parameters)
-    assert [again._is_due(), again._steps] == [False, 2]
+    assert [again.position.is_due(), again.position.steps] == [False, 2]
 
 
 def test_who_has_no_more_data_exchanges_once_more():
@@ -271,7 +273,7 @@ def test_who_has_no_more_data_exchanges_once_more():
 def test_who_is_ruined_by_its_own_steps_goes_on_from_the_centre(ruin):
     def gradient(x, batch):
         _, number = batch
-        is_bad = ruin == "no gradient" and 2 <= number < 2 + LEFT_OUT_MAX
+        is_bad = ruin == "no gradient" and 2 <= number < 2 + DISCARDED_MAX
         return Step(x * np.float32(np.nan if is_bad else 0), 1, 1.0)
 
     shards, (player, *_) = replicas(gradient, exchange_every_steps=20)

@@ -6,7 +6,8 @@ from by_hand import Player, Shards
 
 from dlctl.algorithms.easgd import BETA, Options
 from dlctl.algorithms.easgd_atomic import EASGD_ATOMIC
-from dlctl.algorithms.needs import LEFT_OUT_MAX, Data, Step
+from dlctl.algorithms.needs import Data, Step
+from dlctl.algorithms.rounds import DISCARDED_MAX
 
 P, SIZE, ETA, TAU = 3, 6, 0.2, 4
 TARGETS = np.random.default_rng(5).standard_normal((P, 40, SIZE)).astype(np.float32)
@@ -93,7 +94,7 @@ def test_who_goes_astray_begins_at_the_centre_again():
     step(player, 0)
     player.parameters[:] = np.inf
     player.gradient = lambda x, batch: Step(x * np.nan, 1, 1.0)
-    for number in range(LEFT_OUT_MAX + 1):
+    for number in range(DISCARDED_MAX + 1):
         step(player, number)
     player.gradient = gradient_of
     for number in range(6):

@@ -107,9 +107,9 @@ def test_what_a_compressor_leaves_is_part_of_a_later_push():
     side = everybody[0].side
     place, left = side.parameters.copy(), np.full(SIZE, 0.25, np.float32)
     side.residual[:] = left
-    side.placing(0, SIZE)
+    side.arrival.before(0, SIZE)
     side.parameters[:] = everybody[0].shards.whole()
-    side.placed(0, SIZE)
+    side.arrival.after(0, SIZE)
     np.testing.assert_allclose(side.parameters, place - left, rtol=1e-5, atol=1e-6)
     assert not side.residual.any()
 

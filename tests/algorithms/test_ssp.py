@@ -138,7 +138,7 @@ def test_what_a_compressor_keeps_back_is_on_top_of_what_is_read():
     side = player.side
     side.residual[:] = 0.5
     side.parameters[:] = 3.0
-    side.placed(0, SIZE)
+    side.arrival.after(0, SIZE)
     assert side.parameters.tolist() == [2.5] * SIZE
 
 

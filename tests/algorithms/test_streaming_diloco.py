@@ -28,7 +28,7 @@ def replicas(servers: int = 2, **options) -> tuple[Shards, list[Player]]:
     for slot in range(REPLICAS):
         player = Player(STREAMING_DILOCO, shards, gradient, slot, own_lr=RATE)
         player.side.options = chosen
-        player.side._parts = chosen.fragments
+        player.side.fragments.parts = chosen.fragments
         everybody.append(player)
     return shards, everybody
 
@@ -156,7 +156,7 @@ def test_a_restored_replica_goes_on_from_its_own_place():
     again.side.restore(state)
     again.go_on()
     np.testing.assert_allclose(again.parameters, state["own"], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(again.side._ref, shards.whole(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(again.side.fragments.vector, shards.whole(), rtol=1e-5, atol=1e-6)
 
 
 def test_who_explodes_drops_it_and_goes_on_from_what_the_servers_have():

@@ -18,7 +18,7 @@ from dlctl.algorithms.base import (
     MODEL,
     Method,
     Needs,
-    Outcome,
+    PushOutcome,
     ReplicaSide,
     Shape,
     ShardSide,
@@ -55,7 +55,7 @@ ONES = np.ones(SIZE, np.float32)
 
 
 class Plain(ShardSide):
-    def push(self, push: m.Push, delta: object) -> list[Outcome]:
+    def push(self, push: m.Push, delta: object) -> list[PushOutcome]:
         raise NotImplementedError
 
 

@@ -17,6 +17,7 @@ from repeated import times
 
 from dlctl import messages as m
 from dlctl import wire
+from dlctl.algorithms.base import Arrival
 from dlctl.algorithms.downpour import DOWNPOUR
 from dlctl.compress import indices
 from dlctl.compress.base import Delta
@@ -193,7 +194,7 @@ class World:
 
     def place(self) -> None:
         if self.training is not None:
-            self.fetcher.place(self.training, self.model, *[lambda lo, hi: None] * 2)
+            self.fetcher.place(self.training, self.model, Arrival())
             self.flush()
             if self.training.complete:
                 self.training = None

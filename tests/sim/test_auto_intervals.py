@@ -14,7 +14,8 @@ from simulated import ACCOUNT, Watcher, job_file, ledger_checkers
 
 from dlctl.algorithms.base import Needs, Site
 from dlctl.algorithms.downpour import DOWNPOUR, Options, Replica
-from dlctl.algorithms.needs import LEFT_OUT_MAX, Gradient, NextData, Read, Step, Write
+from dlctl.algorithms.needs import Gradient, NextData, Read, Step, Write
+from dlctl.algorithms.rounds import DISCARDED_MAX
 from dlctl.messages import Push
 from dlctl.registry import Entry
 from dlctl.sim.checkers import Checker
@@ -235,7 +236,7 @@ def conversation(kind: type[Replica], options: Options, seed: int) -> list[tuple
             answer = None if dice.random() < 0.15 else object()
         elif isinstance(request, Gradient):
             gradient = dice.standard_normal(3).astype(np.float32)
-            is_bad = dice.random() < 0.15 and left_out < LEFT_OUT_MAX - 1
+            is_bad = dice.random() < 0.15 and left_out < DISCARDED_MAX - 1
             left_out = left_out + 1 if is_bad else 0
             answer = None if is_bad else Step(gradient, 8, 0.0)
         elif isinstance(request, Write):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from simulated import job_file, ledger_checkers
 
-from dlctl.algorithms.needs import LEFT_OUT_MAX
+from dlctl.algorithms.rounds import DISCARDED_MAX
 from dlctl.messages import HELD, Ack, Array
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
@@ -167,7 +167,7 @@ def test_who_has_ruined_itself_by_its_own_steps_goes_on_from_what_the_servers_ha
     assert (outcome.state, outcome.left_behind) == ("finished", [])
     assert outcome.store.texts("quarantine") == []
     rows = [outcome.store.daemons[f"worker-{i}"]["metrics"] for i in (0, 1)]
-    assert sum(row["nonfinite_steps"] for row in rows) <= LEFT_OUT_MAX + 2
+    assert sum(row["nonfinite_steps"] for row in rows) <= DISCARDED_MAX + 2
     assert np.abs(outcome.weights).max() < 10.0
 
 

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 from planting import Patch, mutant
 
+from dlctl.algorithms import barrier
 from dlctl.algorithms.base import Decision, View
 from dlctl.algorithms.local_sgd import Replica
 from dlctl.algorithms.needs import Gradient, Read, Write
 from dlctl.algorithms.quorum import Chosen
+from dlctl.algorithms.rounds import Rounds
 from dlctl.algorithms.sync import Barrier
-from dlctl.algorithms.sync import Replica as SyncReplica
 from dlctl.algorithms.tables import Parts
 from dlctl.compress.topk import TopK
 from dlctl.roles.server.reporting import Reporting
@@ -47,11 +48,11 @@ def mean_of_means(patch: Patch) -> None:
     scenario="local-sgd", first=5,
 )  # fmt: skip
 def steps_under_way_are_wiped_out(patch: Patch) -> None:
-    def placed(self, lo, hi):
-        if self._base is not None:
-            self._base[lo:hi] = self.parameters[lo:hi]
+    def after(self, lo, hi):
+        if self.vector is not None:
+            self.vector[lo:hi] = self.side.parameters[lo:hi]
 
-    patch.setattr(Replica, "placed", placed)
+    patch.setattr(Rounds, "after", after)
 
 
 @mutant(
@@ -59,13 +60,13 @@ def steps_under_way_are_wiped_out(patch: Patch) -> None:
     scenario="local-sgd", first=5,
 )  # fmt: skip
 def leftovers_are_steps(patch: Patch) -> None:
-    def placed(self, lo, hi):
-        if self._is_ahead:
-            self.parameters[lo:hi] -= self.residual[lo:hi]
-        if self._base is not None:
-            self._base[lo:hi] = self.parameters[lo:hi]
+    def after(self, lo, hi):
+        if self.is_ahead:
+            self.side.parameters[lo:hi] -= self.side.residual[lo:hi]
+        if self.vector is not None:
+            self.vector[lo:hi] = self.side.parameters[lo:hi]
 
-    patch.setattr(Replica, "placed", placed)
+    patch.setattr(Rounds, "after", after)
 
 
 @mutant(
@@ -73,11 +74,11 @@ def leftovers_are_steps(patch: Patch) -> None:
     scenario="local-sgd", first=5,
 )  # fmt: skip
 def steps_are_lost_to_a_mean(patch: Patch) -> None:
-    def placing(self, lo, hi):
-        if self._base is not None:
-            self._base[lo:hi] = 0
+    def before(self, lo, hi):
+        if self.vector is not None:
+            self.vector[lo:hi] = 0
 
-    patch.setattr(Replica, "placing", placing)
+    patch.setattr(Rounds, "before", before)
 
 
 @mutant(
@@ -91,7 +92,7 @@ def a_round_further_ahead(patch: Patch) -> None:
         requests, value = honest(self), None
         while True:
             request = requests.send(value)
-            if self._is_ahead and isinstance(request, Read) and self.residual.any():
+            if self.rounds.is_ahead and isinstance(request, Read) and self.residual.any():
                 self.view = View(request.at_least, request.at_least)
                 request = replace(request, wait=False)
             value = yield request
@@ -104,20 +105,20 @@ def a_round_further_ahead(patch: Patch) -> None:
     scenario="local-sgd", first=1,
 )  # fmt: skip
 def short_rounds_are_dropped(patch: Patch) -> None:
-    def accrue(self):
-        self._is_on_way = True
-        self._base = self.parameters.copy()
-        steps = samples = 0
-        while steps < self.options.local_steps:
+    def steps(self, count):
+        self.is_open = True
+        self.vector = self.side.parameters.copy()
+        made = samples = 0
+        while made < count:
             computed = yield Gradient(step=True, gather=False)
             if computed is None:
-                self._base[:] = self.parameters
+                self.vector[:] = self.side.parameters
                 return 0
-            steps += 1
+            made += 1
             samples += computed.samples
         return samples
 
-    patch.setattr(Replica, "_accrue", accrue)
+    patch.setattr(Rounds, "steps", steps)
 
 
 @mutant(
@@ -125,15 +126,15 @@ def short_rounds_are_dropped(patch: Patch) -> None:
     scenario="sync-recovery", seeds=10, first=376,
 )  # fmt: skip
 def shards_may_be_steps_apart(patch: Patch) -> None:
-    def next_step(self, clock):
+    def next_step(clock):
         return (yield Read(wait=True, at_least=clock + 1)).clock_max
 
-    def meet(self, clock):
+    def meet(clock):
         yield Write(vector=None, clock=clock)
         return (yield Read(wait=True, at_least=clock + 1)).clock_max
 
-    patch.setattr(SyncReplica, "_next_step", next_step)
-    patch.setattr(SyncReplica, "_meet", meet)
+    patch.setattr(barrier, "next_step", next_step)
+    patch.setattr(barrier, "meet", meet)
 
 
 @mutant(
