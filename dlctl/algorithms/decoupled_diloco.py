@@ -55,6 +55,7 @@ from annotated_types import Ge, Le
 from dlctl import messages
 from dlctl.algorithms import barrier, streaming_diloco
 from dlctl.algorithms.base import Fault, Method, Needs, PushKind, ReplicaSide, Start
+from dlctl.algorithms.means import mean_of
 from dlctl.algorithms.needs import (
     Done,
     Gradient,
@@ -68,8 +69,7 @@ from dlctl.algorithms.needs import (
 )
 from dlctl.algorithms.quorum import Chosen, Counting
 from dlctl.algorithms.rounds import Made
-from dlctl.algorithms.sparse import mean_of
-from dlctl.algorithms.streaming_diloco import Fragments, OfFragments
+from dlctl.algorithms.streaming_diloco import FragmentMean, Fragments
 from dlctl.compress.base import Delta
 from dlctl.config import JobFile
 from dlctl.messages import LATE, Array
@@ -268,26 +268,29 @@ class Replica(ReplicaSide):
             yield Done(but=int(self._made[0]) - done)
 
 
-class Shard(OfFragments, Chosen):
-    """Makes an exchange with the chosen fragments."""
+class Merge(FragmentMean):
+    """The mean of the chosen fragments, by the weights of their replicas."""
 
-    options: Options
-
-    def held(self) -> list[tuple[int, int, int, int]]:
+    def brings(self, push: messages.Push) -> int:
         """A fragment without samples counts, too: another fragment has reported its steps."""
-        rows = ((key, held.push) for key, held in sorted(self._held.items()))
-        return [(*key, max(push.samples, int(push.is_part))) for key, push in rows]
+        return max(push.samples, int(push.is_part))
 
-    def _shares(self, pushes: Sequence[messages.Push]) -> list[np.float32]:
-        weights = [push.weight if 0 < push.weight < math.inf else 0.0 for push in pushes]
+    def shares(self, pushes: Sequence[messages.Push]) -> list[np.float32]:
+        weights = [push.weight for push in pushes]
         total = sum(weights)
-        if not 0 < total < math.inf:
-            return super()._shares(pushes)
+        if not total:
+            return super().shares(pushes)
         return [np.float32(weight / total) for weight in weights]
 
-    def _mean_of(self, kept: Sequence[Delta], shares: Sequence[np.float32]) -> Delta:
-        mean = super()._mean_of(kept, shares)
-        return mean if self.options.merge == "mean" else radial(kept, shares, mean, self.shard.size)
+    def of(self, kept: Sequence[Delta], shares: Sequence[np.float32]) -> Delta:
+        mean = super().of(kept, shares)
+        if self.side.options.merge == "mean":
+            return mean
+        return radial(kept, shares, mean, self.side.shard.size)
+
+
+class Shard(Chosen):
+    rule = Merge
 
 
 def radial(deltas: Sequence[Delta], shares: Sequence[np.float32], mean: Delta, size: int) -> Delta:

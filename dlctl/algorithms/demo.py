@@ -22,7 +22,6 @@ Steps, members and deaths are those of `sync`. d is in checkpoints; if a replica
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -30,8 +29,8 @@ from annotated_types import Ge, Lt
 
 from dlctl.algorithms import barrier, sync
 from dlctl.algorithms.base import Method, Needs, ReplicaSide
+from dlctl.algorithms.means import Mean
 from dlctl.algorithms.needs import Gradient, Step
-from dlctl.compress.base import Delta
 from dlctl.config import Choice
 
 
@@ -60,9 +59,14 @@ class Replica(ReplicaSide):
         return computed.samples
 
 
+class OfMomenta(Mean):
+    """A push is a part of a momentum, not the gradient of a batch."""
+
+    is_of_gradients = False
+
+
 class Shard(sync.Barrier):
-    def _measure_noise(self, held: Sequence[sync.Held], mean: Delta) -> None:
-        """A push is not the gradient of a batch."""
+    rule = OfMomenta
 
 
 DEMO = Method(

@@ -25,7 +25,7 @@ is lost.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -33,9 +33,8 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from dlctl.algorithms import barrier, sync
 from dlctl.algorithms.base import Method, Needs, ReplicaSide, Shape, Start
+from dlctl.algorithms.means import SparseMean
 from dlctl.algorithms.needs import Gradient, NextData, Step, Write
-from dlctl.algorithms.sparse import SparseSide
-from dlctl.compress.base import Delta
 from dlctl.config import Choice
 from dlctl.messages import Array
 from dlctl.vector import Vector, copy_into, euclidean_norm, to_host, zeros_like
@@ -124,11 +123,14 @@ class Replica(ReplicaSide):
         self._velocity[sent != 0] = 0
 
 
-class Shard(SparseSide, sync.Barrier):
-    """A barrier of sparse pushes."""
+class Corrected(SparseMean):
+    """A push is a velocity, not the gradient of a batch."""
 
-    def _measure_noise(self, held: Sequence[sync.Held], mean: Delta) -> None:
-        """A push is not the gradient of a batch."""
+    is_of_gradients = False
+
+
+class Shard(sync.Barrier):
+    rule = Corrected
 
 
 DGC = Method(

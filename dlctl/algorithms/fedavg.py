@@ -59,6 +59,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from dlctl.algorithms import barrier, privacy
 from dlctl.algorithms.base import Fault, Lead, Method, Needs, PushKind, ReplicaSide, Start
+from dlctl.algorithms.means import Mean
 from dlctl.algorithms.needs import Data, Gradient, NextData, Pull, Write
 from dlctl.algorithms.quorum import Chosen
 from dlctl.algorithms.rounds import Discards
@@ -170,26 +171,29 @@ class Replica(ReplicaSide):
         return True
 
 
-class Server(Chosen):
+class Private(Mean):
     """The mean by samples, or a noisy sum over a fixed number of clients."""
 
-    options: Options
+    def shares(self, pushes: Sequence[Push]) -> list[np.float32]:
+        options: Options = self.side.options
+        if not options.clip_norm:
+            return super().shares(pushes)
+        return [np.float32(1 / options.clients_per_round)] * len(pushes)
 
-    def _shares(self, pushes: Sequence[Push]) -> list[np.float32]:
-        if not self.options.clip_norm:
-            return super()._shares(pushes)
-        return [np.float32(1 / self.options.clients_per_round)] * len(pushes)
-
-    def _mean_of(self, kept: Sequence[Any], shares: Sequence[np.float32]) -> Delta:
-        mean = super()._mean_of(kept, shares)
-        options = self.options
+    def of(self, kept: Sequence[Any], shares: Sequence[np.float32]) -> Delta:
+        mean, side = super().of(kept, shares), self.side
+        options: Options = side.options
         if options.noise_multiplier:
             # Deterministic: a server that dies within the step does not draw new noise.
-            rng = np.random.default_rng([options.noise_seed, self.shard.version, self.lo])
+            rng = np.random.default_rng([options.noise_seed, side.shard.version, side.lo])
             scale = options.noise_multiplier * options.clip_norm / options.clients_per_round
-            noise = rng.standard_normal(self.shard.size, np.float32) * np.float32(scale)
+            noise = rng.standard_normal(side.shard.size, np.float32) * np.float32(scale)
             mean = mean._replace(values=mean.values + noise)
         return mean
+
+
+class Server(Chosen):
+    rule = Private
 
 
 class Rounds(Lead):

@@ -32,8 +32,8 @@ from annotated_types import Gt, Le
 from dlctl import messages
 from dlctl.algorithms import local_sgd, sync
 from dlctl.algorithms.base import Method, Needs, PushKind, ReplicaSide, Shape, Start
+from dlctl.algorithms.means import SparseMean, even_shares
 from dlctl.algorithms.rounds import Reference, Rounds, Steps
-from dlctl.algorithms.sparse import SparseSide, even_shares
 from dlctl.config import Choice
 from dlctl.messages import Array
 from dlctl.vector import Vector, copy_into, copy_of, indices_like, is_finite
@@ -139,14 +139,18 @@ def mask(clock: int, size: int, density: float) -> Array:
     return found if found.size else rng.integers(0, size, 1)
 
 
-class Shard(SparseSide, sync.Barrier):
+class OfAll(SparseMean):
     """All replicas of a round have equal weights, those without an update included."""
 
-    def _counts(self, push: messages.Push) -> bool:
+    def counts(self, push: messages.Push) -> bool:
         return True
 
-    def _shares(self, pushes: Sequence[messages.Push]) -> list[np.float32]:
+    def shares(self, pushes: Sequence[messages.Push]) -> list[np.float32]:
         return even_shares(pushes)
+
+
+class Shard(sync.Barrier):
+    rule = OfAll
 
 
 ENTRIES = (

@@ -76,7 +76,7 @@ class Chosen(HoldingSide):
         """The newest decision, while chosen pushes are missing."""
 
     def held(self) -> list[tuple[int, int, int, int]]:
-        return sorted((*key, held.push.samples) for key, held in self._held.items())
+        return sorted((*key, self.mean.brings(held.push)) for key, held in self._held.items())
 
     def decided(self, decision: Decision) -> list[PushOutcome]:
         if decision.clock >= self.shard.version:

@@ -42,8 +42,8 @@ from annotated_types import Ge, Le
 
 from dlctl.algorithms import local_sgd, sync
 from dlctl.algorithms.base import Method, Needs, PushKind, ReplicaSide, Shape, Start, dense
+from dlctl.algorithms.means import SparseMean, mean_of
 from dlctl.algorithms.rounds import Rounds
-from dlctl.algorithms.sparse import SparseSide, mean_of
 from dlctl.compress.base import Delta
 from dlctl.config import Choice
 from dlctl.messages import Array
@@ -91,27 +91,30 @@ class Replica(ReplicaSide):
         return self.rounds.end()
 
 
-class Shard(SparseSide, sync.Barrier):
-    """A barrier of sparse pushes, none of which outweighs the others."""
+class Even(SparseMean):
+    """The mean of sparse pushes, none of which outweighs the others."""
 
-    options: Options
+    def of(self, kept: Sequence[Delta], shares: Sequence[np.float32]) -> Delta:
+        options, size = self.side.options, self.side.shard.size
+        deltas = clipped(kept, size) if options.clip else kept
+        return mean_of(deltas, shares, size, of_senders=options.mean == "senders")
 
-    def _mean_of(self, kept: Sequence[Delta], shares: Sequence[np.float32]) -> Delta:
-        size = self.shard.size
-        deltas = clipped(kept, size) if self.options.clip else kept
-        return mean_of(deltas, shares, size, of_senders=self.options.mean == "senders")
+    def apply(self, mean: Delta, samples: int, norm: float | None) -> None:
+        shard, density = self.side.shard, self.side.options.density_down
+        if not density:
+            super().apply(mean, samples, norm)
+            return
+        most = max(1, int(density * shard.size))
+        delta, threshold, changes = released(mean, shard.slots[PENDING], most)
+        shard.apply(delta, samples, norm, {THRESHOLD: bits_of(threshold)}, changes)
+
+
+class Shard(sync.Barrier):
+    rule = Even
 
     @classmethod
     def optimizer(cls, options: Options, optimizer: Optimizer, workers: int) -> Optimizer:
         return Pending(optimizer) if options.density_down else optimizer
-
-    def _apply(self, mean: Delta, samples: int, norm: float | None) -> None:
-        if not self.options.density_down:
-            super()._apply(mean, samples, norm)
-            return
-        most = max(1, int(self.options.density_down * self.shard.size))
-        delta, threshold, changes = released(mean, self.shard.slots[PENDING], most)
-        self.shard.apply(delta, samples, norm, {THRESHOLD: bits_of(threshold)}, changes)
 
 
 def released(mean: Delta, pending: Array, most: int) -> tuple[Delta, np.float32, Array | None]:

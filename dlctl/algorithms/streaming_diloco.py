@@ -41,9 +41,9 @@ from annotated_types import Ge, Le
 from dlctl import messages
 from dlctl.algorithms import barrier, sync
 from dlctl.algorithms.base import Method, Needs, PushKind, ReplicaSide, Start
+from dlctl.algorithms.means import SparseMean, even_shares
 from dlctl.algorithms.needs import Gradient, NextData, Range, Read, View, Write
 from dlctl.algorithms.rounds import Made, Reference, local_steps
-from dlctl.algorithms.sparse import SparseSide, even_shares
 from dlctl.config import Choice, JobFile
 from dlctl.flat import slice_bounds
 from dlctl.messages import Array
@@ -200,20 +200,20 @@ class Replica(ReplicaSide):
         return (yield from barrier.meet(clock))
 
 
-class OfFragments(SparseSide):
+class FragmentMean(SparseMean):
     """A step updates a fragment; a push of the whole vector means that its replica has nothing."""
 
     takes_parts = True
 
-    def _counts(self, push: messages.Push) -> bool:
+    def counts(self, push: messages.Push) -> bool:
         return push.is_part
 
-    def _shares(self, pushes: Sequence[messages.Push]) -> list[np.float32]:
+    def shares(self, pushes: Sequence[messages.Push]) -> list[np.float32]:
         return even_shares(pushes)
 
 
-class Shard(OfFragments, sync.Barrier):
-    """A barrier of fragments."""
+class Shard(sync.Barrier):
+    rule = FragmentMean
 
 
 def check(job: JobFile) -> list[tuple[tuple[str, ...], str, str]]:

@@ -33,8 +33,6 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
-
 from dlctl import messages
 from dlctl.algorithms import barrier
 from dlctl.algorithms.base import (
@@ -42,15 +40,13 @@ from dlctl.algorithms.base import (
     PushOutcome,
     ReplicaSide,
     ShardSide,
-    dense,
 )
+from dlctl.algorithms.means import Mean
 from dlctl.algorithms.needs import Gradient, NextData, Step, Write
 from dlctl.algorithms.noise import NoiseScale
 from dlctl.compress.base import Delta
-from dlctl.messages import APPLIED, HELD, LATE, REFUSED, Array, Json
+from dlctl.messages import APPLIED, HELD, LATE, REFUSED, Json
 from dlctl.shards.base import Shard
-from dlctl.util import threads
-from dlctl.util.threads import BLOCK, scratch
 from dlctl.vector import squared_norm
 
 NOISE_EVERY = 10
@@ -103,12 +99,11 @@ class Held(NamedTuple):
     """Why it was refused."""
 
     def outcome(self, kind: str) -> PushOutcome:
-        push = self.push
-        return push.outcome(kind, reason=self.reason)
+        return self.push.outcome(kind, reason=self.reason)
 
 
-class Mean(NamedTuple):
-    """The mean of a step that is about to be made."""
+class PendingStep(NamedTuple):
+    """A step that waits for the norm of all shards."""
 
     clock: int
     of: tuple[tuple[int, int, int], ...]
@@ -127,13 +122,14 @@ def _names(held: Sequence[Held]) -> tuple[tuple[int, int, int], ...]:
 class HoldingSide(ShardSide):
     """Holds the pushes of a step until a subclass makes the step. Its clock is the step."""
 
-    takes_parts: ClassVar[bool] = False
-    """Whether a push may contain only some elements, and leave the others undefined."""
+    rule: ClassVar[type[Mean]] = Mean
+    """How the step is made of them."""
     averages: ClassVar[bool] = True
 
     def __init__(self, options: Any, shard: Shard) -> None:
         super().__init__(options, shard)
-        self._mean: Mean | None = None
+        self.mean = self.rule(self)
+        self._pending: PendingStep | None = None
         """Of the next step, while its norm is not known."""
         self._norm: tuple[int, float] | None = None
         """(clock, square of the norm of all shards): the newest known."""
@@ -145,10 +141,10 @@ class HoldingSide(ShardSide):
             return super().left_out(push, reason)
         if not self._is_in_time(push):
             return [push.outcome(LATE)]
-        if push.is_part and not self.takes_parts:
+        if push.is_part and not self.mean.takes_parts:
             # Missing elements are indistinguishable from zeros; a second part would be too late.
             return self._hold(Held(push, None, "it is only a part, and the mean is of whole ones"))
-        return self._hold(Held(push, self._kept(delta)))
+        return self._hold(Held(push, self.mean.kept(delta)))
 
     def left_out(self, push: messages.Push, reason: str) -> list[PushOutcome]:
         if self._is_absurd(push) or not self._is_in_time(push):
@@ -157,23 +153,6 @@ class HoldingSide(ShardSide):
 
     def _is_absurd(self, push: messages.Push) -> bool:
         return push.clock - self.shard.version > AHEAD_MAX
-
-    def _counts(self, push: messages.Push) -> bool:
-        """Whether it contributes to the mean."""
-        return push.samples > 0
-
-    def _shares(self, pushes: Sequence[messages.Push]) -> list[np.float32]:
-        """The weight of each push in the mean."""
-        samples = sum(push.samples for push in pushes)
-        return [np.float32(push.samples / samples) for push in pushes]
-
-    def _kept(self, delta: Delta) -> Any:
-        """The part of a push to hold for `_mean_of`."""
-        return dense(delta, self.shard.size)
-
-    def _mean_of(self, kept: Sequence[Any], shares: Sequence[np.float32]) -> Delta:
-        """The mean of these pushes. shares: their weights, in the same order."""
-        return Delta(_weighted_sum(kept, shares))
 
     @abstractmethod
     def _is_in_time(self, push: messages.Push) -> bool:
@@ -193,26 +172,32 @@ class HoldingSide(ShardSide):
         """
         if not self.shard.shares_norm or (self._norm is not None and self._norm[0] == clock):
             return True
-        if self._mean is None or self._mean.of != _names(held) or self._mean.clock != clock:
+        if (
+            self._pending is None
+            or self._pending.of != _names(held)
+            or self._pending.clock != clock
+        ):
             mean, samples = self._mean_of_step(held)
             squared = 0.0 if mean is None else squared_norm(mean.values)
-            self._mean = Mean(clock, _names(held), mean, samples, squared)
+            self._pending = PendingStep(clock, _names(held), mean, samples, squared)
         return False
 
     def norm_part(self) -> tuple[int, float] | None:
-        if self._mean is None or (self._norm is not None and self._norm[0] == self._mean.clock):
+        if self._pending is None or (
+            self._norm is not None and self._norm[0] == self._pending.clock
+        ):
             return None
-        return self._mean.clock, self._mean.squared
+        return self._pending.clock, self._pending.squared
 
     def norm_known(self, clock: int, squared: float) -> list[PushOutcome]:
-        if self._mean is None or clock != self._mean.clock:
+        if self._pending is None or clock != self._pending.clock:
             return []
         self._norm = clock, squared
         return self._make_step()
 
     def _update(self, held: Sequence[Held]) -> list[PushOutcome]:
         """Make this step with these pushes, in their order."""
-        known, self._mean = self._mean, None
+        known, self._pending = self._pending, None
         if known is not None and known.of == _names(held):
             mean, samples = known.mean, known.samples
         else:
@@ -220,22 +205,23 @@ class HoldingSide(ShardSide):
         if mean is None:
             self.shard.version += 1
         else:
-            if self.measures_noise and self.shard.version % NOISE_EVERY == 0:
+            if self._is_noise_due():
                 self._measure_noise(held, mean)
             norm = math.sqrt(self._norm[1]) if self._norm and self.shard.shares_norm else None
-            self._apply(mean, samples, norm)
+            self.mean.apply(mean, samples, norm)
         return [h.outcome(REFUSED if h.kept is None else APPLIED) for h in held]
-
-    def _apply(self, mean: Delta, samples: int, norm: float | None) -> None:
-        self.shard.apply(mean, samples, norm)
 
     def _mean_of_step(self, held: Sequence[Held]) -> tuple[Delta | None, int]:
         """(the mean of these pushes, or None if none has samples; all samples)"""
-        used = [h for h in held if h.kept is not None and self._counts(h.push)]
+        used = [h for h in held if h.kept is not None and self.mean.counts(h.push)]
         if not used:
             return None, 0
-        mean = self._mean_of([h.kept for h in used], self._shares([h.push for h in used]))
+        mean = self.mean.of([h.kept for h in used], self.mean.shares([h.push for h in used]))
         return mean, sum(h.push.samples for h in used)
+
+    def _is_noise_due(self) -> bool:
+        is_due = self.shard.version % NOISE_EVERY == 0
+        return is_due and self.measures_noise and self.mean.is_of_gradients
 
     def _measure_noise(self, held: Sequence[Held], mean: Delta) -> None:
         """All shards do so at the same steps."""
@@ -345,18 +331,3 @@ class Barrier(HoldingSide):
     def _is_due(self, slot: int, clock: int) -> bool:
         since = self._due_from.get(slot)
         return since is not None and since <= clock
-
-
-def _weighted_sum(vectors: Sequence[Array], weights: Sequence[np.float32]) -> Array:
-    """float32[n]; in the order of `vectors`, and in blocks that stay in the processor's cache."""
-    total = np.zeros(vectors[0].size, np.float32)
-
-    def add(lo: int, hi: int) -> None:
-        for at in range(lo, hi, BLOCK):
-            cut = slice(at, min(at + BLOCK, hi))
-            into = total[cut]
-            for vector, weight in zip(vectors, weights, strict=True):
-                into += np.multiply(vector[cut], weight, out=scratch(into.size))
-
-    threads.in_parts(total.size, add)
-    return total

@@ -158,7 +158,7 @@ def test_the_mean_of_a_round_is_that_of_the_authors_code(replicas, mean, agree):
     shard = in_memory(SGD(SGD.Options(lr=1.0)), np.zeros(size, np.float32))
     pushes = deltas(replicas, size)
     shares = [np.float32(1 / replicas)] * replicas
-    found = Shard(Options(mean=mean), shard)._mean_of(pushes, shares)
+    found = Shard(Options(mean=mean), shard).mean.of(pushes, shares)
     assert found.indices is not None
     full = np.zeros(size, np.float32)
     full[found.indices] = found.values
