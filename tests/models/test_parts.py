@@ -1,4 +1,4 @@
-"""What a task has is used, or refused with the line that sets it; what looks like a part is told."""
+"""What a task has is used, or refused with its line; a name that looks like a part is told."""
 
 from __future__ import annotations
 
@@ -121,7 +121,10 @@ class Forgets(Sampler[int]):
         return iter(self.dice.permutation(SIZE).tolist())
 
 
-@pytest.mark.parametrize("sampler", [Forgets(), lambda dataset, epoch, its=Forgets(): iter(its)])
+FORGETS = Forgets()
+
+
+@pytest.mark.parametrize("sampler", [FORGETS, lambda dataset, epoch: iter(FORGETS)])
 def test_an_order_that_depends_on_how_often_it_was_asked_for_is_refused(sampler: Any) -> None:
     with pytest.raises(TaskError, match="another order when it is asked for epoch 0 again") as e:
         order(sampler=sampler)
