@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -109,15 +110,8 @@ class Stepper:
             rows.next_step((own_lr or 0.0) * samples, scale)
         if not self._returns_unchanged(own_lr):
             begin_sum = None
-        measured: list[Measured] = []
-        is_early = False
-        for number, (batch, part) in enumerate(batches, 1):
-            # A loss with weights changes the gradient of the earlier batches before that pass.
-            is_same = not measured or measured[0].weight is None
-            if begin_sum is not None and number == len(batches) and is_same:
-                is_early = self.replica.sum_early(begin_sum, samples)
-            measured.append(self._measure(batch, part, scale, epoch, own_lr or 0.0))
-        vector = self.replica.gathered_early() if is_early else None
+        early = None if begin_sum is None else partial(self.replica.sum_early, begin_sum, samples)
+        measured, vector = self._measured(batches, scale, epoch, own_lr or 0.0, early)
         parts = shares(parts, measured)
         loss = sum(part * each.loss for part, each in zip(parts, measured, strict=True))
         gradients = self.replica.gradients()
@@ -173,6 +167,27 @@ class Stepper:
         """Whether `step` returns autograd's gradient unchanged, in host memory."""
         is_whole = self._scaler is None and not self.clip_norm and self.replica.rows is None
         return is_whole and own_lr is None and self.replica.device.type == "cpu"
+
+    def _measured(
+        self,
+        batches: Sequence[tuple[Any, float]],
+        scale: float,
+        epoch: int,
+        lr: float,
+        sum_early: Callable[[], bool] | None,
+    ) -> tuple[list[Measured], Vector | None]:
+        """The results of the backward passes of all batches; and the flat gradient, if its sum has
+        been started by `sum_early`, before the last pass.
+        """
+        found: list[Measured] = []
+        is_early = False
+        for number, (batch, part) in enumerate(batches, 1):
+            # A loss with weights scales the gradient of the earlier batches before that pass.
+            is_unscaled = not found or found[0].weight is None
+            if sum_early is not None and number == len(batches) and is_unscaled:
+                is_early = sum_early()
+            found.append(self._measure(batch, part, scale, epoch, lr))
+        return found, self.replica.gathered_early() if is_early else None
 
     def _measure(self, batch: Any, part: float, scale: float, epoch: int, lr: float) -> Measured:
         """The backward pass of one batch, or the task's own change of its rows."""
