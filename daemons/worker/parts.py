@@ -32,6 +32,11 @@ FUNCTIONS = {
 """Parts that have to be functions, and what to write."""
 DATA = ("sampler", "sample_weights", "clients", "client_sizes", "tables", "stages", "tensor_plan")
 """Parts that may be the data themselves."""
+NO_MODULES = {
+    "model": "each process builds its own, from the job's seed: ",
+    "loss": "dlctl calls it with the model and a batch: give it another name, and ",
+}
+"""Parts that cannot be a torch.nn.Module, although that can be called, and why."""
 ALWAYS = ("evaluate", "finish", "collate", "sampler", "sample_weights")
 """Optional parts that every job uses; the others belong to some methods or settings."""
 SECOND_NAMES = {"collate": "collate_fn"}
@@ -60,7 +65,7 @@ LIBRARIES = ("abc", "builtins", "torch", "types", "typing")
 
 def wrong_form(part: str, given: Any, user: Any) -> tuple[str, str]:
     """What is wrong with the form of a part, and what to write; ("", "") if it is right."""
-    is_module = isinstance(given, nn.Module)
+    is_module = part in NO_MODULES and isinstance(given, nn.Module)
     if not is_module and (callable(given) or (part in DATA and isinstance(given, Iterable))):
         return "", ""
     what = "a torch.nn.Module, not a function" if is_module else "not a function"
@@ -68,12 +73,7 @@ def wrong_form(part: str, given: Any, user: Any) -> tuple[str, str]:
     written = FUNCTIONS.get(part, f"{part}(...): return <the data>")
     if not isinstance(user, ModuleType):
         written = written.replace("(", "(self, ", 1).replace("(self, )", "(self)", 1)
-    why = "write"
-    if is_module and part == "model":
-        why = "each process builds its own, from the job's seed: write"
-    elif is_module and part == "loss":
-        why = "dlctl calls it with the model and a batch: give it another name, and write"
-    return text, f"{why} `def {written}`"
+    return text, f"{NO_MODULES[part] if is_module else ''}write `def {written}`"
 
 
 def line_of(part: str, user: Any) -> str | None:

@@ -152,12 +152,18 @@ def test_the_other_parts_that_return_data_may_be_data() -> None:
 
 
 @pytest.mark.parametrize("part", ["model", "dataset", "loss", "evaluate", "finish", "collate"])
-@pytest.mark.parametrize("given", [3, {}, torch.ones(2), nn.Linear(2, 2)])
+@pytest.mark.parametrize("given", [3, {}, torch.ones(2)])
 def test_what_has_to_be_a_function_and_is_none_is_refused(part: str, given: Any) -> None:
     error = refused(**{part: given})
-    assert error.message.startswith(f"task.{part} is a value of type {type(given).__name__}, ")
-    assert error.message.endswith("not a function")
+    assert error.message.startswith(f"task.{part} is a value of type {type(given).__name__}")
+    assert error.message.endswith(", not a function")
     assert f"`def {part}(self" in (error.hint or "")
+
+
+def test_a_module_that_is_called_as_a_function_is_one_but_for_a_model_or_loss() -> None:
+    batched = nn.Identity()
+    assert task(collate=batched).collate is batched
+    assert task(evaluate=batched).has("evaluate")
 
 
 @pytest.mark.parametrize("part", ["sampler", "sample_weights", "collate_fn"])
