@@ -56,7 +56,7 @@ class Job:
     """Letters a-z, digits, dot, underscore, dash; begins with a letter or digit."""
     task: str
     """Where the model, data and loss are: "train.py:task", a path relative to the job file and a
-    name in it.
+    name in it. The file's folder is the first in which Python searches for modules.
     """
     stop: Stop = Stop(epochs=1)
     """When the run finishes, for example { epochs = 3 } or { target = "accuracy >= 0.85" }."""
@@ -136,7 +136,7 @@ class Gradients:
     through the coordinator, one more round trip for every step."""
     accumulate: Annotated[int, Ge(1), Le(65536)] = 1
     """Successive batches of `workers.batch_size` that make one step: the gradient is that of all
-    their samples."""
+    their samples, or of all their tokens, if the task's loss returns their number as a weight."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Precision of the forward pass, by torch.autocast. "fp16" scales the loss, as
     torch.amp.GradScaler does: a step whose gradient overflows is skipped, and is not counted."""

@@ -37,7 +37,8 @@ ABOUT = {
     "inner": "The optimiser of a replica's local steps, for methods that have them; it is torch's. "
     "On the CPU, `adam`, `adamw` and `adagrad` use torch's fused kernels (`fused=True`). A name "
     "may also be a class of yours, `package.module:Class`: then `lr` is required, and all "
-    "other keys are its arguments.",
+    "other keys are its arguments. Sparse gradients, as of `nn.Embedding(sparse=True)`, are taken "
+    "by `sgd` and `adagrad` without `weight_decay`, and by `sparseadam` if all are sparse.",
     "gradient": "How a replica processes a gradient before it is used.",
     "optimizer": "The rule by which the servers apply pushes.",
     "compression": "The part of an update that a worker sends. The residual stays in the worker "
