@@ -207,17 +207,17 @@ class ComputeThread:
         self._frozen = FrozenFile(*self._place)
         self._averaged = replica.averaged()
         if self._ranks is not None and self._job.replica.hogwild > 1:
-            self._ahead = Ahead(self._ranks, replica)
+            self._ahead = Ahead(self._ranks, replica, self._loader.identity)
         if self._engine_name:
             engine, ranks = self._engine_name, self._ranks
             met = (ranks.count, ranks.meet()) if ranks is not None else (1, None)
             self._engine = make_engine(self._job, engine, replica, 0, *met)
-        clients = self._loader.clients
+        loader, clients = self._loader, self._loader.clients
         ready = ModelReady(
             "", replica.layout.to_bytes(), samples, replica.task.has("finish"),
-            self._frozen.digests(replica), replica.lacks_weights,
-            clients.digest if clients is not None else self._loader.order.digest,
-            batch_size, self._loader.shards, clients.sizes if clients is not None else (),
+            self._frozen.digests(replica), replica.lacks_weights, loader.digest, batch_size,
+            loader.shards, clients.sizes if clients is not None else (), loader.names.encode(),
+            loader.files,
         )  # fmt: skip
         return ModelBuilt(ready, replica.parameters, self._averaged, mark)
 

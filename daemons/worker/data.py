@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, _utils, default_collate
 
 from daemons.worker.failures import KILLED, ProcessLost, how_it_ended
+from daemons.worker.listed import digest_of_files
 from daemons.worker.orders import Draw, Order, Rows
 from daemons.worker.replica import seed_of
 from daemons.worker.task import TaskError, blame, calling
@@ -92,6 +93,8 @@ class PortionLoader:
         self, dataset: Any, collate: Collate | None, place: str | None, tolerant: bool
     ) -> tuple[Batching, int]:
         """The object that makes batches of the dataset, and the dataset's length."""
+        with calling("the list of files of task.dataset()", place):
+            self.files = digest_of_files(dataset)
         return _Guarded(dataset, collate, place, tolerant), len(dataset)
 
     def resize(self, batch_size: int) -> None:
@@ -108,6 +111,20 @@ class PortionLoader:
 
     shards = 0
     """Of a stream; 0: this is none."""
+    names = ""
+    """Of the shards, one a line; "": they have only numbers."""
+    files = ""
+    """Digest of the files that a map-style dataset lists; "": it lists none."""
+
+    @property
+    def digest(self) -> str:
+        """Of the samples' order, or of the clients; "": the task chooses none."""
+        return self.order.digest if self.clients is None else self.clients.digest
+
+    @property
+    def identity(self) -> list[Any]:
+        """Equal in all processes of a worker: they read one dataset in one order."""
+        return [self.order.length, self.digest, self.files]
 
     def step(self, data_epoch: int, start: int, stop: int, number: int, shard: int = -1) -> Loaded:
         """The batches of step `number` (from 0) of samples [start, stop), cut by `slice_bounds`.

@@ -68,6 +68,11 @@ class ModelReady(Message):
     """Shards of a dataset that is a stream, whose length is unknown; 0: not a stream."""
     clients: tuple[int, ...] = ()
     """The samples of each client, if the dataset is partitioned into clients."""
+    names: bytes = b""
+    """Of the shards, one a line, in the order of its list; empty: they have only numbers. In every
+    other message a shard is a number: its place among the sorted names (`util/listing.py`)."""
+    files: str = ""
+    """Digest of the files that a map-style dataset lists; "": it lists none."""
 
 
 @record

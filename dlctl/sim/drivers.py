@@ -52,10 +52,19 @@ from dlctl.runs.best import Best
 from dlctl.sim.arrays import FilesDriver
 from dlctl.sim.disk import NO_SPACE, SAVE_S, Disk
 from dlctl.sim.frozen import FrozenDriver
-from dlctl.sim.objectives import Batch, Objective, batch_rows, stream_rows
+from dlctl.sim.objectives import (
+    Batch,
+    Objective,
+    batch_rows,
+    listed,
+    opened,
+    shard_names,
+    stream_rows,
+)
 from dlctl.sim.process import Process
 from dlctl.sim.shared_models import SharedModels
 from dlctl.sim.store import Store
+from dlctl.util import listing
 from dlctl.util.names import HOME_AGENT
 from dlctl.vector import euclidean_norm
 
@@ -178,6 +187,7 @@ class ComputeDriver:
         self.computed = 0
         self._lengths: tuple[int, ...] = getattr(objective, "lengths", ())
         """Of the shards of a stream."""
+        self._names = getattr(objective, "names", ()) or shard_names(len(self._lengths))
         self._clients: Clients | None = getattr(objective, "clients", None)
         self.parameters = objective.initial()
         self._gradient = np.empty_like(self.parameters)
@@ -222,6 +232,7 @@ class ComputeDriver:
             frozen=self.frozen.build(effect.slot), batch_size=FOUND if effect.finds else 0,
             shards=len(self._lengths),
             clients=() if self._clients is None else self._clients.sizes,
+            names=listing.ROW.join(listed(self._names, effect.slot)).encode(),
         )  # fmt: skip
         built = ModelBuilt(ready, self.parameters, self._averaged, self._mark)
         self.process.post(built, self.options.build_s)
@@ -304,7 +315,8 @@ class ComputeDriver:
         portion, batch = (effect.start, effect.stop), (effect.number, effect.step_samples)
         if effect.shard >= 0:
             if self._clients is None:
-                return stream_rows(self._lengths, effect.shard, portion, batch)
+                shard = opened(self._names, self._who[0], effect.shard)
+                return stream_rows(self._lengths, shard, portion, batch)
             lo, hi = slice_bounds(
                 effect.stop - effect.start, -(-(effect.stop - effect.start) // batch[1]), batch[0]
             )

@@ -38,12 +38,13 @@ from dlctl.machine import (
 from dlctl.messages import Json
 from dlctl.roles.coordinator import daemon_states, shutdown
 from dlctl.roles.coordinator.checkpointing import Checkpointing
+from dlctl.roles.coordinator.dataset import Dataset
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.failure_detector import FailureDetector
 from dlctl.roles.coordinator.frozen import FrozenParameters
 from dlctl.roles.coordinator.groups import Groups
 from dlctl.roles.coordinator.host_failures import HostFailures
-from dlctl.roles.coordinator.lease_scheduler import Dataset, LeaseScheduler
+from dlctl.roles.coordinator.lease_scheduler import LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.norms import Norms
 from dlctl.roles.coordinator.peers import Peers
@@ -357,7 +358,7 @@ class Coordinator:
             if self.scheduler.find_batch_size(message.batch_size):
                 text = f"batch size {message.batch_size}: the largest power of two that fits"
                 self.context.event("batch", worker.name, text)
-            dataset = Dataset(message.samples, message.shards, message.clients)
+            dataset = Dataset.built(message)
             self.scheduler.take_dataset(worker.name, dataset, message.order)
             self.frozen.on_model(worker, layout, message, now)
             self.registration.keep_layout(layout, message.samples)

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from dlctl import batches, registry, schedule
 from dlctl import messages as m
@@ -16,6 +16,7 @@ from dlctl.config import JobFile
 from dlctl.errors import DlctlError, RemoteProtocolError
 from dlctl.machine import Peer
 from dlctl.messages import Json
+from dlctl.roles.coordinator.dataset import Dataset
 from dlctl.roles.coordinator.driven import DrivenMethod
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.portions import ClientPool, Lateness, PortionPool, Range
@@ -23,25 +24,12 @@ from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.streams import StreamPool
 from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX
 from dlctl.roles.protocol.meters import follow
+from dlctl.util.text import plural
 
 LOSS_WEIGHT = 0.1
 """Of the newest portion in the running mean of the loss."""
 EPOCHS_KEPT = 2
 """Around the end of a data epoch, portions of two epochs are leased."""
-
-
-class Dataset(NamedTuple):
-    """The size of a run's dataset: samples, perhaps cut into clients, or shards of a stream."""
-
-    samples: int = 0
-    shards: int = 0
-    clients: tuple[int, ...] = ()
-    """The samples of each."""
-
-    def __str__(self) -> str:
-        if self.clients:
-            return f"{len(self.clients)} clients with {sum(self.clients)} samples in all"
-        return f"{self.shards} shards of a stream" if self.shards else f"{self.samples} samples"
 
 
 class LeaseScheduler:
@@ -67,8 +55,7 @@ class LeaseScheduler:
         self.dataset = Dataset()
         """The dataset of `pool`."""
         self._built = Dataset()
-        """As the first worker that reported built it; until then as the checkpoint has it, without
-        clients."""
+        """The same before there is a pool; until a worker has reported, that of the checkpoint."""
         self._counts_steps = any(host.batch_size for host in job.places)
         """The steps of a portion are known only when it is done."""
         self._order: str | None = None
@@ -107,7 +94,7 @@ class LeaseScheduler:
     def restore(self, data: Json) -> None:
         """Restore the data and the steps from a checkpoint's manifest."""
         self._restore = data
-        self._built = Dataset(data.get("dataset_samples", 0), data.get("stream_shards", 0))
+        self._built = Dataset.saved(data)
         self._resume(data)
 
     def _resume(self, data: Json) -> None:
@@ -142,6 +129,10 @@ class LeaseScheduler:
         """All but the portions (`changed_portions`)."""
         yield "stream", self.dataset.shards
         yield "clients", self.dataset.clients
+        yield "names", self.dataset.names
+        yield "files", self.dataset.files
+        # A task may change until its workers are released.
+        yield "order", None if self.released_at is None else self._order
         yield "metrics", dict(self.metrics)
         yield "batch_size", self.batch_size
         yield "lead", self.lead()
@@ -160,7 +151,9 @@ class LeaseScheduler:
     def recall(self, memory: Json, now: float) -> None:
         steps, samples, loss, size, next_ = memory["work"][:5]
         self._resume({**memory, "steps": steps, "samples": samples, "loss": loss})
-        dataset = Dataset(size, memory.get("stream", 0), tuple(memory.get("clients", ())))
+        shards, clients = memory.get("stream", 0), tuple(memory.get("clients", ()))
+        dataset = Dataset(size, shards, clients, memory.get("names", ""), memory.get("files", ""))
+        self._order = memory.get("order")
         if any(dataset):
             self._restore = {}
             self.open_dataset(dataset)
@@ -184,17 +177,14 @@ class LeaseScheduler:
         """A worker has built the dataset; order: digest of its task's sample order. Raises
         DlctlError if the dataset or the order differs from that of other workers or of before.
         """
+        is_first = self._pool is None and self._order is None
         known = self.dataset if self._pool else self._built
-        if any(known) and known not in (dataset, dataset._replace(clients=())):
-            raise DlctlError(
-                f"the dataset of {worker} has {dataset}; in this run it has {known}",
-                hint="dataset() must give the same samples on every host and every time; after a "
-                "change start with --fresh to begin a new run",
-            )
+        self._built = known.met(worker, dataset, resumes=is_first)
+        if is_first and any(known):
+            self._report_changes(worker, known)
         if self._pool is None and not batches.is_open(self.run.job):
-            self.open_dataset(dataset)
+            self.open_dataset(self._built)
             self.rescale(self.run.job.workers.count)
-        self._built = dataset
         if self._order is None:
             self._order = order
         elif order != self._order:
@@ -204,9 +194,19 @@ class LeaseScheduler:
                 "every process; what torch, numpy and random draw there does",
             )
 
+    def _report_changes(self, worker: str, saved: Dataset) -> None:
+        """What a resumed run finds in its dataset besides what its checkpoint had."""
+        if new := self._built.shards - saved.shards:
+            text = f"{plural(new, 'shard')} of the stream are new since the checkpoint"
+            self.context.event("data", worker, text)
+        if "" != saved.files != self._built.files != "":
+            self._restore = {**self._restore, "portions": []}
+            text = "the dataset lists other files than at the checkpoint, or in another order"
+            self.context.event("data", worker, f"{text}: its data epoch begins again")
+
     def open_dataset(self, dataset: Dataset) -> None:
         """Raises DlctlError if this job cannot be trained with it."""
-        samples, shards, clients = dataset
+        samples, shards, clients = dataset[:3]
         job = self.run.job
         if samples < 1 and not shards:
             raise DlctlError("the dataset has no samples", hint="check the task's dataset()")
@@ -221,7 +221,7 @@ class LeaseScheduler:
             schedule.factor(job, samples)
         except ValueError as error:
             raise DlctlError(str(error), hint="correct [schedule]: warmup, or over") from None
-        self._pool = self._stream(shards) if shards else self._portions(samples, clients)
+        self._pool = self._stream(dataset) if shards else self._portions(samples, clients)
         self.dataset = dataset
         if isinstance(self._pool, PortionPool) and not clients:
             # The run may be too short for its method to have an effect.
@@ -273,11 +273,11 @@ class LeaseScheduler:
             pool.restore(self._restore["complete_epochs"], [])
         return pool
 
-    def _stream(self, shards: int) -> StreamPool:
+    def _stream(self, dataset: Dataset) -> StreamPool:
         stop, step_samples = self.run.job.job.stop, batches.largest(self.run.job)
         pool = StreamPool(
-            shards, self.run.job.data.portion_batches * step_samples, step_samples,
-            stop.samples or math.inf, stop.steps or math.inf,
+            dataset.shards, self.run.job.data.portion_batches * step_samples, step_samples,
+            stop.samples or math.inf, stop.steps or math.inf, order=dataset.order,
         )  # fmt: skip
         if self._restore:
             pool.restore(self._restore["stream"], self._restore["portion_samples"])
@@ -304,6 +304,7 @@ class LeaseScheduler:
             "portion_samples": self.pool.portion_samples,
             **({"batch_size": self.batch_size} if self.batch_size else {}),
             **self.pool.to_json(),
+            **self.dataset.to_json(),
             "lead": self.lead(),
             **({"scale": self.scale} if self.scale is not None else {}),
         }

@@ -8,7 +8,9 @@ The state that decides what the coordinator does next is stored in small pieces 
                         attempt
     checkpoints         number of the newest checkpoint
     work                steps, samples and loss; the size of the dataset; the newest evaluation
-    stream              the number of shards of a dataset that is a stream
+    stream, names       of a dataset that is a stream: the number of its shards, their names
+    clients, files      of another dataset: the samples of each client, the digest of its files
+    order               the digest of the task's order, once the workers have been released
     metrics             what else the task's loss returns
     lead                the clock and the state of the method's lead; the journal of a lead that
                         drives the method

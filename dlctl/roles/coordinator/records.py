@@ -134,7 +134,7 @@ class KeyRenewed(Event):
 
 
 WARNINGS = (
-    "exit", "error", "lost", "silent", "late", "checkpoint", "target", "sample", "stream",
+    "exit", "error", "lost", "silent", "late", "checkpoint", "target", "sample", "stream", "data",
 )  # fmt: skip
 """Kinds of events that are logged as warnings."""
 

@@ -21,6 +21,7 @@ from dlctl.roles.coordinator.registration import Registration
 from dlctl.roles.coordinator.scaling import Scaling
 from dlctl.roles.coordinator.shutdown import RunShutdown
 from dlctl.roles.coordinator.streams import StreamPool
+from dlctl.util import listing
 
 
 @mutant(
@@ -278,3 +279,11 @@ def a_decision_is_forgotten(patch: Patch) -> None:
 )  # fmt: skip
 def a_norm_is_forgotten(patch: Patch) -> None:
     patch.setattr(Norms, "recall", lambda self, memory, now: None)
+
+
+@mutant(
+    "shards have the numbers of their places in the list of each worker", "StreamChecker",
+    scenario="streams",
+)  # fmt: skip
+def shards_are_numbered_as_listed(patch: Patch) -> None:
+    patch.setattr(listing, "numbers", lambda names: list(range(len(names))))
