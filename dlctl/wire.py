@@ -21,7 +21,7 @@ import numpy as np
 from dlctl.errors import LocalProtocolError, RemoteProtocolError
 from dlctl.messages import MESSAGES, Array, Json, Message, Packed, Signed
 
-PROTOCOL = 14
+PROTOCOL = 15
 HEADER_BYTES_MAX = 64 * 1024
 FRAME_BYTES_MAX = 2**34
 FRAMES_MAX = 34

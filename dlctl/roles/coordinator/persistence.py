@@ -294,7 +294,8 @@ def corrected(memory: Mapping[str, Json], recovery: Mapping[str, list[str]]) -> 
 
     - A power loss may lose the record that a shard had a server, and keep the shard's journal.
     - The coordinator must not wait for a heartbeat of an agent that is gone.
-    - Quarantined workers are restarted if there are no others: no worker would be left to train.
+    - Quarantined workers are restarted if there are no others: no worker would be left to train; and
+      if the run has failed: the cause may be fixed, and the others are restarted as well.
     """
     rows = {key: row for key, row in memory.items() if key.startswith("daemon/")}
     changed: dict[str, Json] = {}
@@ -305,6 +306,7 @@ def corrected(memory: Mapping[str, Json], recovery: Mapping[str, list[str]]) -> 
         elif name in recovery.get("gone", ()):
             changed[key] = {**row, "registered": False}
     workers = {key: row for key, row in rows.items() if row.get("role") == "worker"}
-    if all(row.get("state") == "quarantined" for row in workers.values()):
-        changed |= {key: {**row, "state": "stopped"} for key, row in workers.items()}
+    lost = {key: row for key, row in workers.items() if row.get("state") == "quarantined"}
+    if lost == workers or memory["run"][0] == "failed":
+        changed |= {key: {**row, "state": "stopped"} for key, row in lost.items()}
     return changed

@@ -124,6 +124,23 @@ class StreamPool(Leases):
             self._mark(data_epoch, number, index)
         return True
 
+    def on_end(self, slot: int, data_epoch: int, number: int, end: int) -> None:
+        """A worker has found the end of a shard. It is believed if that is in a portion of it."""
+        if any(
+            (epoch, portion % self.shards) == (data_epoch, number)
+            and self.may_finish(slot, epoch, portion)
+            and self.may_end_in(epoch, portion, end)
+            for epoch, portion in {*self._leased, *self._doubtful}
+        ):
+            self.ended(data_epoch, number, end)
+
+    def may_end_in(self, data_epoch: int, portion: int, end: int) -> bool:
+        """Whether a shard with `end` samples may end in this portion, so far as it matters."""
+        if data_epoch not in self._passes:
+            return True
+        start, stop = self._bounds(data_epoch, portion)
+        return start <= end <= stop
+
     def ended(self, data_epoch: int, number: int, end: int) -> None:
         """A shard has at most `end` samples. The smallest report counts."""
         shards = self._passes.get(data_epoch)
