@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from liars import Liar, OthersChecker
 from of_torch import OfTorch
 from simulated import (
     ACCOUNT,
@@ -533,6 +534,37 @@ def streams(seed: int) -> Simulation:
     )  # fmt: skip
 
 
+def liars(seed: int) -> Simulation:
+    """One of three workers says what it likes: whatever its key allows, and all methods alike."""
+    name, servers = (
+        ("downpour", SERVERS), ("allreduce", 0), ("sync", SERVERS), ("gossip", 0),
+        ("downpour", SERVERS),
+    )[seed % 5]  # fmt: skip
+    is_stream = seed % 5 == 4
+    problem = (
+        StreamedLedger(shards=SERVERS, cells=200, lengths=(50, 23))
+        if is_stream
+        else LeastSquares(samples=128)
+    )
+    job = job_file(
+        WORKERS, servers, algorithm=(name, {}), optimizer=ACCOUNT, batch_size=4, portion_batches=2,
+        seed=seed, seconds=5.0, timeouts=TIMEOUTS | {"grace_s": 4.0}, checkpoint_s=0.6,
+        evaluate_epochs=0.0 if is_stream else 1.0, inner=("sgd", {"lr": 0.05}) if not servers else None,
+    )  # fmt: skip
+    liar = f"worker-{1 + seed % 2}"
+    faults = Faults(resets=1, clock_jumps=2, slow_disks=1, from_s=0.9, heal_at_s=HEAL_AT_S)
+    checkers = (
+        TermsChecker(), LivenessChecker(HEAL_AT_S), OthersChecker(liar), GroupChecker(),
+        NothingLeft(),
+    )  # fmt: skip
+    simulation = Simulation(
+        job, problem, seed, network=poor_network(seed), compute=COMPUTE, faults=faults,
+        checkers=checkers,
+    )  # fmt: skip
+    Liar(simulation, liar, seed)
+    return simulation
+
+
 SCENARIOS: dict[str, Callable[[int], Simulation]] = {
     "downpour": downpour,
     "downpour-topk": downpour_topk,
@@ -548,5 +580,6 @@ SCENARIOS: dict[str, Callable[[int], Simulation]] = {
     "toys": toys,
     "serverless": serverless,
     "streams": streams,
+    "liars": liars,
 }
 """Name -> seed -> a run that has not begun."""
