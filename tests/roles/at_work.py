@@ -20,6 +20,7 @@ from dlctl.roles.protocol.keyring import Keyring
 
 SAMPLES = 64
 """Of the dataset; in portions of 16."""
+MAPPED = Dataset(SAMPLES)
 
 
 def layout(size: int) -> Layout:
@@ -29,7 +30,7 @@ def layout(size: int) -> Layout:
 class AtWork:
     def __init__(
         self, workers: int = 3, method: str = "downpour", servers: int = 1,
-        dataset: Dataset = Dataset(SAMPLES), **data: Any,
+        dataset: Dataset = MAPPED, **data: Any,
     ) -> None:  # fmt: skip
         stop = Stop(samples=1000) if dataset.shards else Stop(epochs=4)
         job = JobFile(

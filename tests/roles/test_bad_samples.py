@@ -1,4 +1,4 @@
-"""A run continues without so many samples of an epoch; nobody is believed about others' portions."""
+"""A run continues without so many samples of an epoch. Workers report those of their portions."""
 
 from __future__ import annotations
 

@@ -549,7 +549,8 @@ def liars(seed: int) -> Simulation:
     job = job_file(
         WORKERS, servers, algorithm=(name, {}), optimizer=ACCOUNT, batch_size=4, portion_batches=2,
         seed=seed, seconds=5.0, timeouts=TIMEOUTS | {"grace_s": 4.0}, checkpoint_s=0.6,
-        evaluate_epochs=0.0 if is_stream else 1.0, inner=("sgd", {"lr": 0.05}) if not servers else None,
+        evaluate_epochs=0.0 if is_stream else 1.0,
+        inner=None if servers else ("sgd", {"lr": 0.05}),
     )  # fmt: skip
     liar = f"worker-{1 + seed % 2}"
     faults = Faults(resets=1, clock_jumps=2, slow_disks=1, from_s=0.9, heal_at_s=HEAL_AT_S)

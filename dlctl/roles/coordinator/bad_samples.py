@@ -1,4 +1,4 @@
-"""The samples that workers could not load. A run continues without some of them in every data epoch.
+"""The samples that workers could not load: a run continues without some of them in a data epoch.
 
 A worker is believed about the portions that it has. The worker that reports one sample too many has
 failed: what it has reported is forgotten, and another worker loads its portions. If the samples are

@@ -1,9 +1,9 @@
 """Detects daemons that miss heartbeats, die or fail, and decides what follows for the run.
 
 Every daemon is restarted with backoff, up to a limit, and the others keep running. A worker's
-portions are leased again. A server resumes from the state that its predecessor left; without one
-(`durability = "none"`) its shard is lost, the run ends, and can resume from its checkpoint. An
-agent adopts the daemons that run on its host.
+portions are leased again; if a restart does not help it, it is quarantined. A server resumes from
+the state that its predecessor left; without one (`durability = "none"`) its shard is lost, the run
+ends, and can resume from its checkpoint. An agent adopts the daemons that run on its host.
 """
 
 from __future__ import annotations
@@ -312,12 +312,11 @@ class FailureDetector(Part):
         fails.
         """
         last = worker.last_exit or {}
+        died = plural(worker.deaths_in_row, "time")
+        words = f"it died {died} before or soon after it was ready: {_text(worker)}{blame(last)}"
         if last.get("had_lived") and last["in_row"] > 1:
-            words = f"{ENDED_BY_ITSELF} ({last['text']}){blame(last)}"
+            words = f"{ENDED_BY_ITSELF} ({_text(worker)}){blame(last)}"
             words = ": ".join(filter(None, (words, said)))
-        else:
-            died = plural(worker.deaths_in_row, "time")
-            words = f"it died {died} before or soon after it was ready: {_text(worker)}{blame(last)}"
         if self.scheduler.released_at is None:
             self.control.end("failed", f"{worker.name}: {words}", now)
         else:

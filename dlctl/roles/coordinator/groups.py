@@ -208,7 +208,9 @@ class Groups:
         self.advance(now)
 
     def _lose_model(self, now: float) -> None:
-        """All members report that the model is lost. So it is, unless a member that was left out comes back with it."""
+        """All members report that they do not have the model. It is lost, unless a member that was
+        left out comes back with it.
+        """
         if self.left_out:
             self._again_at = now + self.limit_s
         elif self.run.shutdown is None:

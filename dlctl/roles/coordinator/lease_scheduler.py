@@ -491,9 +491,8 @@ class LeaseScheduler:
         if done.steps > steps or done.samples > stop - start:
             said = f"{done.steps} steps and {done.samples} samples"
             raise RemoteProtocolError(f"{said} of a portion of {steps} and {stop - start}")
-        says_end = isinstance(self._pool, StreamPool) and done.end != UNKNOWN
-        if says_end and not self._pool.may_end_in(done.data_epoch, done.portion, done.end):
-            raise RemoteProtocolError(f"sample {done.end} is not in the portion")
+        if done.end != UNKNOWN and isinstance(self._pool, StreamPool):
+            self._pool.check_end(done.data_epoch, done.portion, done.end)
 
     def sample_failed(self, said: m.SampleFailed) -> str:
         """A worker has skipped a sample. Returns the worker's error if that is one too many.

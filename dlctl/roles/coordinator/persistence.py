@@ -287,15 +287,15 @@ class Lasting:
         return self.is_on_disk or not waits
 
 
-def corrected(memory: Mapping[str, Json], recovery: Mapping[str, list[str]]) -> dict[str, Json]:
+def corrected(memory: Mapping[str, Any], recovery: Mapping[str, list[str]]) -> dict[str, Json]:
     """The rows of daemons that `dlctl recover` corrects in the persisted state. recovery: what the
     command found: `served`, servers that left a shard, and `gone`, agents that no longer run on the
     hosts it asked.
 
     - A power loss may lose the record that a shard had a server, and keep the shard's journal.
     - The coordinator must not wait for a heartbeat of an agent that is gone.
-    - Quarantined workers are restarted if there are no others: no worker would be left to train; and
-      if the run has failed: the cause may be fixed, and the others are restarted as well.
+    - Quarantined workers are restarted if there are no others, as no worker would be left to train;
+      and if the run has failed: all others are restarted as well, and the cause may be fixed.
     """
     rows = {key: row for key, row in memory.items() if key.startswith("daemon/")}
     changed: dict[str, Json] = {}

@@ -18,6 +18,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Json
 from dlctl.roles.coordinator.portions import DONE, RETURNED, Key, Leases, Range
 
@@ -129,13 +130,18 @@ class StreamPool(Leases):
         if any(
             (epoch, portion % self.shards) == (data_epoch, number)
             and self.may_finish(slot, epoch, portion)
-            and self.may_end_in(epoch, portion, end)
+            and self._may_end_in(epoch, portion, end)
             for epoch, portion in {*self._leased, *self._doubtful}
         ):
             self.ended(data_epoch, number, end)
 
-    def may_end_in(self, data_epoch: int, portion: int, end: int) -> bool:
-        """Whether a shard with `end` samples may end in this portion, so far as it matters."""
+    def check_end(self, data_epoch: int, portion: int, end: int) -> None:
+        """Raises RemoteProtocolError if a shard with `end` samples does not end in this portion."""
+        if not self._may_end_in(data_epoch, portion, end):
+            raise RemoteProtocolError(f"sample {end} is not in portion {portion}")
+
+    def _may_end_in(self, data_epoch: int, portion: int, end: int) -> bool:
+        """True also if the data epoch is complete: then it does not matter."""
         if data_epoch not in self._passes:
             return True
         start, stop = self._bounds(data_epoch, portion)

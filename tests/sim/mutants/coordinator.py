@@ -281,9 +281,7 @@ def a_norm_is_forgotten(patch: Patch) -> None:
     patch.setattr(Norms, "recall", lambda self, memory, now: None)
 
 
-@mutant(
-    "an error of one worker ends the run of all", "Outcome", scenario="liars", seeds=1
-)
+@mutant("an error of one worker ends the run of all", "Outcome", scenario="liars", seeds=1)
 def one_worker_fails_for_all(patch: Patch) -> None:
     def fail(self, worker, error, now, detail=""):
         self.control.end("failed", f"{worker.name}: {error}", now)
