@@ -48,7 +48,7 @@ class AtWork:
             if not daemon.alive:
                 self.machine.start_daemon(daemon, self.now)
             self.joins(daemon)
-        self.machine.scheduler.open_dataset(dataset)
+        self.machine.scheduler.take_dataset("worker-0", dataset)
         self.machine.registration.keep_layout(layout(2), dataset.samples)
         self.machine.change_state("running", "", self.now)
         self.machine.scheduler.release(self.now)

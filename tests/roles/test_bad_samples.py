@@ -95,6 +95,12 @@ def test_a_sample_that_the_dataset_does_not_have_is_refused(dataset: Dataset, mo
     assert events(fails(run, 1, lease, most - 1), "sample")
 
 
+def test_a_task_may_choose_the_samples_of_an_epoch_from_a_larger_dataset() -> None:
+    run = tolerant()
+    run.machine.scheduler._order = "digest of its first epoch"
+    assert events(fails(run, 1, run.lease(1), 10 * SAMPLES), "sample")
+
+
 def test_more_samples_than_the_portion_has_are_refused() -> None:
     run = AtWork(3, bad_samples_max=1000)
     lease = run.lease(1)

@@ -28,6 +28,19 @@ def test_a_fatal_error_of_one_worker_takes_it_out_and_the_others_go_on() -> None
     assert (run.state, run.worker(1).incarnation) == ("degraded", 1)
 
 
+def test_nothing_that_a_failed_worker_still_does_counts() -> None:
+    """Another worker does its portion, and may find out that nobody can."""
+    run = AtWork(3)
+    held = run.lease(1)
+    assert sent(run.fails(1, TORN), m.Dismiss) == [m.Dismiss(TORN)]
+    done = m.PortionDone(1, 1, held.data_epoch, held.portion, 2, 16, 1.0)
+    for message in (done, m.LeaseRequest(1, 1, 1, False)):
+        effects = run.hear(1, message)
+        assert sent(effects, m.Message) == [m.Dismiss(TORN)]
+    run.exits(1)
+    assert run.lease(0) == held
+
+
 def test_a_process_that_does_not_exit_after_its_error_is_killed() -> None:
     run = AtWork(3)
     run.fails(1, TORN)
@@ -136,7 +149,7 @@ def test_a_worker_that_builds_something_else_is_taken_out(size, samples, why) ->
         ready = m.ModelReady(f"worker-{slot}", layout(size).to_bytes(), samples, order=order)
         run.hear(slot, ready)
 
-    builds(0, 2, 64, "ab")
+    builds(0, 2, 64, "")
     builds(1, size, samples, "cd")
     assert (run.state, why in run.worker(1).error) == ("running", True)
     builds(2, size, samples, "cd")

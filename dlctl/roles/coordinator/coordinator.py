@@ -380,10 +380,12 @@ class Coordinator:
             self.scheduler.on_request(message, now)
 
     def _worker(self, peer: Peer, slot: int, epoch: int) -> Daemon | None:
-        """The live worker; a process that it has replaced is dismissed."""
+        """The live worker; a process that it has replaced, or that has failed, is dismissed."""
         worker = self.members.worker(slot, epoch)
-        if worker is None:
-            self.context.send(peer, m.Dismiss(f"worker-{slot} has been replaced"))
+        if worker is None or worker.error:
+            why = worker.error if worker is not None else f"worker-{slot} has been replaced"
+            self.context.send(peer, m.Dismiss(why))
+            return None
         return worker
 
     def _advance_run(self, now: float) -> None:

@@ -323,9 +323,10 @@ class FailureDetector(Part):
             self._quarantine(worker, words, now)
 
     def fail(self, worker: Daemon, error: str, now: float, detail: str = "") -> None:
-        """A worker has an error that a restart would repeat. It is quarantined once its process has
-        exited, and the others continue. If another worker has failed alike, or if no other is left,
-        the task is at fault and the run ends; so does a run that waits for the worker to begin.
+        """A worker has an error that a restart would repeat. Nothing that it does counts any more;
+        it is quarantined once its process has exited, and the others continue. If another worker
+        has failed alike, or if no other is left, the task is at fault and the run ends; so does a
+        run that waits for the worker to begin.
         """
         if worker.error:
             return  # It is repeated.
@@ -338,6 +339,7 @@ class FailureDetector(Part):
             names = ", ".join([*alike, worker.name])
             self.control.end("failed", f"{names}: {worker.error}", now)
             return
+        self.context.send(worker.name, m.Dismiss(worker.error))
         worker.kill_at = now + EXIT_S
         if self.run.is_working and not self.members.of_role("server"):
             # The model is in the workers, and the next ones may fail at the same data.

@@ -502,9 +502,9 @@ class LeaseScheduler:
         epoch, most = said.data_epoch, self._bad_samples.most
         if self._pool is None or not self._pool.may_finish(said.slot, epoch, said.portion):
             raise RemoteProtocolError(f"it does not have portion {said.portion} of epoch {epoch}")
-        dataset = sum(self.dataset.clients) or self.dataset.samples
-        if not said.sample < dataset:
-            raise RemoteProtocolError(f"the dataset has {dataset} samples")
+        rows = self._rows()
+        if not said.sample < rows:
+            raise RemoteProtocolError(f"the dataset has {rows} samples")
         start, stop = self._pool.bounds(said.portion)
         count = self._bad_samples.add(said, stop - start)
         if not count:
@@ -517,6 +517,14 @@ class LeaseScheduler:
         self._bad_samples.forget(said.slot)
         which = f"{count} samples of epoch {epoch} could not be loaded"
         return f"{said.error}; {which}, and data.bad_samples_max is {most}"
+
+    def _rows(self) -> float:
+        """Samples of the dataset by number; infinite if they are unknown: a task with an order of
+        its own may choose some of them for each epoch.
+        """
+        if self.dataset.clients or self.dataset.shards:
+            return sum(self.dataset.clients)
+        return self.dataset.samples if self._order == "" else math.inf
 
     def enough(self, now: float) -> str:
         """Why the run has finished; "" if it has not."""
