@@ -230,9 +230,9 @@ class Workers:
     stream is read by one of them."""
     restarts_max: Annotated[int, Ge(0)] = 8
     """How often in a row a worker is replaced that has died before it started training, or within
-    10 s of its start; at the next such death, the run fails. A worker that has trained for up to 10
-    min counts, too, if it exited on its own like its predecessor (same exit code, or crash): then
-    it is quarantined instead.
+    10 s of its start, or that has trained for up to 10 min and exited on its own like its
+    predecessor (same exit code, or crash). At the next such death it is quarantined: the others
+    continue without it until "dlctl restart". A run that still waits for its workers fails.
     """
     nonfinite_steps_max: Annotated[int, Ge(1)] = 20
     """Steps in a row with a NaN or infinite loss or gradient, or a gradient above
@@ -326,9 +326,10 @@ class Data:
     bad_samples_max: Annotated[int, Ge(0), Le(100000)] = 0
     """Samples of the dataset that may fail to load in an epoch, in all workers together: each is
     named in "dlctl events", and its batch continues without it; a batch without any other samples
-    is left out. One more fails the run. 0: the first one does; so it always is with a stream. The
-    coordinator counts them; after a restart it counts from 0. An error while a batch is put
-    together is not a failure of a sample."""
+    is left out. One more is an error of the worker that reports it: the worker is quarantined, and
+    the run fails when another worker reports one more as well. 0: the first one is; so it always is
+    with a stream. The coordinator counts them; after a restart it counts from 0. An error while a
+    batch is put together is not a failure of a sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

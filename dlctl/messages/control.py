@@ -560,7 +560,8 @@ class NormTotal(Message):
 @record
 class SampleFailed(Message):
     """From a worker: a sample could not be loaded, and its batch continued without it. Repeated
-    until `SampleNoted`; each counts once in a data epoch."""
+    until `SampleNoted`; each counts once in a data epoch. It is sent before `PortionDone`: a worker
+    that does not have the portion any more is not believed."""
 
     slot: int
     epoch: int
@@ -570,6 +571,8 @@ class SampleFailed(Message):
     error: str
     detail: str
     """The traceback."""
+    portion: int = 0
+    """The portion that has the sample."""
 
 
 @record

@@ -135,8 +135,9 @@ CODES: Mapping[Code, Entry] = {
     "daemon-quarantined": Entry(
         "error",
         "quarantined[: {error}][ ({age} ago)]",
-        "A worker is no longer restarted because it failed too often in a row.",
-        "Its host, its data, or the task makes it fail each time.",
+        "A worker is no longer restarted: it failed too often, or with an error of the task.",
+        "Its host, its data, or the task makes it fail each time. The run ends if another worker "
+        "has the same error.",
         "Find the cause with `dlctl logs NAME --previous`, fix it, then `dlctl restart NAME`.",
         {
             "": "dlctl restart {daemon} -j {run}",
@@ -148,7 +149,8 @@ CODES: Mapping[Code, Entry] = {
         "error",
         "failed[ {age} ago][: {exit}][; {error}]",
         "A daemon has failed, and with it the run.",
-        "The task raised an error, or a daemon that training depends on could not continue.",
+        "The task raised an error in several workers, or a daemon that all depend on could not "
+        "continue.",
         "`dlctl logs --failed` shows its last lines; `dlctl status` shows the next command.",
         {"": _LOGS},
     ),

@@ -16,6 +16,7 @@ from dlctl.algorithms import engines
 from dlctl.algorithms.engines import Operations
 from dlctl.clients import Clients, Cohort, epoch_samples
 from dlctl.config import Choice
+from dlctl.errors import JobFailed
 from dlctl.flat import AVERAGED, slice_bounds
 from dlctl.machine import Exit, Send
 from dlctl.messages import Array, ModelReady, ProcessExited, Spawned
@@ -44,6 +45,7 @@ from dlctl.roles.protocol.effects import (
     StartProcess,
     StepAlong,
     TakeComputeState,
+    TaskFailed,
     TaskLocated,
     Unwritten,
 )
@@ -274,7 +276,11 @@ class ComputeDriver:
         for number in range(effect.number, effect.number + effect.count):
             is_fresh = effect.fresh and number == effect.number
             seen = before if number == effect.number else self.parameters
-            computed = self._batch(replace(effect, number=number, fresh=is_fresh), seen)
+            try:
+                computed = self._batch(replace(effect, number=number, fresh=is_fresh), seen)
+            except JobFailed as error:
+                self.process.post(TaskFailed(error.message, ""))
+                return
             if computed.is_usable:
                 losses.append(computed.loss)
             if not computed.is_usable or computed.ended_after is not None:

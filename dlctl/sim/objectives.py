@@ -41,7 +41,7 @@ class Objective(Protocol):
         ...
 
     def gradient(self, w: Array, batch: Batch) -> tuple[float, Array]:
-        """(mean loss, float32[d] gradient of it)."""
+        """(mean loss, float32[d] gradient of it). Raises JobFailed for an error of the task."""
         ...
 
     def averaged(self, before: Array, batch: Batch) -> Array:

@@ -151,6 +151,30 @@ def _task(place: Workplace, does: str) -> None:
 
 
 @pytest.mark.long
+def test_what_only_one_worker_raises_takes_it_out_until_it_is_restarted(place: Workplace) -> None:
+    """The first process that gets there, as one whose disk is broken."""
+    first = f"not __import__('subprocess').call(['mkdir', '-m', '700', '{place.path}/first'])"
+    _task(place, f"if self.calls == 20 and {first}: raise OSError('its disk is broken')")
+    place.job(stop=ENDLESS, workers=2)
+    place.start()
+    names = ("worker-0", "worker-1")
+
+    def lost() -> list[str]:
+        return [name for name in names if place.daemon(name)["state"] == "quarantined"]
+
+    place.until("one worker to be taken out", lambda: bool(lost()))
+    (name,) = lost()
+    place.until_step(place.run()["step"] + 20)
+    says = f"task.loss raised OSError: its disk is broken ({place.path}/train.py:{LOSS + 4})"
+    status = place.dlctl("status").out
+    assert f"{name}: quarantined: {says}" in " ".join(status.split()), status
+    assert f"dlctl restart {name} -j {place.directory.name}" in status
+    assert place.dlctl("restart", name).code == 0
+    place.until("all to train", lambda: place.run()["state"] == "running")
+    assert place.dlctl("stop").code == 0
+
+
+@pytest.mark.long
 def test_a_loss_that_stays_nan_fails_the_run_and_never_gets_into_the_weights(
     place: Workplace,
 ) -> None:
@@ -253,7 +277,7 @@ def test_a_process_that_crashes_again_and_again_fails_the_run_with_its_last_word
     place.job(more_workers="restarts_max = 1")
     ended = place.dlctl("run", "job.toml")
     assert ended.code == 7
-    assert "worker-0 died 2 times" in ended.err
+    assert "worker-0: it died 2 times" in ended.err
     assert "Fatal Python error: Aborted" in ended.err
     assert "train.py" in ended.err, "where it crashed"
     assert place.daemon("worker-0")["last_exit"]["text"] == "killed by SIGABRT"

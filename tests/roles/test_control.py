@@ -415,6 +415,14 @@ def test_an_error_of_one_daemon_fails_the_checkpoint_and_not_the_newest_one() ->
     assert "no space left" in saving.machine.last_error
 
 
+def test_a_checkpoint_is_complete_without_a_worker_that_cannot_save() -> None:
+    saving = under_way("server-0", "worker-0")
+    (_, complete) = saving.saved("worker-1", "no space left")
+    assert isinstance(complete, CompleteCheckpoint)
+    saving.machine.on_event(CheckpointEnded(8, ""), 0.3)
+    assert (saving.rows[0]["error"], saving.rows[0]["without"]) == ("", ["worker-1"])
+
+
 def test_a_worker_that_dies_meanwhile_is_not_waited_for() -> None:
     saving = under_way("server-0", "worker-0")
     saving.machine.on_gone("worker-1", 0.3)

@@ -352,7 +352,7 @@ class Coordinator:
         if worker is None or worker.peer != peer or worker.role != "worker":
             return
         try:
-            # A refused model changes no state: the run continues once the task is fixed.
+            # A refused model changes no state: a run that had not begun can, once it is fixed.
             layout = self.registration.check_model(worker, message.layout)
             self.run.algorithm.shape.check_sizes(layout)
             if self.scheduler.find_batch_size(message.batch_size):
@@ -363,12 +363,14 @@ class Coordinator:
             self.frozen.on_model(worker, layout, message, now)
             self.registration.keep_layout(layout, message.samples)
             worker.model_ready = True
-            self.evaluations.has_finish = message.has_finish
+            self.evaluations.has_finish |= message.has_finish
             self.peers.advance(now)  # A worker needs the list of peers before it starts.
             self.registration.assign(now)
             self.registration.introduce()
+        except RemoteProtocolError:
+            raise
         except DlctlError as error:
-            self.end("failed", f"{error.message}; {error.hint}", now)
+            self.failure_detector.fail(worker, f"{error.message}; {error.hint}", now)
 
     # ------------------------------------------------------------ training
 
@@ -379,10 +381,12 @@ class Coordinator:
             self.scheduler.on_request(message, now)
 
     def _worker(self, peer: Peer, slot: int, epoch: int) -> Daemon | None:
-        """The live worker; a process that it has replaced is dismissed."""
+        """The live worker; a process that it has replaced, or that has failed, is dismissed."""
         worker = self.members.worker(slot, epoch)
-        if worker is None:
-            self.context.send(peer, m.Dismiss(f"worker-{slot} has been replaced"))
+        if worker is None or worker.error:
+            why = worker.error if worker is not None else f"worker-{slot} has been replaced"
+            self.context.send(peer, m.Dismiss(why))
+            return None
         return worker
 
     def _advance_run(self, now: float) -> None:
@@ -441,10 +445,8 @@ class Coordinator:
         worker = self._worker(peer, message.slot, message.epoch)
         if worker is None:
             return
-        if error := self.scheduler.sample_failed(worker.name, message):
-            worker.error = error
-            self.context.event("error", worker.name, error, detail=message.detail)
-            self.end("failed", f"{worker.name}: {error}", now)
+        if error := self.scheduler.sample_failed(message):
+            self.failure_detector.fail(worker, error, now, message.detail)
 
     def _on_file_data(self, peer: Peer, message: m.FileData, now: float) -> None:
         """Raises RemoteProtocolError if the sender's host was not asked for the file."""

@@ -1,9 +1,9 @@
 """Detects daemons that miss heartbeats, die or fail, and decides what follows for the run.
 
 Every daemon is restarted with backoff, up to a limit, and the others keep running. A worker's
-portions are leased again. A server resumes from the state that its predecessor left; without one
-(`durability = "none"`) its shard is lost, the run ends, and can resume from its checkpoint. An
-agent adopts the daemons that run on its host.
+portions are leased again; if a restart does not help it, it is quarantined. A server resumes from
+the state that its predecessor left; without one (`durability = "none"`) its shard is lost, the run
+ends, and can resume from its checkpoint. An agent adopts the daemons that run on its host.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Peer
+from dlctl.problems import are_alike
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
-from dlctl.roles.coordinator.crash_loops import blame
+from dlctl.roles.coordinator.crash_loops import UNSAID, blame
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.frozen import FrozenParameters
 from dlctl.roles.coordinator.host_failures import HostFailures
@@ -32,6 +33,8 @@ DEATHS_MAX = 20
 """Deaths in a row of a server or an agent, each soon after its start: restarts do not help."""
 UNSEEN_MAX = 10_000
 """By how many incarnations an agent's report of a daemon may be ahead of our records."""
+EXIT_S = 5.0
+"""From a worker's error until its process is killed; it exits on its own sooner."""
 SLOW_S_MAX = 5.0
 """Upper bound of the time without a heartbeat after which a daemon's state is `slow`."""
 
@@ -297,7 +300,7 @@ class FailureDetector(Part):
         if status == EXIT_POISONED:
             self._quarantine(worker, said, now)
         elif worker.error:
-            self.control.end("failed", f"{worker.name}: {worker.error}", now)
+            self._quarantine(worker, worker.error, now)
         elif worker.deaths_in_row > self.run.job.workers.restarts_max:
             self._give_up(worker, said, now)
         else:
@@ -305,17 +308,42 @@ class FailureDetector(Part):
             self._restart(worker, f"starts again{again if portions else ''}", now)
 
     def _give_up(self, worker: Daemon, said: str, now: float) -> None:
-        """Restarts do not help. If the worker trained in between, it did no harm to the others:
-        they continue without it, unless all workers end like that.
+        """Restarts do not help: the others continue without it. A run that waits for it to begin
+        fails.
         """
         last = worker.last_exit or {}
-        if last.get("had_lived") and last["in_row"] > 1:
-            words = f"{ENDED_BY_ITSELF} ({last['text']}){blame(last)}"
-            self._quarantine(worker, ": ".join(filter(None, (words, said))), now)
-            return
         died = plural(worker.deaths_in_row, "time")
-        reason = f"{worker.name} died {died} before or soon after it was ready"
-        self.control.end("failed", f"{reason}: {_text(worker)}{blame(last)}", now)
+        words = f"it died {died} before or soon after it was ready: {_text(worker)}{blame(last)}"
+        if last.get("had_lived") and last["in_row"] > 1:
+            words = f"{ENDED_BY_ITSELF} ({_text(worker)}){blame(last)}"
+            words = ": ".join(filter(None, (words, said)))
+        if self.scheduler.released_at is None:
+            self.control.end("failed", f"{worker.name}: {words}", now)
+        else:
+            self._quarantine(worker, words, now)
+
+    def fail(self, worker: Daemon, error: str, now: float, detail: str = "") -> None:
+        """A worker has an error that a restart would repeat. Nothing that it does counts any more;
+        it is quarantined once its process has exited, and the others continue. If another worker
+        has failed alike, or if no other is left, the task is at fault and the run ends; so does a
+        run that waits for the worker to begin.
+        """
+        if worker.error:
+            return  # It is repeated.
+        worker.error = error or f"it failed {UNSAID}"
+        self.context.event("error", worker.name, worker.error, detail=detail)
+        others = [other for other in self.members.of_role("worker") if other is not worker]
+        alike = [w.name for w in others if w.error and are_alike(w.error, worker.error)]
+        are_lost = all(w.error or w.state == daemon_states.QUARANTINED for w in others)
+        if alike or are_lost or self.scheduler.released_at is None:
+            names = ", ".join([*alike, worker.name])
+            self.control.end("failed", f"{names}: {worker.error}", now)
+            return
+        self.context.send(worker.name, m.Dismiss(worker.error))
+        worker.kill_at = now + EXIT_S
+        if self.run.is_working and not self.members.of_role("server"):
+            # The model is in the workers, and the next ones may fail at the same data.
+            self.control.begin_checkpoint(now)
 
     def _quarantine(self, worker: Daemon, error: str, now: float) -> None:
         worker.change_state(daemon_states.QUARANTINED)
@@ -326,9 +354,16 @@ class FailureDetector(Part):
             self.control.end("failed", reason, now)
 
     def on_failed(self, peer: Peer, message: m.Failed, now: float) -> None:
-        """A daemon reports the user's error, with the traceback in the user's code."""
+        """A daemon reports the user's error, with the traceback in the user's code. Raises
+        RemoteProtocolError for what no worker sends.
+        """
         daemon = self.members.get(message.name)
         if daemon is None or daemon.peer != peer:
+            return
+        if daemon.role == "worker":
+            if not message.fatal:
+                raise RemoteProtocolError("the errors of workers are fatal")
+            self.fail(daemon, message.error, now, message.detail)
             return
         if message.fatal:
             daemon.error = message.error

@@ -16,20 +16,19 @@ from dlctl.config import JobFile
 from dlctl.errors import DlctlError, RemoteProtocolError
 from dlctl.machine import Peer
 from dlctl.messages import Json
+from dlctl.roles.coordinator.bad_samples import BadSamples
 from dlctl.roles.coordinator.dataset import Dataset
 from dlctl.roles.coordinator.driven import DrivenMethod
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.portions import ClientPool, Lateness, PortionPool, Range
 from dlctl.roles.coordinator.run_state import RunState
-from dlctl.roles.coordinator.streams import StreamPool
+from dlctl.roles.coordinator.streams import UNKNOWN, StreamPool
 from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX
 from dlctl.roles.protocol.meters import follow
 from dlctl.util.text import plural
 
 LOSS_WEIGHT = 0.1
 """Of the newest portion in the running mean of the loss."""
-EPOCHS_KEPT = 2
-"""Around the end of a data epoch, portions of two epochs are leased."""
 
 
 class LeaseScheduler:
@@ -73,8 +72,7 @@ class LeaseScheduler:
         self._lateness = Lateness()
         """Of the portions of a driven method's batch."""
         self._cuts_epochs = type(self.side).cut_epoch is not Lead.cut_epoch
-        self._bad_samples: dict[int, set[int]] = {}
-        """Data epoch -> the samples that could not be loaded."""
+        self._bad_samples = BadSamples(job.data.bad_samples_max)
 
     @property
     def is_driven(self) -> bool:
@@ -346,7 +344,7 @@ class LeaseScheduler:
             return
         if isinstance(self._pool, StreamPool):
             for at in range(0, len(request.ends) - 2, 3):
-                self._pool.ended(*request.ends[at : at + 3])
+                self._pool.on_end(request.slot, *request.ends[at : at + 3])
         self._pending[request.slot] = request
         self.grant(now)
 
@@ -467,7 +465,7 @@ class LeaseScheduler:
 
     def on_portion_done(self, done: m.PortionDone, now: float) -> None:
         """Count steps and samples once per portion. Raises RemoteProtocolError if the worker
-        reports more of them than the portion has.
+        reports more of them than the portion has, or that the stream ends elsewhere.
         """
         key = done.data_epoch, done.portion
         if self._pool is None or not self.pool.may_finish(done.slot, *key):
@@ -494,25 +492,40 @@ class LeaseScheduler:
         if done.steps > steps or done.samples > stop - start:
             said = f"{done.steps} steps and {done.samples} samples"
             raise RemoteProtocolError(f"{said} of a portion of {steps} and {stop - start}")
+        if done.end != UNKNOWN and isinstance(self._pool, StreamPool):
+            self._pool.check_end(done.data_epoch, done.portion, done.end)
 
-    def sample_failed(self, worker: str, message: m.SampleFailed) -> str:
-        """A worker has skipped a sample. A portion that is leased again has the same ones, so each
-        counts once per epoch. Returns why the run must fail; "" if it continues.
+    def sample_failed(self, said: m.SampleFailed) -> str:
+        """A worker has skipped a sample. Returns the worker's error if that is one too many.
+
+        Raises RemoteProtocolError if the sample cannot be in a portion that the worker has.
         """
-        epoch, most = message.data_epoch, self.run.job.data.bad_samples_max
-        found = self._bad_samples.setdefault(epoch, set())
-        for old in sorted(self._bad_samples)[:-EPOCHS_KEPT]:
-            del self._bad_samples[old]
-        if message.sample in found:
+        epoch, most = said.data_epoch, self._bad_samples.most
+        if self._pool is None or not self._pool.may_finish(said.slot, epoch, said.portion):
+            raise RemoteProtocolError(f"it does not have portion {said.portion} of epoch {epoch}")
+        rows = self._rows()
+        if not said.sample < rows:
+            raise RemoteProtocolError(f"the dataset has {rows} samples")
+        start, stop = self._pool.bounds(said.portion)
+        count = self._bad_samples.add(said, stop - start)
+        if not count:
             return ""
-        found.add(message.sample)
-        count = f"{len(found)} of at most {most} in epoch {epoch}"
-        text = f"sample {message.sample} could not be loaded ({count}): {message.error}"
-        self.context.event("sample", worker, text, detail=message.detail)
-        if len(found) != most + 1:
+        of = f"{count} of at most {most} in epoch {epoch}"
+        text = f"sample {said.sample} could not be loaded ({of}): {said.error}"
+        self.context.event("sample", f"worker-{said.slot}", text, detail=said.detail)
+        if count <= most:
             return ""
-        which = f"{len(found)} samples of epoch {epoch} could not be loaded"
-        return f"{message.error}; {which}, and data.bad_samples_max is {most}"
+        self._bad_samples.forget(said.slot)
+        which = f"{count} samples of epoch {epoch} could not be loaded"
+        return f"{said.error}; {which}, and data.bad_samples_max is {most}"
+
+    def _rows(self) -> float:
+        """Samples of the dataset by number; infinite if they are unknown: a task with an order of
+        its own may choose some of them for each epoch.
+        """
+        if self.dataset.clients or self.dataset.shards:
+            return sum(self.dataset.clients)
+        return self.dataset.samples if self._order == "" else math.inf
 
     def enough(self, now: float) -> str:
         """Why the run has finished; "" if it has not."""

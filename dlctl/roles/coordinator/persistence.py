@@ -289,14 +289,15 @@ class Lasting:
         return self.is_on_disk or not waits
 
 
-def corrected(memory: Mapping[str, Json], recovery: Mapping[str, list[str]]) -> dict[str, Json]:
+def corrected(memory: Mapping[str, Any], recovery: Mapping[str, list[str]]) -> dict[str, Json]:
     """The rows of daemons that `dlctl recover` corrects in the persisted state. recovery: what the
     command found: `served`, servers that left a shard, and `gone`, agents that no longer run on the
     hosts it asked.
 
     - A power loss may lose the record that a shard had a server, and keep the shard's journal.
     - The coordinator must not wait for a heartbeat of an agent that is gone.
-    - Quarantined workers are restarted if there are no others: no worker would be left to train.
+    - Quarantined workers are restarted if there are no others, as no worker would be left to train;
+      and if the run has failed: all others are restarted as well, and the cause may be fixed.
     """
     rows = {key: row for key, row in memory.items() if key.startswith("daemon/")}
     changed: dict[str, Json] = {}
@@ -307,6 +308,7 @@ def corrected(memory: Mapping[str, Json], recovery: Mapping[str, list[str]]) -> 
         elif name in recovery.get("gone", ()):
             changed[key] = {**row, "registered": False}
     workers = {key: row for key, row in rows.items() if row.get("role") == "worker"}
-    if all(row.get("state") == "quarantined" for row in workers.values()):
-        changed |= {key: {**row, "state": "stopped"} for key, row in workers.items()}
+    lost = {key: row for key, row in workers.items() if row.get("state") == "quarantined"}
+    if lost == workers or memory["run"][0] == "failed":
+        changed |= {key: {**row, "state": "stopped"} for key, row in lost.items()}
     return changed

@@ -272,9 +272,11 @@ class RunShutdown:
 
     def _waits_for_evaluation(self) -> bool:
         """A worker that evaluates pushes nothing, and must end that before the last evaluation
-        anyway: only then its time to drain begins.
+        anyway: only then its time to drain begins. Only the worker that was asked to is believed:
+        an evaluation has a deadline.
         """
-        return EVALUATING in self.steps and any(d.evaluates for d in self.members.of_role("worker"))
+        worker = self.members.get(self.evaluations.worker)
+        return EVALUATING in self.steps and worker is not None and worker.evaluates
 
     def _finish_step(self, *, is_killed: bool = False) -> None:
         if self.step == EVALUATING:

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Json
 from dlctl.roles.coordinator.portions import DONE, RETURNED, Key, Leases, Range
 
@@ -136,6 +137,28 @@ class StreamPool(Leases):
             self.steps_done += self._steps(read)
             self._mark(data_epoch, number, index)
         return True
+
+    def on_end(self, slot: int, data_epoch: int, number: int, end: int) -> None:
+        """A worker has found the end of a shard. It is believed if that is in a portion of it."""
+        if any(
+            (epoch, portion % self.shards) == (data_epoch, number)
+            and self.may_finish(slot, epoch, portion)
+            and self._may_end_in(epoch, portion, end)
+            for epoch, portion in {*self._leased, *self._doubtful}
+        ):
+            self.ended(data_epoch, number, end)
+
+    def check_end(self, data_epoch: int, portion: int, end: int) -> None:
+        """Raises RemoteProtocolError if a shard with `end` samples does not end in this portion."""
+        if not self._may_end_in(data_epoch, portion, end):
+            raise RemoteProtocolError(f"sample {end} is not in portion {portion}")
+
+    def _may_end_in(self, data_epoch: int, portion: int, end: int) -> bool:
+        """True also if the data epoch is complete: then it does not matter."""
+        if data_epoch not in self._passes:
+            return True
+        start, stop = self._bounds(data_epoch, portion)
+        return start <= end <= stop
 
     def ended(self, data_epoch: int, number: int, end: int) -> None:
         """A shard has at most `end` samples. The smallest report counts."""
