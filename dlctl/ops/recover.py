@@ -20,7 +20,7 @@ from dlctl.ops.decide import Action
 from dlctl.runs import lineage, lock, paths, task_code
 from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import ENDED, Snapshot
-from dlctl.util import notes
+from dlctl.util import notes, regular
 
 if TYPE_CHECKING:
     import subprocess
@@ -46,7 +46,7 @@ class Launched(NamedTuple):
 def job_files(new: Start) -> dict[str, bytes]:
     """The files in a run directory that describe its job."""
     content = json.dumps(new.content, indent=1).encode()
-    return {"job.toml": new.file.read_bytes(), "job.json": content}
+    return {"job.toml": regular.read_bytes(new.file), "job.json": content}
 
 
 def write(directory: Path, files: Mapping[str, bytes]) -> None:
@@ -142,7 +142,7 @@ def resume(case: Case, settings: Json) -> Launched:
     stop.clean_up(previous, 0.0)
     row = {**first_row(directory, job_file, job, checkpoint), "settings": settings}
     with explained(directory):
-        before = {name: (directory / name).read_bytes() for name in files}
+        before = {name: regular.read_bytes(directory / name) for name in files}
         with closing(RunDb(directory)) as db:
             db.put_run(**row)
             lineage.record(db, directory, checkpoint, cost)
