@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -185,6 +186,9 @@ def start_coordinator(directory: Path, *, resumes: bool = False) -> Launched:
     """
     paths.socket_address(directory.name, "coordinator")
     paths.register(directory)
+    if mode := paths.open_to_all(directory):
+        notes.note(f"other users can read the files of {directory.name} (mode {mode})")
+        notes.note(f"to close it: chmod 700 {shlex.quote(str(directory))}")
     os.utime(directory / "job.json")  # The last started run is the newest: `snapshot.started`.
     if (directory / task_code.CODE).exists() and not any(local.living(directory)):
         task_code.forget(directory)
