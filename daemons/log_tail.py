@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 from dlctl.runs import logs
+from dlctl.util import regular
 
 LINES = 12
 DETAIL_LINES_MAX = 8
@@ -41,8 +43,8 @@ def exit_code(path: Path) -> int | None:
 
 def _tail(path: Path) -> list[logs.Line]:
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        with regular.opened(path) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return []

@@ -19,12 +19,14 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
+from dlctl.util import regular
+
 FILE_BYTES_MAX = 50_000_000
 FILES_KEPT = 5
 LINE_CHARS_MAX = 16 * 1024
 WARNINGS = "py.warnings"
 """Logger of `warnings.warn`: without a handler, Python adds one that discards everything."""
-_APPENDING = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_CREAT
+_APPENDING = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 _PLAIN = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -95,7 +97,7 @@ class Rotating(logging.Handler):
     def _rotate(self) -> None:
         """Create the new file first: if that fails, the old one must keep its name."""
         fresh = self.path.with_name(f".{self.path.name}.new")
-        new = os.open(fresh, _APPENDING, 0o644)
+        new = regular.descriptor(fresh, _APPENDING, 0o644)
         try:
             push_back(self.path)
             fresh.rename(self.path)

@@ -73,7 +73,9 @@ class Job:
     """Whether all names and shapes of `weights` and of the model have to match. If not, those that
     match are used, and a warning lists the others."""
     run_dir: str = "runs"
-    """Where run directories are created, relative to the job file."""
+    """Where run directories are created, relative to the job file. Only you can enter them (mode
+    0700). To let others read checkpoints and logs, chmod the directory of a run: no command changes
+    its mode afterwards. The run's key stays yours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

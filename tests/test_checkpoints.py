@@ -261,7 +261,7 @@ def test_missing_files_links_and_longer_files_are_found(tmp_path):
     with (directory / "worker-0.safetensors").open("ab") as file:
         file.write(b"more")
     problems = [p.partition(": ")[2] for p in checkpoints.verify(directory)]
-    assert problems[:2] == ["missing", "not a plain file"]
+    assert problems[:2] == ["missing", "it is a symbolic link, not a regular file"]
     assert problems[2].startswith("too long")
 
 

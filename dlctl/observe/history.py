@@ -21,7 +21,7 @@ from dlctl.errors import DlctlError, NotFound
 from dlctl.runs.database import RunDb
 from dlctl.runs.series import EVALUATION, RUN
 from dlctl.runs.snapshot import read_job
-from dlctl.util import hints
+from dlctl.util import hints, regular
 
 AXES = ("seconds", "steps", "samples", "epochs", "bytes")
 """The x axes of lines, besides the time of day. Seconds: running time of all executions."""
@@ -329,6 +329,6 @@ def _newest_evaluation(run: Mapping[str, Any], recorded: Sequence[Evaluation]) -
 
 def _job_text(directory: Path) -> str:
     try:
-        return (directory / "job.toml").read_text(encoding="utf-8", errors="replace")
+        return regular.read_bytes(directory / "job.toml").decode(errors="replace")
     except OSError:
         return ""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dlctl.errors import DlctlError, UsageError
 from dlctl.observe.history import AXES, History
-from dlctl.util import extras
+from dlctl.util import extras, outfile
 from dlctl.util.did_you_mean import did_you_mean
 
 LABELS = {
@@ -59,7 +60,10 @@ def curve(history: History, what: str, axis: str) -> Curve:
 
 
 def draw(histories: Sequence[History], what: str, axis: str, file: Path, *, log: bool) -> None:
-    """Write a picture; the suffix of `file` is its format. Raises DlctlError or UsageError."""
+    """Write a picture; the suffix of `file` is its format, or png without one. Raises DlctlError or
+    UsageError.
+    """
+    outfile.check(file)
     assert axis in AXES, axis
     curves = [curve(history, what, axis) for history in histories]
     extras.require("plot", "dlctl plot")
@@ -79,10 +83,12 @@ def draw(histories: Sequence[History], what: str, axis: str, file: Path, *, log:
         of = axes.xaxis if axis == "bytes" else axes.yaxis
         of.set_major_formatter(EngFormatter(unit="B"))
     axes.legend()
+    content = io.BytesIO()
     try:
-        figure.savefig(file, dpi=150)
-    except (OSError, ValueError) as error:
-        raise DlctlError(f"cannot write the picture: {error}", where=str(file)) from error
+        figure.savefig(content, dpi=150, format=file.suffix[1:] or "png")
+    except ValueError as error:
+        raise DlctlError(f"cannot draw the picture: {error}", where=str(file)) from error
+    outfile.write(file, content.getvalue())
 
 
 def _labels(histories: Sequence[History]) -> Iterator[str]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+import torch
+from safetensors.numpy import load, load_file
 
 from dlctl.ops import other_process
 from dlctl.runs import checkpoints, manifest
@@ -247,6 +252,26 @@ def test_the_newest_good_checkpoint_is_exported_for_torch(saved, own_place, dlct
     assert set(tensors) == {"weight", "tied", "bias"}
     np.testing.assert_array_equal(tensors["tied"], [[0, 1], [2, 3]])
     assert tensors["bias"].dtype == np.float16
+
+
+def test_an_export_goes_to_standard_output_and_into_a_fifo(saved, own_place):
+    words = [sys.executable, "-m", "dlctl", "checkpoint", "export", "-o"]
+    done = subprocess.run([*words, "-"], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert set(load(done.stdout)) == {"weight", "tied", "bias"}
+    assert done.stderr == b"/dev/stdout  from runs/digits-7f3a/ckpt/000000002000-2\n"
+    os.mkfifo(own_place / "model.pt")
+    with subprocess.Popen([*words, "model.pt"], stdout=subprocess.PIPE) as writing:
+        content = io.BytesIO((own_place / "model.pt").read_bytes())
+        said = writing.communicate()[0]
+    assert said == b"model.pt  from runs/digits-7f3a/ckpt/000000002000-2\n"
+    assert set(torch.load(content, weights_only=True)) == {"weight", "tied", "bias"}
+    assert (own_place / "model.pt").is_fifo()
+    reader, writer = os.pipe()
+    os.close(reader)
+    closed = subprocess.run([*words, "-"], stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (closed.returncode, closed.stderr) == (141, b"")
 
 
 def test_an_export_that_fails_passes_the_reason_on(saved, own_place, dlctl_command):

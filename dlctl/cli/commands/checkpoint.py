@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import click
 
 from dlctl.cli.group import Group
 from dlctl.cli.options import (
-    PATH,
+    OUTPUT,
     force_option,
     job_option,
     json_option,
@@ -23,7 +24,7 @@ from dlctl.errors import DlctlError, NotFound, UsageError
 from dlctl.ops import checkpoint_choice, control, other_process
 from dlctl.runs import checkpoints, facts, select
 from dlctl.runs.manifest import FAILURE, Manifest, is_doubtful, parts
-from dlctl.util import values
+from dlctl.util import outfile, values
 from dlctl.util.text import plural
 
 TORCH_ENDINGS = (".pt", ".pth", ".bin")
@@ -205,8 +206,9 @@ def prune(keep: int | None, damaged: bool, dry_run: bool, job: str | None) -> No
 @click.option(
     "-o",
     "--output",
-    type=PATH,
-    help="File to write; .pt, .pth or .bin is for torch.load.  [default: NAME-STEP.safetensors]",
+    type=OUTPUT,
+    help='File to write, "-" for standard output; .pt, .pth or .bin is for torch.load.  [default: '
+    "NAME-STEP.safetensors]",
 )
 @click.option("--average", is_flag=True, help="The moving average of the parameters: [average].")
 @force_option
@@ -229,8 +231,11 @@ def export(
     require_free(force, file)
     arguments = [str(path), "--to", kind, "--output", str(file)]
     arguments += ["--average"] if average else []
-    output_lines = other_process.run("daemons.files.export", arguments, path, "the export failed")
+    stdout = None if outfile.is_stdout(file) else subprocess.PIPE
+    output_lines = other_process.run(
+        "daemons.files.export", arguments, path, "the export failed", stdout=stdout
+    )
     if output_lines:
         console.note(output_lines.rstrip("\n"))
-    size = values.size(file.stat().st_size)
-    console.out(f"{console.escape(str(file))}  {size}  from {console.escape(values.path(path))}")
+    size = "" if outfile.is_stream(file) else f"{values.size(file.stat().st_size)}  "
+    console.written(file, f"{size}from {values.path(path)}")

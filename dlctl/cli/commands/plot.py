@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from dlctl.cli.group import make_command
-from dlctl.cli.options import PATH, complete_runs, job_option
+from dlctl.cli.options import OUTPUT, complete_runs, job_option
 from dlctl.cli.ui import console
 from dlctl.observe import history, plot
 from dlctl.runs import select
@@ -27,8 +27,8 @@ AXES = ("seconds", "steps", "samples", "epochs", "bytes")
 )
 @click.option("--x", "axis", type=click.Choice(AXES), default="samples", help="[default: samples]")
 @click.option(
-    "-o", "--output", metavar="FILE", type=PATH, default=Path("plot.png"),
-    help="A .png, .svg or .pdf file.  [default: plot.png]",
+    "-o", "--output", metavar="FILE", type=OUTPUT, default=Path("plot.png"),
+    help='A .png, .svg or .pdf file; "-": standard output, as png.  [default: plot.png]',
 )  # fmt: skip
 @click.option("--log", is_flag=True, help="Logarithmic y axis.")
 @job_option
@@ -46,4 +46,4 @@ def command(
     named = [select.look(run) for run in runs or (job,)]
     found = [history.read(snapshot.directory, whole=False) for snapshot in named]
     plot.draw(found, what, axis, output, log=log)
-    console.out(str(output))
+    console.written(output)
