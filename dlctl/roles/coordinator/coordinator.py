@@ -370,7 +370,11 @@ class Coordinator:
         except RemoteProtocolError:
             raise
         except DlctlError as error:
-            self.failure_detector.fail(worker, f"{error.message}; {error.hint}", now)
+            text = f"{error.message}; {error.hint}"
+            if self.scheduler.released_at is None:
+                self.end("failed", text, now)
+            else:
+                self.failure_detector.fail(worker, text, now)
 
     # ------------------------------------------------------------ training
 
