@@ -387,8 +387,13 @@ class ComputeDriver:
             )
 
     def _evaluate(self, effect: RunEvaluation) -> None:
-        ran = EvaluationRun(effect.evaluation, self.objective.evaluate(effect.parameters))
         takes_s = self.options.evaluate_s
+        try:
+            ran = EvaluationRun(effect.evaluation, self.objective.evaluate(effect.parameters))
+        except JobFailed as error:
+            failed = TaskFailed(error.message, "")
+            self._later(takes_s, lambda: self.process.post(failed))
+            return
         if effect.finish_with is not None:
             text = f"{effect.finish_with} of {ran.metrics}"
             ran, takes_s = replace(ran, metrics={}, text=text), self.options.finish_s

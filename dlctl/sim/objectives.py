@@ -48,7 +48,9 @@ class Objective(Protocol):
         """Buffers after this batch, float64[n]."""
         ...
 
-    def evaluate(self, w: Array) -> Json: ...
+    def evaluate(self, w: Array) -> Json:
+        """Raises JobFailed for an error of the task."""
+        ...
 
 
 @runtime_checkable

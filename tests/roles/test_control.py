@@ -11,7 +11,7 @@ import pytest
 from dlctl import messages as m
 from dlctl import settings
 from dlctl.config import Checkpoints, Choice, Job, JobFile
-from dlctl.errors import NotFound, NotPermitted, UsageError
+from dlctl.errors import NotFound, NotPermitted, RemoteProtocolError, UsageError
 from dlctl.flat import AVERAGED, Entry, Layout
 from dlctl.machine import Effect, Note, Send
 from dlctl.roles.coordinator.checkpointing import SAVE_S_MAX, Checkpointing
@@ -164,6 +164,18 @@ def test_a_change_is_answered_when_all_have_answered() -> None:
         ("worker-1", None, 5.0),
     ]
     assert answers[0]["missing"] == []
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, [1]])
+def test_an_answer_with_what_no_setting_has_is_refused_and_still_waited_for(value: Any) -> None:
+    context, answers = History(1.0), []
+    changes = SettingChanges(context, members())
+    changes.begin({"worker-0": {"push": 5.0}}, 0.0, answers.append)
+    for before, after in ((value, 5.0), (5.0, value)):
+        with pytest.raises(RemoteProtocolError):
+            changes.on_changed(b"", m.Changed(1, "worker-0", {"push": before}, {"push": after}), 1)
+    changes.on_changed(b"", m.Changed(1, "worker-0", {"push": None}, {"push": 5.0}), 1.0)
+    assert len(answers) == 1
 
 
 def test_who_does_not_answer_is_named() -> None:

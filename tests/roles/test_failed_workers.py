@@ -6,6 +6,8 @@ import pytest
 from at_work import AtWork, events, layout, refused, sent
 
 from dlctl import messages as m
+from dlctl import wire
+from dlctl.flat import TRAINED, Entry, Layout
 from dlctl.problems import are_alike
 from dlctl.roles.coordinator import shutdown
 from dlctl.roles.coordinator.failure_detector import EXIT_S
@@ -123,6 +125,19 @@ def test_an_error_without_a_word_counts_too_and_one_that_is_not_fatal_is_refused
     run.fails(1, "")
     run.exits(1)
     assert run.worker(1).error == "it failed without a word"
+
+
+@pytest.mark.parametrize("released", [True, False])
+def test_an_error_that_no_message_would_hold_is_cut(released: bool) -> None:
+    """A tensor's type is text from the worker."""
+    run = AtWork(3)
+    if not released:
+        run.machine.scheduler.released_at = None
+    other = Layout((Entry("weight", TRAINED, (2,), "x" * 10**6, ()),))
+    effects = run.hear(1, m.ModelReady("worker-1", other.to_bytes(), 64))
+    assert (run.worker(1).error or run.reason).startswith("worker-1 builds another model")
+    for message in sent(effects, m.Message):
+        wire.encode(message)
 
 
 def test_another_process_with_the_name_of_a_worker_takes_nobody_out() -> None:

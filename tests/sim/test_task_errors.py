@@ -7,7 +7,7 @@ import pytest
 from simulated import job_file
 
 from dlctl.errors import JobFailed
-from dlctl.messages import Array
+from dlctl.messages import Array, Json
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.runs.manifest import FAILURE
 from dlctl.sim.drivers import ComputeOptions
@@ -101,6 +101,39 @@ def test_a_sample_that_nobody_can_take_ends_the_run_and_what_was_learned_is_save
 def test_an_only_worker_ends_the_run_with_its_error() -> None:
     outcome = simulated(Raises(0), workers=1).run(600.0)
     assert (outcome.state, outcome.reason) == ("failed", f"worker-0: {TORN}")
+
+
+class EvaluatesNothing(LeastSquares):
+    """evaluate() raises the first so many times."""
+
+    def __init__(self, times: float) -> None:
+        super().__init__(samples=SAMPLES)
+        self.times = times
+
+    def evaluate(self, w: Array) -> Json:
+        self.times -= 1
+        if self.times >= 0:
+            raise JobFailed(TORN)
+        return super().evaluate(w)
+
+
+@pytest.mark.parametrize("at_end", [False, True])
+def test_what_evaluate_raises_in_two_workers_ends_the_run_at_once(at_end: bool) -> None:
+    every = 8.0 if at_end else 1.0
+    job = job_file(3, epochs=8.0, evaluate_epochs=every)
+    outcome = Simulation(job, EvaluatesNothing(np.inf), compute=STEPS).run(600.0)
+    assert (outcome.state, outcome.reason) == ("failed", f"worker-0, worker-1: {TORN}")
+    assert (outcome.store.run["step"] == 256) is at_end
+
+
+def test_what_evaluate_raises_in_one_worker_another_one_evaluates() -> None:
+    job = job_file(3, epochs=8.0, evaluate_epochs=4.0)
+    outcome = Simulation(job, EvaluatesNothing(1), compute=STEPS).run(600.0)
+    assert (outcome.state, outcome.left_behind) == ("finished", [])
+    assert outcome.store.texts("quarantine") == [f"worker-0 is quarantined: {TORN}"]
+    first = next(at for at, kind, *_ in outcome.store.events if kind == "evaluation")
+    error = next(at for at, kind, *_ in outcome.store.events if kind == "error")
+    assert first - error < 0.5
 
 
 def test_who_fails_after_its_coordinator_is_replaced_is_compared_with_those_before() -> None:

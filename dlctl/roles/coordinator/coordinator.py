@@ -40,7 +40,7 @@ from dlctl.roles.coordinator import daemon_states, shutdown
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.dataset import Dataset
 from dlctl.roles.coordinator.evaluation import Evaluations
-from dlctl.roles.coordinator.failure_detector import FailureDetector
+from dlctl.roles.coordinator.failure_detector import ERROR_CHARS_MAX, FailureDetector
 from dlctl.roles.coordinator.frozen import FrozenParameters
 from dlctl.roles.coordinator.groups import Groups
 from dlctl.roles.coordinator.host_failures import HostFailures
@@ -370,7 +370,7 @@ class Coordinator:
         except RemoteProtocolError:
             raise
         except DlctlError as error:
-            text = f"{error.message}; {error.hint}"
+            text = f"{error.message}; {error.hint}"[:ERROR_CHARS_MAX]
             if self.scheduler.released_at is None:
                 self.end("failed", text, now)
             else:

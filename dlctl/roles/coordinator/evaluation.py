@@ -117,7 +117,7 @@ class Evaluations:
 
     def _able(self) -> list[Daemon]:
         workers = (d for d in self.members.of_role("worker") if d.alive and d.asked_for_data)
-        return [d for d in workers if not (d.out_of_touch or d.killed_for)]
+        return [d for d in workers if not (d.out_of_touch or d.killed_for or d.error)]
 
     def pass_over(self) -> None:
         """Stop waiting for a worker that hangs in its batch, if another one is healthy."""

@@ -33,6 +33,8 @@ DEATHS_MAX = 20
 """Deaths in a row of a server or an agent, each soon after its start: restarts do not help."""
 UNSEEN_MAX = 10_000
 """By how many incarnations an agent's report of a daemon may be ahead of our records."""
+ERROR_CHARS_MAX = 4_000
+"""Of a worker's error, which is sent on and shown."""
 EXIT_S = 5.0
 """From a worker's error until its process is killed; it exits on its own sooner."""
 SLOW_S_MAX = 5.0
@@ -330,7 +332,7 @@ class FailureDetector(Part):
         """
         if worker.error:
             return  # It is repeated.
-        worker.error = error or f"it failed {UNSAID}"
+        worker.error = error[:ERROR_CHARS_MAX] or f"it failed {UNSAID}"
         self.context.event("error", worker.name, worker.error, detail=detail)
         others = [other for other in self.members.of_role("worker") if other is not worker]
         alike = [w.name for w in others if w.error and are_alike(w.error, worker.error)]
@@ -341,6 +343,10 @@ class FailureDetector(Part):
             return
         self.context.send(worker.name, m.Dismiss(worker.error))
         worker.kill_at = now + EXIT_S
+        if self.run.is_working and self.evaluations.worker == worker.name:
+            # If the task's `evaluate` is at fault, the next worker has the same error at once.
+            self.evaluations.gone(worker.name)
+            self.evaluations.begin(now)
         if self.run.is_working and not self.members.of_role("server"):
             # The model is in the workers, and the next ones may fail at the same data.
             self.control.begin_checkpoint(now)
