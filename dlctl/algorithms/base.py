@@ -504,7 +504,9 @@ class ShardSide(ABC):
         return []
 
     def figures(self) -> messages.Json:
-        """Figures for the server's reports, as plain values: "noise_parts": `NoiseScale.parts`."""
+        """The method's figures that the server reports beside its own, as plain values:
+        "noise_parts": `NoiseScale.parts`.
+        """
         return {}
 
     def state(self) -> messages.Json:

@@ -78,6 +78,7 @@ from dlctl.roles.protocol.files import (
     Transfers,
 )
 from dlctl.roles.protocol.keyring import Keyring
+from dlctl.runs import evaluated
 from dlctl.runs.best import Best, Target
 from dlctl.runs.manifest import FAILURE, MEAN
 
@@ -163,7 +164,7 @@ class Coordinator:
         )  # fmt: skip
         self._dispatch = self._handlers()
         self.scheduler.restore(past.manifest.get("data", {}))
-        self.evaluations.newest = past.manifest.get("evaluation")
+        self.evaluations.newest = evaluated.Result.of_keys(past.manifest)
 
     def _handlers(self) -> dict[type, Callable[[Peer, Any, float], None]]:
         """Message of a daemon or a client -> its handler."""
@@ -466,7 +467,7 @@ class Coordinator:
             "optimizer": job.optimizer.name,
             "inner": job.inner.name,
             "data": self.scheduler.to_json(),
-            "evaluation": self.evaluations.newest,
+            **evaluated.keys(self.evaluations.newest),
             **({"frozen": frozen} if frozen else {}),
             **({MEAN: True} if self.run.algorithm.shape.model == "mean" else {}),
         }
