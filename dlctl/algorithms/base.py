@@ -676,6 +676,12 @@ class Lead:
         """The method's figures in `status`, in plain values."""
         return {}
 
+    def loss_noise(self) -> str:
+        """How it has found that the loss depends on chance, which it must not with this method: a
+        problem of the run; "" if it has not.
+        """
+        return ""
+
 
 # ---------------------------------------------------------------- a whole method
 

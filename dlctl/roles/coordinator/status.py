@@ -140,6 +140,7 @@ class StatusReport:
             **evaluated.keys(newest),
             "finish": self.evaluations.finished,
             "target_error": self.evaluations.out_of_reach,
+            "loss_noise": scheduler.side.loss_noise(),
             "ready_at": scheduler.released_at,
             "updated_at": now,
             "ended_at": now if over else None,
