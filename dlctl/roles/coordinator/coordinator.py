@@ -225,6 +225,8 @@ class Coordinator:
                 self.rotation.on_renewed(event, now)
             case Unwritten(error):
                 self.context.unwritten = error
+                if not error:
+                    self._forgive(now)
             case OnRecord() if self.run.shutdown is not None:
                 self.run.shutdown.is_on_record = True
             case Started():
@@ -305,6 +307,14 @@ class Coordinator:
             text = f"{daemon.name} starts, incarnation {daemon.incarnation}"
             self.context.event("start", daemon.name, text)
             self.registration.request_spawn(daemon, now)
+
+    def _forgive(self, now: float) -> None:
+        """The disk has space again: its lack may be what the daemons died of, or wait for."""
+        for daemon in self.members.daemons.values():
+            daemon.forgive()
+            if daemon.retry_at is not None:
+                daemon.retry_at = now
+        self.registration.readmit(now)
 
     def presume_dead(self, daemon: Daemon, now: float) -> None:
         self.failure_detector.presume_dead(daemon, now)
