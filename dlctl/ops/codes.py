@@ -259,8 +259,8 @@ CODES: Mapping[Code, Entry] = {
         "the loss depends on chance[: {why}]",
         "The loss is not the same at the same parameters, but the method compares losses.",
         "Dropout, batch normalisation in training, or random augmentation in the task.",
-        "Set `p = 0`, call `eval()` on such modules, augment nothing; or choose a stochastic "
-        "method, for example `downpour`.",
+        "Set `p = 0`, keep batch normalisation in eval mode, augment nothing; or choose a "
+        "stochastic method, for example `downpour`.",
         {"": "dlctl stop -j {run}\ncorrect {task}, then\ndlctl start --fresh {job_file}"},
     ),
     "disk-full": Entry(
