@@ -31,7 +31,9 @@ _PLAIN = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName
 
 
 class JsonLines(logging.Formatter):
-    """{"ts", "level", "name", "inc", "msg", ...}; keys of `extra` are added as they are."""
+    """{"ts", "level", "name", "inc", "msg", ...} and the keys of `extra`. A task's own "ts", or any
+    other key of ours, becomes "extra.ts".
+    """
 
     def __init__(self, name: str, incarnation: int) -> None:
         super().__init__()
@@ -47,7 +49,9 @@ class JsonLines(logging.Formatter):
             "inc": self.incarnation,
             "msg": record.getMessage()[:LINE_CHARS_MAX],
         }
-        line |= {key: value for key, value in vars(record).items() if key not in _PLAIN}
+        extra = {key: value for key, value in vars(record).items() if key not in _PLAIN}
+        ours = {*line, "schema"}  # The latter is that of `logs --json`.
+        line |= {f"extra.{key}" if key in ours else key: value for key, value in extra.items()}
         if record.exc_info:
             line["detail"] = self.formatException(record.exc_info)[-LINE_CHARS_MAX:]
         return json.dumps(line, default=str)

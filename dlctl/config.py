@@ -43,8 +43,9 @@ class Stop:
     seconds: Seconds | None = None
     """Seconds since the workers were released."""
     target: str | None = None
-    """A metric of the task's `evaluate` and a bound: "accuracy >= 0.85". If `evaluate` does not
-    return that metric, `status` and `events` say so, and a run with no other limit fails.
+    """A metric of the task's `evaluate` and a bound: "accuracy >= 0.85". "loss <= 0.1" is about the
+    "loss" that `evaluate` returns, not the loss of the training. If `evaluate` does not return that
+    metric, `status` and `events` say so, and a run with no other limit fails.
     """
 
 
@@ -409,8 +410,8 @@ class Log:
 
     tensorboard: bool = False
     """Whether to write event files for TensorBoard, into the directory `tensorboard` of the run:
-    loss, other metrics of the task's loss, evaluations, rates, staleness, bytes. View all runs with
-    "tensorboard --logdir runs". Needs "pip install 'dlctl[tensorboard]'"."""
+    loss, further metrics of the task's loss, evaluations, rates, staleness, bytes. View all runs
+    with "tensorboard --logdir runs". Needs "pip install 'dlctl[tensorboard]'"."""
     prometheus_port: Annotated[int, Ge(0), Le(65535)] = 0
     """Port at which the run's metrics are exported for Prometheus, at /metrics; 0: none. Needs "pip
     install 'dlctl[prometheus]'". If the port is taken, training continues with a warning, and the

@@ -40,6 +40,7 @@ Code = Literal[
     "checkpoint-late",
     "checkpoint-failed",
     "target-unreachable",
+    "loss-noisy",
     "disk-full",
     "run-waiting",
     "run-failed",

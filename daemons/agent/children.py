@@ -7,6 +7,7 @@ reuses its pid.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from dlctl.launch import commands, local
 from dlctl.launch.base import Credentials
 from dlctl.messages import ProcessExited, Spawned
 from dlctl.roles.agent.agent import ProcessStarted
-from dlctl.roles.coordinator.crash_loops import UNSAID
+from dlctl.roles.coordinator.crash_loops import NO_ROOM, UNSAID
 from dlctl.roles.protocol.effects import ProcessEnded, SignalProcess, StartProcess
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.runs import paths
@@ -55,7 +56,8 @@ class Children:
             popen = local.start(directory, spawn.role, name, incarnation, control, credentials)
         except OSError as error:
             words = (f"cannot start it: {error}",)
-            self.loop.post(ProcessEnded(ProcessExited(name, incarnation, 1, words)))
+            cause = NO_ROOM if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+            self.loop.post(ProcessEnded(ProcessExited(name, incarnation, 1, words, cause)))
             return
         self._hold(name, incarnation, _Child(popen.pid, os.pidfd_open(popen.pid), popen))
         self.loop.post(ProcessStarted(Spawned(name, incarnation, popen.pid)))

@@ -128,8 +128,10 @@ def _of_run(run: Json) -> Iterator[Metric]:
     staleness.add_metric([], totals.get("pushes", 0), totals.get("staleness_sum", 0))
     yield staleness
     yield _table("task", "What else the task's loss returns.", "metric", run.get("metrics") or {})
-    evaluation = {k: v for k, v in (run.get("evaluation") or {}).items() if k != "step"}
-    yield _table("evaluation", "Newest evaluation of the model.", "metric", evaluation)
+    text = "Newest evaluation of the model."
+    yield _table("evaluation", text, "metric", run.get("evaluation") or {})
+    yield _gauge("evaluation_step", "Step of the evaluated model.", run.get("evaluation_step"))
+    yield _table("method", "Figures of the method.", "figure", run.get("method") or {})
     saved = run.get("checkpoint") or {}
     text = "When the newest checkpoint was made."
     yield _gauge("checkpoint_timestamp_seconds", text, saved.get("at"))

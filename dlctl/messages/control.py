@@ -309,6 +309,8 @@ class Evaluated(Message):
     error: str
     text: str = ""
     """The output and the result of `finish`."""
+    method: Json = field(default_factory=dict)
+    """Figures of the method about the evaluated model."""
 
 
 @record

@@ -256,6 +256,15 @@ CODES: Mapping[Code, Entry] = {
         "Fix `target` in `[job]`, or return that metric.",
         {"": "dlctl stop -j {run}"},
     ),
+    "loss-noisy": Entry(
+        "error",
+        "the loss depends on chance[: {why}]",
+        "The loss is not the same at the same parameters, but the method compares losses.",
+        "Dropout, batch normalisation in training, or random augmentation in the task.",
+        "Set `p = 0`, keep batch normalisation in eval mode, augment nothing; or choose a "
+        "stochastic method, for example `downpour`.",
+        {"": "dlctl stop -j {run}\ncorrect {task}, then\ndlctl start --fresh {job_file}"},
+    ),
     "disk-full": Entry(
         "error",
         "the disk is full[: {why}][: {phase}]",

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from dlctl.errors import DlctlError, NotFound
-from dlctl.runs import wal
+from dlctl.runs import evaluated, wal
 from dlctl.util import processes, regular
 from dlctl.util.regular import NotRegular
 
@@ -144,7 +144,7 @@ class RunDb:
         self.add_event(at, "state", "", f"{state}: {reason}", {})
 
     def run(self) -> dict[str, Any]:
-        return dict(self._rows("run"))
+        return evaluated.in_new_form(dict(self._rows("run")))
 
     def put_daemon(self, name: str, value: dict[str, Any]) -> None:
         self._put("daemon", {name: value})

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from dlctl import frozen
 from dlctl.errors import DlctlError
 from dlctl.flat import Layout, check_rows
+from dlctl.runs import evaluated
 from dlctl.util import listing
 from dlctl.util.json_depth import LEVELS_MAX, is_deep
 from dlctl.util.text import is_poisoned
@@ -71,7 +72,8 @@ _FIELDS = {
     "shards": [_SHARD],
     "workers": [_WORKER],
     "data": dict,
-    "evaluation": dict | None,
+    evaluated.METRICS: dict | None,
+    f"{evaluated.STEP}?": int | None,
     f"{FAILURE}?": str,
     f"{MEAN}?": bool,
     f"{FROZEN}?": {**_CONTENT, "digests": re.compile("([0-9a-f]{2})*")},
@@ -103,7 +105,7 @@ def parse(data: bytes, where: str) -> Manifest:
         raise DlctlError(
             f"this is not the manifest of a checkpoint: {error}", where=where
         ) from error
-    return manifest  # type: ignore[no-any-return]
+    return evaluated.in_new_form(manifest)
 
 
 def serialise(manifest: Manifest, where: str) -> bytes:

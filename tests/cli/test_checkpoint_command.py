@@ -37,7 +37,7 @@ def save(run: Path, step: int, number: int) -> Path:
             ["bias", "trained", [2], "float16", []],
         ],
         "algorithm": "downpour", "optimizer": "sgd", "shards": shards, "workers": [],
-        "data": {"portions": []}, "evaluation": {"accuracy": 0.91, "step": step},
+        "data": {"portions": []}, "evaluation": {"accuracy": 0.91}, "evaluation_step": step,
     }  # fmt: skip
     checkpoints.write_manifest(directory, manifest)
     return directory
@@ -70,6 +70,19 @@ def test_complete_checkpoints_are_listed(saved, dlctl_command):
     assert data["schema"] == "dlctl.checkpoints/1"
     assert [row["number"] for row in data["checkpoints"]] == [1, 2]
     assert data["checkpoints"][0]["at"].endswith("Z")
+
+
+@pytest.mark.parametrize("form", ["new", "old"])
+def test_an_evaluation_of_an_earlier_step_is_shown_with_it(saved, dlctl_command, form):
+    manifest = checkpoints.read_manifest(saved[1]) | {"evaluation_step": 1990}
+    if form == "old":
+        del manifest["evaluation_step"]
+        manifest["evaluation"]["step"] = 1990
+    checkpoints.write_manifest(saved[1], manifest)
+    out = dlctl_command("checkpoint", "ls").out
+    assert out.splitlines()[2].count("  accuracy 0.91 (at step 1,990)  ") == 1
+    row = json.loads(dlctl_command("checkpoint", "ls", "--json").out)["checkpoints"][1]
+    assert (row["evaluation"], row["evaluation_step"]) == ({"accuracy": 0.91}, 1990)
 
 
 def test_a_checkpoint_whose_file_is_missing_or_cut_is_marked_without_hashing(saved, dlctl_command):

@@ -22,6 +22,7 @@ from daemons.coordinator.prometheus import Prometheus
 from daemons.coordinator.records import Exporter, export
 from daemons.coordinator.tensorboard import FOLDER, TensorBoard
 from dlctl.config import Job, JobFile, Log
+from dlctl.runs.evaluated import Result
 from dlctl.runs.series import EVALUATION
 
 PATIENCE_S = 30.0
@@ -29,7 +30,8 @@ DASHBOARD = Path(__file__).parents[2] / "examples" / "grafana" / "dashboard.json
 RUN: dict[str, Any] = {
     "state": "running", "step": 120, "samples": 1200, "loss": 0.5, "data_epoch": 1.5,
     "progress": 0.25, "samples_per_s": 99.5, "metrics": {"error": 0.125},
-    "evaluation": {"accuracy": 0.75, "step": 100}, "checkpoint": {"at": START},
+    "evaluation": {"accuracy": 0.75}, "evaluation_step": 100, "method": {"replicas": 4.0},
+    "checkpoint": {"at": START},
     "totals": {"seconds": 12.0, "push_bytes": 10, "fetch_bytes": 20, "pushes": 4,
                "staleness_sum": 6},
 }  # fmt: skip
@@ -44,7 +46,7 @@ def test_tensorboard_reads_what_several_coordinators_have_written(tmp_path: Path
     first = TensorBoard(tmp_path)
     for second in range(6):
         first.add_row(*row(second, second * 10))
-    first.add_row(START + 6, EVALUATION, 30, {"accuracy": 0.5})
+    first.add_row(START + 6, EVALUATION, 30, Result(30, {"accuracy": 0.5}).to_json())
     first.add_row(START + 6, "worker-0", 30, {"samples": 1})
     first.close()
     second_one = TensorBoard(tmp_path)
@@ -55,7 +57,7 @@ def test_tensorboard_reads_what_several_coordinators_have_written(tmp_path: Path
     found.Reload()
     assert [event.step for event in found.Scalars("train/loss")] == [0, 10, 40]
     assert [event.step for event in found.Scalars("rate/lr")] == [0, 10, 20, 40]
-    assert found.Scalars("train/error")[0].value == 0.25
+    assert found.Scalars("task/error")[0].value == 0.25
     assert found.Scalars("run/samples_per_s")[0].value == 100.0
     assert found.Scalars("run/staleness")[0].value == 3.0
 
@@ -113,7 +115,8 @@ def test_prometheus_parses_what_it_scrapes(served: Prometheus) -> None:
     assert samples[("dlctl_loss",)] == 0.5
     assert samples[("dlctl_staleness_sum",)] / samples[("dlctl_staleness_count",)] == 1.5
     assert samples[("dlctl_evaluation", "accuracy")] == 0.75
-    assert ("dlctl_evaluation", "step") not in samples
+    assert samples[("dlctl_evaluation_step",)] == 100
+    assert samples[("dlctl_method", "replicas")] == 4.0
     assert samples[("dlctl_learning_rate", "lr")] == 0.1
     assert samples[("dlctl_daemon_up", "worker-0", "worker")] == 1.0
     assert samples[("dlctl_state", "running")] == 1.0

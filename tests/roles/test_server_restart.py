@@ -15,13 +15,23 @@ from dlctl import registry, wire
 from dlctl.algorithms.base import Method
 from dlctl.config import Choice, Job, JobFile, Servers, Workers
 from dlctl.flat import AVERAGED, TRAINED, Entry, Layout, slice_bounds
-from dlctl.machine import Exit, Note, Received, Send, Started, StopRequested
+from dlctl.machine import (
+    DeadlineReached,
+    Exit,
+    Note,
+    Received,
+    Send,
+    Started,
+    StopRequested,
+)
 from dlctl.messages import APPLIED, DUPLICATE, HELD, LATE, REFUSED, Packed
 from dlctl.optim.adagrad import Adagrad
 from dlctl.optim.sgd import SGD
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.token import sign
+from dlctl.roles.server.server import LOOK_S
 from dlctl.shards.base import Held, Spec, Storage
+from dlctl.util.names import WAITS_FOR_SPACE
 
 KEY, RUN, SIZE = b"the key", "run-1", 4
 LAYOUT = Layout(
@@ -174,6 +184,29 @@ def test_no_sum_of_samples_outgrows_what_the_next_server_reads() -> None:
 def _fetched(life: Life) -> list[m.Message]:
     life.join()
     return life.ask(m.Fetch(0, 1, 1, 0))
+
+
+def test_a_server_that_waits_for_room_looks_again_by_itself() -> None:
+    keeping = Keeping("disk")
+    assert at_work(keeping).push(0) == [(0, APPLIED)]
+    keeping.log.disk.tight = 1
+    second = Life(keeping, 2, keep=True)
+    assert second.server.phase() == (WAITS_FOR_SPACE, "")
+    now, said = 0.0, []
+    for _ in range(5):
+        now = second.server.deadline()
+        assert now is not None
+        said += second.server.handle(DeadlineReached(), now)
+    assert not [effect for effect in said if isinstance(effect, Note | Exit)], "it was told once"
+    keeping.log.disk.tight = 0
+    until = now + LOOK_S
+    while second.server.serving is None and now < until:
+        now = second.server.deadline()
+        second.effects = second.server.handle(DeadlineReached(), now)
+    assert m.Serving("server-0", "ipc://x", initialised=True) in [
+        effect.message for effect in second.effects if isinstance(effect, Send)
+    ]
+    assert (second.w, second.version) == ([1, 0, 0, 0], 1)
 
 
 def test_initial_values_of_another_type_are_refused() -> None:

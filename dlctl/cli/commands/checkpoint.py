@@ -22,7 +22,7 @@ from dlctl.cli.options import (
 from dlctl.cli.ui import console, live, report
 from dlctl.errors import DlctlError, NotFound, UsageError
 from dlctl.ops import checkpoint_choice, control, other_process
-from dlctl.runs import checkpoints, facts, select
+from dlctl.runs import checkpoints, evaluated, facts, select
 from dlctl.runs.manifest import FAILURE, Manifest, is_doubtful, parts
 from dlctl.util import outfile, values
 from dlctl.util.text import plural
@@ -98,7 +98,8 @@ def _row(path: Path, made: Manifest, problems: list[str], is_best: bool) -> dict
         "directory": str(path),
         "nbytes": sum(part["nbytes"] for part in parts(made)),
         "servers": len(made["shards"]),
-        **{key: made[key] for key in ("number", "step", "samples", "at", "evaluation")},
+        **{key: made[key] for key in ("number", "step", "samples", "at", evaluated.METRICS)},
+        evaluated.STEP: made.get(evaluated.STEP),
         FAILURE: made.get(FAILURE),
         "problems": problems,
         "is_best": is_best,
@@ -106,7 +107,9 @@ def _row(path: Path, made: Manifest, problems: list[str], is_best: bool) -> dict
 
 
 def _cells(row: dict[str, Any]) -> dict[str, Any]:
-    evaluation = values.evaluation_at(row["evaluation"], row["step"])
+    shown, at = values.measured(row[evaluated.METRICS]), row[evaluated.STEP]
+    if at not in (None, row["step"]) and shown != values.NOTHING:  # It may have changed since.
+        shown += f" (at step {values.count(at)})"
     return {
         ">NUMBER": row["number"],
         ">STEP": values.count(row["step"]),
@@ -114,7 +117,7 @@ def _cells(row: dict[str, Any]) -> dict[str, Any]:
         ">SIZE": values.size(row["nbytes"]),
         ">SERVERS": row["servers"],
         "FILES": console.style("damaged", fg="red") if row["problems"] else "all there",
-        "EVALUATION": evaluation + (", the best" if row["is_best"] else ""),
+        "EVALUATION": shown + (", the best" if row["is_best"] else ""),
         "DIRECTORY": values.path(row["directory"]),
     }
 

@@ -36,11 +36,12 @@ def command(
     runs: tuple[str, ...], what: str, axis: str, output: Path, log: bool, job: str | None
 ) -> None:
     """NAME is loss, samples_per_s, staleness, push_bytes_per_s, fetch_bytes_per_s, lr, inner_lr,
-    workers, another metric returned by the task's loss, or a metric of its evaluate;
-    evaluation.loss is that of evaluate. Seconds are training time, and bytes the traffic of all
-    workers (pushes and fetches), so that methods can be compared by cost. Where a run rolled back
-    to a checkpoint, redone work is drawn once against steps, samples and epochs. Needs
-    `pip install 'dlctl[plot]'`.
+    workers, noise_scale, or the name of a metric. task.loss is a further metric that the task's
+    loss returns, evaluation.loss one of its evaluate, method.replicas a figure of the method; the
+    prefix may be omitted if the name is clear without it. Seconds are training time, and bytes the
+    traffic of all workers (pushes and fetches), so that methods can be compared by cost. Where a
+    run rolled back to a checkpoint, redone work is drawn once against steps, samples and epochs.
+    Needs `pip install 'dlctl[plot]'`.
     """
     extras.require("plot", "dlctl plot")
     named = [select.look(run) for run in runs or (job,)]

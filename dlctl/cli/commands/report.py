@@ -25,7 +25,7 @@ from dlctl.util import outfile
 @run_argument
 def command(output: Path | None, job: str | None) -> None:
     """The page is one self-contained file that loads nothing from a network. It shows the loss,
-    other metrics that the task's loss returns, evaluations, the learning rate, throughput,
+    further metrics that the task's loss returns, evaluations, the learning rate, throughput,
     staleness and bytes against the time of day, training seconds, steps or samples, with the run's
     events as marks; and the job file. For a live run it shows the data so far. An existing file is
     replaced.

@@ -79,6 +79,7 @@ from dlctl.roles.protocol.files import (
     Transfers,
 )
 from dlctl.roles.protocol.keyring import Keyring
+from dlctl.runs import evaluated
 from dlctl.runs.best import Best, Target
 from dlctl.runs.manifest import FAILURE, MEAN
 
@@ -164,7 +165,7 @@ class Coordinator:
         )  # fmt: skip
         self._dispatch = self._handlers()
         self.scheduler.restore(past.manifest.get("data", {}))
-        self.evaluations.newest = past.manifest.get("evaluation")
+        self.evaluations.newest = evaluated.Result.of_keys(past.manifest)
 
     def _handlers(self) -> dict[type, Callable[[Peer, Any, float], None]]:
         """Message of a daemon or a client -> its handler."""
@@ -225,6 +226,8 @@ class Coordinator:
                 self.rotation.on_renewed(event, now)
             case Unwritten(error):
                 self.context.unwritten = error
+                if not error:
+                    self._forgive(now)
             case OnRecord() if self.run.shutdown is not None:
                 self.run.shutdown.is_on_record = True
             case Started():
@@ -305,6 +308,14 @@ class Coordinator:
             text = f"{daemon.name} starts, incarnation {daemon.incarnation}"
             self.context.event("start", daemon.name, text)
             self.registration.request_spawn(daemon, now)
+
+    def _forgive(self, now: float) -> None:
+        """The disk has space again: its lack may be what the daemons died of, or wait for."""
+        for daemon in self.members.daemons.values():
+            daemon.forgive()
+            if daemon.retry_at is not None:
+                daemon.retry_at = now
+        self.registration.readmit(now)
 
     def presume_dead(self, daemon: Daemon, now: float) -> None:
         self.failure_detector.presume_dead(daemon, now)
@@ -473,7 +484,7 @@ class Coordinator:
             "optimizer": job.optimizer.name,
             "inner": job.inner.name,
             "data": self.scheduler.to_json(),
-            "evaluation": self.evaluations.newest,
+            **evaluated.keys(self.evaluations.newest),
             **({"frozen": frozen} if frozen else {}),
             **({MEAN: True} if self.run.algorithm.shape.model == "mean" else {}),
         }

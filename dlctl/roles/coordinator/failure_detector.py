@@ -16,7 +16,7 @@ from dlctl.machine import Peer
 from dlctl.problems import are_alike
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
-from dlctl.roles.coordinator.crash_loops import UNSAID, blame
+from dlctl.roles.coordinator.crash_loops import NO_ROOM, UNSAID, blame
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.frozen import FrozenParameters
 from dlctl.roles.coordinator.host_failures import HostFailures
@@ -258,7 +258,7 @@ class FailureDetector(Part):
         """Its next process resumes with its state. Without one the run fails."""
         if self.run.shutdown is not None and not self.run.shutdown.needs_servers():
             return
-        if self._has_state(server) and server.deaths_in_row <= DEATHS_MAX:
+        if self._has_state(server) and not self._is_hopeless(server, DEATHS_MAX):
             self._restart(server, "resumes with its state: nothing acknowledged is lost", now)
             return
         reason = _why(server, said)
@@ -278,13 +278,25 @@ class FailureDetector(Part):
         may_serve = server.has_served or code < 0 or code == EXIT_FENCED
         return self.run.keeps_shards() and may_serve and not server.error
 
+    def _is_hopeless(self, daemon: Daemon, deaths_max: int) -> bool:
+        """Whether restarts do not help. A full disk may be what its processes die of: it is waited
+        for, however long that takes.
+        """
+        last_exit = daemon.last_exit or {}
+        is_full = bool(self.context.unwritten) or NO_ROOM in str(last_exit.get("text"))
+        return daemon.deaths_in_row > deaths_max and not is_full
+
+    def _may_live(self, agent: Daemon, end: m.ProcessExited) -> bool:
+        """Whether its next process may live, although this one may have exited with an error."""
+        return end.status <= 0 or (agent.has_worked and bool(self.context.unwritten))
+
     def _lose_agent(self, agent: Daemon, end: m.ProcessExited, said: str, now: float) -> None:
         """The next agent adopts the daemons that are alive, and reports those that are not."""
         if self.run.shutdown is not None and self.run.shutdown.is_leaving():
             return
         if agent.name != HOME_AGENT and agent.has_worked:  # Then its host may come back.
             self.host_failures.lose(agent, end.last_lines, now)
-        elif end.status <= 0 and agent.deaths_in_row <= DEATHS_MAX:
+        elif self._may_live(agent, end) and not self._is_hopeless(agent, DEATHS_MAX):
             self._restart(agent, "starts again; its daemons keep running", now)
         elif agent.has_worked:
             self.control.end("failed", f"{_why(agent, said)}; its daemons are orphans", now)
@@ -303,7 +315,7 @@ class FailureDetector(Part):
             self._quarantine(worker, said, now)
         elif worker.error:
             self._quarantine(worker, worker.error, now)
-        elif worker.deaths_in_row > self.run.job.workers.restarts_max:
+        elif self._is_hopeless(worker, self.run.job.workers.restarts_max):
             self._give_up(worker, said, now)
         else:
             again = f"; {plural(portions, 'portion')} of its data can be leased again"

@@ -208,6 +208,8 @@ def describe_exit(status: int, cause: str = "") -> str:
     """An exit status in words, with the cause of a signal if known (never guessed)."""
     if status == STATUS_UNKNOWN:
         return "gone, exit unknown"
+    if cause == crash_loops.NO_ROOM:
+        return f"not started: {cause}"
     text = exit_in_words(status)
     return f"{text} ({cause})" if status < 0 and cause else text
 

@@ -67,6 +67,7 @@ from dlctl.roles.coordinator.rotation import Rotation
 from dlctl.roles.coordinator.run_state import Part
 from dlctl.roles.coordinator.scaling import Scaling
 from dlctl.roles.coordinator.settings import SettingChanges
+from dlctl.runs.evaluated import Result
 from dlctl.util.names import HOME_AGENT
 
 UNWRITTEN_S_MIN = 3.0
@@ -121,7 +122,7 @@ class Persistence(Part):
             yield "clock", [worked_s, self.checkpointing.since_s(released_at + worked_s)]
         yield "checkpoints", self.checkpointing.number
         newest, asked = self.evaluations.newest, self.evaluations.asked
-        yield "work", (*self.scheduler.work(), newest)
+        yield "work", (*self.scheduler.work(), None if newest is None else newest.to_json())
         evaluated_at = self.scheduler.evaluated_at
         yield "evaluation", (evaluated_at, None if asked is None else astuple(asked))
         if self.evaluations.has_finish:
@@ -196,7 +197,8 @@ class Persistence(Part):
             agent.begin(now)
         for part in self.parts:
             part.recall(values, now)
-        self.evaluations.newest = values["work"][5]
+        newest = values["work"][5]
+        self.evaluations.newest = None if newest is None else Result.from_json(newest)
         if "finish" in values:
             self.evaluations.has_finish = True
             self.evaluations.finishes, self.evaluations.finished = values["finish"]

@@ -55,9 +55,13 @@ class AddEvent(Effect):
 
 @record
 class AddMetric(Effect):
+    """A row of a series; some are left out of a long one."""
+
     daemon: str
     step: int
     values: Json
+    is_last: bool = False
+    """Never left out."""
 
 
 @record

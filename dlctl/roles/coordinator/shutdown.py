@@ -293,6 +293,8 @@ class RunShutdown:
         error = self.checkpointing.last_error if self._attempts else ""
         if not is_killed and (not self._attempts or self.checkpointing.active):
             error = f"gave up waiting for {', '.join(self.checkpointing.waits_for())}"
+        if error and (unwritten := self.context.unwritten):
+            error += f"; the run's database cannot be written: {unwritten}"
         if error and self.keeps_shards and self.state != "failed":
             self.reason = f"{self.reason}, but its last checkpoint failed: {error}"
             self.state = "failed"
