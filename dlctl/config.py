@@ -329,10 +329,11 @@ class Data:
     bad_samples_max: Annotated[int, Ge(0), Le(100000)] = 0
     """Samples of the dataset that may fail to load in an epoch, in all workers together: each is
     named in "dlctl events", and its batch continues without it; a batch without any other samples
-    is left out. One more is an error of the worker that reports it: the worker is quarantined, and
-    the run fails when another worker reports one more as well. 0: the first one is; so it always is
-    with a stream. The coordinator counts them; after a restart it counts from 0. An error while a
-    batch is put together is not a failure of a sample."""
+    is left out. The worker that reports one more is quarantined, and its reports do not count any
+    more; the run fails when another worker reports one too many as well, or if there is no other.
+    0: the first one is too many; so it always is with a stream. The coordinator counts them; after
+    a restart it counts from 0. An error while a batch is put together is not a failure of a
+    sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

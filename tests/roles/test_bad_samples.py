@@ -69,6 +69,17 @@ def test_if_nobody_can_load_them_the_run_ends_with_the_error_and_the_count(worke
     assert (run.state, run.reason) == ("failed", f"{names}: {SAID}")
 
 
+def test_who_ends_the_run_with_that_drains_as_all_others_do() -> None:
+    """Without servers it may be the only one that has the model."""
+    run = tolerant(1)
+    lease = run.lease(0)
+    effects = fails(run, 0, lease, 1, 2, 3)
+    assert (len(sent(effects, m.Drain)), sent(effects, m.Dismiss)) == (1, [])
+    done = m.PortionDone(0, 1, lease.data_epoch, lease.portion, 2, 16, 1.0)
+    assert len(sent(run.hear(0, done), m.PortionNoted)) == 1
+    assert sent(run.hear(0, m.LeaseRequest(0, 1, 1, False)), m.Dismiss) == []
+
+
 def test_a_sample_of_a_portion_that_the_worker_does_not_have_is_refused() -> None:
     run = tolerant()
     mine, other = run.lease(1), run.lease(0)

@@ -396,11 +396,14 @@ class Coordinator:
             self.scheduler.on_request(message, now)
 
     def _worker(self, peer: Peer, slot: int, epoch: int) -> Daemon | None:
-        """The live worker; a process that it has replaced, or that has failed, is dismissed."""
+        """The live worker. A process that it has replaced is dismissed; one that has failed, too,
+        unless the run ends: then it saves what it has, if it can.
+        """
         worker = self.members.worker(slot, epoch)
-        if worker is None or worker.error:
-            why = worker.error if worker is not None else f"worker-{slot} has been replaced"
-            self.context.send(peer, m.Dismiss(why))
+        if worker is None:
+            self.context.send(peer, m.Dismiss(f"worker-{slot} has been replaced"))
+        elif worker.error and self.run.shutdown is None:
+            self.context.send(peer, m.Dismiss(worker.error))
             return None
         return worker
 
