@@ -286,7 +286,7 @@ def test_all_who_hang_in_one_line_name_it_and_go_on_when_it_is_corrected(place: 
     place.job(stop=ENDLESS, workers=2, more="[timeouts]\ngrace_s = 2.0\n")
     place.start()
     line = LOSS + 4  # `CALLS` goes before it.
-    where = f"stuck: in one batch for 1[0-9] s, at train.py:{line}  "
+    where = f"slow: stuck in one batch for 1[0-9] s, at train.py:{line}  "
     for name in ("worker-0", "worker-1"):
         place.until(f"{name} to be stuck", lambda name=name: place.daemon(name)["state"] == "slow")
         place.until("its place", lambda name=name: "stuck_at" in place.daemon(name)["metrics"])
