@@ -18,6 +18,8 @@ TAIL_BYTES = 256 * 1024
 LINE_CHARS_MAX = 400
 PRINTED_S_MAX, LOOK_S = 1.0, 0.002
 ERROR = "ERROR "
+CRASHED = "Fatal Python error: "
+"""Of faulthandler, which writes to stderr."""
 _GOODBYE = re.compile(r"exit ([0-9]{1,3}): ")
 """`Loop`'s last line, which contains the exit code."""
 
@@ -40,14 +42,24 @@ def await_printed(path: Path) -> None:
 def last_lines(path: Path) -> tuple[str, ...]:
     """The last dozen lines: messages of JSON lines with the ends of their details, and what was
     printed. If more than a dozen lines follow the last error (as from the task's atexit functions),
-    the first line is that error.
+    the first line is that error. Of a crash they are the beginning of what faulthandler wrote.
     """
     lines = [text for line in _tail(path) for text in _readable(line)]
-    before, last = lines[:-LINES], lines[-LINES:]
-    errors = [line for line in before if line.startswith(ERROR)]
-    if errors and not any(line.startswith(ERROR) for line in last):
+    last = _of_crash(lines) or lines[-LINES:]
+    errors = [line for line in lines[:-LINES] if line.startswith(ERROR)]
+    if errors and not any(line.startswith((ERROR, CRASHED)) for line in last):
         last[0] = errors[-1]
     return tuple(line[:LINE_CHARS_MAX] for line in last)
+
+
+def _of_crash(lines: list[str]) -> list[str]:
+    """The error and the frames of its thread, innermost first; [] if the last error is another."""
+    newest = next((line for line in reversed(lines) if line.startswith((ERROR, CRASHED))), "")
+    if not newest.startswith(CRASHED):
+        return []
+    dump = lines[len(lines) - 1 - lines[::-1].index(newest) :]
+    threads = (n for n, line in enumerate(dump) if line.startswith("Current thread "))
+    return [newest, *dump[next(threads, 0) + 1 :]][:LINES]
 
 
 def exit_code(path: Path) -> int | None:

@@ -58,7 +58,7 @@ def test_the_forest_has_the_root_first_and_below_it_all_who_wait(run, dlctl_comm
         "   └─ worker-0: waits for server-0: pushing",
         "   └─ worker-1: waits for server-0: pushing",
     ]
-    assert dlctl_command("why", "worker-0").out.startswith("worker-2: stuck")
+    assert dlctl_command("why", "worker-0").out.startswith("worker-2: slow: stuck")
 
 
 def test_of_a_ring_the_first_is_the_root(run, dlctl_command):
