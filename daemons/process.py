@@ -122,7 +122,6 @@ def main(
         log.exception("a bug in dlctl: %s: %s", type(error).__name__, error)
         code = 70
     end(code)
-    logs.end_prints()
     logging.shutdown()
     # So that atexit functions and threads of user code cannot block the exit.
     os._exit(code)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from daemons import process
 from daemons.agent.oom import OomWatch
-from daemons.log_tail import exit_code, last_lines
+from daemons.log_tail import await_printed, exit_code, last_lines
 from daemons.loop import Loop
 from dlctl.launch import commands, local
 from dlctl.launch.base import Credentials
@@ -95,6 +95,7 @@ class Children:
         if status >= 0 and said is None:
             cause = UNSAID
         self._oom.forget(child.pid)
+        await_printed(path)
         exited = ProcessExited(name, incarnation, status, last_lines(path), cause)
         self.loop.post(ProcessEnded(exited))
 

@@ -10,7 +10,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from daemons import logs
+from daemons import log_file
 from daemons.loop import Loop
 from dlctl.roles.protocol.files import LOGS, MirrorFailed, ReplaceFile, RotateLog, TakeLog
 from dlctl.util import regular
@@ -41,7 +41,7 @@ class Mirrored:
 
     def _rotate(self, effect: RotateLog) -> None:
         try:
-            logs.push_back(self._path(effect.file))
+            log_file.push_back(self._path(effect.file))
         except OSError as error:
             log.warning("cannot rotate %s: %s", effect.file, error)
 

@@ -574,7 +574,7 @@ def _cut(report: traceback.TracebackException | None) -> None:
     file: it needs no frames at all.
     """
     while report is not None:
-        kept = _without_machinery(report.stack)
+        kept = without_machinery(report.stack)
         if not kept and not any(frame.filename.startswith(_IMPORTS) for frame in report.stack):
             kept = report.stack
         report.stack = kept
@@ -596,7 +596,7 @@ _LIBRARIES = tuple(
 )
 
 
-def _without_machinery(stack: traceback.StackSummary) -> traceback.StackSummary:
+def without_machinery(stack: traceback.StackSummary) -> traceback.StackSummary:
     return traceback.StackSummary.from_list(
         [frame for frame in stack if not frame.filename.startswith(_MACHINERY)]
     )
@@ -605,8 +605,9 @@ def _without_machinery(stack: traceback.StackSummary) -> traceback.StackSummary:
 def _where(error: BaseException, stack: traceback.StackSummary, place: Place) -> str | None:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
-    own = _line_of(stack, _MACHINERY + _LIBRARIES)
-    return own or (place() if callable(place) else place) or _line_of(stack, _MACHINERY)
+    return (
+        user_line(stack) or (place() if callable(place) else place) or _line_of(stack, _MACHINERY)
+    )
 
 
 def whereabouts(thread: threading.Thread) -> tuple[str, str]:
@@ -618,9 +619,14 @@ def whereabouts(thread: threading.Thread) -> tuple[str, str]:
         return "an unknown place: its thread has ended", ""
     whole = traceback.StackSummary.extract(traceback.walk_stack(frame))
     whole.reverse()
-    stack = _without_machinery(whole) or whole
-    place = _line_of(stack, _MACHINERY + _LIBRARIES) or _line_of(stack, _MACHINERY)
+    stack = without_machinery(whole) or whole
+    place = user_line(stack) or _line_of(stack, _MACHINERY)
     return place or "an unknown place", "".join(stack.format())
+
+
+def user_line(stack: traceback.StackSummary) -> str | None:
+    """file:line of the innermost frame of the user's code, which is last; None: there is none."""
+    return _line_of(stack, _MACHINERY + _LIBRARIES)
 
 
 def _line_of(stack: traceback.StackSummary, beyond: tuple[str, ...]) -> str | None:

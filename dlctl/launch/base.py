@@ -98,11 +98,11 @@ def open_log(directory: Path, name: str, incarnation: int) -> int:
     """A file descriptor for a daemon's stdout and stderr, appending: its log file.
 
     The file contains all output of the process, also of a crash of the interpreter. The daemon's
-    own log lines are JSON. No other process writes the file.
+    own log lines are JSON. Only processes of the daemon write the file.
     """
     path = paths.log_path(directory, name, incarnation)
     path.parent.mkdir(exist_ok=True)
-    return regular.descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    return regular.descriptor(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
 
 
 def read_job(directory: Path) -> dict[str, Any]:

@@ -115,7 +115,7 @@ CODES: Mapping[Code, Entry] = {
     ),
     "worker-stuck": Entry(
         "error",
-        "stuck: {phase}[, at {place}]",
+        "slow: stuck {phase}[, at {place}]",
         "A worker has spent far longer in one batch than in its previous ones.",
         "A line of the task does not return: a lock, a network call, a data loader.",
         "Fix the line that `status` names, then `dlctl restart NAME`.",

@@ -36,10 +36,10 @@ TABLE: list[tuple[str, dict[str, Any], str, str]] = [
     ("daemon-unreachable", {}, "no heartbeat for 8.0s, nor from its host", ""),
     ("heartbeat-late", {"limit_s": 30.0}, "heartbeat late: 8.0s (limit 30s)",
      "dlctl restart worker-1 -j digits-7f3a"),
-    ("worker-stuck", {"phase": "in one batch for 23 s"}, "stuck: in one batch for 23 s",
+    ("worker-stuck", {"phase": "in one batch for 23 s"}, "slow: stuck in one batch for 23 s",
      "dlctl restart worker-1 -j digits-7f3a"),
     ("worker-stuck", {"phase": "in one step for 9 s", "place": "/x/train.py:51", "cause": "task",
-     "restart": "'worker-*'"}, "stuck: in one step for 9 s, at /x/train.py:51",
+     "restart": "'worker-*'"}, "slow: stuck in one step for 9 s, at /x/train.py:51",
      "find out why /x/train.py:51 does not return and fix it, then\n"
      "dlctl restart 'worker-*' -j digits-7f3a"),
     ("batch-late", {}, "in one batch for 8.0s, longer than usual", LOGS),

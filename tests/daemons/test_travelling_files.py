@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from manifests import whole
 
-from daemons import logs
+from daemons import log_file
 from daemons.files import file_receiver
 from daemons.files.arrays import Away, Files, serve_files
 from daemons.files.file_receiver import FileReceiver
@@ -459,7 +459,7 @@ def test_a_log_is_copied_as_it_grows_and_rotated_as_its_origin_is(copying, host,
     copying.begin()  # Another coordinator goes on where the one before stood.
     copying.look()
     assert home.read_text() == "one\ntwo\n"
-    logs.push_back(host / LOG)
+    log_file.push_back(host / LOG)
     append(host / LOG, "three\n")
     copying.look()
     copying.look()

@@ -304,13 +304,40 @@ def test_a_task_that_ends_its_own_process_is_blamed_for_it_whatever_the_code_is(
 
 
 @pytest.mark.long
+def test_a_process_that_loads_data_and_hangs_is_named_by_its_line(place: Workplace) -> None:
+    text = GOOD.replace("clouds(64, seed=1)", "Hanging(clouds(64, seed=1))")
+    hanging = """
+class Hanging(torch.utils.data.Dataset):
+    def __init__(self, samples): self.samples = samples
+    def __len__(self): return len(self.samples)
+    def __getitem__(self, index):
+        if index == 33: threading.Event().wait()
+        return self.samples[index]
+"""
+    place.task(text + hanging)
+    place.job(stop=ENDLESS, more_workers="loader_processes = 2")
+    place.start()
+    place.until("its place", lambda: "stuck_at" in place.daemon("worker-0")["metrics"])
+    line = len(LINES) + hanging.splitlines().index(
+        "        if index == 33: threading.Event().wait()"
+    )
+    why = place.dlctl("why").out
+    assert re.search(f"slow: stuck in one batch for 1[0-9] s, at train.py:{line + 1}  ", why), why
+    logged = place.dlctl("logs", "worker-0").out
+    assert re.search(rf"pids \d+, \d+; \d+ is at .*/train.py:{line + 1}\n", logged)
+    assert "in __getitem__" in logged
+    assert place.dlctl("stop", "--kill").code == 0
+    place.nothing_left()
+
+
+@pytest.mark.long
 def test_all_who_hang_in_one_line_name_it_and_go_on_when_it_is_corrected(place: Workplace) -> None:
     """What `status` and `why` advise works, and one command is enough for all of them."""
     _task(place, "if self.calls > 20: threading.Event().wait()")
     place.job(stop=ENDLESS, workers=2, more="[timeouts]\ngrace_s = 2.0\n")
     place.start()
     line = LOSS + 4  # `CALLS` goes before it.
-    where = f"stuck: in one batch for 1[0-9] s, at train.py:{line}  "
+    where = f"slow: stuck in one batch for 1[0-9] s, at train.py:{line}  "
     for name in ("worker-0", "worker-1"):
         place.until(f"{name} to be stuck", lambda name=name: place.daemon(name)["state"] == "slow")
         place.until("its place", lambda name=name: "stuck_at" in place.daemon(name)["metrics"])
