@@ -72,8 +72,8 @@ class Led:
         return self.machine.scheduler
 
     def builds(self, name: str, listed: str = "", **fields: Any) -> str:
-        """What the run fails of when a worker has built its data; "" if it is taken. listed: names
-        of the shards of a stream.
+        """What the run, or the worker once the run has begun, fails of when a worker has built its
+        data; "" if it is taken. listed: names of the shards of a stream.
         """
         shards = listed.split()
         given = {"samples": 0, "shards": len(shards), "names": "\n".join(shards).encode()} | fields
@@ -81,7 +81,7 @@ class Led:
         self._keep(self.machine.handle(Received(name.encode(), ready), 2.0))
         end = self.machine.run.shutdown
         assert end is None or end.state == "failed"
-        return end.reason if end is not None else ""
+        return end.reason if end is not None else self.machine.members.daemons[name].error
 
     def takes(self, slot: int, count: int = 1) -> list[tuple[int, int, int]]:
         """The next portions of a slot, which does them: the number of a shard, start and stop."""
@@ -143,9 +143,51 @@ def test_numbers_in_one_worker_and_names_in_another_are_refused(first: bool) -> 
     "fields",
     [{"names": b"a\nb"}, {"names": b"\xff"}, {"shards": 1, "names": b"a\nb"}, {"files": "x"}],
 )
-def test_names_that_no_worker_would_send_end_the_run(fields: dict[str, Any]) -> None:
+def test_names_that_no_worker_would_send_are_refused(fields: dict[str, Any]) -> None:
     led = Led(STREAM)
-    assert led.builds("worker-0", **{"shards": 3, **fields})
+    assert led.builds("worker-0", **{"shards": 3, **fields}) == ""
+    assert not led.machine.members.daemons["worker-0"].model_ready
+    assert led.builds("worker-1", shards=3, names=b"a\nb\nc") == "", "nothing of it was taken"
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_an_earlier_dlctl_has_recorded_of_a_stream_goes_on_by_the_names(again: bool) -> None:
+    """It has the shards by their places, and no names; a worker may be late to report them."""
+    led = Led(STREAM)
+    led.builds("worker-0", "a b c d")
+    led.takes(0, 2)
+    led.builds("worker-1", "a b c d")
+    led = Led(STREAM, _of_earlier(led.memory))
+    if again:
+        led = Led(STREAM, led.memory)
+    assert led.builds("worker-0", "a b c d") == ""
+    assert led.builds("worker-1", "d c b a") == ""
+    assert led.scheduler.pool.samples_done == 32
+    assert led.saves()["stream_names"] == ["a", "b", "c", "d"]
+    led = Led(STREAM, led.memory)
+    assert 'it lacks "d"' in led.builds("worker-0", "a b c")
+
+
+def test_a_stream_recorded_by_places_that_are_not_those_of_the_names_is_refused() -> None:
+    led = Led(STREAM)
+    led.builds("worker-0", "a b")
+    led = Led(STREAM, _of_earlier(led.memory))
+    reason = led.builds("worker-0", "b a")
+    assert "are numbered by their places" in reason
+    assert AGAIN in reason
+
+
+def test_what_an_earlier_dlctl_has_recorded_of_a_map_style_dataset_gets_its_files() -> None:
+    led = Led(MAP)
+    led.builds("worker-0", samples=64)
+    led = Led(MAP, _of_earlier(led.memory))
+    assert led.builds("worker-0", samples=64, files="a" * 64) == ""
+    assert "the files of worker-1 are others" in led.builds("worker-1", samples=64, files="b" * 64)
+
+
+def _of_earlier(memory: dict[str, Any]) -> dict[str, Any]:
+    """What a coordinator of an earlier dlctl would have recorded."""
+    return {key: row for key, row in memory.items() if key not in ("names", "files", "order")}
 
 
 def test_the_next_coordinator_leases_the_same_shards_by_the_same_numbers() -> None:

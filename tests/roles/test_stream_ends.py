@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from at_work import AtWork, refused, sent
 
@@ -69,3 +71,28 @@ def test_the_next_coordinator_believes_who_has_the_portion_according_to_its_reco
     pool.go_on((0, 0), {(0, 0): 0, (0, 1): 1, **shards})
     run.asks(1, 0, 1, 5)
     assert run.ends() == [-1, 5]
+
+
+def test_an_end_at_the_boundary_of_two_portions_is_believed_of_who_has_either() -> None:
+    run = Streamed()
+    assert [run.asks(0), run.asks(0)][-1].start == 32
+    run.asks(0, 0, 0, 48)
+    assert run.ends() == [48, -1]
+
+
+def test_what_is_held_elsewhere_costs_nothing_when_an_end_is_reported() -> None:
+    """A message has room for thousands of ends."""
+    run = Streamed()
+    pool = run.machine.scheduler.pool
+    assert isinstance(pool, StreamPool)
+    asked = 0
+
+    class Counted(dict[tuple[int, int], int]):
+        def __iter__(self) -> Iterator[tuple[int, int]]:
+            nonlocal asked
+            asked += 1
+            return super().__iter__()
+
+    pool._leased = Counted(pool._leased)
+    pool.on_end(1, 0, 1, 17)
+    assert (asked, run.ends()) == (0, [-1, -1])

@@ -7,6 +7,8 @@ bad, that worker reports one too many as well, and the run ends.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
 
@@ -20,6 +22,8 @@ class BadSamples:
         self.most = most
         self._found: dict[int, dict[int, tuple[int, int]]] = {}
         """Data epoch -> sample -> the slot that has reported it first, and its portion."""
+        self._counts: Counter[tuple[int, int, int]] = Counter()
+        """(data epoch, slot, portion) -> how many of `_found` it has."""
 
     def add(self, said: m.SampleFailed, portion_samples: int) -> int:
         """Count a sample once in an epoch: a portion that is leased again has the same ones.
@@ -30,15 +34,22 @@ class BadSamples:
         found = self._found.setdefault(said.data_epoch, {})
         for old in sorted(self._found)[:-EPOCHS_KEPT]:
             del self._found[old]
+            self._count()
         if said.sample in found:
             return 0
-        of = said.slot, said.portion
-        if sum(other == of for other in found.values()) >= portion_samples:
+        by = said.data_epoch, said.slot, said.portion
+        if self._counts[by] >= portion_samples:
             raise RemoteProtocolError(f"its portion has {portion_samples} samples")
-        found[said.sample] = of
+        found[said.sample] = by[1:]
+        self._counts[by] += 1
         return len(found)
 
     def forget(self, slot: int) -> None:
         """Do not count what this slot has reported."""
         for epoch, found in self._found.items():
             self._found[epoch] = {n: of for n, of in found.items() if of[0] != slot}
+        self._count()
+
+    def _count(self) -> None:
+        rows = ((epoch, *of) for epoch, found in self._found.items() for of in found.values())
+        self._counts = Counter(rows)

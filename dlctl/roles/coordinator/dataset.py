@@ -103,6 +103,17 @@ class Dataset(NamedTuple):
             )
         return built._replace(names=listing.ROW.join([names, *new]) if new else names)
 
+    def check_places(self) -> None:
+        """Raises DlctlError unless the shards have the same numbers by their names as by their
+        places in the list, which an earlier version recorded.
+        """
+        if self.order != list(range(self.shards)):
+            raise DlctlError(
+                "the shards in the records of this run are numbered by their places in the list, "
+                "as dlctl did before; now they are numbered by their sorted names",
+                hint="dlctl recover --from-checkpoint continues from a checkpoint",
+            )
+
 
 _FRESH = "after a change start with --fresh to begin a new run"
 _TAKES_UP = "a run that resumes (dlctl recover --from-checkpoint) takes up {}"

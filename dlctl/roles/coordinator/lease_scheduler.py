@@ -57,6 +57,9 @@ class LeaseScheduler:
         """The same before there is a pool; until a worker has reported, that of the checkpoint."""
         self._counts_steps = any(host.batch_size for host in job.places)
         """The steps of a portion are known only when it is done."""
+        self._lists_unknown = False
+        """A predecessor of an earlier version has recorded the dataset without what identifies its
+        parts: the first worker says it."""
         self._order: str | None = None
         """Digest of the task's sample order, from the first worker that reported."""
         self._restore: Json = {}
@@ -127,7 +130,7 @@ class LeaseScheduler:
         """All but the portions (`changed_portions`)."""
         yield "stream", self.dataset.shards
         yield "clients", self.dataset.clients
-        yield "names", self.dataset.names
+        yield "names", None if self._lists_unknown else self.dataset.names
         yield "files", self.dataset.files
         # A task may change until its workers are released.
         yield "order", None if self.released_at is None else self._order
@@ -150,7 +153,9 @@ class LeaseScheduler:
         steps, samples, loss, size, next_ = memory["work"][:5]
         self._resume({**memory, "steps": steps, "samples": samples, "loss": loss})
         shards, clients = memory.get("stream", 0), tuple(memory.get("clients", ()))
-        dataset = Dataset(size, shards, clients, memory.get("names", ""), memory.get("files", ""))
+        names, files = memory.get("names"), memory.get("files", "")
+        dataset = Dataset(size, shards, clients, names or "", files)
+        self._lists_unknown = names is None and any(dataset)
         self._order = memory.get("order")
         if any(dataset):
             self._restore = {}
@@ -177,7 +182,10 @@ class LeaseScheduler:
         """
         is_first = self._pool is None and self._order is None
         known = self.dataset if self._pool else self._built
-        self._built = known.met(worker, dataset, resumes=is_first)
+        self._built = known.met(worker, dataset, resumes=is_first or self._lists_unknown)
+        if self._lists_unknown:
+            self._built.check_places()
+            self.dataset, self._lists_unknown = self._built, False
         if is_first and any(known):
             self._report_changes(worker, known)
         if self._pool is None and not batches.is_open(self.run.job):

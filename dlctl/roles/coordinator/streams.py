@@ -140,13 +140,15 @@ class StreamPool(Leases):
 
     def on_end(self, slot: int, data_epoch: int, number: int, end: int) -> None:
         """A worker has found the end of a shard. It is believed if that is in a portion of it."""
-        if any(
-            (epoch, portion % self.shards) == (data_epoch, number)
-            and self.may_finish(slot, epoch, portion)
-            and self._may_end_in(epoch, portion, end)
-            for epoch, portion in {*self._leased, *self._doubtful}
-        ):
-            self.ended(data_epoch, number, end)
+        shards = self._passes.get(data_epoch)
+        if shards is None or not 0 <= number < self.shards:
+            return
+        index = (end - shards[number].base) // self.portion_samples
+        # At the boundary of two portions the shard may end in either.
+        for portion in ((i * self.shards + number) for i in (index, index - 1)):
+            may_finish = self.may_finish(slot, data_epoch, portion)
+            if may_finish and self._may_end_in(data_epoch, portion, end):
+                self.ended(data_epoch, number, end)
 
     def check_end(self, data_epoch: int, portion: int, end: int) -> None:
         """Raises RemoteProtocolError if a shard with `end` samples does not end in this portion."""
