@@ -262,7 +262,7 @@ def test_a_start_that_is_killed_leaves_a_whole_run_or_none(place: Workplace, aft
     again = place.dlctl("start", "job.toml")
     assert again.code == 0, again.err
     assert place.run()["state"] == "running"
-    assert len(place.processes()) == 4, "one run, not two"
+    assert len(place.processes()) == 5, "one run, not two"
     unfinished = list(place.path.glob("runs/*/.dlctl-unfinished"))
     assert len(list(place.path.glob("runs/*"))) == 1 + len(unfinished)
     assert place.dlctl("stop").code == 0
