@@ -31,7 +31,7 @@ def await_printed(path: Path) -> None:
     writes it there (`daemons.worker.print_reader`) holds a lock on the log, and exits soon.
     """
     deadline = time.monotonic() + PRINTED_S_MAX
-    with suppress(OSError), path.open("r+b") as file:
+    with suppress(OSError), open(regular.descriptor(path, os.O_RDWR), "rb") as file:
         while time.monotonic() < deadline:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

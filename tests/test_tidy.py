@@ -41,6 +41,8 @@ OPENED_OTHERWISE = {
     "dlctl/runs/task_code.py": "new files",
     "daemons/node/begin.py": "files in a new directory",
     "daemons/server/files.py": "/proc",
+    "daemons/log_tail.py": "a descriptor of the helper's",
+    "daemons/worker/loader_stacks.py": "/proc",
     "daemons/worker/fitting.py": "/proc, /sys",
     "dlctl/util/cores.py": "/proc, /sys",
     "dlctl/util/processes.py": "/proc",

@@ -8,7 +8,6 @@ import os
 import random
 import re
 import signal
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -302,7 +301,7 @@ def asked(data: PortionLoader, is_enough: Callable[[Waits], bool], end: int) -> 
     """Two answers while it waits, the first of which is enough; then what hangs goes on."""
     try:
         while (waits := data.waits_for()) is None or not is_enough(waits):
-            time.sleep(0.01)
+            os.sched_yield()
         again = data.waits_for()
         assert again is not None
         return [waits, again]
