@@ -25,7 +25,7 @@ from dlctl.util import listing
     ],
 )
 def test_a_name_is_the_path_without_the_directory_that_all_share(paths, names):
-    assert listing.names(paths) == names
+    assert [*listing.names(paths)] == names
     assert listing.of_text(listing.ROW.join(names)) == (names if any(names) else [])
 
 

@@ -78,7 +78,7 @@ class MetricsServer:
                 writer.close()
                 await writer.wait_closed()
         except (OSError, ValueError) as error:  # Also the deadline.
-            log.debug("a Prometheus client is dropped: %s", error or type(error).__name__)
+            log.debug("a Prometheus client is dropped: %s", str(error) or type(error).__name__)
         finally:
             self._clients.pop(task, None)
             writer.transport.abort()

@@ -20,6 +20,9 @@ from dlctl.util import listing
 LISTS = ("samples", "imgs", "files", "paths")
 """Attributes of datasets in which torchvision and its imitators list their files."""
 
+PATH_CHARS_MAX = 4096
+"""A longer text is a sample itself: no system opens a path of more characters."""
+
 
 def name_of(shard: Any) -> str:
     """The name of a shard: of text, a path, a number, or a tuple of these. Raises TypeError."""
@@ -35,7 +38,10 @@ def name_of(shard: Any) -> str:
 def digest_of_files(dataset: Any) -> str:
     """Of the files of a map-style dataset, in their order; "": it lists none."""
     files = _files(dataset)
-    return sha256(listing.ROW.join(listing.names(files)).encode()).hexdigest() if files else ""
+    found = sha256()
+    for name in listing.names(files):
+        found.update(f"{name}{listing.ROW}".encode())
+    return found.hexdigest() if files else ""
 
 
 def _files(dataset: Any) -> list[str]:
@@ -61,4 +67,5 @@ def _items(found: Any) -> Sequence[Any]:
 def _path_in(item: Any) -> str | None:
     """The path that is a sample, or begins it; None: there is none."""
     first = item[0] if isinstance(item, list | tuple) and item else item
-    return os.fsdecode(first) if isinstance(first, str | os.PathLike) else None
+    path = os.fsdecode(first) if isinstance(first, str | os.PathLike) else ""
+    return path if 0 < len(path) <= PATH_CHARS_MAX else None

@@ -113,11 +113,18 @@ def _meant(name: str, given: Any, user: Any) -> str:
     """The part that the task lacks, and that this name is close to; "" if there is none."""
     is_function = callable(given) and not isinstance(given, nn.Module)
     is_data = isinstance(given, Tensor | np.ndarray | list | tuple | Sampler)
-    known = [part for part in (*FUNCTIONS, *DATA) if getattr(user, part, None) is None]
+    known = [part for part in (*FUNCTIONS, *DATA) if _lacks(part, user)]
     known = [part for part in known if is_function or (is_data and part in DATA)]
     if name in FUNCTIONS or name in DATA or name in SECOND_NAMES.values():
         return ""
     return closest(name, known, OTHER_NAMES, alike=LIKE)
+
+
+def _lacks(part: str, user: Any) -> bool:
+    try:
+        return getattr(user, part, None) is None
+    except Exception:  # Of a property that this job may never use.
+        return False
 
 
 def _own(user: Any) -> Mapping[str, Any]:
@@ -142,4 +149,5 @@ def _public(names: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _is_imported(value: Any, module: ModuleType) -> bool:
     is_named = inspect.isroutine(value) or isinstance(value, type)
-    return isinstance(value, ModuleType) or (is_named and value.__module__ != module.__name__)
+    home = getattr(value, "__module__", None)  # `str.join` has none.
+    return isinstance(value, ModuleType) or (is_named and home != module.__name__)

@@ -229,8 +229,11 @@ class Replica:
         """The batch's share of the weights so far. Scales the gradient of the earlier batches to
         theirs. Nothing waits for the device.
         """
-        device = loss.value.device
-        weight = torch.as_tensor(loss.weight, dtype=torch.float64, device=device).reshape(())
+        weight, device = loss.weight, loss.value.device
+        if isinstance(weight, Tensor) and weight.device == device:
+            weight = weight.to(torch.float64).reshape(())
+        else:  # A copy to the device would wait for it.
+            weight = torch.full((), number_of(weight), dtype=torch.float64, device=device)
         if self._weights is None:
             self._weights = torch.zeros_like(weight)
         total = self._weights + weight

@@ -185,7 +185,7 @@ class _Stream:
     def _by_name(self, listed: list[Any]) -> list[Any]:
         """The shards by their numbers."""
         try:
-            names = listing.names([name_of(shard) for shard in listed])
+            names = [*listing.names([name_of(shard) for shard in listed])]
         except TypeError as error:
             raise self._wrong(f"has a shard without a name: {error}") from None
         self.names = listing.ROW.join(names)

@@ -713,7 +713,8 @@ def _name_of(part: str, user: object) -> str:
     """The name under which the task has a part: its own or torch's. Raises TaskError for both."""
     second = parts.SECOND_NAMES[part]
     own, torchs = _get(user, part), _get(user, second)
-    if torchs is None or own is torchs:
+    # Each access to a method makes another object.
+    if torchs is None or getattr(own, "__func__", own) is getattr(torchs, "__func__", torchs):
         return part
     if own is not None:
         raise TaskError(

@@ -7,22 +7,22 @@ are numbered by their sorted names, which gives one part one number in every wor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
 ROW = "\n"
 """Between two names in the text of all; no name has one."""
 
 
-def names(paths: Sequence[str]) -> list[str]:
+def names(paths: Sequence[str]) -> Iterator[str]:
     """The names of these paths, in their order; any text is a path. They can be encoded."""
     trimmed = [path.rstrip("/") for path in paths]
     first, last = min(trimmed, default=""), max(trimmed, default="")
     pairs = zip(first, last, strict=False)
     shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     root = first.rfind("/", 0, shared) + 1
-    lines = (path[root:].replace(ROW, "\\n") for path in paths)
-    return [line.encode("utf-8", "backslashreplace").decode() for line in lines]
+    for path in paths:
+        yield path[root:].replace(ROW, "\\n").encode("utf-8", "backslashreplace").decode()
 
 
 def of_text(text: str) -> list[str]:

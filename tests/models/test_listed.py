@@ -66,7 +66,7 @@ def test_the_same_files_in_the_same_order_are_one_dataset_wherever_they_are() ->
 
 
 def test_what_lists_no_files_is_not_compared() -> None:
-    """Random samples, values of other kinds, lists of other lengths, properties."""
+    """Random samples, texts, values of other kinds, lists of other lengths, properties."""
 
     class Lazy(Folder):
         @property
@@ -76,6 +76,7 @@ def test_what_lists_no_files_is_not_compared() -> None:
     for dataset in (
         Folder(), Folder(samples=[torch.rand(2) for _ in FILES]), Folder(samples=[0.1, 0, 0, 1]),
         Folder(files=FILES[:3]), Folder(files=[*FILES[:3], None]), Folder(samples=np.zeros((4, 2))),
+        Folder(samples=[f"{path} " * 600 for path in FILES]), Folder(samples=["", "a", "b", "c"]),
         Folder(files=dict.fromkeys(FILES, 0)), Folder(samples=[()] * 4), Lazy(), range(4),
         Subset(type("Endless", (), {"__getitem__": lambda self, index: index})(), [1, 0]),
         TensorDataset(torch.rand(4, 2)), Subset(TensorDataset(torch.rand(4, 2)), [1, 0]),

@@ -251,6 +251,18 @@ def test_torch_s_name_for_collate_is_one_too() -> None:
     assert "both collate and collate_fn" in refused(collate=len, collate_fn=sum).message
 
 
+def test_one_method_may_have_both_names_of_collate() -> None:
+    class Both:
+        def model(self) -> None: ...
+        def dataset(self) -> None: ...
+        def loss(self, model: nn.Module, batch: Any) -> None: ...
+        def collate(self, samples: list[Any]) -> None: ...
+
+        collate_fn = collate
+
+    assert Task(Both()).has("collate")
+
+
 def told(**more: Any) -> list[str]:
     return task(**more).unused()
 
@@ -282,6 +294,28 @@ def test_data_that_is_close_to_a_part_that_may_be_data_is_told() -> None:
 def test_what_the_job_file_sets_is_told(name: str, key: str) -> None:
     (line,) = told(**{name: object()})
     assert line.startswith(f"the task has {name}, which dlctl does not use: {key}")
+
+
+def test_what_fails_when_it_is_read_stops_no_job(written: Any) -> None:
+    class Lazy:
+        model = dataset = loss = finsh = lambda *_: None
+
+        @property
+        def clients(self) -> None:
+            raise RuntimeError("only on the other host")
+
+    assert Task(Lazy()).unused() == [
+        "the task has finsh, which dlctl does not use: did you mean finish?"
+    ]
+    path = written(
+        """
+        def model(): ...
+        def dataset(): ...
+        def loss(model, batch): ...
+        joined = str.join
+        """
+    )
+    assert load_task("train.py", path.parent).unused() == []
 
 
 class OfTorch(nn.Module):
