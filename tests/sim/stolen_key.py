@@ -59,6 +59,7 @@ class Thief(Checker):
         self.world = simulation.world
         self.book = book
         self._struck = simulation.injector.struck
+        self._is_rash = seed % 3 == 0
         self._dice = np.random.default_rng([seed, 11])
         self._honest: dict[tuple[Any, type[m.Message]], m.Message] = {}
         """(peer, type) -> the newest message of this type that it sent there."""
@@ -77,14 +78,19 @@ class Thief(Checker):
         if process.alive and any(kind is m.Push for _, kind in self._honest):
             self._process = process
             process.freeze()
-            who = self.book.who[process]
-            for message in (
-                m.Failed("worker-1", "made up", "", True),
-                m.SampleFailed(*who, 0, 1, "made up", "", 0),
-                m.GroupBroken(*who, 1, "made up", ""),
-            ):
-                self._honest[COORDINATOR, type(message)] = message
+            self._choose_kinds(process)
             self.world.timeline.after(1.0, self._lie)
+
+    def _choose_kinds(self, process: Process) -> None:
+        """In every third run the lies that take the worker out at once are among them."""
+        who = self.book.who[process]
+        found: list[m.Message] = [m.GroupBroken(*who, 1, "made up", "")]
+        if self._is_rash:
+            found.append(m.Failed("worker-1", "made up", "", True))
+            found.append(m.SampleFailed(*who, 0, 1, "made up", "", 0))
+        else:
+            self._honest.pop((COORDINATOR, m.ModelReady), None)
+        self._honest |= {(COORDINATOR, type(message)): message for message in found}
 
     def _end(self) -> None:
         if self._process is not None and self._process.alive:

@@ -300,7 +300,7 @@ def one_worker_fails_for_all(patch: Patch) -> None:
 
 @mutant(
     "a worker is believed about where the shards of a stream end that it does not read",
-    "Outcome", scenario="liars", first=9, seeds=1,
+    "Outcome", scenario="liars", first=74, seeds=1,
 )  # fmt: skip
 def anybody_ends_a_stream(patch: Patch) -> None:
     patch.setattr(StreamPool, "on_end", lambda self, slot, *end: self.ended(*end))
