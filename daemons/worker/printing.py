@@ -3,6 +3,9 @@
 They are text streams over descriptors 1 and 2, as Python's own are, so the task and libraries can
 do with them what they do anywhere. The descriptors are pipes, so output of C code and of child
 processes takes the same way. Another process reads the pipes and writes the log (`print_reader`).
+
+Lines of one process keep their order, on both streams. Between them and the worker's own log lines,
+which it writes itself, and between several processes, it is kept up to about a millisecond.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ START_S_MAX = 30.0
 ORDER_S_MAX, ORDER_LOOK_S = 0.005, 0.00005
 _LINE_BUFFERED = 1
 """_IOLBF of the C library."""
+_C_BUFFER = ctypes.create_string_buffer(8192)
 
 
 def capture(handler: Rotating, name: str, incarnation: int) -> None:
@@ -66,11 +70,14 @@ def capture(handler: Rotating, name: str, incarnation: int) -> None:
 
 
 def _buffer_lines_of_c() -> None:
-    """By default the C library would keep 4 KiB of a pipe's output."""
+    """By default the C library would keep 4 KiB of a pipe's output, or nothing at all
+    (PYTHONUNBUFFERED), so that lines of several processes are mixed.
+    """
     with suppress(ValueError):  # A C library may have another name for the stream.
         library = ctypes.CDLL(None)
         stdout = ctypes.c_void_p.in_dll(library, "stdout")
-        library.setvbuf(stdout, None, _LINE_BUFFERED, ctypes.c_size_t(0))
+        size = ctypes.c_size_t(len(_C_BUFFER))
+        library.setvbuf(stdout, _C_BUFFER, _LINE_BUFFERED, size)
 
 
 def use_streams(instead: Callable[[], int] | None = None) -> None:
