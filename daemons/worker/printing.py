@@ -33,7 +33,7 @@ log = logging.getLogger("dlctl")
 BEGUN_CHARS_MAX = 8192
 START_S_MAX = 30.0
 """For the process that reads: a loaded machine may be slow."""
-ORDER_S_MAX, ORDER_LOOK_S = 0.005, 0.00005
+ORDER_S_MAX, ORDER_LOOK_S = 0.02, 0.00005
 _LINE_BUFFERED = 1
 """_IOLBF of the C library."""
 _C_BUFFER = ctypes.create_string_buffer(8192)

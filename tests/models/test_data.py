@@ -8,6 +8,7 @@ import os
 import random
 import re
 import signal
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -301,7 +302,7 @@ def asked(data: PortionLoader, is_enough: Callable[[Waits], bool], end: int) -> 
     """Two answers while it waits, the first of which is enough; then what hangs goes on."""
     try:
         while (waits := data.waits_for()) is None or not is_enough(waits):
-            os.sched_yield()
+            threading.Event().wait(0.01)
         again = data.waits_for()
         assert again is not None
         return [waits, again]
