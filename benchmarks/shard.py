@@ -235,6 +235,6 @@ def _assign(coordinator: End, size: int, keyring: Keyring, workers: list[str]) -
     guests = json.dumps(keys_of(keyring, workers)).encode()
     coordinator.transport.send(peer, m.Welcome(SERVER, 0, GENERATION, keyring.token_key, {}))
     coordinator.transport.send(peer, m.Guests(1, guests))
-    coordinator.transport.send(peer, m.Assign(0, size, layout, ""))
+    coordinator.transport.send(peer, m.Assign(0, size, layout, "", step_samples=32))
     _, serving = coordinator.wait_for(m.Serving)
     return peer, serving.address

@@ -19,7 +19,7 @@ from dlctl.errors import DlctlError
 from dlctl.launch.base import HOST_FILE, NO_CREDENTIALS, Credentials
 from dlctl.roles.protocol.context import Birth
 from dlctl.runs import paths
-from dlctl.util import hints
+from dlctl.util import hints, regular
 from dlctl.util.names import HOME_AGENT
 
 log = logging.getLogger("dlctl")
@@ -49,13 +49,13 @@ class DaemonContext:
 
 
 def read_job(directory: Path) -> config.JobFile:
-    return config.from_dict(config.JobFile, json.loads((directory / "job.json").read_text()))
+    return config.from_dict(config.JobFile, json.loads(regular.read_bytes(directory / "job.json")))
 
 
 def agent_of(directory: Path) -> str:
     """The agent of the machine with this run directory or counterpart."""
     try:
-        agent: str = json.loads((directory / HOST_FILE).read_text())["agent"]
+        agent: str = json.loads(regular.read_bytes(directory / HOST_FILE))["agent"]
     except FileNotFoundError:
         return HOME_AGENT
     return agent
@@ -122,7 +122,6 @@ def main(
         log.exception("a bug in dlctl: %s: %s", type(error).__name__, error)
         code = 70
     end(code)
-    logs.end_prints()
     logging.shutdown()
     # So that atexit functions and threads of user code cannot block the exit.
     os._exit(code)

@@ -43,8 +43,9 @@ class Stop:
     seconds: Seconds | None = None
     """Seconds since the workers were released."""
     target: str | None = None
-    """A metric of the task's `evaluate` and a bound: "accuracy >= 0.85". If `evaluate` does not
-    return that metric, `status` and `events` say so, and a run with no other limit fails.
+    """A metric of the task's `evaluate` and a bound: "accuracy >= 0.85". "loss <= 0.1" is about the
+    "loss" that `evaluate` returns, not the loss of the training. If `evaluate` does not return that
+    metric, `status` and `events` say so, and a run with no other limit fails.
     """
 
 
@@ -56,7 +57,7 @@ class Job:
     """Letters a-z, digits, dot, underscore, dash; begins with a letter or digit."""
     task: str
     """Where the model, data and loss are: "train.py:task", a path relative to the job file and a
-    name in it.
+    name in it. The file's folder is the first in which Python searches for modules.
     """
     stop: Stop = Stop(epochs=1)
     """When the run finishes, for example { epochs = 3 } or { target = "accuracy >= 0.85" }."""
@@ -73,7 +74,9 @@ class Job:
     """Whether all names and shapes of `weights` and of the model have to match. If not, those that
     match are used, and a warning lists the others."""
     run_dir: str = "runs"
-    """Where run directories are created, relative to the job file."""
+    """Where run directories are created, relative to the job file. Only you can enter them (mode
+    0700). To let others read checkpoints and logs, chmod the directory of a run: no command changes
+    its mode afterwards. The run's key stays yours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +139,7 @@ class Gradients:
     through the coordinator, one more round trip for every step."""
     accumulate: Annotated[int, Ge(1), Le(65536)] = 1
     """Successive batches of `workers.batch_size` that make one step: the gradient is that of all
-    their samples."""
+    their samples, or of all their tokens, if the task's loss returns their number as a weight."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Precision of the forward pass, by torch.autocast. "fp16" scales the loss, as
     torch.amp.GradScaler does: a step whose gradient overflows is skipped, and is not counted."""
@@ -230,9 +233,9 @@ class Workers:
     stream is read by one of them."""
     restarts_max: Annotated[int, Ge(0)] = 8
     """How often in a row a worker is replaced that has died before it started training, or within
-    10 s of its start; at the next such death, the run fails. A worker that has trained for up to 10
-    min counts, too, if it exited on its own like its predecessor (same exit code, or crash): then
-    it is quarantined instead.
+    10 s of its start, or that has trained for up to 10 min and exited on its own like its
+    predecessor (same exit code, or crash). At the next such death it is quarantined: the others
+    continue without it until "dlctl restart". A run that still waits for its workers fails.
     """
     nonfinite_steps_max: Annotated[int, Ge(1)] = 20
     """Steps in a row with a NaN or infinite loss or gradient, or a gradient above
@@ -326,9 +329,11 @@ class Data:
     bad_samples_max: Annotated[int, Ge(0), Le(100000)] = 0
     """Samples of the dataset that may fail to load in an epoch, in all workers together: each is
     named in "dlctl events", and its batch continues without it; a batch without any other samples
-    is left out. One more fails the run. 0: the first one does; so it always is with a stream. The
-    coordinator counts them; after a restart it counts from 0. An error while a batch is put
-    together is not a failure of a sample."""
+    is left out. The worker that reports one more is quarantined, and its reports do not count any
+    more; the run fails when another worker reports one too many as well, or if there is no other.
+    0: the first one is too many; so it always is with a stream. The coordinator counts them; after
+    a restart it counts from 0. An error while a batch is put together is not a failure of a
+    sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -406,8 +411,8 @@ class Log:
 
     tensorboard: bool = False
     """Whether to write event files for TensorBoard, into the directory `tensorboard` of the run:
-    loss, other metrics of the task's loss, evaluations, rates, staleness, bytes. View all runs with
-    "tensorboard --logdir runs". Needs "pip install 'dlctl[tensorboard]'"."""
+    loss, further metrics of the task's loss, evaluations, rates, staleness, bytes. View all runs
+    with "tensorboard --logdir runs". Needs "pip install 'dlctl[tensorboard]'"."""
     prometheus_port: Annotated[int, Ge(0), Le(65535)] = 0
     """Port at which the run's metrics are exported for Prometheus, at /metrics; 0: none. Needs "pip
     install 'dlctl[prometheus]'". If the port is taken, training continues with a warning, and the

@@ -192,19 +192,24 @@ class Inner:
     """None: any."""
     torch: str = ""
     """The class of torch.optim; "": none, or a third party's."""
+    sparse_but_for: tuple[str, ...] | None = None
+    """The options with which it takes no sparse gradients; None: it never does, or is a third
+    party's."""
+    sparse_alone: bool = False
+    """It takes no others."""
     live: Mapping[str, Setting] = field(default_factory=lambda: {"inner_lr": INNER_LR})
 
 
 NO_STEPS = Inner(NoOptions, live={})
 FOREIGN = Inner(None)
-SGD = Inner(SGDOptions, "SGD")
+SGD = Inner(SGDOptions, "SGD", ("weight_decay", "nesterov"))
 ADAM = Inner(AdamOptions, "Adam")
 ADAMW = Inner(AdamWOptions, "AdamW")
 NADAM = Inner(NAdamOptions, "NAdam")
 RADAM = Inner(RAdamOptions, "RAdam")
 ADAMAX = Inner(AdamaxOptions, "Adamax")
-SPARSEADAM = Inner(SparseAdamOptions, "SparseAdam")
-ADAGRAD = Inner(AdagradOptions, "Adagrad")
+SPARSEADAM = Inner(SparseAdamOptions, "SparseAdam", (), sparse_alone=True)
+ADAGRAD = Inner(AdagradOptions, "Adagrad", ("weight_decay",))
 ADADELTA = Inner(AdadeltaOptions, "Adadelta")
 RMSPROP = Inner(RMSpropOptions, "RMSprop")
 RPROP = Inner(RpropOptions, "Rprop", live={})

@@ -40,6 +40,7 @@ Code = Literal[
     "checkpoint-late",
     "checkpoint-failed",
     "target-unreachable",
+    "loss-noisy",
     "disk-full",
     "run-waiting",
     "run-failed",
@@ -52,6 +53,7 @@ NAMED_MAX = 8
 """Largest number of daemons named in a fact of one that waits, or is restarted with others."""
 _NAME = re.compile(r"\b(?:worker|server|agent)-\d+\b|\bcoordinator\b")
 _PLACE = re.compile(r"\(([^()\s][^()]*\.py:\d+)\)")
+_NUMBER = re.compile(r"\d+")
 
 
 class Problem(NamedTuple):
@@ -114,6 +116,17 @@ def cause_in(error: str) -> str:
     if NOT_FINITE in error or REFUSED in error:
         return "not finite"
     return "task" if ENDED_BY_ITSELF in error or BLAMED in error else ""
+
+
+def are_alike(one: str, other: str) -> bool:
+    """Whether two errors have one cause: they name the same line of the task, or they have the same
+    text apart from numbers, such as those of samples and workers. Hosts may have the task's file in
+    different directories.
+    """
+    lines = [str(of_reason(error).get("place", "")).rpartition("/")[2] for error in (one, other)]
+    if all(lines):
+        return lines[0] == lines[1]
+    return _NUMBER.sub("", one) == _NUMBER.sub("", other)
 
 
 def of_reason(reason: str) -> dict[str, Fact]:

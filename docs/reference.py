@@ -37,7 +37,8 @@ ABOUT = {
     "inner": "The optimiser of a replica's local steps, for methods that have them; it is torch's. "
     "On the CPU, `adam`, `adamw` and `adagrad` use torch's fused kernels (`fused=True`). A name "
     "may also be a class of yours, `package.module:Class`: then `lr` is required, and all "
-    "other keys are its arguments.",
+    "other keys are its arguments. Sparse gradients, as of `nn.Embedding(sparse=True)`, are taken "
+    "by `sgd` and `adagrad` without `weight_decay`, and by `sparseadam` if all are sparse.",
     "gradient": "How a replica processes a gradient before it is used.",
     "optimizer": "The rule by which the servers apply pushes.",
     "compression": "The part of an update that a worker sends. The residual stays in the worker "
@@ -47,12 +48,14 @@ ABOUT = {
     "data": "How the dataset is distributed to the workers. `task.dataset()` returns a map-style "
     "dataset (`__len__` and `__getitem__`) or a stream (`__iter__` alone): an IterableDataset, or "
     "that of `datasets` with streaming=True. A stream may also have `shards()`, which returns "
-    "the names of its parts or their number, and `open(shard, offset)`, which yields the samples "
-    "of one part from an offset on. Workers then lease ranges of shards, and a resumed run skips "
-    "finished ranges. Without shards every worker reads everything and skips the samples of "
-    "others. The order of a shard must be deterministic; it may depend on `set_epoch(epoch)`, so a "
-    "stream shuffles itself, from a seed. A stream needs a `stop` in steps, samples, seconds or a "
-    "target. If it ends earlier, it is read again, and an event reports it.",
+    "the names of its parts (text, paths, numbers, or tuples of them) or their number, and "
+    "`open(shard, offset)`, which yields the samples of one part from an offset on. Workers then "
+    "lease ranges of shards, and a resumed run skips finished ranges. The order of the list may "
+    "differ between workers, the names may not. Without shards every worker reads everything and "
+    "skips the samples of others. The order of a shard must be deterministic; it may depend on "
+    "`set_epoch(epoch)`, so a stream shuffles itself, from a seed. A stream needs a `stop` in "
+    "steps, samples, seconds or a target. If it ends earlier, it is read again, and an event "
+    "reports it.",
     "checkpoints": "When the whole state of a run is saved.",
     "evaluation": "When the task's `evaluate` is called.",
     "network": "How the daemons reach each other.",

@@ -1,11 +1,21 @@
-"""The loss and gradient of one batch, and the batch of a step that has a single one."""
+"""The loss and gradient of one batch, the batch of a step that has a single one, and steppers."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from daemons.worker import inner
 from daemons.worker.data import PortionLoader
 from daemons.worker.replica import Replica
+from daemons.worker.stepper import Stepper
+from daemons.worker.task import Task
+from dlctl import parameter_groups, registry
+from dlctl.config import Choice, Gradients, ParameterGroup
+from dlctl.flat import TRAINED
+
+SEED = 3
 
 
 class Step(NamedTuple):
@@ -24,3 +34,26 @@ def gradient_of(replica: Replica, batch: Any) -> Step:
 def batch_of(loader: PortionLoader, data_epoch: int, start: int, stop: int, number: int) -> Any:
     ((batch, _),) = loader.step(data_epoch, start, stop, number).batches
     return batch
+
+
+def choice(name: str, **options: Any) -> Choice:
+    """An inner optimiser, with the defaults of its other options."""
+    chosen = registry.load("inner_optimizers", name).Options(**options)
+    return Choice(name=name, options=dataclasses.asdict(chosen))
+
+
+def stepper_of(
+    task: Any,
+    chosen: Choice | None = None,
+    groups: Sequence[ParameterGroup] = (),
+    **gradients: Any,
+) -> Stepper:
+    """With the options of [gradient]."""
+    options = Gradients(**gradients)
+    how = {"precision": options.precision, "compiled": options.compile}
+    task = task if isinstance(task, Task) else Task(task)
+    replica = Replica(task, device="cpu", seed=SEED, **how)
+    of_values = parameter_groups.of_each(groups, replica.layout)
+    names = [entry.name for entry, _, _ in replica.layout.slices(TRAINED)]
+    optimizer = inner.make(chosen, replica.values, of_values, names) if chosen is not None else None
+    return Stepper(replica, options, optimizer)

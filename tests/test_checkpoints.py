@@ -25,6 +25,7 @@ from dlctl.runs.best import Best
 SIZE = 103
 STREAM = {
     "stream_shards": 2,
+    "stream_names": ["b", "a"],
     "portion_samples": 8,
     "stream": [[[0, 105, 14]], [[1, [[0, 0, -1, []], [0, 2, 50, [3]]]]]],
 }
@@ -260,7 +261,7 @@ def test_missing_files_links_and_longer_files_are_found(tmp_path):
     with (directory / "worker-0.safetensors").open("ab") as file:
         file.write(b"more")
     problems = [p.partition(": ")[2] for p in checkpoints.verify(directory)]
-    assert problems[:2] == ["missing", "not a plain file"]
+    assert problems[:2] == ["missing", "it is a symbolic link, not a regular file"]
     assert problems[2].startswith("too long")
 
 
@@ -336,6 +337,9 @@ def test_a_manifest_with_a_wrong_field_is_refused(tmp_path, key, value):
         {"stream": [[], [0]]},
         {"stream": [[], []]},
         {"portion_samples": "8"},
+        {"stream_names": ["a"]},
+        {"stream_names": ["a", "b\nc"]},
+        {"stream_names": ["a", 1]},
     ],
 )
 def test_what_is_done_of_a_stream_is_checked(tmp_path, wrong):
@@ -343,6 +347,15 @@ def test_what_is_done_of_a_stream_is_checked(tmp_path, wrong):
     manifest.check({**found, "data": STREAM})
     with pytest.raises(ValueError, match=r"data\.(stream|portion_samples)"):
         manifest.check({**found, "data": STREAM | wrong})
+
+
+@pytest.mark.parametrize("files", ["", "ab", 64 * "A", 3, None])
+def test_the_digest_of_the_files_of_a_dataset_is_checked(tmp_path, files):
+    found = checkpoints.read_manifest(save(tmp_path))
+    data = found["data"] | {"dataset_files": 64 * "a"}
+    manifest.check({**found, "data": data})
+    with pytest.raises(ValueError, match=r"data\.dataset_files"):
+        manifest.check({**found, "data": data | {"dataset_files": files}})
 
 
 @pytest.mark.parametrize(

@@ -83,5 +83,5 @@ def test_a_key_that_is_a_directory_or_not_there_is_named(tmp_path):
     with pytest.raises(DlctlError, match="cannot read the run's key: No such file"):
         keys.read(tmp_path)
     (tmp_path / keys.FILE).mkdir()
-    with pytest.raises(DlctlError, match="the run's key is not a file"):
+    with pytest.raises(DlctlError, match="the run's key: it is a directory, not a regular file"):
         keys.read(tmp_path)

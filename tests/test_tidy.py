@@ -25,6 +25,38 @@ BANNED = {
     r"except:|except BaseException: pass": "no error is swallowed",
     r"yaml\.load|torch\.load\((?!.*weights_only=True)": "files are read without running code",
 }
+OPENED_OTHERWISE = {
+    "dlctl/util/regular.py": "it is the helper",
+    "dlctl/util/outfile.py": "what a user names is written to, whatever it is",
+    "dlctl/util/fsync.py": "new files, and directories",
+    "dlctl/runs/paths.py": "directories",
+    "daemons/files/file_sender.py": "directories",
+    "daemons/coordinator/tensorboard.py": "new files",
+    "daemons/files/export.py": "a new file",
+    "daemons/files/file_receiver.py": "new files",
+    "daemons/files/log_mirror.py": "new files",
+    "daemons/server/disklog.py": "new files",
+    "daemons/worker/acks.py": "new files",
+    "dlctl/ops/graft.py": "new files",
+    "dlctl/runs/task_code.py": "new files",
+    "daemons/node/begin.py": "files in a new directory",
+    "daemons/server/files.py": "/proc",
+    "daemons/log_tail.py": "a descriptor of the helper's",
+    "daemons/worker/loader_stacks.py": "/proc",
+    "daemons/worker/fitting.py": "/proc, /sys",
+    "dlctl/util/cores.py": "/proc, /sys",
+    "dlctl/util/processes.py": "/proc",
+    "daemons/transport/shm.py": "memory of another process",
+    "daemons/worker/shared_model.py": "memory of another process",
+    "dlctl/cli/commands/init.py": "a part of the package",
+    "dlctl/cli/commands/man.py": "a part of the package",
+    "dlctl/observe/html.py": "a part of the package",
+    "daemons/process.py": "/dev/null",
+    "dlctl/cli/ui/console.py": "/dev/null",
+    "daemons/worker/group.py": "no file",
+    "daemons/worker/stream.py": "no file",
+}
+"""Who opens what without `dlctl.util.regular`."""
 TAKEN_BY_OTHERS = {
     "daemonize", "daemonizer", "interfaces", "message", "pid", "prefab", "signal", "startstop",
 }  # fmt: skip
@@ -61,6 +93,24 @@ def test_no_banned_word_is_in_the_code() -> None:
         hits = {word: re.search(word, code) for word in BANNED}
         found |= {f"{name(path)}: {hit[0]}": BANNED[word] for word, hit in hits.items() if hit}
     assert found == {}
+
+
+def opens_by_itself(call: ast.Call) -> bool:
+    """Whether this opens a file by a name that may be one of a FIFO or a device."""
+    of, text = call.func, ast.unparse(call)
+    word = of.attr if isinstance(of, ast.Attribute) else getattr(of, "id", "")
+    is_open = word in ("open", "read_bytes", "read_text", "write_bytes", "safe_open", "copyfile")
+    return is_open and not text.startswith(("regular.", "safe_open(regular.name_of("))
+
+
+def test_files_are_opened_only_if_they_are_regular() -> None:
+    """Else a FIFO in the place of a file keeps a process waiting for ever."""
+    found = {
+        file
+        for file, tree in parsed().items()
+        if any(isinstance(node, ast.Call) and opens_by_itself(node) for node in ast.walk(tree))
+    }
+    assert found == OPENED_OTHERWISE.keys()
 
 
 def test_tests_neither_sleep_nor_expect_to_fail() -> None:

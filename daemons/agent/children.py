@@ -7,6 +7,7 @@ reuses its pid.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -14,13 +15,13 @@ from dataclasses import dataclass
 
 from daemons import process
 from daemons.agent.oom import OomWatch
-from daemons.log_tail import exit_code, last_lines
+from daemons.log_tail import await_printed, exit_code, last_lines
 from daemons.loop import Loop
 from dlctl.launch import commands, local
 from dlctl.launch.base import Credentials
 from dlctl.messages import ProcessExited, Spawned
 from dlctl.roles.agent.agent import ProcessStarted
-from dlctl.roles.coordinator.crash_loops import UNSAID
+from dlctl.roles.coordinator.crash_loops import NO_ROOM, UNSAID
 from dlctl.roles.protocol.effects import ProcessEnded, SignalProcess, StartProcess
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.runs import paths
@@ -55,7 +56,8 @@ class Children:
             popen = local.start(directory, spawn.role, name, incarnation, control, credentials)
         except OSError as error:
             words = (f"cannot start it: {error}",)
-            self.loop.post(ProcessEnded(ProcessExited(name, incarnation, 1, words)))
+            cause = NO_ROOM if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+            self.loop.post(ProcessEnded(ProcessExited(name, incarnation, 1, words, cause)))
             return
         self._hold(name, incarnation, _Child(popen.pid, os.pidfd_open(popen.pid), popen))
         self.loop.post(ProcessStarted(Spawned(name, incarnation, popen.pid)))
@@ -93,6 +95,7 @@ class Children:
         if status >= 0 and said is None:
             cause = UNSAID
         self._oom.forget(child.pid)
+        await_printed(path)
         exited = ProcessExited(name, incarnation, status, last_lines(path), cause)
         self.loop.post(ProcessEnded(exited))
 

@@ -28,7 +28,7 @@ from dlctl.machine import StopRequested
 from dlctl.roles.protocol.effects import CoordinatorGone, RestartCoordinator
 from dlctl.runs import database, paths
 from dlctl.runs.database import ENDED
-from dlctl.util import processes
+from dlctl.util import processes, regular
 
 log = logging.getLogger("dlctl")
 AWAY_S = 3.0
@@ -57,8 +57,8 @@ class Supervision:
 
     def begin(self) -> None:
         """Watch the running coordinator."""
-        with contextlib.suppress(FileNotFoundError):
-            self._lock = os.open(self.directory / paths.LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):
+            self._lock = regular.descriptor(self.directory / paths.LOCK)
         self._watch()
 
     def _running(self) -> local.Living | None:

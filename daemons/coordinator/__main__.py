@@ -21,7 +21,7 @@ from daemons.files.log_mirror import Mirrored
 from daemons.loop import Loop
 from dlctl import registry
 from dlctl.control import keys
-from dlctl.errors import DlctlError
+from dlctl.errors import DlctlError, os_errors_as
 from dlctl.launch import addresses, local
 from dlctl.machine import StopRequested
 from dlctl.roles.coordinator.coordinator import Coordinator
@@ -30,6 +30,7 @@ from dlctl.roles.coordinator.records import KeyRenewed, RenewKey
 from dlctl.roles.protocol.context import COORDINATOR, EXIT_RESTART
 from dlctl.runs import database, paths
 from dlctl.runs.database import RunDb
+from dlctl.util import regular
 from dlctl.util.flock import GLANCE_S, is_locked_within
 
 log = logging.getLogger("dlctl")
@@ -135,7 +136,9 @@ def _write_end(db: RunDb, reason: str) -> None:
 
 def _lock(directory: Path) -> int:
     """Lock the run directory until this process exits. Raises DlctlError if it is locked."""
-    descriptor = os.open(directory / paths.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    path = directory / paths.LOCK
+    with os_errors_as("cannot lock the run", path):
+        descriptor = regular.descriptor(path, os.O_RDWR | os.O_CREAT, 0o600)
     if is_locked_within(GLANCE_S, descriptor):
         return descriptor
     os.close(descriptor)

@@ -1,7 +1,6 @@
 """Serves the run's metrics to Prometheus, at /metrics of a separate port.
 
-A thread answers one client at a time, with the current values of `status`, and drops a client that
-sends nothing for `PATIENCE_S`. So a client can block other clients, but never the coordinator.
+A client gets the current values of `status`, from a thread that never blocks the coordinator.
 Names are `dlctl_...`, in base units. Counters of daemons restart with each of their processes,
 those of the run never do. examples/grafana has a dashboard for them.
 """
@@ -9,11 +8,8 @@ those of the run never do. examples/grafana has a dashboard for them.
 from __future__ import annotations
 
 import logging
-import socket
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from socketserver import TCPServer
 from typing import Any, cast
 
 from prometheus_client import CollectorRegistry
@@ -25,8 +21,8 @@ from prometheus_client.core import (
     StateSetMetricFamily,
     SummaryMetricFamily,
 )
-from prometheus_client.exposition import MetricsHandler
 
+from daemons.coordinator.metrics_server import MetricsServer
 from daemons.coordinator.records import Exporter
 from dlctl import __version__
 from dlctl.config import JobFile
@@ -36,9 +32,6 @@ from dlctl.roles.coordinator.run_state import NEXT
 from dlctl.runs.series import RUN
 
 log = logging.getLogger("dlctl")
-PATIENCE_S = 2.0
-POLL_S = 0.1
-"""The longest that `close` waits for the thread."""
 RETRY_S = 10.0
 """Until the next attempt to bind a port that was in use."""
 STATES = sorted({*NEXT, *(state for following in NEXT.values() for state in following)})
@@ -63,13 +56,6 @@ OF_WORKERS = {
 }
 
 
-class _Server(TCPServer):
-    allow_reuse_address = True
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        log.debug("the Prometheus client %s has disconnected", client_address)
-
-
 class Prometheus(Exporter):
     def __init__(self, run_id: str, job: JobFile) -> None:
         self._info = {
@@ -80,7 +66,7 @@ class Prometheus(Exporter):
         self._newest: tuple[Json, Sequence[Json]] = ({}, ())
         self._rates: Json = {}
         """Learning rates in effect."""
-        self._server: TCPServer | None = None
+        self._server: MetricsServer | None = None
         self._retry_at = 0.0
         self.trouble = ""
         """Why the port is not open; "" if it is."""
@@ -91,12 +77,9 @@ class Prometheus(Exporter):
             return
         registry = CollectorRegistry(auto_describe=False)
         registry.register(cast(Any, self))  # any object with `collect`
-        handler = type("Handler", (MetricsHandler.factory(registry),), {"timeout": PATIENCE_S})
         address, port = self._where
         try:
-            found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-            kind = type("Server", (_Server,), {"address_family": found[0]})
-            self._server = kind(found[4], handler)
+            self._server = MetricsServer(address, port, registry)
         except OSError as error:
             self._retry_at = time.monotonic() + RETRY_S
             if not self.trouble:
@@ -105,14 +88,10 @@ class Prometheus(Exporter):
             return
         self.trouble = ""
         log.info("serving Prometheus metrics at %s port %d", address, port)
-        threading.Thread(
-            target=self._server.serve_forever, args=(POLL_S,), name="prometheus", daemon=True
-        ).start()
 
     def close(self) -> None:
         if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
+            self._server.close()
 
     def add_row(self, at: float, name: str, step: int, values: Json) -> None:
         if name == RUN:
@@ -149,8 +128,10 @@ def _of_run(run: Json) -> Iterator[Metric]:
     staleness.add_metric([], totals.get("pushes", 0), totals.get("staleness_sum", 0))
     yield staleness
     yield _table("task", "What else the task's loss returns.", "metric", run.get("metrics") or {})
-    evaluation = {k: v for k, v in (run.get("evaluation") or {}).items() if k != "step"}
-    yield _table("evaluation", "Newest evaluation of the model.", "metric", evaluation)
+    text = "Newest evaluation of the model."
+    yield _table("evaluation", text, "metric", run.get("evaluation") or {})
+    yield _gauge("evaluation_step", "Step of the evaluated model.", run.get("evaluation_step"))
+    yield _table("method", "Figures of the method.", "figure", run.get("method") or {})
     saved = run.get("checkpoint") or {}
     text = "When the newest checkpoint was made."
     yield _gauge("checkpoint_timestamp_seconds", text, saved.get("at"))

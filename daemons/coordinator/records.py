@@ -29,7 +29,7 @@ from dlctl.roles.protocol.effects import OnRecord, Unwritten
 from dlctl.runs.database import RunDb
 from dlctl.runs.series import Series
 from dlctl.util import processes
-from dlctl.util.names import HOME_AGENT
+from dlctl.util.names import HOME_AGENT, MEASURED
 
 log = logging.getLogger("dlctl")
 RETRY_S = 1.0
@@ -202,7 +202,7 @@ class Records:
         self._history.append(lambda: self.db.add_event(*row))
 
     def _on_metric(self, effect: j.AddMetric) -> None:
-        if not self._series.take(effect.daemon, time.monotonic()):
+        if not self._series.take(effect.daemon, time.monotonic(), always=effect.is_last):
             return
         row = (time.time(), effect.daemon, effect.step, dict(effect.values))
         self._metrics.append(lambda: self.db.add_metric(*row))
@@ -270,7 +270,10 @@ def to_wall_clock(value: Any, offset_s: float | None = None) -> Any:
         return value
     shifted: Json = {}
     for key, item in value.items():
-        is_time = key.rpartition("_")[2] in ("at", "since")
         is_number = isinstance(item, (int, float)) and not isinstance(item, bool)
-        shifted[key] = item + offset_s if is_time and is_number else to_wall_clock(item, offset_s)
+        if key in MEASURED:
+            shifted[key] = item
+        else:
+            is_time = is_number and key.rpartition("_")[2] in ("at", "since")
+            shifted[key] = item + offset_s if is_time else to_wall_clock(item, offset_s)
     return shifted

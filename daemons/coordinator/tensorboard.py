@@ -24,6 +24,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from daemons.coordinator.records import Exporter
 from dlctl.messages import Json
 from dlctl.observe.history import History, Point, point_of
+from dlctl.runs.evaluated import Result
 from dlctl.runs.series import EVALUATION, RUN
 
 log = logging.getLogger("dlctl")
@@ -42,7 +43,10 @@ LINES = {
     "workers": "run/workers",
     "noise_scale": "run/noise_scale",
 }
-"""Line of a history -> its tag; other lines are further values of the task's loss."""
+"""Line of a history -> its tag."""
+TASK, EVALUATED, METHOD = "task/", "eval/", "method/"
+"""Tags of the task's further metrics of its loss, of those of its evaluate, and of the method's
+figures about the evaluated model: names that others have chosen, and no tag of ours begins so."""
 
 
 class TensorBoard(Exporter):
@@ -54,13 +58,13 @@ class TensorBoard(Exporter):
 
     def add_row(self, at: float, name: str, step: int, values: Json) -> None:
         if name == EVALUATION:
-            self._write(at, step, {f"eval/{metric}": value for metric, value in values.items()})
+            found = Result.from_json(values)
+            self._write(at, step, _under(EVALUATED, found.metrics) | _under(METHOD, found.method))
         elif name == RUN:
             self._recent.append(point_of({**values, "at": at, "step": step}))
             recent = History(run_id="", job={}, job_text="", run={}, points=list(self._recent))
-            newest = {name: line[-1] for name, line in recent.lines().items()}
-            tagged = {LINES.get(name, f"train/{name}"): value for name, value in newest.items()}
-            self._write(at, step, tagged)
+            newest = {LINES[name]: line[-1] for name, line in recent.lines().items()}
+            self._write(at, step, newest | _under(TASK, self._recent[-1].task))
 
     def close(self) -> None:
         if self._writer is not None:
@@ -103,3 +107,7 @@ class TensorBoard(Exporter):
         if writer is not None:
             with suppress(OSError):  # Its buffer is lost, too.
                 writer.close()
+
+
+def _under(prefix: str, table: Mapping[str, float]) -> dict[str, float | None]:
+    return {prefix + name: value for name, value in table.items()}

@@ -6,7 +6,7 @@ that `model.load_state_dict(...)` accepts it:
     safetensors   safetensors.torch.load_file(FILE); tied tensors are separate copies there
     torch         torch.load(FILE), weights_only=True (the default); tied ones share memory
 
-Every byte of the checkpoint is verified first, and FILE is written atomically.
+Every byte of the checkpoint is verified first; for FILE see `dlctl.util.outfile`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import argparse
 import errno
 import io
 import os
-import shlex
 import stat
 import sys
 from collections import Counter
@@ -27,13 +26,14 @@ from safetensors import SafetensorError, safe_open
 
 from daemons.process import print_error
 from dlctl import frozen
-from dlctl.errors import DlctlError, UsageError, os_errors_as
+from dlctl.errors import DlctlError
 from dlctl.flat import AVERAGED, ROWS, TRAINED, Entry
 from dlctl.rows import KIND as TABLE
-from dlctl.runs import checkpoints
+from dlctl.runs import checkpoints, tensorfile
 from dlctl.runs.manifest import Manifest, layout
-from dlctl.util.fsync import replacing
+from dlctl.util import outfile, regular
 from dlctl.util.names import AVERAGE
+from dlctl.util.outfile import BROKEN_PIPE_EXIT_CODE
 from dlctl.util.text import plural
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DlctlError as error:
         print_error(error)
         return error.exit_code
+    except BrokenPipeError:
+        return BROKEN_PIPE_EXIT_CODE
     return 0
 
 
@@ -65,9 +67,9 @@ def export(directory: Path, output: Path, to: str, *, of_average: bool = False) 
 
     of_average: the moving average of the parameters instead of the parameters. Raises DlctlError,
     with `output` untouched, if the checkpoint is damaged or has no average, torch is missing or the
-    file cannot be written; UsageError if `output` cannot be a file.
+    file cannot be written; also as `outfile.writing`.
     """
-    _check_output(output)
+    outfile.check(output)
     problems = checkpoints.verify(directory)
     if problems:
         more = f" (and {plural(len(problems) - 1, 'more problem')})" if len(problems) > 1 else ""
@@ -85,22 +87,8 @@ def export(directory: Path, output: Path, to: str, *, of_average: bool = False) 
         )
     of = checkpoints.SLOT + AVERAGE if of_average else "w"
     tensors = state_dict(directory, manifest, of)
-    parent = shlex.quote(str(output.parent))
-    hint = f"ls -ld {parent}; df -h {parent}"
-    with os_errors_as("cannot write", output, hint), replacing(output) as file:
+    with outfile.writing(output) as file:
         WRITERS[to](tensors, file)
-
-
-def _check_output(output: Path) -> None:
-    if output.is_dir():
-        hint = f"-o {shlex.quote(str(output / 'model.safetensors'))}"
-        raise UsageError("the output is a directory", where=str(output), hint=hint)
-    if not output.parent.is_dir():
-        raise UsageError(
-            "the output would be in a directory that does not exist",
-            where=str(output),
-            hint=f"mkdir -p {shlex.quote(str(output.parent))}",
-        )
 
 
 def state_dict(directory: Path, manifest: Manifest, of: str = "w") -> StateDict:
@@ -140,11 +128,12 @@ def _frozen(directory: Path, manifest: Manifest) -> Iterator[tuple[Entry, Tensor
     if path is None:
         return
     try:
-        with safe_open(path, "pt") as file:
+        with regular.opened(path) as source, safe_open(regular.name_of(source), "pt") as file:
             for entry in frozen.entries(layout(manifest)):
                 yield entry, file.get_tensor(entry.name)
     except (SafetensorError, OSError) as error:
-        raise DlctlError(f"cannot read the frozen parameters: {error}", where=str(path)) from error
+        words = f"cannot read the frozen parameters: {tensorfile.why(error, path)}"
+        raise DlctlError(words, where=str(path)) from error
 
 
 def _cast(torch: Any, values: Tensor, entry: Entry, directory: Path) -> Tensor:
@@ -174,14 +163,18 @@ def _torch() -> Any:
 
 
 def _write_safetensors(tensors: StateDict, file: IO[bytes]) -> None:
-    from safetensors.torch import save_file
+    from safetensors.torch import save, save_file
 
     # The format refuses tensors that share memory, and a reader looks for every name.
     times = Counter(map(id, tensors.values()))
     separate = {n: t.clone() if times[id(t)] > 1 else t for n, t in tensors.items()}
+    metadata = {"format": "pt"}
     try:
-        # `save` would need memory for two more copies of the model.
-        save_file(separate, file.name, {"format": "pt"})
+        if outfile.is_open_stream(file):
+            file.write(save(separate, metadata))
+            return
+        # `save` needs memory for two more copies of the model.
+        save_file(separate, file.name, metadata)
     except SafetensorError as error:
         raise OSError(errno.EIO, str(error)) from error
     with open(file.name, "rb") as written:  # A new file that has replaced it, with mode 0600.

@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import stat
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from dlctl.roles.protocol.files import (
     ReadBytes,
     RemoveCopy,
 )
+from dlctl.util import regular
 
 _FORMS = {
     CHECKPOINTS: re.compile(r"ckpt/[0-9]{12,20}-[0-9]{1,20}/[A-Za-z0-9][A-Za-z0-9._-]{0,199}"),
@@ -85,10 +85,9 @@ class FileSender:
             raise OSError(errno.EPERM, "this file is not for others")
         with ExitStack() as stack:
             parent, name = self._directory(stack, question.file)
-            descriptor = _open(stack, name, os.O_NONBLOCK, parent)
+            descriptor = regular.descriptor(name, os.O_NOFOLLOW, at=parent)
+            stack.callback(os.close, descriptor)
             info = os.fstat(descriptor)
-            if not stat.S_ISREG(info.st_mode):
-                raise OSError(errno.EPERM, "it is not a regular file")
             part, data = info.st_ino, b""  # A log that is rotated is another file.
             offset = question.offset if question.part in (0, part) else 0
             if offset < info.st_size:
@@ -101,12 +100,7 @@ class FileSender:
         at = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         stack.callback(os.close, at)
         for folder in folders:
-            at = _open(stack, folder, os.O_DIRECTORY, at)
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            at = os.open(folder, flags, dir_fd=at)
+            stack.callback(os.close, at)
         return at, name
-
-
-def _open(stack: ExitStack, name: str, flags: int, parent: int) -> int:
-    flags |= os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(name, flags, dir_fd=parent)
-    stack.callback(os.close, descriptor)
-    return descriptor

@@ -10,9 +10,10 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from daemons import logs
+from daemons import log_file
 from daemons.loop import Loop
 from dlctl.roles.protocol.files import LOGS, MirrorFailed, ReplaceFile, RotateLog, TakeLog
+from dlctl.util import regular
 
 log = logging.getLogger("dlctl")
 
@@ -29,10 +30,10 @@ class Mirrored:
     def _take(self, effect: TakeLog) -> None:
         try:
             path = self._path(effect.file)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
             if effect.offset == 0:
                 flags |= os.O_TRUNC  # The existing file is an older part that was not rotated.
-            with os.fdopen(os.open(path, flags, 0o644), "wb") as file:
+            with os.fdopen(regular.descriptor(path, flags, 0o644), "wb") as file:
                 file.seek(effect.offset)
                 file.write(effect.data)
         except OSError as error:
@@ -40,7 +41,7 @@ class Mirrored:
 
     def _rotate(self, effect: RotateLog) -> None:
         try:
-            logs.push_back(self._path(effect.file))
+            log_file.push_back(self._path(effect.file))
         except OSError as error:
             log.warning("cannot rotate %s: %s", effect.file, error)
 
@@ -49,7 +50,9 @@ class Mirrored:
         try:
             path = self._path(effect.file)
             temporary = path.with_name(f".{path.name}.tmp")
-            temporary.write_bytes(effect.data)
+            temporary.unlink(missing_ok=True)
+            with temporary.open("xb") as file:
+                file.write(effect.data)
             temporary.replace(path)
         except OSError as error:
             self.loop.post(MirrorFailed(effect.file, 0, str(error)))

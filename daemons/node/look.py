@@ -12,6 +12,7 @@ from dlctl import config
 from dlctl.errors import DlctlError
 from dlctl.launch import local
 from dlctl.runs import kept_shards
+from dlctl.util import regular
 
 
 def look(request: Request) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def servers_of(directory: Path) -> config.Servers:
     """
     path = directory / "job.json"
     try:
-        return config.from_dict(config.JobFile, json.loads(path.read_text())).servers
+        return config.from_dict(config.JobFile, json.loads(regular.read_bytes(path))).servers
     except FileNotFoundError:
         return config.Servers()
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:

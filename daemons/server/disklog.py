@@ -25,6 +25,7 @@ from dlctl.errors import os_errors_as
 from dlctl.shards.base import Point, Spec
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.records import Bytes
+from dlctl.util import regular
 from dlctl.util.fsync import sync_directory
 
 MARGIN_BYTES = 1 << 20
@@ -212,4 +213,4 @@ def _write(descriptor: int, parts: list[Bytes]) -> None:
 
 def _read(path: Path) -> bytes:
     with os_errors_as("cannot read the state", path):
-        return path.read_bytes()
+        return regular.read_bytes(path)

@@ -18,13 +18,15 @@ from typing import Self
 
 from dlctl.errors import DlctlError
 from dlctl.shards.base import Held, NoRoom, Point
+from dlctl.util import regular
 from dlctl.util.flock import is_locked_within
 from dlctl.util.fsync import sync_directory
+from dlctl.util.regular import NotRegular
 from dlctl.util.units import format_size
 
 LOCK_S = 10.0
 """How long to wait for a process that is about to exit."""
-OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+OPEN = os.O_RDWR | os.O_NOFOLLOW
 NEW = os.O_CREAT | os.O_EXCL
 
 
@@ -74,19 +76,23 @@ def open_locked(path: Path, flags: int = 0) -> int:
 
 def _open(path: Path, flags: int) -> int:
     try:
-        descriptor = os.open(path, OPEN | flags, 0o600)
+        descriptor = regular.descriptor(path, OPEN | flags, 0o600)
     except FileNotFoundError:
         raise
+    except NotRegular as error:
+        raise DlctlError(
+            f"the state is {error.kind}, not a regular file", where=str(path)
+        ) from error
     except FileExistsError as error:
         message = "another file has replaced the state that this server has open"
         raise DlctlError(message, where=str(path)) from error
     except OSError as error:
         raise failure("open the state", path, error) from error
     info = os.fstat(descriptor)
-    if stat.S_ISREG(info.st_mode) and info.st_uid == os.getuid() and info.st_nlink <= 1:
+    if info.st_uid == os.getuid() and info.st_nlink <= 1:
         return descriptor
     os.close(descriptor)
-    raise DlctlError("a state must be a plain file of yours", where=str(path))
+    raise DlctlError("a state must be a file of yours, with one name", where=str(path))
 
 
 def _holder(descriptor: int) -> str:

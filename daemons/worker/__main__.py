@@ -11,7 +11,7 @@ import threading
 import traceback
 from functools import partial
 
-from daemons import logs, parent_watch, process
+from daemons import parent_watch, process
 from daemons.files.arrays import serve_files
 from daemons.loop import Loop, Signals
 from daemons.worker.acks import Acks
@@ -19,6 +19,7 @@ from daemons.worker.at_exit import end_user_code
 from daemons.worker.compute import ComputeThread
 from daemons.worker.failures import ProcessLost
 from daemons.worker.group import GroupThread
+from daemons.worker.printing import capture, end_lines
 from daemons.worker.ranks import Ranks
 from dlctl import registry
 from dlctl.compress import values
@@ -51,9 +52,10 @@ class Main:
         self.computes.run()
 
     def end(self, _: int) -> None:
-        """End the task's code, if it was ever loaded."""
+        """End the task's code, if it was ever loaded, and the lines that it has begun to print."""
         if self.computes is not None:
             end_user_code(self.computes.finish)
+        end_lines()
 
     def _messages(self) -> None:
         try:
@@ -67,7 +69,7 @@ class Main:
 
 def serve(main: Main, context: process.DaemonContext) -> int:
     job, birth = context.job, context.birth
-    logs.capture_prints()
+    capture(context.log_handler, birth.name, birth.incarnation)
     loop = Loop(context.log_handler.rotate_if_full, secret=context.credentials.secret)
     serve_files(loop, context.directory, birth)
     acks = Acks(context.directory, birth.name, birth.incarnation, job.servers.count)

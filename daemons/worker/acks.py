@@ -48,7 +48,8 @@ def _mapped(path: Path, content: bytes) -> memoryview:
     path.parent.mkdir(exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with temporary.open("w+b") as file:
+        temporary.unlink(missing_ok=True)  # Of an earlier attempt.
+        with temporary.open("x+b") as file:
             file.write(content)
             file.flush()
             mapped = mmap.mmap(file.fileno(), len(content))

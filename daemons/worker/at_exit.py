@@ -8,6 +8,7 @@ compute threads, or crash them. All this has a time limit, whatever the task doe
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import io
 import logging
@@ -54,7 +55,9 @@ def _end() -> None:
 
 
 def write_out_files() -> None:
-    """Flush all open files, from the outermost buffer inwards. Failures are logged."""
+    """Flush all open files, from the outermost buffer inwards, and those of the C library. Failures
+    are logged.
+    """
     buffered = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
     files = [file for file in gc.get_objects() if issubclass(type(file), buffered)]
     for file in sorted(files, key=lambda file: not isinstance(file, io.TextIOWrapper)):
@@ -65,3 +68,4 @@ def write_out_files() -> None:
         except Exception as error:
             name = getattr(file, "name", type(file).__name__)
             log.warning("a file that the task left open cannot be written, %s: %s", name, error)
+    ctypes.CDLL(None).fflush(None)

@@ -28,6 +28,7 @@ from dlctl import parameter_groups, registry
 from dlctl.algorithms.engines import Operations
 from dlctl.config import JobFile, ParameterGroup
 from dlctl.errors import DlctlError
+from dlctl.flat import TRAINED
 from dlctl.parameter_groups import SHOWN_MAX
 from dlctl.util import cores
 
@@ -91,6 +92,8 @@ def build(
     )
     for line in parameter_groups.told(job.parameters, replica.layout) if slot == 0 else ():
         log.info("%s", line)
+    for line in (*task.unused(), *replica.modes.told()) if slot == 0 else ():
+        log.warning("%s", line)
     stepper: Any
     if ranks is not None:
         from daemons.worker.cut_replica import CutStepper, WholeReplica
@@ -100,7 +103,8 @@ def build(
         stepper = CutStepper(job, replica, ranks, devices)
     else:
         groups = parameter_groups.of_each(job.parameters, replica.layout)
-        optimizer = inner.make(job.inner, replica.values, groups)
+        names = [entry.name for entry, _, _ in replica.layout.slices(TRAINED)]
+        optimizer = inner.make(job.inner, replica.values, groups, names)
         stepper = Stepper(replica, job.gradient, optimizer)
     samples = loader.order.length if clients is None else round_samples(job, clients)
     return Built(stepper, loader, samples, found)
@@ -166,7 +170,7 @@ def warn_of_changing_losses(method: str, model: nn.Module) -> None:
         log.warning(
             "%s compares losses of the whole dataset, which these modules change at the same "
             "parameters: %s%s; use p = 0 for dropout, GroupNorm or LayerNorm in place of batch "
-            "normalisation, or override train() so that these modules stay in eval mode",
+            "normalisation, or have model() put these modules into eval mode",
             method, ", ".join(found[:SHOWN_MAX]), more,
         )  # fmt: skip
 

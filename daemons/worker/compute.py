@@ -11,13 +11,11 @@ meanwhile.
 
 from __future__ import annotations
 
-import io
 import logging
 import queue
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +29,7 @@ from daemons.worker.data import Loaded, no_errors_from_signals
 from daemons.worker.failures import ProcessLost, explained, failure_of
 from daemons.worker.frozen import FrozenFile
 from daemons.worker.hogwild_ranks import Ahead
+from daemons.worker.printing import copied
 from daemons.worker.ranks import Ranks, RanksEnded
 from daemons.worker.replica import Replica
 from daemons.worker.shared_model import share
@@ -153,11 +152,16 @@ class ComputeThread:
         self._work.put(work)
 
     def _locate(self, _: LocateTask) -> None:
-        """Log where the task hangs, and notify the role."""
+        """Log where the task hangs, and notify the role. In another thread, as processes that load
+        data may be asked.
+        """
+        threading.Thread(target=self._find, name="find", daemon=True).start()
+
+    def _find(self) -> None:
         place, stack = whereabouts(self._thread)
         if waits := self._loader is not None and self._loader.waits_for():
-            place, text = waits
-            log.warning("%s", text)
+            place, stack = waits.place, waits.stack or stack
+            log.warning("%s", waits.text)
         log.warning("the task has not returned; it is at %s", place, extra={"detail": stack})
         self._loop.post(TaskLocated(place if stack else ""))
 
@@ -207,17 +211,17 @@ class ComputeThread:
         self._frozen = FrozenFile(*self._place)
         self._averaged = replica.averaged()
         if self._ranks is not None and self._job.replica.hogwild > 1:
-            self._ahead = Ahead(self._ranks, replica)
+            self._ahead = Ahead(self._ranks, replica, self._loader.identity)
         if self._engine_name:
             engine, ranks = self._engine_name, self._ranks
             met = (ranks.count, ranks.meet()) if ranks is not None else (1, None)
             self._engine = make_engine(self._job, engine, replica, 0, *met)
-        clients = self._loader.clients
+        loader, clients = self._loader, self._loader.clients
         ready = ModelReady(
             "", replica.layout.to_bytes(), samples, replica.task.has("finish"),
-            self._frozen.digests(replica), replica.lacks_weights,
-            clients.digest if clients is not None else self._loader.order.digest,
-            batch_size, self._loader.shards, clients.sizes if clients is not None else (),
+            self._frozen.digests(replica), replica.lacks_weights, loader.digest, batch_size,
+            loader.shards, clients.sizes if clients is not None else (), loader.names.encode(),
+            loader.files,
         )  # fmt: skip
         return ModelBuilt(ready, replica.parameters, self._averaged, mark)
 
@@ -372,21 +376,6 @@ class ComputeThread:
         return EvaluationRun(effect.evaluation, metrics)
 
 
-class _Copied(io.TextIOBase):
-    """Prints what is printed, and keeps its beginning. A task may close it."""
-
-    def __init__(self) -> None:
-        self._stream = sys.stdout
-        self.kept = ""
-
-    def write(self, text: str) -> int:
-        self.kept += text[: TEXT_CHARS_MAX + 1 - len(self.kept)]
-        return self._stream.write(text)
-
-    def flush(self) -> None:
-        self._stream.flush()
-
-
 def run_finish(
     replica: Replica, parameters: Array, averaged: Array, metrics: dict[str, Any]
 ) -> tuple[str, str]:
@@ -394,12 +383,12 @@ def run_finish(
 
     An error is only logged as a warning: no training depends on it.
     """
-    printed, returned, failed = _Copied(), "", ""
-    try:
-        with redirect_stdout(printed):
+    returned, failed = "", ""
+    with copied(TEXT_CHARS_MAX + 1) as printed:
+        try:
             returned = replica.finish(parameters, averaged, metrics)
-    except TaskError as error:
-        failed = failure_of(error).error
-        log.warning("%s", failed, extra={"detail": error.detail})
-    parts = (printed.kept.rstrip("\n"), returned)
+        except TaskError as error:
+            failed = failure_of(error).error
+            log.warning("%s", failed, extra={"detail": error.detail})
+    parts = (printed.getvalue().rstrip("\n"), returned)
     return plain("\n".join(filter(None, parts)), TEXT_CHARS_MAX), failed

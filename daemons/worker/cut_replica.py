@@ -35,7 +35,7 @@ from daemons.worker.ranks import Ranks, RanksEnded
 from daemons.worker.replica import Replica
 from daemons.worker.sequences import cut
 from daemons.worker.spread import Answer, Share, Vectors
-from daemons.worker.stepper import SCALER, Stepped, together
+from daemons.worker.stepper import SCALER, Stepped, together, weight_of
 from daemons.worker.task import Task, TaskError
 from dlctl import parameter_groups, registry
 from dlctl.algorithms.needs import Pull
@@ -203,7 +203,9 @@ class PartCalls:
         with explained(self._job, int(self._job.workers.batch_size)):
             _, measured = self._stepper.step(batches, **arguments)
             self._stepper.part.averaged()
-        return {"measured": [[part, each.metrics] for part, each in measured if each.metrics]}
+        return {
+            "measured": [[weight_of(n, each), each.metrics] for n, each in measured if each.metrics]
+        }
 
 
 def _answer_of(kept: Kept) -> Answer:
@@ -315,7 +317,7 @@ class CutStepper:
             self.replica.values_averaged = self._mine.part.averaged()
         if not stepped.is_usable:
             return stepped
-        metrics = [(part, each.metrics) for part, each in measured]
+        metrics = [(weight_of(part, each), each.metrics) for part, each in measured]
         metrics += (each for answer in answers for each in answer.header["measured"])
         return stepped._replace(gradient=gradient, metrics=together(metrics))
 

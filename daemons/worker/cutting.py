@@ -68,7 +68,14 @@ def without_values(model: nn.Module, device: torch.device) -> nn.Module:
     parameters with the model. Raises TaskError for a model that cannot be copied.
     """
     memo: dict[int, Any] = {}
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise TaskError(
+                f'parameter "{name}" has a hook on its gradient, and [replica] cuts that gradient '
+                "over several processes",
+                hint="change the gradient in the model's forward pass, for example by a hook of "
+                "the module, or remove [replica]",
+            )
         if parameter.requires_grad:
             memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"))
         elif device.type == "cpu":

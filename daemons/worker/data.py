@@ -11,6 +11,7 @@ import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from operator import itemgetter
@@ -21,9 +22,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, _utils, default_collate
 
 from daemons.worker.failures import KILLED, ProcessLost, how_it_ended
+from daemons.worker.listed import digest_of_files
+from daemons.worker.loader_stacks import LoaderStacks, answer
 from daemons.worker.orders import Draw, Order, Rows
 from daemons.worker.replica import seed_of
-from daemons.worker.task import TaskError, blame, calling
+from daemons.worker.task import TaskError, blame, calling, user_line, without_machinery
 from dlctl.clients import Clients
 from dlctl.flat import slice_bounds
 
@@ -80,6 +83,7 @@ class PortionLoader:
         """Of the current pass. The loader has this list."""
         # With a shared generator every portion would shift the replica's dropout.
         self._generator = torch.Generator().manual_seed(seed)
+        self._stacks = LoaderStacks()
         self._loader = self._with(processes) if processes else None
         self._place = place
         self._processes: list[BaseProcess] = []
@@ -92,6 +96,8 @@ class PortionLoader:
         self, dataset: Any, collate: Collate | None, place: str | None, tolerant: bool
     ) -> tuple[Batching, int]:
         """The object that makes batches of the dataset, and the dataset's length."""
+        with calling("the list of files of task.dataset()", place):
+            self.files = digest_of_files(dataset)
         return _Guarded(dataset, collate, place, tolerant), len(dataset)
 
     def resize(self, batch_size: int) -> None:
@@ -108,6 +114,20 @@ class PortionLoader:
 
     shards = 0
     """Of a stream; 0: this is none."""
+    names = ""
+    """Of the shards, one a line; "": they have only numbers."""
+    files = ""
+    """Digest of the files that a map-style dataset lists; "": it lists none."""
+
+    @property
+    def digest(self) -> str:
+        """Of the samples' order, or of the clients; "": the task chooses none."""
+        return self.order.digest if self.clients is None else self.clients.digest
+
+    @property
+    def identity(self) -> list[Any]:
+        """Equal in all processes of a worker: they read one dataset in one order."""
+        return [self.order.length, self.digest, self.files]
 
     def step(self, data_epoch: int, start: int, stop: int, number: int, shard: int = -1) -> Loaded:
         """The batches of step `number` (from 0) of samples [start, stop), cut by `slice_bounds`.
@@ -176,13 +196,20 @@ class PortionLoader:
             raise made
         return made
 
-    def waits_for(self) -> tuple[str, str] | None:
-        """(file:line of the dataset, text for the log), while a batch of the processes is awaited;
-        None: none is.
+    def waits_for(self) -> Waits | None:
+        """What is known while a batch of the processes is awaited; None: none is. Asks the
+        processes where they are, which takes a moment for each.
         """
         if not self._processes or not self._waits:
             return None
-        return self._place or "", f"waiting for a batch from the data loaders, {self._pids}"
+        text = f"waiting for a batch from the data loaders, {self._pids}"
+        for process in self._processes:
+            assert process.pid is not None
+            stack = self._stacks.of(process.pid)
+            if place := user_line(stack):
+                shown = "".join(without_machinery(stack).format())
+                return Waits(place, f"{text}; {process.pid} is at {place}", shown)
+        return Waits(self._place or "", text, "")
 
     @property
     def _pids(self) -> str:
@@ -213,7 +240,7 @@ class PortionLoader:
             collate_fn=itemgetter(0),
             num_workers=processes,
             persistent_workers=True,
-            worker_init_fn=_leave_signals_to_the_worker,
+            worker_init_fn=partial(_begin_process, self._stacks.path),
             generator=self._generator,
         )
 
@@ -235,6 +262,17 @@ class PortionLoader:
                 raise self._blame(error) from error
             raise blame("starting to load the data", error) from error
         self._processes += {*multiprocessing.active_children()} - others
+
+
+class Waits(NamedTuple):
+    """For a batch of the processes that load data."""
+
+    place: str
+    """file:line of the user's code where one of them is, or of the dataset; "": unknown."""
+    text: str
+    """For the log."""
+    stack: str
+    """Of that process, within the user's code; "": unknown."""
 
 
 class BadSample(NamedTuple):
@@ -363,7 +401,8 @@ class _Guarded(Batching):
         return self._tolerant and not is_of_process
 
 
-def _leave_signals_to_the_worker(_: int) -> None:
+def _begin_process(stacks: str, _: int) -> None:
     """Ctrl-C reaches the whole process group; the worker decides when its loaders end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    answer(stacks)

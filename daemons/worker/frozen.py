@@ -21,7 +21,7 @@ from dlctl.roles.protocol.effects import FrozenLoaded, FrozenWritten, LoadFrozen
 from dlctl.roles.protocol.files import FilesMissing, Wanted
 from dlctl.runs import checkpoints
 from dlctl.runs.tensorfile import CHUNK_BYTES
-from dlctl.util import cores
+from dlctl.util import cores, regular
 
 
 def digests(replica: Replica) -> bytes:
@@ -44,7 +44,7 @@ def load(replica: Replica, path: Path, theirs: bytes, mine: bytes = b"") -> list
     plan, described = frozen.plan(replica.layout), frozen.entries(replica.layout)
     others = frozen.differing(mine or digests(replica), theirs)
     values = {}
-    with os_errors_as("cannot read the frozen parameters", path), path.open("rb") as file:
+    with os_errors_as("cannot read the frozen parameters", path), regular.opened(path) as file:
         for n in others:
             lo, hi = plan.places[n]
             file.seek(lo)

@@ -48,15 +48,17 @@ def map_memory(replica: Replica, descriptor: int, ranks: int) -> Memory:
 class Ahead:
     """In rank 0: the batches that later ranks compute ahead."""
 
-    def __init__(self, ranks: Ranks, replica: Replica) -> None:
-        """Returns when all ranks share the model. Raises RanksEnded, DlctlError."""
+    def __init__(self, ranks: Ranks, replica: Replica, data: list[Any]) -> None:
+        """Returns when all ranks share the model. data: `identity` of the loader of rank 0. Raises
+        RanksEnded, DlctlError.
+        """
         self._ranks = ranks
         size = 4 * replica.layout.size() * (ranks.count + 1)
         reserve(ranks.store, size)
         memory = map_memory(replica, ranks.store, ranks.count)
         memory.parameters.copy_(torch.from_numpy(replica.parameters))
         replica.share(memory.parameters)
-        ranks.share()
+        ranks.share(data)
         self._gradients = memory.gradients
         self._begun: dict[int, int] = {}
         """Batch -> the rank that computes it."""
@@ -109,8 +111,16 @@ class Later:
         self._accumulate = job.gradient.accumulate
         built.stepper.replica.reseed(begin["slot"], begin["epoch"], rank)
 
-    def share(self) -> None:
-        """Move to the shared memory, into which rank 0 has put its model."""
+    def share(self, data: list[Any]) -> None:
+        """Move to the shared memory, into which rank 0 has put its model. data: `identity` of the
+        loader of rank 0. Raises DlctlError if this rank has other data.
+        """
+        if self._loader.identity != data:
+            raise DlctlError(
+                "the samples are others, or come in another order, than in rank 0",
+                hint="dataset(), sampler() and sample_weights() must return the same in every "
+                "process: sort what os.listdir or glob returns",
+            )
         replica = self._stepper.replica
         memory = map_memory(replica, self._begin["store"], self._begin["ranks"])
         replica.share(memory.parameters)

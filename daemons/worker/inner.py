@@ -7,6 +7,7 @@ saved state is indexed by tensor, so that a run may resume with other groups.
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from daemons.worker.task import calling
+from daemons.worker.task import TaskError, blame, calling
 from dlctl import registry
 from dlctl.config import Choice, ParameterGroup
 from dlctl.errors import DlctlError
@@ -24,6 +25,7 @@ from dlctl.messages import Array
 
 _PYTHON = "#"
 """Suffix to the name of a state that is a Python number, not a tensor."""
+_JOB_FILE = "[inner] of the job file"
 _SCALE = "lr_scale"
 """Key in a torch parameter group: the factor of its rate."""
 
@@ -36,12 +38,18 @@ class InnerOptimizer:
         choice: Choice,
         tensors: Sequence[Tensor],
         groups: Sequence[ParameterGroup | None] = (),
+        names: Sequence[str] = (),
     ) -> None:
         """tensors: float32, the model's values. groups: of the job, one for each tensor; (): there
-        are none. Raises DlctlError for options that the class does not take, TaskError for what
-        a third-party optimiser raises.
+        are none. names: of the tensors, for errors. Raises DlctlError for options that the class
+        does not take, TaskError for what a third-party optimiser raises.
         """
         self.tensors = list(tensors)
+        self._names = names or [str(index) for index in range(len(self.tensors))]
+        self._choice = choice
+        self._entry = registry.load("inner_optimizers", choice.name)
+        self._checked: set[int] = set()
+        """The tensors with sparse gradients, which torch's optimiser takes."""
         self._identity = identity(choice)
         self._optimizers, self._steps, self._indices, self._mine = [], [], [], []
         _leave_compiler_out()
@@ -68,7 +76,8 @@ class InnerOptimizer:
 
     def step(self, gradients: Sequence[Tensor | None], lr: float) -> None:
         """One step with this rate. gradients: of the tensors, in their order; None: that tensor is
-        not stepped.
+        not stepped. Raises TaskError for what the optimiser raises, and before the step for sparse
+        gradients that torch's class does not take.
         """
         if self._additions is not None:
             for tensor, gradient, scale in zip(
@@ -77,6 +86,9 @@ class InnerOptimizer:
                 if gradient is not None:
                     tensor.add_(gradient, alpha=-lr * scale)
             return
+        sparse = {n for n, each in enumerate(gradients) if each is not None and each.is_sparse}
+        if not sparse <= self._checked or self._entry.sparse_alone:
+            self._check(gradients, sparse)
         if self._is_fused:
             gradients = self._in_order(gradients)
         for tensor, gradient in zip(self.tensors, gradients, strict=True):
@@ -85,9 +97,70 @@ class InnerOptimizer:
         for optimizer, step, scales in of_each:
             for group, scale in zip(optimizer.param_groups, scales, strict=True):
                 group["lr"] = lr * scale
-            step()
+            self._perform(step)
         for tensor in self.tensors:
             tensor.grad = None
+
+    def _perform(self, step: Callable[[], Any]) -> None:
+        """Raises TaskError."""
+        try:
+            step()
+        except Exception as error:
+            at = self._tensor_in(error)
+            name = f' for parameter "{self._names[at]}"' if at >= 0 else ""
+            is_sparse = at >= 0 and (given := self.tensors[at].grad) is not None and given.is_sparse
+            name += ", whose gradient is sparse," if is_sparse else ""
+            what = f"the step of the inner optimiser {self._choice.name}{name}"
+            raise blame(what, error, _JOB_FILE) from error
+
+    def _tensor_in(self, error: Exception) -> int:
+        """The index of the tensor that a failed step was at, if one alone is in the variables of an
+        inner function; else -1.
+        """
+        index = {id(tensor): n for n, tensor in enumerate(self.tensors)}
+        index |= {id(each.grad): n for n, each in enumerate(self.tensors) if each.grad is not None}
+        _, *frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+        for frame in reversed(frames):
+            found = {index[id(each)] for each in frame.f_locals.values() if id(each) in index}
+            if len(found) == 1:
+                return found.pop()
+        return -1
+
+    def _check(self, gradients: Sequence[Tensor | None], sparse: set[int]) -> None:
+        """Raises TaskError for a gradient of a layout that torch's optimiser does not take. A third
+        party's is tried.
+        """
+        if not self._entry.torch:
+            return
+        for n, gradient in enumerate(gradients):
+            why, what = "", "sparse"
+            if n in sparse:
+                why = self._refuses_sparse(n)
+            elif gradient is not None and self._entry.sparse_alone:
+                why, what = "takes only sparse gradients", "dense"
+            if why:
+                of = f'parameter "{self._names[n]}"'
+                raise TaskError(
+                    f"{self._choice.name} {why}, and that of {of} is {what}",
+                    where=_JOB_FILE,
+                    hint="build its module with sparse=False; or use sgd or adagrad, which take "
+                    "both kinds without weight_decay: [[parameters]] can set that to 0 for it",
+                )
+        self._checked |= sparse
+
+    def _refuses_sparse(self, index: int) -> str:
+        """Why torch's optimiser takes no sparse gradient of this tensor; "" if it does."""
+        tensor, refused = self.tensors[index], self._entry.sparse_but_for
+        if refused is None:
+            return "takes no sparse gradients"
+        (group,) = (
+            group
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            if any(each is tensor for each in group["params"])
+        )
+        option = next((key for key in refused if group[key]), "")
+        return option and f"with {option} takes no sparse gradients"
 
     def _in_order(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The gradients as a fused kernel needs them: contiguous. It does not take sparse ones."""
@@ -116,6 +189,7 @@ class InnerOptimizer:
                 for key, value in kept.items():
                     name = f"{SAVED_AS}{number}.{index}.{key}"
                     if isinstance(value, Tensor):
+                        value = value.to_dense() if value.is_sparse else value
                         is_half = value.dtype is torch.bfloat16  # numpy has no bfloat16.
                         value = value.float() if is_half else value
                         found[name] = value.detach().cpu().numpy()
@@ -287,10 +361,13 @@ def _of_another() -> DlctlError:
 
 
 def make(
-    choice: Choice, tensors: Sequence[Tensor], groups: Sequence[ParameterGroup | None] = ()
+    choice: Choice,
+    tensors: Sequence[Tensor],
+    groups: Sequence[ParameterGroup | None] = (),
+    names: Sequence[str] = (),
 ) -> InnerOptimizer | None:
     """The optimiser of the job; None: its replicas make no steps of their own."""
-    return None if choice.name == NONE else InnerOptimizer(choice, tensors, groups)
+    return None if choice.name == NONE else InnerOptimizer(choice, tensors, groups, names)
 
 
 def _parts(

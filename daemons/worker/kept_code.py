@@ -20,6 +20,7 @@ from typing import Any
 
 import dlctl
 from dlctl.runs import task_code
+from dlctl.util import regular
 
 log = logging.getLogger("dlctl")
 _INSTALLED = {
@@ -40,7 +41,7 @@ class KeptSource(SourceFileLoader):
 
     def get_data(self, path: str) -> bytes:
         try:
-            now = super().get_data(path)
+            now = regular.read_bytes(Path(path))
         except FileNotFoundError:
             now = None
         data = task_code.as_it_was(self._directory, Path(path), now)

@@ -34,6 +34,11 @@ def layout_of(model: nn.Module, tables: tuple[Entry, ...] = ()) -> Layout:
     _check_no_overlap(trained)
     for tensor, (name, *_) in found:
         _check(name, tensor)
+    if both := {name for _, names in found for name in names} & {table.name for table in tables}:
+        raise TaskError(
+            f'"{min(both):.80}" is a tensor of the model and a table of task.tables()',
+            hint="rename the table: an export has both under their names",
+        )
     entries = [
         Entry(name, kind(tensor), tuple(tensor.shape), dtype_name(tensor), tuple(aliases))
         for tensor, (name, *aliases) in found

@@ -3,7 +3,7 @@
 By default it is a random order of all samples, which depends on the seed and the data epoch, or the
 dataset's own order without a shuffle. A task may have a `sampler(dataset, epoch)` that returns the
 order, or `sample_weights(dataset)`, by which an epoch draws as many samples as there are, with
-replacement.
+replacement. Each may also be what it would return: a torch Sampler, or the weights.
 """
 
 from __future__ import annotations
@@ -93,13 +93,18 @@ class _Sampler:
         self._length: int | None = None
 
     def __call__(self, data_epoch: int) -> Rows:
-        seed = seed_of(self._seed, data_epoch)  # So every worker draws the same.
-        with generators_kept():
-            random.seed(seed)
-            np.random.seed(seed % 2**32)
-            torch.default_generator.manual_seed(seed)
-            rows = self._task.sampler(self._dataset, data_epoch)
-        self._length = len(rows) if self._length is None else self._length
+        rows = self._drawn(data_epoch)
+        if self._length is None:
+            self._length = len(rows)
+            if not np.array_equal(rows, self._drawn(data_epoch)):
+                raise TaskError(
+                    f"task.sampler has another order when it is asked for epoch {data_epoch} "
+                    "again, so a worker that replaces another would have other samples",
+                    where=self._task.place("sampler"),
+                    hint="draw from the generators of torch, numpy or random, which are seeded for "
+                    "each epoch, or from one that is made of the epoch; a torch Sampler may have "
+                    "set_epoch(epoch)",
+                )
         if len(rows) != self._length:
             raise TaskError(
                 f"task.sampler returned {len(rows)} samples for epoch {data_epoch}, but "
@@ -108,6 +113,14 @@ class _Sampler:
                 hint="every epoch must have the same number: dlctl leases ranges of them",
             )
         return rows
+
+    def _drawn(self, data_epoch: int) -> Rows:
+        seed = seed_of(self._seed, data_epoch)  # So every worker draws the same.
+        with generators_kept():
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            torch.default_generator.manual_seed(seed)
+            return self._task.sampler(self._dataset, data_epoch, seed)
 
 
 class _Weighted:

@@ -20,12 +20,13 @@ from torch.distributed.tensor import DTensor
 from daemons.worker import inner
 from daemons.worker.cutting import Piece
 from daemons.worker.layout import find
+from daemons.worker.modes import Modes
 from daemons.worker.rank_memory import FREE, PARAMETERS, STATES, RankMemory, others
 from daemons.worker.replica import AUTOCAST, Measured, in_numbers, to_device
-from daemons.worker.stepper import CLOSE, Stepped, norm_of
-from daemons.worker.task import Task, TaskError, calling
+from daemons.worker.stepper import CLOSE, Stepped, norm_of, weight_of
+from daemons.worker.task import Loss, Task, TaskError, calling
 from dlctl.config import JobFile, ParameterGroup
-from dlctl.flat import AVERAGED, Layout
+from dlctl.flat import AVERAGED, TRAINED, Layout
 from dlctl.messages import Array
 
 FEW_BYTES = 32 << 20
@@ -57,6 +58,7 @@ class Part:
         self.task, self.model, self.layout = task, model, layout
         self.pieces, self.memory, self.device = pieces, memory, device
         self.rank, self.tells = rank, tells
+        self.modes = Modes(task, model)
         self._precision = AUTOCAST[precision]
         self._not_mine = [*others(map(Piece.elements, pieces), memory.size)]
         self._buffers = [(self.holder(e.name), e, lo, hi) for e, lo, hi in layout.slices(AVERAGED)]
@@ -86,16 +88,16 @@ class Part:
     def run(
         self, batches: Sequence[Weighted], step: int, epoch: int
     ) -> list[tuple[float, Measured]]:
-        """Accumulate the gradients of these batches in autograd. Returns the losses that count,
-        each with its fraction of the samples. Raises TaskError.
+        """Accumulate the gradients of these batches in autograd, as `scaled`. Returns the losses
+        that count, each with its fraction of the samples. Raises TaskError.
         """
-        self.set_training()
+        self.modes.train()
         found = []
         for batch, part in batches:
             loss = self.loss(batch, step, epoch)
             with calling("the backward pass of task.loss", self.task.at("loss")):
-                (loss.value * part).backward()
-                found.append((part, in_numbers(loss)))
+                scaled(loss, part).backward()  # type: ignore[no-untyped-call]
+                found.append((part, in_numbers(self.task, loss)))
         return [(part, measured) for part, measured in found if part and self.tells]
 
     def loss(self, batch: Any, step: int, epoch: int) -> Any:
@@ -112,11 +114,6 @@ class Part:
                     "it in the task, by parallelize(model, mesh)"
                 )
             raise
-
-    def set_training(self) -> None:
-        if not self.model.training:
-            with calling("model.train()", self.task.at("model")):
-                self.model.train(True)
 
     def gradients(self) -> list[Tensor | None]:
         """float32, of each piece; None: there is none, or another rank reports it."""
@@ -166,6 +163,13 @@ class Part:
                 tensor.detach().copy_(rounded)
 
 
+def scaled(loss: Loss, part: float) -> Tensor:
+    """A batch's part of the step's loss. Weights of the task's loss are those of several ranks:
+    only `PartStepper.step` divides by their sum.
+    """
+    return loss.value * (part if loss.weight is None or not part else loss.weight)
+
+
 class PartStepper:
     """One step of a rank: see `Stepper`, which does this for a replica of one process."""
 
@@ -174,7 +178,8 @@ class PartStepper:
         self.part = part
         is_clipped_here = job.gradient.clip == "replica"
         self.clip_norm = job.gradient.clip_norm if is_clipped_here else 0.0
-        self.inner = inner.make(job.inner, [each.value for each in part.pieces], groups)
+        names = [entry.name for entry, _, _ in part.layout.slices(TRAINED)]
+        self.inner = inner.make(job.inner, [each.value for each in part.pieces], groups, names)
         self.steps = 0
         self._is_placed = False
         """The optimiser's state is in the replica's memory."""
@@ -200,7 +205,7 @@ class PartStepper:
         self.part.begin()
         measured = self.part.run(batches, self.steps, epoch)
         gradients = self.part.gradients()
-        loss, norm = self._of_all(sum(part * each.loss for part, each in measured), gradients)
+        loss, norm = self._of_all(measured, gradients)
         clipped = min(norm, self.clip_norm) if self.clip_norm and math.isfinite(norm) else norm
         if not (math.isfinite(loss) and clipped <= norm_max):
             return Stepped(loss, None, norm, is_usable=False), measured
@@ -214,13 +219,28 @@ class PartStepper:
             self._step_itself(gradients, own_lr, pull, fresh)
         return Stepped(loss, None, norm, is_usable=True), measured
 
-    def _of_all(self, loss: float, gradients: Sequence[Tensor | None]) -> tuple[float, float]:
-        """The loss and the norm over all ranks. This is a barrier: the values in the replica's
-        memory may change only after it.
+    def _of_all(
+        self, measured: Sequence[tuple[float, Measured]], gradients: Sequence[Tensor | None]
+    ) -> tuple[float, float]:
+        """The loss and the norm over all ranks; with weights of the task's loss it makes means of
+        the sums of gradients. This is a barrier: the values in the replica's memory may change only
+        after it.
         """
-        both = torch.tensor([loss, norm_of(gradients) ** 2], dtype=torch.float64)
-        dist.all_reduce(both)
-        return float(both[0]), math.sqrt(both[1])
+        loss = sum(weight_of(part, each) * each.loss for part, each in measured)
+        weight = sum(each.weight or 0.0 for _, each in measured)
+        is_weighed = any(each.weight is not None for _, each in measured)
+        sums = torch.tensor(
+            [loss, norm_of(gradients) ** 2, weight, is_weighed], dtype=torch.float64
+        )
+        dist.all_reduce(sums)
+        loss, squares, weight, is_weighed = sums.tolist()
+        norm = math.sqrt(squares)
+        if not is_weighed:
+            return loss, norm
+        for gradient in gradients:
+            if gradient is not None and weight:
+                gradient.div_(weight)
+        return (loss / weight, norm / weight) if weight else (math.nan, math.nan)
 
     def _step_itself(
         self,

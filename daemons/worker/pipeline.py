@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from daemons.worker.cutting import Piece, move_untrained, piece
 from daemons.worker.layout import find
 from daemons.worker.nests import dtype_of, put_together, taken_apart
-from daemons.worker.part import Part, Weighted
+from daemons.worker.part import Part, Weighted, scaled
 from daemons.worker.replica import Measured, in_numbers
 from daemons.worker.sequences import Cut, uses_of
 from daemons.worker.task import TaskError, calling, dtype_name
@@ -242,7 +242,7 @@ class StagePart(Part):
     def run(
         self, batches: Sequence[Weighted], step: int, epoch: int
     ) -> list[tuple[float, Measured]]:
-        self.set_training()
+        self.modes.train()
         kept: deque[_Forward] = deque()
         measured: list[tuple[float, Measured]] = []
         waiting = deque(batches)
@@ -268,8 +268,8 @@ class StagePart(Part):
         else:
             if not self._is_last or self._received is None:
                 raise self._out_of_order(f"does not call the modules of stage {self.rank}")
-            measured.append((part, in_numbers(loss)))
-            self._outputs = [loss.value * part]
+            measured.append((part, in_numbers(self.task, loss)))
+            self._outputs = [scaled(loss, part)]
         return _Forward(self._received[1] if self._received is not None else [], self._outputs)
 
     def _backward(self, kept: _Forward) -> None:

@@ -64,8 +64,7 @@ class Rank:
         if self.job.replica.hogwild > 1:
             later = Later(self.job, begin, self.rank, self._run)
             self._report_step(BUILT)
-            self._calls.get()
-            later.share()
+            later.share(self._calls.get().header["data"])
             make: Make = later.make
         else:
             make = self._join(begin)

@@ -114,10 +114,12 @@ class Ranks:
         log.info("%d ranks make up this replica; the pids of the others: %s", self.count, pids)
         return group
 
-    def share(self) -> None:
-        """Return when all ranks use the model in the store. Raises RanksEnded."""
+    def share(self, data: list[Any]) -> None:
+        """Return when all ranks use the model in the store. data: what identifies that of rank 0,
+        for the others to compare. Raises RanksEnded.
+        """
         self._await(BUILT, "to build its model", self._begun + self._ready_s)
-        self._send_all("meet", [((), {})] * len(self._ranks))
+        self._send_all("meet", [((), {"data": data})] * len(self._ranks))
         self._await(MET, "to map the shared model", time.monotonic() + MEET_S)
 
     def ask(self, rank: int, kind: str, **header: Any) -> None:

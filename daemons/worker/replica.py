@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from daemons.worker.early_sum import BeginSum, GradientParts
 from daemons.worker.layout import describe, find, layout_of
 from daemons.worker.model_changes import ModelChanges
+from daemons.worker.modes import Modes
 from daemons.worker.rows import RowSteps, entries_of
 from daemons.worker.task import Loss, Task, TaskError, calling, number_of
 from dlctl.errors import DlctlError
@@ -45,6 +46,8 @@ class Measured(NamedTuple):
     """May be NaN or infinite."""
     metrics: dict[str, float]
     """The finite ones of the metrics that the task's loss returns."""
+    weight: float | None = None
+    """Of the batch among those of its step, if the task's loss returns one."""
 
 
 class Replica:
@@ -88,7 +91,7 @@ class Replica:
         self.rows = RowSteps(task, self.layout, self.device) if tables else None
         with calling(f"moving the model to {self.device}", task.at("model")):
             self.model = model.to(self.device)
-        self._set_mode(training=True)
+        self.modes = Modes(task, self.model)
         self._vector, has_values = self._room()
         self._bound = self._bind(has_values)
         self._changes = ModelChanges(task, self.model)
@@ -99,6 +102,8 @@ class Replica:
         self._compiled: Any = torch.compile(self.model) if compiled else None
         self._parts: GradientParts | None = None
         """If gradients are summed while they are computed."""
+        self._weights: Tensor | None = None
+        """The sum of the weights of the step's batches so far, if the task's loss returns any."""
 
     def share(self, vector: Tensor) -> None:
         """Move the model to this host memory, float32[d], and take the values that are there. Other
@@ -178,6 +183,7 @@ class Replica:
 
     def forget_gradients(self) -> None:
         """Drop the gradients at the start of a step."""
+        self._weights = None
         self._changes.begin()
         self.drop_gradients()
 
@@ -191,18 +197,20 @@ class Replica:
         batch: Any,
         weight: float = 1.0,
         *,
+        scale: float = 1.0,
         step: int = 0,
         epoch: int = 0,
         rows: dict[str, Tensor] | None = None,
         is_trial: bool = False,
     ) -> Measured:
-        """Accumulate weight times the gradient of one batch in autograd. step, epoch, rows: for a
-        loss that takes them. is_trial: do not compile the model for it. Raises TaskError.
+        """Accumulate weight times the gradient of one batch in autograd. If the task's loss returns
+        weights, they replace this one: the gradient is the mean over the step's batches so far.
+        scale: of the loss. step, epoch, rows: for a loss that takes them. is_trial: do not compile
+        the model for it. Raises TaskError.
         """
         with calling("moving the batch to the device", self.task.at("dataset")):
             batch = to_device(batch, self.device)
-        if not self.model.training:
-            self._set_mode(training=True)
+        self.modes.train()
         self._cast()
         # Not by truth value: a compiled module has a `len()` that fails for most models.
         model = self.model if self._compiled is None or is_trial else self._compiled
@@ -210,9 +218,31 @@ class Replica:
         with torch.autocast(self.device.type, self._autocast) if is_on else nullcontext():
             loss = self.task.loss(model, batch, step, epoch, rows)
         with calling("the backward pass of task.loss", self.task.at("loss")):
-            value = loss.value if weight == 1.0 else loss.value * weight
+            factor = (weight if loss.weight is None else self._share_of(loss)) * scale
+            is_one = isinstance(factor, float) and factor == 1.0
+            value = loss.value if is_one else loss.value * factor
             value.backward()  # type: ignore[no-untyped-call]
-            return in_numbers(loss)  # A GPU reports its errors only now.
+            return in_numbers(self.task, loss)  # A GPU reports its errors only now.
+
+    @torch.no_grad()
+    def _share_of(self, loss: Loss) -> Tensor:
+        """The batch's share of the weights so far. Scales the gradient of the earlier batches to
+        theirs. Nothing waits for the device.
+        """
+        weight, device = loss.weight, loss.value.device
+        if isinstance(weight, Tensor) and weight.device == device:
+            weight = weight.to(torch.float64).reshape(())
+        else:  # A copy to the device would wait for it.
+            weight = torch.full((), number_of(weight), dtype=torch.float64, device=device)
+        if self._weights is None:
+            self._weights = torch.zeros_like(weight)
+        total = self._weights + weight
+        least = torch.finfo(torch.float64).tiny  # Of nothing but empty batches the sum is 0.
+        before, self._weights = self._weights / total.clamp(min=least), total
+        for parameter, _ in self._bound:
+            if parameter.grad is not None:
+                parameter.grad.mul_(before)
+        return (weight / total.clamp(min=least)).float()
 
     def gradients(self) -> list[Tensor | None]:
         """Take the gradients from autograd: float32, one for each of `values`."""
@@ -259,10 +289,6 @@ class Replica:
         """Views of float32[d] in the shapes of `values`."""
         whole = torch.from_numpy(vector) if isinstance(vector, np.ndarray) else vector
         return _views(whole, self.layout)
-
-    def _set_mode(self, training: bool) -> None:
-        with calling("model.train()" if training else "model.eval()", self.task.at("model")):
-            self.model.train(training)
 
     def _cast(self) -> None:
         """Update parameters that are no views from their float32 masters."""
@@ -350,13 +376,13 @@ class Replica:
         values = torch.from_numpy(parameters if parameters.flags.writeable else parameters.copy())
         with self._placed(values.to(self.device)), torch.no_grad():
             self.load_averaged(averaged)
-            self._set_mode(training=False)
+            self.modes.evaluate()
             yield
 
     @contextmanager
     def _placed(self, vector: Tensor) -> Iterator[None]:
         """Within this, the model's values are in this vector. At the end its own are back, with the
-        buffers, modes and RNG states.
+        buffers, modes, `requires_grad` and RNG states.
         """
         buffers = [
             (module, key, buffer, buffer.detach().clone())
@@ -364,6 +390,7 @@ class Replica:
             for key, buffer in module.named_buffers(recurse=False)
         ]
         modes = [(module, module.training) for module in self.model.modules()]
+        trained = [(parameter, parameter.requires_grad) for parameter in self.model.parameters()]
         try:
             with generators_kept([self.device] if self.device.type == "cuda" else []):
                 self._place(vector)
@@ -375,22 +402,34 @@ class Replica:
                 setattr(module, key, buffer)
             for module, mode in modes:
                 module.training = mode
+            for parameter, requires_grad in trained:
+                parameter.requires_grad_(requires_grad)
 
 
-def in_numbers(loss: Loss) -> Measured:
-    """Convert a loss and its metrics; those on the loss's device take a single transfer."""
-    if not loss.metrics:
+def in_numbers(task: Task, loss: Loss) -> Measured:
+    """Convert a loss, its metrics and weight; those on the loss's device take a single transfer.
+    Raises TaskError for a weight that is none.
+    """
+    said = [*loss.metrics.values(), *([] if loss.weight is None else [loss.weight])]
+    if not said:
         return Measured(float(loss.value.detach()), {})
-    beside = {
-        name: value
-        for name, value in loss.metrics.items()
-        if isinstance(value, Tensor) and value.device == loss.value.device
-    }
-    together = [t.detach().reshape(()).to(torch.float64) for t in (loss.value, *beside.values())]
-    value, *others = torch.stack(together).tolist()
-    moved = dict(zip(beside, others, strict=True))
-    metrics = {n: moved[n] if n in moved else number_of(v) for n, v in loss.metrics.items()}
-    return Measured(value, {n: number for n, number in metrics.items() if math.isfinite(number)})
+    is_beside = [isinstance(v, Tensor) and v.device == loss.value.device for v in said]
+    beside = [v for v, is_it in zip(said, is_beside, strict=True) if is_it]
+    together = [t.detach().reshape(()).to(torch.float64) for t in (loss.value, *beside)]
+    value, *rest = torch.stack(together).tolist()
+    moved = iter(rest)
+    numbers = [
+        next(moved) if is_it else number_of(v) for v, is_it in zip(said, is_beside, strict=True)
+    ]
+    weight = None if loss.weight is None else numbers.pop()
+    if weight is not None and not 0 <= weight < math.inf:
+        raise TaskError(
+            f"task.loss returned the weight {weight:g}: a weight is finite, and 0 or more",
+            where=task.place("loss"),
+            hint="for example the number of tokens that its mean is over",
+        )
+    metrics = zip(loss.metrics, numbers, strict=True)
+    return Measured(value, {name: n for name, n in metrics if math.isfinite(n)}, weight)
 
 
 # ---------------------------------------------------------------- devices and random numbers

@@ -21,8 +21,9 @@ import numpy as np
 import torch
 
 from daemons.worker.replica import Replica
-from dlctl.errors import DlctlError
+from dlctl.errors import DlctlError, os_errors_as
 from dlctl.messages import Array
+from dlctl.util import regular
 from dlctl.util.units import short_size
 
 FILE = "shared-model"
@@ -51,7 +52,9 @@ def share(replica: Replica, directory: Path) -> Shared:
     """
     check_device(replica)
     size = HEADER_BYTES + 4 * replica.layout.size()
-    fd = os.open(directory / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    path = directory / FILE
+    with os_errors_as("cannot share the model", path):
+        fd = regular.descriptor(path, os.O_RDWR | os.O_CREAT, 0o600)
     with os.fdopen(fd, "r+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         inode = os.fstat(fd).st_ino

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -40,7 +41,8 @@ SCALE_MIN = 1.0
 
 class Stepped(NamedTuple):
     loss: float
-    """The mean over all samples of the step; may be NaN or infinite."""
+    """The mean over the step's batches, by samples or by the weights that the task's loss returns;
+    may be NaN or infinite."""
     gradient: Vector | None
     """float32[d], clipped; the next step overwrites it. None: it was not requested."""
     norm: float
@@ -50,7 +52,7 @@ class Stepped(NamedTuple):
     is_skipped: bool = False
     """It is unusable because of the loss scale."""
     metrics: Mapping[str, float] = MappingProxyType({})
-    """The metrics that the task's loss returns: means over the samples of the step."""
+    """The metrics that the task's loss returns: means of the same kind."""
 
 
 class Stepper:
@@ -108,12 +110,9 @@ class Stepper:
             rows.next_step((own_lr or 0.0) * samples, scale)
         if not self._returns_unchanged(own_lr):
             begin_sum = None
-        measured, is_early = [], False
-        for number, (batch, part) in enumerate(batches, 1):
-            if begin_sum is not None and number == len(batches):
-                is_early = self.replica.sum_early(begin_sum, samples)
-            measured.append(self._measure(batch, part * scale, epoch, own_lr or 0.0))
-        vector = self.replica.gathered_early() if is_early else None
+        early = None if begin_sum is None else partial(self.replica.sum_early, begin_sum, samples)
+        measured, vector = self._measured(batches, scale, epoch, own_lr or 0.0, early)
+        parts = shares(parts, measured)
         loss = sum(part * each.loss for part, each in zip(parts, measured, strict=True))
         gradients = self.replica.gradients()
         if self._scaler is not None:
@@ -169,14 +168,36 @@ class Stepper:
         is_whole = self._scaler is None and not self.clip_norm and self.replica.rows is None
         return is_whole and own_lr is None and self.replica.device.type == "cpu"
 
-    def _measure(self, batch: Any, weight: float, epoch: int, lr: float) -> Measured:
+    def _measured(
+        self,
+        batches: Sequence[tuple[Any, float]],
+        scale: float,
+        epoch: int,
+        lr: float,
+        sum_early: Callable[[], bool] | None,
+    ) -> tuple[list[Measured], Vector | None]:
+        """The results of the backward passes of all batches; and the flat gradient, if its sum has
+        been started by `sum_early`, before the last pass.
+        """
+        found: list[Measured] = []
+        is_early = False
+        for number, (batch, part) in enumerate(batches, 1):
+            # A loss with weights scales the gradient of the earlier batches before that pass.
+            is_unscaled = not found or found[0].weight is None
+            if sum_early is not None and number == len(batches) and is_unscaled:
+                is_early = sum_early()
+            found.append(self._measure(batch, part, scale, epoch, lr))
+        return found, self.replica.gathered_early() if is_early else None
+
+    def _measure(self, batch: Any, part: float, scale: float, epoch: int, lr: float) -> Measured:
         """The backward pass of one batch, or the task's own change of its rows."""
         replica = self.replica
+        how: dict[str, Any] = {"scale": scale, "step": self.steps, "epoch": epoch}
         if replica.rows is None:
-            return replica.backward(batch, weight, step=self.steps, epoch=epoch)
+            return replica.backward(batch, part, **how)
         rows = replica.rows.of_next_batch()
         if not replica.task.has_change:
-            return replica.backward(batch, weight, step=self.steps, epoch=epoch, rows=rows)
+            return replica.backward(batch, part, rows=rows, **how)
         loss, changes, metrics = replica.task.change(replica.model, batch, rows, lr)
         replica.rows.add(changes)
         return Measured(loss, {n: value for n, value in metrics.items() if math.isfinite(value)})
@@ -249,14 +270,30 @@ class Stepper:
             self._scaler.load_state_dict(kept | {"scale": scale, "_growth_tracker": int(tracker)})
 
 
+def weight_of(part: float, measured: Measured) -> float:
+    """What a batch counts among those of its step. part: its fraction of the samples, 0 if it only
+    fills up.
+    """
+    return part if measured.weight is None or not part else measured.weight
+
+
+def shares(parts: Sequence[float], measured: Sequence[Measured]) -> list[float]:
+    """`weight_of` each batch of a step, as fractions of their sum; NaN if that is 0."""
+    found = [*map(weight_of, parts, measured)]
+    if all(each.weight is None for each in measured):
+        return found
+    total = sum(found)
+    return [each / total if total else math.nan for each in found]
+
+
 def together(measured: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
-    """The mean of each metric over the batches that have it, weighted by their samples."""
+    """The mean of each metric over the batches that have it, weighted by what these count."""
     sums: dict[str, tuple[float, float]] = {}
     for part, metrics in measured:
         for name, value in metrics.items():
             total, parts = sums.get(name, (0.0, 0.0))
             sums[name] = total + part * value, parts + part
-    return {name: total / parts for name, (total, parts) in sums.items()}
+    return {name: total / parts for name, (total, parts) in sums.items() if parts}
 
 
 def _parts(gradients: Sequence[Tensor | None]) -> list[Tensor]:

@@ -4,7 +4,8 @@ A task's dataset() is a stream if it is an IterableDataset of torch, or if it ha
 either `__iter__` or `shards` and `open`. There are three kinds:
 
     shards() -> names, or how many       has known shards with fast seeks: opened at sample `offset`
-    open(shard, offset) -> samples       of a shard, which is a name, or a number from 0
+    open(shard, offset) -> samples       of a shard, which is a name, or a number from 0; a name is
+                                         a text, a path, a number, or a tuple of these
     num_shards, shard(...), skip(n)      from `datasets` with streaming=True
     __iter__ alone                       one shard; every worker reads all of it, and skips what
                                          the other workers compute
@@ -12,7 +13,8 @@ either `__iter__` or `shards` and `open`. There are three kinds:
 It must return the same samples in the same order whenever a shard is opened; after
 `set_epoch(epoch)`, if it has that, in the order of this epoch. A shuffle must be seeded. A worker
 opens a shard once and reads sequentially. It skips what other workers compute, and reopens the
-shard if an earlier portion is returned to it.
+shard if an earlier portion is returned to it. On the wire shards are numbered by their sorted
+names: shards() may list them in another order in every worker.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from typing import Any, NamedTuple
 from torch.utils.data import DataLoader
 
 from daemons.worker.data import Batching, Collate, Made, PortionLoader
+from daemons.worker.listed import name_of
 from daemons.worker.task import TaskError, calling
+from dlctl.util import listing
 
 OPEN_MAX = 4
 """Shards that a worker keeps open: its own, and those of returned portions."""
@@ -48,7 +52,7 @@ class StreamLoader(PortionLoader):
         self, dataset: Any, collate: Collate | None, place: str | None, tolerant: bool
     ) -> tuple[Batching, int]:
         stream = _Stream(dataset, place)
-        self.shards = stream.shards
+        self.shards, self.names = stream.shards, stream.names
         return _Guarded(stream, collate, place), 0  # The length is unknown.
 
     def _with(self, processes: int) -> DataLoader[Any]:
@@ -107,8 +111,10 @@ class _Stream:
         self._place = place
         self._epoch: int | None = None
         self._open: dict[tuple[int, int], _Open] = {}
-        self._names: list[Any] | None = None
-        """Of its shards, if it has `open`."""
+        self._named: list[Any] | None = None
+        """Its shards by their numbers, as `open` wants them, if it has that."""
+        self.names = ""
+        """Of the shards in the order of its list, one a line; "": they have only numbers."""
         self.shards = self._count()
 
     def read(self, wanted: Wanted) -> list[Any]:
@@ -116,7 +122,7 @@ class _Stream:
         key = (wanted.data_epoch, wanted.shard)
         what = "reading task.dataset()"
         if self.shards > 1:
-            what += f", shard {self._names[wanted.shard] if self._names else wanted.shard}"
+            what += f", shard {self._named[wanted.shard] if self._named else wanted.shard}"
         try:
             with calling(f"{what}, from sample {wanted.start}", self._place):
                 shard = self._at(key, wanted.start)
@@ -131,7 +137,7 @@ class _Stream:
         is_here = shard is not None and (
             shard.at == start or (shard.has_ended and shard.at < start)
         )
-        if shard is None or (not is_here and (shard.at > start or self._names is not None)):
+        if shard is None or (not is_here and (shard.at > start or self._named is not None)):
             shard = self._opened(*key, start)
         elif not is_here:
             shard.skip(start - shard.at)
@@ -144,8 +150,8 @@ class _Stream:
         if epoch != self._epoch:
             self._epoch = epoch
             _set_epoch(self._dataset, epoch)
-        if self._names is not None:
-            return _Open(iter(self._dataset.open(self._names[number], start)), start)
+        if self._named is not None:
+            return _Open(iter(self._dataset.open(self._named[number], start)), start)
         part = self._dataset
         if self.shards > 1:
             part = part.shard(num_shards=self.shards, index=number)
@@ -163,19 +169,33 @@ class _Stream:
         if callable(getattr(self._dataset, "shards", None)):
             with calling("task.dataset().shards", self._place):
                 given = self._dataset.shards()
-                given = range(given) if isinstance(given, int) else given
-                self._names = [given] if isinstance(given, str) else list(given)
+                is_count = isinstance(given, int)
+                given = range(given) if is_count else given
+                listed = [given] if isinstance(given, str) else list(given)
             if not callable(getattr(self._dataset, "open", None)):
                 raise self._wrong("has shards() but no open(shard, offset)")
-            if not self._names:
+            if not listed:
                 raise self._wrong("has no shards: shards() returns none")
-            return len(self._names)
+            self._named = listed if is_count else self._by_name(listed)
+            return len(listed)
         if callable(getattr(self._dataset, "shard", None)):
             return max(int(getattr(self._dataset, "num_shards", 1)), 1)
         return 1
 
+    def _by_name(self, listed: list[Any]) -> list[Any]:
+        """The shards by their numbers."""
+        try:
+            names = [*listing.names([name_of(shard) for shard in listed])]
+        except TypeError as error:
+            raise self._wrong(f"has a shard without a name: {error}") from None
+        self.names = listing.ROW.join(names)
+        return [shard for _, shard in sorted(zip(listing.numbers(names), listed, strict=True))]
+
     def _wrong(self, text: str) -> TaskError:
-        hint = "shards() returns their names or number, open(shard, offset) the samples of one"
+        hint = (
+            "shards() returns their names (text, paths, numbers, or tuples of these) or how many "
+            "there are, open(shard, offset) the samples of one"
+        )
         return TaskError(f"task.dataset() {text}", where=self._place, hint=hint)
 
 

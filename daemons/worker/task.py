@@ -5,12 +5,15 @@ A task is any object, class or module with these; there is no base class to inhe
     model() -> torch.nn.Module
     dataset() -> map-style dataset: __len__ and __getitem__; or a stream: __iter__ (`stream.py`)
     loss(model, batch) -> 0-d tensor, the mean over the batch; or (that, dict of numbers), which
-                          are means over the batch, too. It may also take step, epoch by name
+                          are means over the batch, too; or (those two, a number >= 0), the weight
+                          of this batch in its step. It may also take step, epoch by name
     evaluate(model) -> dict of numbers       optional
     finish(model, metrics) -> text or None   optional; once, when the run has finished
-    collate(samples) -> batch                optional; torch's default_collate if absent
+    collate(samples) -> batch                optional; torch's default_collate if absent. The name
+                                             may be collate_fn, too
     sampler(dataset, epoch) -> rows          optional; the indices of an epoch's samples in their
-                                             order: as many in every epoch, the same in all workers
+                                             order: as many in every epoch, the same in all workers.
+                                             It may be a torch Sampler
     sample_weights(dataset) -> weights       optional, instead: one number >= 0 for each sample
 
 With tables of rows that only the servers hold (`rows.py` beside this file), it also has
@@ -32,6 +35,8 @@ whose parameters have no values (they are on torch's meta device):
     stages(model) -> names of modules, a list for each stage of `replica.pipeline`
     tensor_plan(model) -> {names of modules: "colwise", "rowwise" or a ParallelStyle of torch's}
     parallelize(model, mesh)                 instead of what `fsdp` or `tensor` would do with it
+
+Parts that only return data may be the data themselves (`parts.py`).
 
 Every error of the user's code becomes a TaskError: what was called, what it raised, and where in
 the user's files. This includes SystemExit and the like; only KeyboardInterrupt passes through.
@@ -60,13 +65,14 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
 import dlctl
+from daemons.worker import parts
 from daemons.worker.kept_code import KeptSource, import_kept
 from dlctl.errors import JobFailed
 from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX, METRICS_MAX
 from dlctl.runs import task_code
 from dlctl.util.did_you_mean import closest
 
-_LOSS_RETURNS = 'it returns the loss, or (the loss, {"name": value})'
+_LOSS_RETURNS = 'it returns the loss, (the loss, {"name": value}) or (both, weight)'
 MESSAGE_CHARS_MAX = 2_000
 DETAIL_CHARS_MAX = 7_000
 """At most 4 bytes each: message and detail fit into a message's header."""
@@ -74,6 +80,8 @@ CPU_ALLOCATOR = "DefaultCPUAllocator"
 """If torch cannot allocate a tensor on the CPU, it raises a RuntimeError that contains this."""
 NAMES_MAX = 20
 """Of a task's file that an error lists."""
+FOLDERS = 4
+"""That of a file and those above it, in which an error looks for a module that is not found."""
 TOLD = ("step", "epoch", "rows")
 """Arguments that a task's loss gets by name, behind model and batch, if it takes them."""
 
@@ -92,6 +100,8 @@ class Loss(NamedTuple):
     """0-d, with a gradient."""
     metrics: dict[str, Any]
     """Numbers, and tensors and arrays of one element, which may be on a device."""
+    weight: Any = None
+    """As one of the metrics: of this batch among those of its step. None: that of its samples."""
 
 
 ReadRows = Callable[[str, Tensor], Tensor]
@@ -106,6 +116,9 @@ class Task:
 
     def __init__(self, user: Any, name: str = "task") -> None:
         self._user = user
+        self._names = {part: _name_of(part, user) for part in parts.SECOND_NAMES}
+        self._weighs: bool | None = None
+        """Whether the task's loss returns a weight; None: it was not called so far."""
         self.has_rows = self.has("tables")
         self.has_change = self.has_rows and self.has("change")
         needed = ["dataset"] if self.has_rows else ["model", "dataset"]
@@ -116,24 +129,46 @@ class Task:
             raise TaskError(
                 f"{name} lacks {' and '.join(f'{part}()' for part in missing)}",
                 where=_place(user),
-                hint="a task has model(), dataset() and loss(model, batch)",
+                hint="a task has model(), dataset() and loss(model, batch)"
+                + parts.close_to(missing, user),
             )
+        for part in parts.ALWAYS:  # What is wrong with one is said now, not when it is first used.
+            self.has(part)
         self._loss_takes = () if self.has_change else _taken(_get(user, "loss"))
         """The names in `TOLD` that the task's loss takes."""
 
     def has(self, part: str) -> bool:
-        """Whether the user's task has this function."""
-        return callable(_get(self._user, part))
+        """Whether the user's task has this part. Raises TaskError if it has none of the forms that
+        the part may have.
+        """
+        given = self._part(part)
+        if given is None:
+            return False
+        wrong, hint = parts.wrong_form(part, given, self._user)
+        if wrong:
+            raise TaskError(wrong, where=self.place(part), hint=hint)
+        return True
+
+    def unused(self) -> list[str]:
+        """A sentence for each of the task's names that look like a part, and are none."""
+        with calling("reading the names in the task", partial(_place, self._user)):
+            return parts.unused(self._user)
 
     @property
     def collate(self) -> Callable[[list[Any]], Any] | None:
         """The user's collate function; None: use torch's."""
-        collate: Callable[[list[Any]], Any] | None = _get(self._user, "collate")
+        collate: Callable[[list[Any]], Any] | None = self._part("collate")
         return collate
 
+    def _part(self, part: str) -> Any:
+        """As the user's task has it; None: it has none."""
+        return _get(self._user, self._names.get(part, part))
+
     def _call(self, part: str, *arguments: Any, **by_name: Any) -> Any:
+        """What the part returns, or the part itself if it is data."""
         with calling(f"task.{part}", self.at(part)):
-            return getattr(self._user, part)(*arguments, **by_name)
+            given = getattr(self._user, part)
+            return given(*arguments, **by_name) if callable(given) else given
 
     def _numbers(self, part: str, *arguments: Any) -> tuple[Any, npt.NDArray[Any]]:
         """What the user's part returns, as it is and as an array: it may be a tensor, an array or
@@ -158,7 +193,11 @@ class Task:
 
     def place(self, part: str) -> str | None:
         """file:line of the user's `part`; None if Python does not know."""
-        return _place(_get(self._user, part))
+        name = self._names.get(part, part)
+        given = _get(self._user, name)
+        if given is None or inspect.isroutine(given) or isinstance(given, type):
+            return _place(given)
+        return parts.line_of(name, self._user) or _place(self._user) or _place(given)
 
     def at(self, part: str) -> Place:
         """`place`, evaluated only when it is needed: it takes milliseconds."""
@@ -191,8 +230,16 @@ class Task:
             raise TaskError("task.dataset() has no samples", where=self.place("dataset"))
         return dataset
 
-    def sampler(self, dataset: Any, epoch: int) -> npt.NDArray[np.int64]:
-        """The indices of an epoch's samples in their order: at least one."""
+    def sampler(self, dataset: Any, epoch: int, seed: int) -> npt.NDArray[np.int64]:
+        """The indices of an epoch's samples in their order: at least one. seed: for the generator
+        of a torch Sampler.
+        """
+        if not callable(given := self._part("sampler")):
+            with calling("task.sampler", self.at("sampler")):
+                if isinstance(own := getattr(given, "generator", None), torch.Generator):
+                    own.manual_seed(seed)
+                if callable(set_epoch := getattr(given, "set_epoch", None)):
+                    set_epoch(epoch)
         returned, rows = self._numbers("sampler", dataset, epoch)
         if rows.ndim != 1 or rows.dtype.kind not in "iu" or not rows.size:
             raise self._wrong("sampler", returned, "the numbers of samples, at least one")
@@ -258,8 +305,9 @@ class Task:
         """As the user's `tables` returns them; {} if there is none."""
         if not self.has_rows:
             return {}
+        tables = self._call("tables")
         with calling("task.tables", self.at("tables")):
-            return dict(self._user.tables())
+            return dict(tables)
 
     def rows(self, batch: Any) -> dict[str, Tensor]:
         """As the user's `rows` returns them."""
@@ -295,10 +343,11 @@ class Task:
         values = {"step": step, "epoch": epoch, "rows": rows} if self._loss_takes else {}
         taken = {name: values[name] for name in self._loss_takes}
         returned = self._call("loss", model, batch, **taken)
-        loss, metrics = returned, dict[str, Any]()
-        if type(returned) is tuple and len(returned) == 2:
-            loss, metrics = returned
+        loss, metrics, weight = returned, dict[str, Any](), None
+        if type(returned) is tuple and len(returned) in (2, 3):
+            loss, metrics, weight = (*returned, None)[:3]
             self._check_metrics("loss", metrics)
+        self._check_weight(weight)
         if not isinstance(loss, Tensor):
             raise self._wrong("loss", loss, "a torch.Tensor", hint=_LOSS_RETURNS)
         if loss.ndim != 0 or not loss.is_floating_point():
@@ -309,12 +358,31 @@ class Task:
                 where=self.place("loss"),
                 hint="no detach(), item() or no_grad() between the model's output and the loss",
             )
-        return Loss(loss, metrics)
+        return Loss(loss, metrics, weight)
+
+    def _check_weight(self, weight: Any) -> None:
+        """Raises TaskError. It copies nothing from a device: `in_numbers` checks the value."""
+        if weight is not None and not _is_number(weight):
+            raise self._wrong("loss", weight, "a weight, one number", item="[2]")
+        if weight is not None and self.has_rows:
+            raise TaskError(
+                "task.loss returned a weight, but rows step along the sum over a batch's samples",
+                where=self.place("loss"),
+                hint="return (loss, metrics)",
+            )
+        if self._weighs is None:
+            self._weighs = weight is not None
+        if self._weighs != (weight is not None):
+            raise TaskError(
+                "task.loss returned a weight for one batch, and none for another",
+                where=self.place("loss"),
+                hint="return (loss, metrics, weight) for every batch, or for none",
+            )
 
     def stages(self, model: nn.Module) -> list[list[str]]:
         """The names of the modules of each stage."""
+        returned = self._call("stages", model)
         with calling("task.stages", self.at("stages")):
-            returned = self._user.stages(model)
             stages = [list(stage) for stage in returned]
         if not all(isinstance(name, str) for stage in stages for name in stage) or any(
             isinstance(stage, str) for stage in returned
@@ -357,7 +425,8 @@ class Task:
     def _check_metrics(self, part: str, metrics: Any) -> None:
         """Raises TaskError. It copies nothing from a device."""
         if not isinstance(metrics, dict) or not all(isinstance(key, str) for key in metrics):
-            raise self._wrong(part, metrics, "a dict of names and numbers")
+            hint = _LOSS_RETURNS if part == "loss" else None
+            raise self._wrong(part, metrics, "a dict of names and numbers", hint=hint)
         if len(metrics) > METRICS_MAX:
             raise TaskError(
                 f"task.{part} returned {len(metrics)} metrics; at most {METRICS_MAX} can be stored",
@@ -378,7 +447,8 @@ class Task:
     def _wrong(
         self, part: str, value: object, wanted: str, *, item: str = "", hint: str | None = None
     ) -> TaskError:
-        text = f"task.{part}{item} returned {_describe(value)}, not {wanted}"
+        does = "returned" if callable(self._part(part)) else "is"
+        text = f"task.{part}{item} {does} {_describe(value)}, not {wanted}"
         return TaskError(text, where=self.place(part), hint=hint)
 
 
@@ -486,10 +556,11 @@ def blame(what: str, error: BaseException, place: Place = None) -> TaskError:
     report = traceback.TracebackException.from_exception(error)
     _cut(report)
     text = (error.msg if isinstance(error, SyntaxError) else str(report)) or "(it gives no reason)"
+    where = _where(error, report.stack, place)
     failed = TaskError(
         plain(f"{what} raised {type(error).__name__}: {text}", MESSAGE_CHARS_MAX),
-        where=_where(error, report.stack, place),
-        hint=_hint(error),
+        where=where,
+        hint=_hint(error, where),
     )
     # The end of a long traceback is more useful than its beginning.
     failed.detail = plain("".join(report.format())[-DETAIL_CHARS_MAX:], DETAIL_CHARS_MAX)
@@ -503,7 +574,7 @@ def _cut(report: traceback.TracebackException | None) -> None:
     file: it needs no frames at all.
     """
     while report is not None:
-        kept = _without_machinery(report.stack)
+        kept = without_machinery(report.stack)
         if not kept and not any(frame.filename.startswith(_IMPORTS) for frame in report.stack):
             kept = report.stack
         report.stack = kept
@@ -525,7 +596,7 @@ _LIBRARIES = tuple(
 )
 
 
-def _without_machinery(stack: traceback.StackSummary) -> traceback.StackSummary:
+def without_machinery(stack: traceback.StackSummary) -> traceback.StackSummary:
     return traceback.StackSummary.from_list(
         [frame for frame in stack if not frame.filename.startswith(_MACHINERY)]
     )
@@ -534,8 +605,9 @@ def _without_machinery(stack: traceback.StackSummary) -> traceback.StackSummary:
 def _where(error: BaseException, stack: traceback.StackSummary, place: Place) -> str | None:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
-    own = _line_of(stack, _MACHINERY + _LIBRARIES)
-    return own or (place() if callable(place) else place) or _line_of(stack, _MACHINERY)
+    return (
+        user_line(stack) or (place() if callable(place) else place) or _line_of(stack, _MACHINERY)
+    )
 
 
 def whereabouts(thread: threading.Thread) -> tuple[str, str]:
@@ -547,9 +619,14 @@ def whereabouts(thread: threading.Thread) -> tuple[str, str]:
         return "an unknown place: its thread has ended", ""
     whole = traceback.StackSummary.extract(traceback.walk_stack(frame))
     whole.reverse()
-    stack = _without_machinery(whole) or whole
-    place = _line_of(stack, _MACHINERY + _LIBRARIES) or _line_of(stack, _MACHINERY)
+    stack = without_machinery(whole) or whole
+    place = user_line(stack) or _line_of(stack, _MACHINERY)
     return place or "an unknown place", "".join(stack.format())
+
+
+def user_line(stack: traceback.StackSummary) -> str | None:
+    """file:line of the innermost frame of the user's code, which is last; None: there is none."""
+    return _line_of(stack, _MACHINERY + _LIBRARIES)
 
 
 def _line_of(stack: traceback.StackSummary, beyond: tuple[str, ...]) -> str | None:
@@ -560,14 +637,36 @@ def _line_of(stack: traceback.StackSummary, beyond: tuple[str, ...]) -> str | No
     return None
 
 
-def _hint(error: BaseException) -> str | None:
+def _hint(error: BaseException, where: str | None) -> str | None:
     if isinstance(error, ModuleNotFoundError) and error.name:
-        return f'install what provides "{error.name}" for {sys.executable}'
+        near = _near(error.name, where)
+        return near or f'install what provides "{error.name}" for {sys.executable}'
+    if isinstance(error, ImportError) and "no known parent package" in text_of(error):
+        return 'the task\'s file is in no package: write "import x" in place of "from . import x"'
     if is_for_want_of_memory(error):
         return "try fewer workers on this device"
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         return "remove compile from [gradient]: torch cannot compile this model here"
     return None
+
+
+def _near(name: str, where: str | None) -> str:
+    """How to import a module that lies near the file that imports it, but where Python does not
+    search; "" if there is none. where: file:line.
+    """
+    package = name.partition(".")[0]
+    folders = Path((where or "").rpartition(":")[0]).parents
+    for folder in folders[:FOLDERS]:
+        inside = folder / package
+        is_here = inside.with_suffix(".py").is_file() or any(inside.glob("*.py"))
+        if not is_here or str(folder) in sys.path:
+            continue
+        if any((folder / file).is_file() for file in ("pyproject.toml", "setup.py")):
+            how = f"{sys.executable} -m pip install -e {folder}"
+        else:
+            how = f"`import sys; sys.path.insert(0, {str(folder)!r})` before that import"
+        return f'"{package}" is in {folder}, where Python does not search: {how}'
+    return ""
 
 
 def is_for_want_of_memory(error: BaseException | None) -> bool:
@@ -608,6 +707,22 @@ def _is_map_style(dataset: object) -> bool:
     """A torch Dataset without its own `__getitem__` inherits one that only raises."""
     inherited = getattr(type(dataset), "__getitem__", None) is Dataset.__getitem__
     return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not inherited
+
+
+def _name_of(part: str, user: object) -> str:
+    """The name under which the task has a part: its own or torch's. Raises TaskError for both."""
+    second = parts.SECOND_NAMES[part]
+    own, torchs = _get(user, part), _get(user, second)
+    # Each access to a method makes another object.
+    if torchs is None or getattr(own, "__func__", own) is getattr(torchs, "__func__", torchs):
+        return part
+    if own is not None:
+        raise TaskError(
+            f"the task has both {part} and {second}, which are names of one part",
+            where=_place(torchs) or _place(user),
+            hint="keep one of them",
+        )
+    return second
 
 
 def _get(user: object, name: str) -> Any:

@@ -18,6 +18,8 @@ from torch.nn.parameter import is_lazy
 
 from daemons.worker.task import calling
 from dlctl.errors import DlctlError
+from dlctl.runs import tensorfile
+from dlctl.util import regular
 
 log = logging.getLogger("dlctl")
 
@@ -73,10 +75,11 @@ def _files(place: Path) -> list[Path]:
 def _opened(path: Path) -> Iterator[Any]:
     """Raises DlctlError."""
     try:
-        with safe_open(path, "pt") as file:
+        with regular.opened(path) as source, safe_open(regular.name_of(source), "pt") as file:
             yield file
     except (OSError, SafetensorError) as error:
-        raise DlctlError(f"cannot read the weights: {error}", where=str(path)) from error
+        words = f"cannot read the weights: {tensorfile.why(error, path)}"
+        raise DlctlError(words, where=str(path)) from error
 
 
 def _shapes(path: Path) -> dict[str, list[int]]:

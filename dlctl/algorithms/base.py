@@ -500,7 +500,9 @@ class ShardSide(ABC):
         return []
 
     def figures(self) -> messages.Json:
-        """Figures for the server's reports, as plain values: "noise_parts": `NoiseScale.parts`."""
+        """The method's figures that the server reports beside its own, as plain values:
+        "noise_parts": `NoiseScale.parts`.
+        """
         return {}
 
     def state(self) -> messages.Json:
@@ -669,6 +671,12 @@ class Lead:
     def figures(self) -> messages.Json:
         """The method's figures in `status`, in plain values."""
         return {}
+
+    def loss_noise(self) -> str:
+        """How it has found that the loss depends on chance, which it must not with this method: a
+        problem of the run; "" if it has not.
+        """
+        return ""
 
 
 # ---------------------------------------------------------------- a whole method

@@ -19,7 +19,7 @@ has one contact at a time: with several, each would start from the parameters be
   replica is alive. If an answer is lost, the request is retried, and yields the same delta.
 - Pull and push give up a contact after `CONTACT_S`; a push may still arrive.
 - The model of the run is the mean of all replicas: it is evaluated, exported, and shown by
-  `status`. `consensus_distance`, a metric of each evaluation, is the replicas' distance from it.
+  `status`. `consensus_distance`, a figure of each evaluation, is the replicas' distance from it.
 - Of two replicas that contact each other at the same time, symmetrically, one contact counts: that
   of the lower slot.
 - A checkpoint may be saved between the two halves of an exchange: resuming from it does not

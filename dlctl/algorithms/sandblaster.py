@@ -50,7 +50,9 @@ but a shard could not subtract one of several again, and larger portions have th
 replicas get backup copies of the stragglers' last portions (`roles/coordinator/portions.py`). Each
 shard decides on its own which copy wins: the one that arrives first; both are of the same data.
 
-The loss must be a function of the parameters alone: no dropout, no batch normalisation in training.
+The loss must be a function of the parameters alone: no dropout, no batch normalisation in training,
+no random augmentation. A search without success is followed by another f at x. If the two differ by
+more than rounding, `status` reports the problem "loss-noisy", and the reason of the end names it.
 """
 
 from __future__ import annotations
@@ -88,6 +90,9 @@ from dlctl.messages import Json
 ACCRUED = "accrued"
 GRAM_HISTORY_MAX = 30
 """Pairs whose products with each other fit into one message, and into the records of a run."""
+NOISE_MIN = 1e-5
+"""Relative difference of two losses at the same point beyond which it is not rounding: float32, and
+sums in another order."""
 CURVATURE_MIN = 1e-10
 """A pair with s.y up to this has no useful curvature, and is left out (as in torch)."""
 
@@ -180,6 +185,8 @@ class LBFGS(Lead):
     iteration: int = 0
     batches: int = 0
     """Passes over the dataset."""
+    unequal: tuple[float, float] | None = None
+    """Two values of f at the same point; None: none are known that differ."""
     dots: dict[str, float] = field(default_factory=dict)
     """"s0 y1" -> s0.y1, the known products of the pairs; for the reduction "gram"."""
 
@@ -187,7 +194,8 @@ class LBFGS(Lead):
         pairs = [[pair.slot, pair.rho, pair.gamma] for pair in self.pairs]
         numbers = [repr(self.loss), repr(self.norm)]  # JSON has no infinity.
         counts = [self.iteration, self.batches]
-        return {"pairs": pairs, "at": numbers, "counts": counts, "dots": dict(self.dots)}
+        state: Json = {"pairs": pairs, "at": numbers, "counts": counts, "dots": dict(self.dots)}
+        return state if self.unequal is None else state | {"unequal": [*self.unequal]}
 
     def resume(self, state: Json) -> None:
         if state:
@@ -197,6 +205,7 @@ class LBFGS(Lead):
             self.loss, self.norm = map(float, state["at"])
             self.iteration, self.batches = state["counts"]
             self.dots = dict(state.get("dots", {}))
+            self.unequal = tuple(state["unequal"]) if "unequal" in state else None
 
     def figures(self) -> Json:
         if not math.isfinite(self.loss):
@@ -205,6 +214,11 @@ class LBFGS(Lead):
             "iteration": self.iteration, "batches": self.batches,
             "loss": self.loss, "gradient_norm": self.norm,
         }  # fmt: skip
+
+    def loss_noise(self) -> str:
+        if self.unequal is None:
+            return ""
+        return "at the same parameters it was {:.6g} and then {:.6g}".format(*self.unequal)
 
     def drive(self) -> Drives:
         if not math.isfinite(self.loss):
@@ -220,7 +234,11 @@ class LBFGS(Lead):
                 return f"the norm of the gradient is {self.norm:.3g}"
             moved = yield from self._iterate()
             if not moved:
-                return "no step goes down any more"
+                why = "no step goes down any more"
+                if self.unequal is None:
+                    return why
+                advice = "avoid dropout and random augmentation, or choose another method"
+                return f"{why}: the loss depends on chance: {self.loss_noise()}; {advice}"
             self.iteration += 1
             yield Snapshot()
         return f"{self.iteration} iterations are done"
@@ -228,14 +246,25 @@ class LBFGS(Lead):
     def _iterate(self) -> Part[bool]:
         """One L-BFGS step; False if none was found, "w" is "x" then."""
         slope = yield from self._direction()
-        if slope < 0 and (yield from self._search(slope)):
-            yield from self._accept()
-            return True
+        if slope < 0:
+            if (yield from self._search(slope)):
+                yield from self._accept()
+                return True
+            yield from self._compare()
         if not self.pairs:
             yield VectorRequest((Change("copy", "x", PARAMETERS),))
             return False
         self.pairs.clear()
         return (yield from self._iterate())
+
+    def _compare(self) -> Part[None]:
+        """Compute f at "x" again, unless it is known to depend on chance."""
+        if self.unequal is not None:
+            return
+        yield VectorRequest((Change("copy", "x", PARAMETERS),))
+        again = yield from self._evaluate()
+        if math.isfinite(again) and abs(again - self.loss) > NOISE_MIN * abs(self.loss):
+            self.unequal = (self.loss, again)
 
     def _evaluate(self) -> Part[float]:
         """f at "w"; its gradient is "accrued" then."""

@@ -16,6 +16,7 @@ from dlctl.cli.options import JOB
 from dlctl.cli.ui import console
 from dlctl.errors import DlctlError, UsageError
 from dlctl.util import hints
+from dlctl.util.outfile import BROKEN_PIPE_EXIT_CODE
 
 SECTIONS = {
     "Jobs": {
@@ -100,7 +101,7 @@ def run(arguments: list[str]) -> int:
         return INTERRUPTED_EXIT_CODE
     except BrokenPipeError:
         console.abandon_stdout()
-        return console.SIGPIPE_EXIT_CODE
+        return BROKEN_PIPE_EXIT_CODE
     except Exception as error:
         known = _known(error, arguments) or _bug(error, arguments)
         console.error(known)

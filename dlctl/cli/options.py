@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 from dlctl.cli.ui import console
 from dlctl.errors import DlctlError, UsageError
-from dlctl.util import units
+from dlctl.util import outfile, units
 
 F = TypeVar("F", bound=Callable[..., Any])
 Completion = Callable[[click.Context, click.Parameter, str], list[str]]
@@ -95,7 +95,14 @@ def _set_up_console(ctx: click.Context, param: click.Parameter, value: Any) -> N
     console.setup(**chosen)
 
 
+class _Output(click.Path):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return outfile.STDOUT if value == "-" else super().convert(value, param, ctx)
+
+
 PATH = click.Path(path_type=Path)
+OUTPUT = _Output(path_type=Path)
+"""A file to write, for `dlctl.util.outfile`; "-" is standard output."""
 job_option = click.option(
     "-j",
     "--job",
@@ -167,9 +174,11 @@ def tail_option(text: str) -> Callable[[F], F]:
 
 
 def require_free(force: bool, *files: Path) -> None:
-    """Raises DlctlError if one of these files exists, unless `force` is set."""
+    """Raises DlctlError if one of these files exists, unless `force` is set. What is only written
+    to, such as a device, is not overwritten.
+    """
     for file in files if not force else ():
-        if os.path.lexists(file) and not file.is_dir():
+        if os.path.lexists(file) and not (file.is_dir() or outfile.is_stream(file)):
             raise DlctlError(
                 f"{file.name} already exists; nothing was written",
                 where=str(file),

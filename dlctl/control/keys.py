@@ -12,13 +12,13 @@ import hashlib
 import hmac
 import os
 import secrets
-import stat
 from pathlib import Path
 from typing import NamedTuple
 
 from dlctl.errors import DlctlError, os_errors_as
 from dlctl.roles.protocol.keyring import Keyring
 from dlctl.runs import paths
+from dlctl.util import regular
 
 FILE = "key"
 KEY_BYTES = 32
@@ -81,7 +81,7 @@ def read_private(path: Path, bytes_max: int, what: str, if_known: str) -> bytes:
     what: its name in errors, "the run's key". if_known: what to do if another user has read it.
     """
     with os_errors_as(f"cannot read {what}", path):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = regular.descriptor(path, os.O_NOFOLLOW)
     try:
         _check_private(os.fstat(descriptor), path, what, if_known)
         return os.read(descriptor, bytes_max + 1)
@@ -97,8 +97,6 @@ def renew(directory: Path) -> None:
 
 
 def _check_private(info: os.stat_result, path: Path, what: str, if_known: str) -> None:
-    if not stat.S_ISREG(info.st_mode):
-        raise DlctlError(f"{what} is not a file", where=str(path))
     if info.st_uid != os.getuid():
         raise DlctlError(f"{what} belongs to another user (uid {info.st_uid})", where=str(path))
     if info.st_mode & 0o077:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from dlctl.errors import Unreachable
 from dlctl.runs import paths
-from dlctl.util import hints, processes
+from dlctl.util import hints, processes, regular
 
 STILL_S = 5.0
 """A working coordinator touches its lock more often than this."""
@@ -53,7 +53,7 @@ def replaced(limit_s: float) -> str:
 def limit_s(directory: Path) -> float:
     """The heartbeat timeout after which a process of this run is replaced."""
     try:
-        found = json.loads((directory / "job.json").read_bytes())["timeouts"]["silent_s"]
+        found = json.loads(regular.read_bytes(directory / "job.json"))["timeouts"]["silent_s"]
     except (OSError, ValueError, KeyError, TypeError):
         found = None
     if type(found) is int or type(found) is float:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Mapping
 
 from dlctl.health.findings import FAULT, OK, WARNING, Facts, Finding, duration_text
 from dlctl.health.needs import Need
+from dlctl.util import hints
 from dlctl.util.text import plural
 from dlctl.util.units import short_size
 
@@ -17,6 +19,7 @@ WORKER_BYTES = 400 << 20
 """Memory of a process that has imported torch, without a model."""
 LOADER_BYTES = 32 << 20
 """Shared memory that a process of a DataLoader may fill with its batches."""
+RUNS_LISTED_MAX = 8
 CLOCK_WARNING_S, CLOCK_FAULT_S = 2.0, 60.0
 
 
@@ -34,6 +37,17 @@ def findings(need: Need, facts: Facts) -> Iterator[Finding]:
     yield _cores(need, facts)
     yield _open_files(need, facts)
     yield from _logout(need, facts)
+
+
+def open_runs(need: Need, modes: Mapping[str, str]) -> Finding:
+    """modes: path of a run directory that other users can enter -> its mode."""
+    listed = [*modes][:RUNS_LISTED_MAX]
+    names = ", ".join(f"{path.rpartition('/')[2]} (mode {modes[path]})" for path in listed)
+    text = f"other users can read the files of {plural(len(modes), 'run')}: {names}"
+    fix = f"chmod 700 {shlex.join(listed)}"
+    if more := len(modes) - len(listed):
+        text, fix = f"{text} and {more} more", hints.told(fix, "dlctl doctor then lists the others")
+    return Finding(need.name, "runs", WARNING, text, fix, {"open": len(modes)})
 
 
 def _logout(need: Need, facts: Facts) -> Iterator[Finding]:

@@ -19,7 +19,8 @@ from dlctl.jobfile.errors import Fault
 from dlctl.jobfile.positions import KeyPath, get
 from dlctl.runs.best import Best, Target
 from dlctl.settings import GENERAL
-from dlctl.util import extras
+from dlctl.util import extras, regular
+from dlctl.util.regular import NotRegular
 
 JOB_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 PORT_MAX = 65535
@@ -71,12 +72,16 @@ def _task(text: str, directory: Path) -> Verdict:
     file, _, name = text.rpartition(":")
     if not file.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
         return 'must be a file and a name in it, as in "train.py:task"', ""
+    beside = list[str]()
     try:
-        if "\0" not in file and (directory / file).is_file():
+        regular.check(directory / file)
+        if (directory / file).is_file():
             return FINE
         beside = [path.name for path in directory.glob("*.py")]
-    except OSError:
-        beside = []
+    except NotRegular as error:
+        return f'"{file}" is {error.kind}, not a Python file', ""
+    except (OSError, ValueError):
+        pass  # As for a name that no file can have.
     close = difflib.get_close_matches(file, beside, n=1)
     meant = f'did you mean "{close[0]}:{name}"?' if close else ""
     return f'there is no file "{file}" beside the job file', meant
@@ -86,17 +91,20 @@ def _weights(text: str, directory: Path) -> Verdict:
     """The files must exist; their content is checked when a worker builds the model."""
     if not text:
         return FINE
-    place = directory / text
+    place, beside = directory / text, list[str]()
     try:
-        if "\0" not in text and place.is_dir():
+        if place.is_dir():
             has_any = any(place.glob("*.safetensors"))
             return FINE if has_any else (f'there is no .safetensors file in "{text}"', "")
-        if "\0" not in text and place.is_file():
+        regular.check(place)
+        if place.is_file():
             is_one = text.endswith(".safetensors")
             return FINE if is_one else ("must be a .safetensors file, or a directory of such", "")
         beside = [path.name for path in place.parent.glob("*.safetensors")]
+    except NotRegular as error:
+        return f'"{text:.200}" is {error.kind}, not a .safetensors file', ""
     except (OSError, ValueError):
-        beside = []
+        pass  # As for a name that no file can have.
     close = difflib.get_close_matches(Path(text).name, beside, n=1)
     meant = f'did you mean "{Path(text).with_name(close[0])}"?' if close else ""
     return f'there is no file or directory "{text:.200}"; it is relative to the job file', meant

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
-import stat
 import tomllib
 from pathlib import Path
 from typing import Any
 
 from dlctl.jobfile.errors import UNREADABLE, Fault, JobFileError, Problem, locate
 from dlctl.jobfile.positions import KeyPath, Place, Spot
+from dlctl.util import regular
+from dlctl.util.regular import NotRegular
 
 SIZE_MAX_BYTES = 1_000_000
 DEPTH_MAX = 16
@@ -24,17 +26,17 @@ _TOML_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$
 def read(path: Path) -> str:
     """The text of a job file. Raises JobFileError if it cannot be read."""
     try:
-        info = path.stat()
-        if stat.S_ISDIR(info.st_mode):
-            raise _unreadable(path, "is a directory", _job_files_in(path))
-        if not stat.S_ISREG(info.st_mode):
-            raise _unreadable(path, "is not a regular file")
-        if info.st_size > SIZE_MAX_BYTES:
-            size = f"{info.st_size} bytes; a job file has at most {SIZE_MAX_BYTES}"
-            raise _unreadable(path, f"has {size}")
-        data = path.read_bytes()
+        with regular.opened(path) as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            if size_bytes > SIZE_MAX_BYTES:
+                size = f"{size_bytes} bytes; a job file has at most {SIZE_MAX_BYTES}"
+                raise _unreadable(path, f"has {size}")
+            data = file.read(SIZE_MAX_BYTES)
     except FileNotFoundError:
         raise _unreadable(path, "does not exist", _similar_file(path)) from None
+    except NotRegular as error:
+        meant = _job_files_in(path) if path.is_dir() else ""
+        raise _unreadable(path, f"is {error.kind}, not a regular file", meant) from None
     except (OSError, ValueError) as error:
         raise _unreadable(path, getattr(error, "strerror", None) or str(error)) from error
     if not data.strip():

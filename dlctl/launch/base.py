@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from dlctl.errors import DlctlError
 from dlctl.runs import paths
+from dlctl.util import regular
 
 HOST_FILE = "host.json"
 """Only in a directory that stands for a run directory on another machine than the coordinator's."""
@@ -97,16 +98,16 @@ def open_log(directory: Path, name: str, incarnation: int) -> int:
     """A file descriptor for a daemon's stdout and stderr, appending: its log file.
 
     The file contains all output of the process, also of a crash of the interpreter. The daemon's
-    own log lines are JSON. No other process writes the file.
+    own log lines are JSON. Only processes of the daemon write the file.
     """
     path = paths.log_path(directory, name, incarnation)
     path.parent.mkdir(exist_ok=True)
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    return regular.descriptor(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
 
 
 def read_job(directory: Path) -> dict[str, Any]:
     """The resolved job of a run, as `config.from_dict` takes it. Raises OSError and ValueError."""
-    job: dict[str, Any] = json.loads((directory / "job.json").read_text())
+    job: dict[str, Any] = json.loads(regular.read_bytes(directory / "job.json"))
     return job
 
 

@@ -21,7 +21,7 @@ from dlctl.launch import answers, base, slurmcalls, slurmfiles, slurmscript, slu
 from dlctl.launch.commands import Command, Said, wait_for_any
 from dlctl.launch.remote import begin_request, shared_request
 from dlctl.launch.slurmwords import Facts
-from dlctl.util import hints
+from dlctl.util import hints, regular
 from dlctl.util.units import format_duration
 
 log = logging.getLogger("dlctl")
@@ -335,7 +335,7 @@ class SlurmLauncher:
             return
         path = self._directory / slurmscript.NOTICE
         try:
-            said = path.read_text().strip()
+            said = regular.read_bytes(path).decode(errors="replace").strip()
         except OSError:
             return
         if said != str(self._attempt):

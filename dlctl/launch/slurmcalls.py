@@ -16,7 +16,8 @@ from typing import NamedTuple
 from dlctl.errors import DlctlError, Unreachable
 from dlctl.launch import commands, slurmfiles, slurmscript, slurmwords
 from dlctl.launch.slurmwords import Facts
-from dlctl.util import hints
+from dlctl.util import hints, regular
+from dlctl.util.fsync import replacing
 
 HANDLE = "slurm.json"
 COMMAND_S = 20.0
@@ -125,7 +126,9 @@ def _keep_log(handle: Handle, run_directory: Path) -> None:
     log = handle.directory / slurmscript.LOG
     with suppress(OSError):
         if log.stat().st_size:
-            shutil.copyfile(log, run_directory / f"slurm-{handle.job_id or handle.name}.log")
+            kept = run_directory / f"slurm-{handle.job_id or handle.name}.log"
+            with regular.opened(log) as source, replacing(kept) as file:
+                shutil.copyfileobj(source, file)
 
 
 def _write_intent(handle: Handle) -> None:

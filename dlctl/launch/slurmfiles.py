@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from dlctl.errors import DlctlError, os_errors_as
 from dlctl.runs import paths
+from dlctl.util import regular
 
 FOLDER = "slurm"
 OVER = "over"
@@ -61,19 +61,14 @@ def write(path: Path, value: Json) -> None:
 def read(path: Path) -> Json:
     """{} if the file is missing, is not a JSON object, or belongs to another user."""
     with suppress(OSError, ValueError, RecursionError):
-        with open(path, "rb", opener=_open_no_link) as file:
-            info = os.fstat(file.fileno())
-            if info.st_uid != os.getuid() or not stat.S_ISREG(info.st_mode):
+        with regular.opened(path, os.O_NOFOLLOW) as file:
+            if os.fstat(file.fileno()).st_uid != os.getuid():
                 return {}
             data = file.read(FILE_BYTES_MAX)
         value = json.loads(data)
         if type(value) is dict:
             return value
     return {}
-
-
-def _open_no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def order(directory: Path, agent: str) -> Path:
@@ -91,8 +86,8 @@ def answer(directory: Path, agent: str) -> Path:
 def last_error(path: Path) -> str:
     """The last line of the job's output that names an error; "" if there is none."""
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 4096))
+        with regular.opened(path) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
             text = file.read().decode(errors="replace")
     except OSError:
         return ""

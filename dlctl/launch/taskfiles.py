@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dlctl.errors import DlctlError, UsageError
+from dlctl.util import regular
 from dlctl.util.units import format_size
 
 FILES_MAX = 2000
@@ -121,7 +122,7 @@ def _check_sizes(directory: Path, sizes: dict[Path, int]) -> None:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return regular.read_bytes(path)
     except OSError as error:
         raise DlctlError(
             f"cannot read a file of the task: {error.strerror}", where=str(path)

@@ -68,6 +68,11 @@ class ModelReady(Message):
     """Shards of a dataset that is a stream, whose length is unknown; 0: not a stream."""
     clients: tuple[int, ...] = ()
     """The samples of each client, if the dataset is partitioned into clients."""
+    names: bytes = b""
+    """Of the shards, one a line, in the order of its list; empty: they have only numbers. In every
+    other message a shard is a number: its place among the sorted names (`util/listing.py`)."""
+    files: str = ""
+    """Digest of the files that a map-style dataset lists; "": it lists none."""
 
 
 @record
@@ -304,6 +309,8 @@ class Evaluated(Message):
     error: str
     text: str = ""
     """The output and the result of `finish`."""
+    method: Json = field(default_factory=dict)
+    """Figures of the method about the evaluated model."""
 
 
 @record
@@ -555,7 +562,8 @@ class NormTotal(Message):
 @record
 class SampleFailed(Message):
     """From a worker: a sample could not be loaded, and its batch continued without it. Repeated
-    until `SampleNoted`; each counts once in a data epoch."""
+    until `SampleNoted`; each counts once in a data epoch. It is sent before `PortionDone`: a worker
+    that does not have the portion any more is not believed."""
 
     slot: int
     epoch: int
@@ -565,6 +573,8 @@ class SampleFailed(Message):
     error: str
     detail: str
     """The traceback."""
+    portion: int = 0
+    """The portion that has the sample."""
 
 
 @record

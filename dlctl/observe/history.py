@@ -19,14 +19,16 @@ from typing import Any
 
 from dlctl.errors import DlctlError, NotFound
 from dlctl.runs.database import RunDb
+from dlctl.runs.evaluated import Result
 from dlctl.runs.series import EVALUATION, RUN
 from dlctl.runs.snapshot import read_job
-from dlctl.util import hints
+from dlctl.util import hints, regular
 
 AXES = ("seconds", "steps", "samples", "epochs", "bytes")
 """The x axes of lines, besides the time of day. Seconds: running time of all executions."""
 RATE_S = 5.0
 PAUSE_S = 5.0
+RATES = ("lr", "inner_lr")
 AT_MAX = 1e11
 """A time in the year 5138."""
 Line = list[float | None]
@@ -56,7 +58,7 @@ class Point:
     loss: float | None = None
     """Running mean."""
     task: Mapping[str, float] = field(default_factory=dict)
-    """Other metrics of the task's loss, as running means."""
+    """Further metrics of the task's loss, as running means."""
     rates: Mapping[str, float] = field(default_factory=dict)
     """"lr" of the servers, "inner_lr" of the replicas."""
     noise_scale: float | None = None
@@ -75,6 +77,8 @@ class Evaluation:
     at: float
     step: int
     metrics: Mapping[str, float]
+    method: Mapping[str, float] = field(default_factory=dict)
+    """Figures of the method about the evaluated model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +121,11 @@ class History:
     # ------------------------------------------------------------ lines
 
     def lines(self) -> dict[str, Line]:
-        """Name -> values, for all data of the points."""
+        """Name -> values, for all our own data of the points."""
         points = self.points
         seconds = [point.seconds for point in points]
-        task = sorted({name for point in points for name in point.task})
-        rates = sorted({name for point in points for name in point.rates})
         found: dict[str, Sequence[float | None]] = {
-            **{name: [point.task.get(name) for point in points] for name in task},
-            **{name: [point.rates.get(name) for point in points] for name in rates},
+            **{name: [point.rates.get(name) for point in points] for name in RATES},
             "loss": [point.loss for point in points],
             "samples_per_s": rate([point.samples for point in points], seconds),
             "staleness": self._staleness(),
@@ -134,6 +135,18 @@ class History:
             "noise_scale": [point.noise_scale for point in points],
         }
         return {name: [*line] for name, line in found.items() if any(v is not None for v in line)}
+
+    def task_lines(self) -> dict[str, Line]:
+        """The same of the further metrics of the task's loss, under its names."""
+        return _lines([point.task for point in self.points])
+
+    def evaluation_lines(self) -> dict[str, Line]:
+        """Name of a metric of the task's `evaluate` -> its value in each evaluation."""
+        return _lines([found.metrics for found in self.evaluations])
+
+    def method_lines(self) -> dict[str, Line]:
+        """The same of the method's figures about the evaluated models."""
+        return _lines([found.method for found in self.evaluations])
 
     def _staleness(self) -> Line:
         """Mean of the pushes since the point before; None where there were none."""
@@ -192,6 +205,11 @@ class History:
         width = after.step - before.step
         part = (evaluation.step - before.step) / width if width > 0 else 0.0
         return before.on(axis) + min(1.0, part) * (after.on(axis) - before.on(axis))
+
+
+def _lines(tables: Sequence[Mapping[str, float]]) -> dict[str, Line]:
+    names = sorted({name for table in tables for name in table})
+    return {name: [table.get(name) for table in tables] for name in names}
 
 
 def rate(counts: Sequence[int], seconds: Sequence[float]) -> Line:
@@ -266,8 +284,9 @@ def point_of(row: Mapping[str, Any]) -> Point:
 
 
 def _evaluation(row: Mapping[str, Any]) -> Evaluation:
-    metrics = {name: row[name] for name in row if name not in ("at", "step")}
-    return Evaluation(_time(row), int(_number(row["step"])), _numbers(metrics))
+    found = Result.from_json({name: value for name, value in row.items() if name != "at"})
+    metrics, method = _numbers(found.metrics), _numbers(found.method)
+    return Evaluation(_time(row), int(_number(found.step)), metrics, method)
 
 
 def _worker(row: Mapping[str, Any]) -> Worker:
@@ -319,16 +338,14 @@ def _newest_point(run: Mapping[str, Any], last: Point) -> list[Point]:
 
 def _newest_evaluation(run: Mapping[str, Any], recorded: Sequence[Evaluation]) -> list[Evaluation]:
     """The newest evaluation, if it has no row: with very many, not all are recorded."""
-    found = run.get("evaluation")
-    if not isinstance(found, Mapping) or not isinstance(found.get("step"), int):
+    found = Result.of_keys(run)
+    if found is None or (recorded and recorded[-1].step == found.step):
         return []
-    if recorded and recorded[-1].step == found["step"]:
-        return []
-    return [_evaluation({**found, "at": run.get("updated_at", 0.0)})]
+    return [_evaluation({**found.to_json(), "at": run.get("updated_at", 0.0)})]
 
 
 def _job_text(directory: Path) -> str:
     try:
-        return (directory / "job.toml").read_text(encoding="utf-8", errors="replace")
+        return regular.read_bytes(directory / "job.toml").decode(errors="replace")
     except OSError:
         return ""

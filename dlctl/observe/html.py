@@ -159,14 +159,13 @@ def _columns(rows: Sequence[Mapping[str, float | None]]) -> Json:
 
 def _charts(history: History) -> list[Json]:
     lines = history.lines()
-    task = sorted({name for point in history.points for name in point.task})
-    evaluated = sorted({name for e in history.evaluations for name in e.metrics})
     charts = [_chart("Loss", "running mean", {"loss": lines.get("loss", [])}, is_loss=True)]
-    charts += [_chart(name, "running mean, from the task's loss", {name: lines[name]})
-               for name in task if name in lines]  # fmt: skip
-    for name in evaluated:
-        values: Line = [e.metrics.get(name) for e in history.evaluations]
-        charts.append(_chart(f"Evaluation: {name}", "", {name: values}, "evaluations"))
+    for name, line in history.task_lines().items():
+        charts.append(_chart(f"Task: {name}", "running mean, from the task's loss", {name: line}))
+    for name, line in history.evaluation_lines().items():
+        charts.append(_chart(f"Evaluation: {name}", "", {name: line}, "evaluations"))
+    for name, line in history.method_lines().items():
+        charts.append(_chart(f"Method: {name}", "", {name: line}, "evaluations"))
     charts.append(_chart("Learning rate", "", _named(lines, lr="servers", inner_lr="replicas")))
     for name in ("samples_per_s", "staleness"):
         charts.append(_chart(*TITLES[name], _named(lines, **{name: "all"})))

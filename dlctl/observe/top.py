@@ -155,8 +155,8 @@ def _head(view: View) -> list[Text]:
     said = f"waiting for {escape(waiting)}" if isinstance(waiting, str) and waiting else ""
     lines = [first, Text("  ".join(parts)), Text(""), Text(said, style="yellow")]
     if isinstance(evaluation, Mapping):
-        shown = escape(values.evaluation(evaluation))
-        lines[2] = Text(f"evaluation {shown} at step {values.count(evaluation.get('step'))}")
+        shown = escape(values.measured(evaluation))
+        lines[2] = Text(f"evaluation {shown} at step {values.count(run.get('evaluation_step'))}")
     return lines
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,7 +21,7 @@ def chosen(text: str, job: str | None) -> Path:
     Raises NotFound if there is no such checkpoint, UsageError if `text` is none of these, and
     DlctlError if the best one is damaged.
     """
-    if (Path(text) / manifest.MANIFEST).is_file():
+    if os.path.lexists(Path(text) / manifest.MANIFEST):
         return Path(text).absolute()
     snapshot = select.load_any(select.directory(job))
     if text == "latest":

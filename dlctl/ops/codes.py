@@ -115,7 +115,7 @@ CODES: Mapping[Code, Entry] = {
     ),
     "worker-stuck": Entry(
         "error",
-        "stuck: {phase}[, at {place}]",
+        "slow: stuck {phase}[, at {place}]",
         "A worker has spent far longer in one batch than in its previous ones.",
         "A line of the task does not return: a lock, a network call, a data loader.",
         "Fix the line that `status` names, then `dlctl restart NAME`.",
@@ -135,8 +135,9 @@ CODES: Mapping[Code, Entry] = {
     "daemon-quarantined": Entry(
         "error",
         "quarantined[: {error}][ ({age} ago)]",
-        "A worker is no longer restarted because it failed too often in a row.",
-        "Its host, its data, or the task makes it fail each time.",
+        "A worker is no longer restarted: it failed too often, or with an error of the task.",
+        "Its host, its data, or the task makes it fail each time. The run ends if another worker "
+        "has the same error.",
         "Find the cause with `dlctl logs NAME --previous`, fix it, then `dlctl restart NAME`.",
         {
             "": "dlctl restart {daemon} -j {run}",
@@ -148,7 +149,8 @@ CODES: Mapping[Code, Entry] = {
         "error",
         "failed[ {age} ago][: {exit}][; {error}]",
         "A daemon has failed, and with it the run.",
-        "The task raised an error, or a daemon that training depends on could not continue.",
+        "The task raised an error in several workers, or a daemon that all depend on could not "
+        "continue.",
         "`dlctl logs --failed` shows its last lines; `dlctl status` shows the next command.",
         {"": _LOGS},
     ),
@@ -253,6 +255,15 @@ CODES: Mapping[Code, Entry] = {
         "The task's `evaluate` does not return the metric that the target names.",
         "Fix `target` in `[job]`, or return that metric.",
         {"": "dlctl stop -j {run}"},
+    ),
+    "loss-noisy": Entry(
+        "error",
+        "the loss depends on chance[: {why}]",
+        "The loss is not the same at the same parameters, but the method compares losses.",
+        "Dropout, batch normalisation in training, or random augmentation in the task.",
+        "Set `p = 0`, keep batch normalisation in eval mode, augment nothing; or choose a "
+        "stochastic method, for example `downpour`.",
+        {"": "dlctl stop -j {run}\ncorrect {task}, then\ndlctl start --fresh {job_file}"},
     ),
     "disk-full": Entry(
         "error",

@@ -32,8 +32,9 @@ def measured(run_or_file: str) -> dict[str, dict[str, Any]]:
 
     For a job file, at the initial values; for a run, at its newest good checkpoint, if any.
     """
-    if Path(run_or_file).is_file():
-        job, checkpoint = jobfile.load(Path(run_or_file)), None
+    path = Path(run_or_file)
+    if path.exists() and not path.is_dir():
+        job, checkpoint = jobfile.load(path), None
     else:
         directory = select.directory(run_or_file)
         job = remains.read_jobfile(directory)

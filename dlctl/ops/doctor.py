@@ -23,7 +23,8 @@ from dlctl.health.findings import FAULT, LINKS, Finding
 from dlctl.health.needs import CONTROL, HERE, Link, Need
 from dlctl.launch.session import Session
 from dlctl.ops import cases, plan
-from dlctl.runs import paths
+from dlctl.runs import paths, select
+from dlctl.runs.paths import open_to_all
 from dlctl.runs.snapshot import Snapshot
 from dlctl.util import notes
 from dlctl.util.names import HOME_AGENT
@@ -125,6 +126,10 @@ def _of_machine(
         yield _fault(need.name, "facts", unknown)
     if error is not None:
         yield _fault(need.name, subject, error)
+    if need.is_here:
+        modes = {str(path): mode for path in select.directories() if (mode := open_to_all(path))}
+        if modes:
+            yield resources.open_runs(need, modes)
 
 
 def _fault(place: str, subject: str, error: DlctlError) -> Finding:

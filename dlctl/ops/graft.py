@@ -19,6 +19,7 @@ from dlctl.errors import UsageError
 from dlctl.ops import cases, checkpoint_choice
 from dlctl.runs import checkpoints, manifest
 from dlctl.runs.manifest import MANIFEST
+from dlctl.util import regular
 
 if TYPE_CHECKING:
     from dlctl.config import JobFile
@@ -30,7 +31,7 @@ def check(source: Path, job: JobFile) -> Good:
 
     Raises UsageError if it is none, or does not fit the job; DlctlError if it is damaged.
     """
-    if not (source / MANIFEST).is_file():
+    if not os.path.lexists(source / MANIFEST):
         raise UsageError(
             f'"{source}" is not a checkpoint directory: it has no {MANIFEST}',
             hint="dlctl checkpoint ls -q",
@@ -55,7 +56,7 @@ def copy(directory: Path, good: Good, job: JobFile) -> Path:
         checkpoints.write_manifest(made, translated.completed(written))
         return made
     for part in filter(itemgetter("file"), manifest.parts(saved)):
-        with (source / part["file"]).open("rb") as old, (made / part["file"]).open("xb") as new:
+        with regular.opened(source / part["file"]) as old, (made / part["file"]).open("xb") as new:
             shutil.copyfileobj(old, new)
             new.flush()
             os.fsync(new.fileno())

@@ -204,6 +204,6 @@ def _new_directory(parent: Path, name: str) -> Path:
         if not (directory.exists() or (paths.index_dir() / directory.name).is_symlink()):
             break
     with os_errors_as("cannot create a run directory", directory, OWN_DIRECTORY):
-        directory.mkdir(parents=True)
+        directory.mkdir(mode=paths.PRIVATE, parents=True)
         (directory / paths.UNFINISHED).touch()
     return directory

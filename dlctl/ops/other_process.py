@@ -11,20 +11,33 @@ from typing import Any
 
 from dlctl.errors import DlctlError
 from dlctl.util import values
+from dlctl.util.outfile import BROKEN_PIPE_EXIT_CODE
 
 
-def run(module: str, arguments: Sequence[str], where: Path, what: str, **options: Any) -> str:
-    """The output of `python -m MODULE`. `options` are those of `subprocess.run`.
+def run(
+    module: str,
+    arguments: Sequence[str],
+    where: Path,
+    what: str,
+    *,
+    stdout: int | None = subprocess.PIPE,
+    **options: Any,
+) -> str:
+    """The output of `python -m MODULE`. stdout: None if it writes to that of this process.
+    `options`: more of `subprocess.run`.
 
     Raises DlctlError: the error that the process wrote as JSON, or else `what` and how it ended, at
-    `where`.
+    `where`; BrokenPipeError if nobody reads stdout any more.
     """
     argv = [sys.executable, "-P", "-m", module, *arguments]
     done: subprocess.CompletedProcess[str]
-    done = subprocess.run(argv, capture_output=True, text=True, **options)
+    options |= {"text": True, "errors": "backslashreplace"}
+    done = subprocess.run(argv, stdout=stdout, stderr=subprocess.PIPE, **options)
+    if done.returncode == BROKEN_PIPE_EXIT_CODE and stdout is None:
+        raise BrokenPipeError
     if done.returncode != 0:
         raise error_of(done.stderr, done.returncode, where, what)
-    return done.stdout + done.stderr
+    return (done.stdout or "") + done.stderr
 
 
 def error_of(stderr: str, code: int, where: Path, what: str) -> DlctlError:

@@ -88,7 +88,7 @@ def _of_coordinator(snapshot: Snapshot) -> Iterator[Problem]:
     row, pid = snapshot.coordinator, snapshot.run.get("pid")
     number, reported_at = facts.incarnation(row), values.number(row.get("updated_at"))
     is_gone, is_stuck = row["state"] == GONE, snapshot.unwritten_s is not None
-    full = _unwritable(snapshot) if snapshot.is_live and (is_gone or is_stuck) else {}
+    full = _unwritable(snapshot) if is_gone or (snapshot.is_live and is_stuck) else {}
 
     def problem(code: Code, since: float | None, **details: Any) -> Problem:
         return Problem(code, COORDINATOR, since, known(**{"incarnation": number, **details}))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -20,7 +21,7 @@ from dlctl.ops.decide import Action
 from dlctl.runs import lineage, lock, paths, task_code
 from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import ENDED, Snapshot
-from dlctl.util import notes
+from dlctl.util import notes, regular
 
 if TYPE_CHECKING:
     import subprocess
@@ -46,7 +47,7 @@ class Launched(NamedTuple):
 def job_files(new: Start) -> dict[str, bytes]:
     """The files in a run directory that describe its job."""
     content = json.dumps(new.content, indent=1).encode()
-    return {"job.toml": new.file.read_bytes(), "job.json": content}
+    return {"job.toml": regular.read_bytes(new.file), "job.json": content}
 
 
 def write(directory: Path, files: Mapping[str, bytes]) -> None:
@@ -142,7 +143,7 @@ def resume(case: Case, settings: Json) -> Launched:
     stop.clean_up(previous, 0.0)
     row = {**first_row(directory, job_file, job, checkpoint), "settings": settings}
     with explained(directory):
-        before = {name: (directory / name).read_bytes() for name in files}
+        before = {name: regular.read_bytes(directory / name) for name in files}
         with closing(RunDb(directory)) as db:
             db.put_run(**row)
             lineage.record(db, directory, checkpoint, cost)
@@ -185,6 +186,9 @@ def start_coordinator(directory: Path, *, resumes: bool = False) -> Launched:
     """
     paths.socket_address(directory.name, "coordinator")
     paths.register(directory)
+    if mode := paths.open_to_all(directory):
+        notes.note(f"other users can read the files of {directory.name} (mode {mode})")
+        notes.note(f"to close it: chmod 700 {shlex.quote(str(directory))}")
     os.utime(directory / "job.json")  # The last started run is the newest: `snapshot.started`.
     if (directory / task_code.CODE).exists() and not any(local.living(directory)):
         task_code.forget(directory)

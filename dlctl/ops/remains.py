@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlctl import config, placement, registry
 from dlctl.errors import DlctlError
+from dlctl.launch import base
 from dlctl.ops import other_hosts
 from dlctl.runs import facts, lock
 from dlctl.runs.database import RunDb
 from dlctl.runs.lineage import Good
-from dlctl.runs.snapshot import Snapshot, read_job
+from dlctl.runs.snapshot import Snapshot
 from dlctl.util import processes, values
 from dlctl.util.names import HOME_AGENT
 from dlctl.util.text import plural
@@ -122,8 +123,8 @@ def _state_problem(job: config.JobFile, kept: Kept | None) -> str:
 def read_jobfile(directory: Path) -> config.JobFile:
     """The resolved job of a run. Raises DlctlError if it cannot be read."""
     try:
-        return config.from_dict(config.JobFile, read_job(directory))
-    except (KeyError, TypeError, AttributeError) as error:
+        return config.from_dict(config.JobFile, base.read_job(directory))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DlctlError(
             f"the run's job cannot be read: {error}", where=str(directory / "job.json")
         ) from error

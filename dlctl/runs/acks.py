@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlctl.errors import DlctlError, os_errors_as
+from dlctl.util import regular
 
 FOLDER = "acks"
 MAGIC = b"DLACKS1\n"
@@ -54,7 +55,7 @@ def read(path: Path) -> AckRecord:
     """One file, also while its worker writes to it. Raises DlctlError for an invalid one."""
     name = _NAME.fullmatch(path.name)
     with os_errors_as("cannot read it", path):
-        data = path.read_bytes()
+        data = regular.read_bytes(path)
     if name and data.startswith(MAGIC) and len(data) >= HEADER.size:
         _, epoch, shards = HEADER.unpack_from(data)
         if shards <= SHARDS_MAX and len(data) == HEADER.size + COUNT_BYTES * shards:

@@ -19,7 +19,7 @@ from dlctl.util import values
 from dlctl.util.did_you_mean import meant
 
 T = TypeVar("T")
-_GRAMMAR = re.compile(r"\s*([^\s]+)\s+(min|max)\s*", re.ASCII)
+_GRAMMAR = re.compile(r"\s*(\S|\S.*\S)\s+(min|max)\s*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,8 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt,
 }  # fmt: skip
 _TARGET = re.compile(
-    r"\s*([^\s<>=]+)\s*(>=|<=|>|<)\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*",
+    r"\s*([^\s<>=](?:[^<>=]*[^\s<>=])?)\s*(>=|<=|>|<)"
+    r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*",
     re.ASCII | re.IGNORECASE,
 )
 NAMES_MAX = 8

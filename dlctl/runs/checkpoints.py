@@ -22,6 +22,7 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -42,6 +43,7 @@ from dlctl.runs.manifest import (
     serialise,
     tables,
 )
+from dlctl.util import regular
 from dlctl.util.fsync import replacing, sync_directory
 from dlctl.util.hashing import Progress, no_progress, sha256_of
 
@@ -108,7 +110,7 @@ def share_frozen(source: Path, target: Path, manifest: Manifest) -> None:
         try:
             here.hardlink_to(there)
         except OSError:
-            with replacing(here) as file, there.open("rb") as read:
+            with replacing(here) as file, regular.opened(there) as read:
                 shutil.copyfileobj(read, file, tensorfile.CHUNK_BYTES)
         sync_directory(target)
 
@@ -132,7 +134,7 @@ def read_manifest(directory: Path) -> Manifest:
     """The manifest of a checkpoint, every field checked. Raises DlctlError naming the file."""
     path = directory / MANIFEST
     with os_errors_as("cannot read the manifest", path):
-        data = path.read_bytes()
+        data = regular.read_bytes(path)
     return parse(data, str(path))
 
 
@@ -206,7 +208,7 @@ def frozen_file(directory: Path, manifest: Manifest) -> Path | None:
         raise DlctlError("it lacks the frozen parameters", where=str(directory))
     path: Path = directory / manifest[FROZEN]["file"]
     head = frozen.plan(layout(manifest)).head
-    with os_errors_as("cannot read it", path), path.open("rb") as file:
+    with os_errors_as("cannot read it", path), regular.opened(path) as file:
         is_right = file.read(len(head)) == head
     if not is_right:
         raise DlctlError("its tensors are not the frozen parameters of the layout", where=str(path))
@@ -279,14 +281,15 @@ def file_problems(
     progress: called repeatedly while it is read.
     """
     try:
-        size_bytes = path.lstat().st_size
-        if not path.is_file() or path.is_symlink():
-            return [f"{path}: not a plain file"]
+        info = path.lstat()
+        size_bytes = info.st_size
+        if not stat.S_ISREG(info.st_mode):
+            return [f"{path}: it is {regular.kind(info.st_mode)}, not a regular file"]
         if size_bytes != nbytes:
             how = "cut off" if size_bytes < nbytes else "too long"
             return [f"{path}: {how}: it has {size_bytes} bytes instead of {nbytes}"]
         if sha256 is not None:
-            with path.open("rb") as file:
+            with regular.opened(path) as file:
                 if sha256_of(file, nbytes, progress) != sha256:
                     return [f"{path}: its SHA-256 is not the one that it should have"]
     except FileNotFoundError:

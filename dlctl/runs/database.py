@@ -32,8 +32,9 @@ from pathlib import Path
 from typing import Any
 
 from dlctl.errors import DlctlError, NotFound
-from dlctl.runs import wal
-from dlctl.util import processes
+from dlctl.runs import evaluated, wal
+from dlctl.util import processes, regular
+from dlctl.util.regular import NotRegular
 
 SCHEMA_VERSION = 4
 FILE = "run.db"
@@ -79,6 +80,7 @@ class RunDb:
         if not create and not path.exists():
             raise NotFound(f"{directory} is not a run directory: it has no {FILE}", hint="dlctl ps")
         try:
+            _check_files(directory)
             if create and not path.exists():
                 _make(path)
             if not readonly and (damage := damage_of_log(directory)):
@@ -142,7 +144,7 @@ class RunDb:
         self.add_event(at, "state", "", f"{state}: {reason}", {})
 
     def run(self) -> dict[str, Any]:
-        return dict(self._rows("run"))
+        return evaluated.in_new_form(dict(self._rows("run")))
 
     def put_daemon(self, name: str, value: dict[str, Any]) -> None:
         self._put("daemon", {name: value})
@@ -289,7 +291,7 @@ def damage_of_log(directory: Path) -> str:
     file, before = directory / f"{FILE}-wal", b""
     for _ in range(LOOKS_MAX):
         try:
-            log = file.read_bytes()
+            log = regular.read_bytes(file)
         except OSError:
             break
         at = wal.damaged_at(log, same_boot=True)
@@ -311,6 +313,16 @@ def _is_of_another_boot(directory: Path) -> bool:
     except (sqlite3.Error, DlctlError):
         return False
     return start is not None and processes.age_s(start) is None
+
+
+def _check_files(directory: Path) -> None:
+    """SQLite opens these by their names. Raises DlctlError if one is not a regular file."""
+    for name in (FILE, f"{FILE}-wal", f"{FILE}-shm", f"{FILE}-journal"):
+        try:
+            regular.check(directory / name)
+        except NotRegular as error:
+            text = f"cannot use the run's database: {name} is {error.kind}, not a regular file"
+            raise DlctlError(text, where=str(directory / name)) from error
 
 
 def _make(path: Path) -> None:

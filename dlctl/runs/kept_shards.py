@@ -28,6 +28,7 @@ from dlctl.errors import DlctlError
 from dlctl.messages import Json
 from dlctl.shards import image, records
 from dlctl.shards.base import Unusable, check_state
+from dlctl.util import regular
 from dlctl.util.flock import is_locked
 from dlctl.util.processes import boot_id as boot_id
 
@@ -144,7 +145,7 @@ def _look(identity: _Identity, path: Path) -> _Found:
 
 def _read_image(path: Path, identity: _Identity, in_use: bool) -> Json:
     """Raises Unusable or OSError. in_use: a server may write to it during the read."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    descriptor = regular.descriptor(path, os.O_NOFOLLOW)
     try:
         if not os.fstat(descriptor).st_size:
             raise Unusable(EMPTY)
@@ -167,12 +168,12 @@ def _read_image(path: Path, identity: _Identity, in_use: bool) -> Json:
 def _read_log(path: Path, identity: _Identity) -> Json:
     """The state of a base and its journal. Raises Unusable or OSError."""
     journal = path.with_name(path.name.replace(".base-", ".journal-"))
-    base = records.read(path.read_bytes())
+    base = records.read(regular.read_bytes(path))
     if base is None:
         raise Unusable("it is damaged")
     body = base[0].body
     _check_is((body.get("run_id"), body.get("shard"), body.get("table", "")), identity)
-    since, _ = records.read_all(journal.read_bytes()) if journal.exists() else ([], 0)
+    since, _ = records.read_all(regular.read_bytes(journal)) if journal.exists() else ([], 0)
     if not path.exists():  # Its journal may be gone too: the newest state is elsewhere.
         raise Unusable("a server is writing it")
     return [check_state(record.body.get("state")) for record in (base[0], *since)][-1]

@@ -19,7 +19,7 @@ from typing import Any
 from dlctl.errors import DlctlError, TimedOut, os_errors_as
 from dlctl.runs import database, paths
 from dlctl.runs.snapshot import Snapshot, Unreadable, is_here
-from dlctl.util import notes, processes, values
+from dlctl.util import notes, processes, regular, values
 from dlctl.util.flock import is_locked, is_locked_within
 
 
@@ -188,7 +188,8 @@ def starting(file: Path, timeout_s: float = HELD_S) -> Iterator[None]:
     with ExitStack() as opened:
         with os_errors_as("cannot lock the job", path, NO_LOCKS):
             path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+            descriptor = regular.descriptor(path, flags, 0o600)
             opened.callback(os.close, descriptor)
             if not is_locked_within(0.0, descriptor):
                 notes.note("waiting for another command that is starting this job")

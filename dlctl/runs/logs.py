@@ -21,7 +21,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dlctl.util import notes, regular
 from dlctl.util.json_depth import LEVELS_MAX, is_deep
+from dlctl.util.regular import NotRegular
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 TEXT = "text"
@@ -120,13 +122,16 @@ def tail(
             lines = list(read(file, left) if wanted is None else filter(wanted, read(file)))
         except FileNotFoundError:  # rotated away since it was listed
             continue
+        except NotRegular as error:
+            notes.warn(f"no log can be read from {file.path}: {error.strerror}")
+            continue
         chosen[:0] = lines if left is None else lines[-left:]
     return chosen
 
 
 def read(file: LogFile, last: int | None = None) -> Iterator[Line]:
     """Lines of one file, oldest first: all, or only the `last` ones, read from the end."""
-    with file.path.open("rb") as stream:
+    with regular.opened(file.path) as stream:
         info = os.fstat(stream.fileno())
         at, end = info.st_mtime, min(file.nbytes, info.st_size)
         if last is not None and end:
@@ -217,7 +222,7 @@ class Follower:
         if file.nbytes == offset:
             return lines
         try:
-            with file.path.open("rb") as stream:
+            with regular.opened(file.path) as stream:
                 info = os.fstat(stream.fileno())
                 if info.st_ino != file.inode:
                     return None
@@ -239,7 +244,7 @@ class Follower:
 
 def _whole_lines(file: LogFile) -> LogFile:
     """The file up to the end of its last whole line: a daemon may be writing the next one."""
-    with suppress(OSError), file.path.open("rb") as stream:
+    with suppress(OSError), regular.opened(file.path) as stream:
         stream.seek(max(0, file.nbytes - LINE_BYTES_MAX))
         data = stream.read(file.nbytes - stream.tell())
         if (end := data.rfind(b"\n") + 1) or len(data) < LINE_BYTES_MAX:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, get_args
 from dlctl import frozen
 from dlctl.errors import DlctlError
 from dlctl.flat import Layout, check_rows
+from dlctl.runs import evaluated
+from dlctl.util import listing
 from dlctl.util.json_depth import LEVELS_MAX, is_deep
 from dlctl.util.text import is_poisoned
 
@@ -70,22 +72,24 @@ _FIELDS = {
     "shards": [_SHARD],
     "workers": [_WORKER],
     "data": dict,
-    "evaluation": dict | None,
+    evaluated.METRICS: dict | None,
+    f"{evaluated.STEP}?": int | None,
     f"{FAILURE}?": str,
     f"{MEAN}?": bool,
     f"{FROZEN}?": {**_CONTENT, "digests": re.compile("([0-9a-f]{2})*")},
 }
-_PORTIONS = {"portions": [(_NATURAL, _NATURAL)]}
+_PORTIONS = {"portions": [(_NATURAL, _NATURAL)], "dataset_files?": _SHA256}
 """[[data epoch, portion], ...]: what is done of a dataset."""
 _SHARD_OF_STREAM = (_NATURAL, _NATURAL, range(-1, NUMBER_MAX + 1), [_NATURAL])
 """[base, portions, end, done]; an end not reached yet is -1."""
 _STREAM = {
     "stream": ([(_NATURAL, _NATURAL, _NATURAL)], [(_NATURAL, [_SHARD_OF_STREAM])]),
     "stream_shards": _NATURAL,
+    "stream_names?": [str],
     "portion_samples": _NATURAL,
 }
 """What is done of a stream (`StreamPool.to_json`): completed epochs as [data epoch, samples,
-steps], and the others as [data epoch, its shards]."""
+steps], and the others as [data epoch, its shards], in the order of their names."""
 
 
 def parse(data: bytes, where: str) -> Manifest:
@@ -101,7 +105,7 @@ def parse(data: bytes, where: str) -> Manifest:
         raise DlctlError(
             f"this is not the manifest of a checkpoint: {error}", where=where
         ) from error
-    return manifest  # type: ignore[no-any-return]
+    return evaluated.in_new_form(manifest)
 
 
 def serialise(manifest: Manifest, where: str) -> bytes:
@@ -251,6 +255,9 @@ def _check_data(data: Manifest) -> None:
         raise ValueError("data.stream has no data epoch")
     if any(len(shards) != data["stream_shards"] for _, shards in begun):
         raise ValueError(f"data.stream has other shards than {data['stream_shards']}")
+    names = data.get("stream_names", [])
+    if len(listing.of_text(listing.ROW.join(names))) not in (0, data["stream_shards"]):
+        raise ValueError("data.stream_names are not the names of its shards")
 
 
 def _conform(value: Any, kind: Any, where: str) -> None:

@@ -18,7 +18,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dlctl.errors import DlctlError
@@ -34,6 +34,10 @@ BEAT_LATE_S = 3.0
 STILL_LIMITS = 2
 """An agent kills a coordinator that has not touched its lock for this many times `silent_s`."""
 SOCKET_PATH_MAX = 107
+PRIVATE = 0o700
+"""Mode of a run directory. Files in it are as the umask says, but for the key: so a user opens a
+run for reading by a chmod of its directory, which no command takes back.
+"""
 
 
 def index_dir() -> Path:
@@ -82,7 +86,7 @@ def socket_dir(run_id: str) -> Path:
     """
     base = runtime_dir()
     for directory in (base, base / run_id):
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         if not is_private(directory):
             raise DlctlError(
                 "the socket directory must be a directory that you own, with mode 0700",
@@ -98,6 +102,16 @@ def is_private(path: Path) -> bool:
     """
     info = path.lstat()
     return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o077
+
+
+def open_to_all(directory: Path) -> str:
+    """The mode of a directory that users outside of its group can enter, such as a run of an older
+    version: "0755". "" if they cannot, or if it cannot be inspected.
+    """
+    with suppress(OSError):
+        mode = stat.S_IMODE(directory.stat().st_mode)
+        return f"{mode:04o}" if mode & 0o007 else ""
+    return ""
 
 
 def write(path: Path, data: bytes, mode: int) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from dlctl.errors import DlctlError, NotFound, UsageError
 from dlctl.runs import lock, paths
 from dlctl.runs.snapshot import Snapshot, Unreadable, check_database, load, read_job, started
-from dlctl.util import hints, notes
+from dlctl.util import hints, notes, regular
 from dlctl.util.did_you_mean import meant
 
 UNREADABLE = "unreadable"
@@ -163,7 +163,7 @@ def _is_of_file(run: Snapshot, path: Path) -> bool:
 def is_started_from(directory: Path, file: Path) -> bool:
     """Whether a run has a copy of this job file's current content."""
     try:
-        return (directory / "job.toml").read_bytes() == file.read_bytes()
+        return regular.read_bytes(directory / "job.toml") == regular.read_bytes(file)
     except OSError:
         return False
 

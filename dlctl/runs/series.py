@@ -2,10 +2,10 @@
 
 Table `metric` of run.db has one series for each daemon, and these two of the run as a whole:
 
-    run          once a second during training, progress and cost so far:
+    run          once a second during training and once after it, progress and cost so far:
                  {seconds, samples, epoch, workers, push_bytes, fetch_bytes, pushes, staleness_sum,
                  loss, task: {name: mean}, rates: {lr, inner_lr}, noise_scale}
-    evaluation   the metrics of each evaluation, at the step of the evaluated model
+    evaluation   the result of each evaluation (`evaluated`), at the step of the evaluated model
 
 Costs are totals over all executions of the run (`roles/coordinator/status.py`), so a rate is the
 difference of two rows, however many there were in between. A series with `ROWS_MAX` rows is
@@ -37,9 +37,9 @@ class Series:
         self._counts = dict(counts)
         self._due_at: dict[str, float] = {}
 
-    def take(self, name: str, now: float) -> bool:
-        """Whether a row is due now; if so, it counts as written."""
-        if now < self._due_at.get(name, now):
+    def take(self, name: str, now: float, *, always: bool = False) -> bool:
+        """Whether a row is due now, or `always`; if so, it counts as written."""
+        if not always and now < self._due_at.get(name, now):
             return False
         self._due_at[name] = now + self._every_s(name)
         self._counts[name] = self._counts.get(name, 0) + 1

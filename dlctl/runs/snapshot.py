@@ -15,7 +15,7 @@ from dlctl.errors import DlctlError, NotFound
 from dlctl.runs import checkpoints, database, lineage, paths
 from dlctl.runs.database import ENDED as ENDED
 from dlctl.runs.manifest import checkpoint_row
-from dlctl.util import processes
+from dlctl.util import processes, regular
 from dlctl.util.names import COORDINATOR, HOME_AGENT
 
 LIVE = ("pending", "starting", "running", "degraded", "recovering", "checkpointing", "stopping")
@@ -285,7 +285,7 @@ def _planned(directory: Path) -> list[str]:
 def read_job(directory: Path) -> dict[str, Any]:
     """The resolved job as plain data; {} if it cannot be read."""
     try:
-        job = json.loads((directory / "job.json").read_bytes())
+        job = json.loads(regular.read_bytes(directory / "job.json"))
     except (OSError, ValueError):
         return {}
     return job if isinstance(job, dict) else {}

@@ -12,6 +12,8 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+from dlctl.util import regular
+
 CODE = "code"
 
 
@@ -23,17 +25,19 @@ def as_it_was(directory: Path, path: Path, now: bytes | None) -> bytes | None:
     """
     kept = directory / CODE / path.relative_to("/")
     with suppress(OSError):
-        return kept.read_bytes()
+        return regular.read_bytes(kept)
     if now is None:
         return None
     temporary = kept.with_name(f".{kept.name}.{os.getpid()}")
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(now)
+        temporary.unlink(missing_ok=True)  # Of an earlier process.
+        with temporary.open("xb") as file:
+            file.write(now)
         os.link(temporary, kept)
     except FileExistsError:  # Another worker was first.
         with suppress(OSError):
-            return kept.read_bytes()
+            return regular.read_bytes(kept)
     except OSError:
         return now
     finally:
@@ -50,9 +54,9 @@ def changed(directory: Path) -> list[Path]:
         path = Path("/") / kept.relative_to(root)
         now = None
         with suppress(OSError):
-            now = path.read_bytes()
-        with suppress(FileNotFoundError):  # `forget` has just removed it.
-            if kept.read_bytes() != now:
+            now = regular.read_bytes(path)
+        with suppress(OSError):  # `forget` has just removed it, or it is no file.
+            if regular.read_bytes(kept) != now:
                 found.append(path)
     return found
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlctl.errors import DlctlError
+from dlctl.util import regular
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -71,7 +72,7 @@ def read(path: Path) -> dict[str, Array]:
     numpy_names = {name: dtype for dtype, name in DTYPES.items()}
     found: dict[str, Array] = {}
     try:
-        with safe_open(path, framework="np"), path.open("rb") as file:
+        with regular.opened(path) as file, safe_open(regular.name_of(file), framework="np"):
             head_bytes = int.from_bytes(file.read(8), "little")
             entries = json.loads(file.read(head_bytes))
             buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

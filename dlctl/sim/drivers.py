@@ -16,6 +16,7 @@ from dlctl.algorithms import engines
 from dlctl.algorithms.engines import Operations
 from dlctl.clients import Clients, Cohort, epoch_samples
 from dlctl.config import Choice
+from dlctl.errors import JobFailed
 from dlctl.flat import AVERAGED, slice_bounds
 from dlctl.machine import Exit, Send
 from dlctl.messages import Array, ModelReady, ProcessExited, Spawned
@@ -44,6 +45,7 @@ from dlctl.roles.protocol.effects import (
     StartProcess,
     StepAlong,
     TakeComputeState,
+    TaskFailed,
     TaskLocated,
     Unwritten,
 )
@@ -52,10 +54,19 @@ from dlctl.runs.best import Best
 from dlctl.sim.arrays import FilesDriver
 from dlctl.sim.disk import NO_SPACE, SAVE_S, Disk
 from dlctl.sim.frozen import FrozenDriver
-from dlctl.sim.objectives import Batch, Objective, batch_rows, stream_rows
+from dlctl.sim.objectives import (
+    Batch,
+    Objective,
+    batch_rows,
+    listed,
+    opened,
+    shard_names,
+    stream_rows,
+)
 from dlctl.sim.process import Process
 from dlctl.sim.shared_models import SharedModels
 from dlctl.sim.store import Store
+from dlctl.util import listing
 from dlctl.util.names import HOME_AGENT
 from dlctl.vector import euclidean_norm
 
@@ -178,6 +189,7 @@ class ComputeDriver:
         self.computed = 0
         self._lengths: tuple[int, ...] = getattr(objective, "lengths", ())
         """Of the shards of a stream."""
+        self._names = getattr(objective, "names", ()) or shard_names(len(self._lengths))
         self._clients: Clients | None = getattr(objective, "clients", None)
         self.parameters = objective.initial()
         self._gradient = np.empty_like(self.parameters)
@@ -222,6 +234,7 @@ class ComputeDriver:
             frozen=self.frozen.build(effect.slot), batch_size=FOUND if effect.finds else 0,
             shards=len(self._lengths),
             clients=() if self._clients is None else self._clients.sizes,
+            names=listing.ROW.join(listed(self._names, effect.slot)).encode(),
         )  # fmt: skip
         built = ModelBuilt(ready, self.parameters, self._averaged, self._mark)
         self.process.post(built, self.options.build_s)
@@ -263,7 +276,11 @@ class ComputeDriver:
         for number in range(effect.number, effect.number + effect.count):
             is_fresh = effect.fresh and number == effect.number
             seen = before if number == effect.number else self.parameters
-            computed = self._batch(replace(effect, number=number, fresh=is_fresh), seen)
+            try:
+                computed = self._batch(replace(effect, number=number, fresh=is_fresh), seen)
+            except JobFailed as error:
+                self.process.post(TaskFailed(error.message, ""))
+                return
             if computed.is_usable:
                 losses.append(computed.loss)
             if not computed.is_usable or computed.ended_after is not None:
@@ -304,7 +321,8 @@ class ComputeDriver:
         portion, batch = (effect.start, effect.stop), (effect.number, effect.step_samples)
         if effect.shard >= 0:
             if self._clients is None:
-                return stream_rows(self._lengths, effect.shard, portion, batch)
+                shard = opened(self._names, self._who[0], effect.shard)
+                return stream_rows(self._lengths, shard, portion, batch)
             lo, hi = slice_bounds(
                 effect.stop - effect.start, -(-(effect.stop - effect.start) // batch[1]), batch[0]
             )
@@ -369,8 +387,13 @@ class ComputeDriver:
             )
 
     def _evaluate(self, effect: RunEvaluation) -> None:
-        ran = EvaluationRun(effect.evaluation, self.objective.evaluate(effect.parameters))
         takes_s = self.options.evaluate_s
+        try:
+            ran = EvaluationRun(effect.evaluation, self.objective.evaluate(effect.parameters))
+        except JobFailed as error:
+            failed = TaskFailed(error.message, "")
+            self._later(takes_s, lambda: self.process.post(failed))
+            return
         if effect.finish_with is not None:
             text = f"{effect.finish_with} of {ran.metrics}"
             ran, takes_s = replace(ran, metrics={}, text=text), self.options.finish_s

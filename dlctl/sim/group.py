@@ -88,7 +88,7 @@ class GroupDriver:
 
     def _open(self, effect: OpenStore) -> None:
         self._group = None
-        address = f"sim-group:{effect.generation}"
+        address = f"sim-group-{effect.generation}:1"
         self.process.post(StoreOpened(effect.generation, address), LATENCY_S)
 
     def _leave(self, effect: LeaveGroup) -> None:

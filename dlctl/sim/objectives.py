@@ -15,6 +15,7 @@ import numpy as np
 
 from dlctl.flat import AVERAGED, CONSTANT, TRAINED, Entry, Layout, slice_bounds
 from dlctl.messages import Array, Json
+from dlctl.util import listing
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +41,16 @@ class Objective(Protocol):
         ...
 
     def gradient(self, w: Array, batch: Batch) -> tuple[float, Array]:
-        """(mean loss, float32[d] gradient of it)."""
+        """(mean loss, float32[d] gradient of it). Raises JobFailed for an error of the task."""
         ...
 
     def averaged(self, before: Array, batch: Batch) -> Array:
         """Buffers after this batch, float64[n]."""
         ...
 
-    def evaluate(self, w: Array) -> Json: ...
+    def evaluate(self, w: Array) -> Json:
+        """Raises JobFailed for an error of the task."""
+        ...
 
 
 @runtime_checkable
@@ -82,6 +85,23 @@ def stream_rows(
     begin = start + lo
     end = max(begin, min(start + hi, lengths[shard]))
     return np.arange(begin, end) + sum(lengths[:shard])
+
+
+def shard_names(count: int) -> tuple[str, ...]:
+    """The names of a stream's shards."""
+    return tuple(f"part-{shard:03}" for shard in range(count))
+
+
+@lru_cache(maxsize=256)
+def listed(names: tuple[str, ...], slot: int) -> tuple[str, ...]:
+    """These names as the worker of a slot lists them: each in another order."""
+    return tuple(names[n] for n in np.random.default_rng(slot).permutation(len(names)))
+
+
+def opened(names: tuple[str, ...], slot: int, number: int) -> int:
+    """The shard, an index of `names`, that the worker of a slot reads as `number`."""
+    found = listed(names, slot)
+    return names.index(found[listing.numbers(found).index(number)])
 
 
 @lru_cache(maxsize=256)
@@ -248,3 +268,5 @@ class StreamedLedger(Ledger):
 
     lengths: tuple[int, ...] = ()
     """The samples of each shard of the stream; `samples` means nothing."""
+    names: tuple[str, ...] = ()
+    """Of the shards; (): the usual ones."""

@@ -10,11 +10,20 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 NO_ALIASES: Mapping[str, str] = MappingProxyType({})
+ALIKE = 0.6
 
 
-def closest(word: str, known: Iterable[str], aliases: Mapping[str, str] = NO_ALIASES) -> str:
-    """One of the known words; "" if none is likely. `aliases`: other names for them."""
-    return next(iter(_closest(word, list(known), aliases)), "")
+def closest(
+    word: str,
+    known: Iterable[str],
+    aliases: Mapping[str, str] = NO_ALIASES,
+    *,
+    alike: float = ALIKE,
+) -> str:
+    """One of the known words; "" if none is likely. `aliases`: other names for them. alike: from 0
+    to 1, how similar a typing error is.
+    """
+    return next(iter(_closest(word, list(known), aliases, alike)), "")
 
 
 def meant(word: str, known: Iterable[str], aliases: Mapping[str, str] = NO_ALIASES) -> str:
@@ -35,14 +44,16 @@ def _question(words: list[str]) -> str:
     return f"did you mean {' or '.join(quoted)}?"
 
 
-def _closest(word: str, known: list[str], aliases: Mapping[str, str]) -> list[str]:
+def _closest(
+    word: str, known: list[str], aliases: Mapping[str, str], alike: float = ALIKE
+) -> list[str]:
     """One, or two that are equally likely: "betas" may be "beta1" or "beta2"."""
     word = word.lower()
     other_name = aliases.get(word.replace("_", "-"), "")
     if other_name and other_name in known:
         return [other_name]
     spelled = {one.lower(): one for one in known}
-    found = difflib.get_close_matches(word, spelled, n=2)
+    found = difflib.get_close_matches(word, spelled, n=2, cutoff=alike)
     ratios = [difflib.SequenceMatcher(None, one, word).ratio() for one in found]
     return sorted(
         {spelled[one] for one, ratio in zip(found, ratios, strict=True) if ratio == ratios[0]}

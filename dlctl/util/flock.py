@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from threading import Event
 
+from dlctl.util import regular
+
 GLANCE_S = 0.5
 """A process that only inspects holds the lock for less than this."""
 RETRY_S = 0.05
@@ -29,7 +31,7 @@ def is_locked_within(limit_s: float, descriptor: int) -> bool:
 
 def is_locked(path: Path) -> bool:
     """Whether a process has locked this file. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    descriptor = regular.descriptor(path, os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # Closing the descriptor unlocks.
     except BlockingIOError:

@@ -5,5 +5,7 @@ HOME_AGENT = "agent-0"
 """The agent on the coordinator's machine. It always exists: it restarts the coordinator."""
 WAITS_FOR_SPACE = "waiting for room"
 """Phase of a server that cannot write its shard, because the disk is full."""
+MEASURED = ("metrics", "task", "evaluation", "method")
+"""Tables whose keys tasks and methods choose: no key in them means anything to dlctl."""
 AVERAGE = "average"
 """The slot with the moving average of the parameters (`optim/averaged.py`)."""

@@ -6,18 +6,22 @@ command never fails because of what it reads.
 
 from __future__ import annotations
 
+import json
 import math
+import re
 import signal
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from dlctl.util.names import MEASURED
 from dlctl.util.text import describe_code
 from dlctl.util.units import format_duration, short_rate, short_size
 
 NOTHING = "-"
 _TIME_KEYS = ("at", "ts", "since", "until")
+_PLAIN_NAME = re.compile(r"[^\s,\"]+(?: [^\s,\"]+)*")
 
 
 def number(value: Any) -> float | None:
@@ -84,6 +88,8 @@ def rfc3339(at: float) -> str:
 
 def timed(value: Any, key: str = "") -> Any:
     """A JSON value in which every time ("at", "started_at", "waiting_since") is RFC 3339 in UTC."""
+    if key in MEASURED:
+        return value
     if isinstance(value, Mapping):
         return {k: timed(v, str(k)) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -102,21 +108,16 @@ def path(path: str | Path) -> str:
     return str(whole.relative_to(here)) if whole.is_relative_to(here) else str(whole)
 
 
-def evaluation(metrics: Any) -> str:
-    """As in "accuracy 0.912, loss 0.31"; the step of it is shown elsewhere."""
-    if not isinstance(metrics, Mapping):
+def measured(table: Any) -> str:
+    """A table of measured values, as in "accuracy 0.912, loss 0.31". It is not escaped."""
+    if not isinstance(table, Mapping):
         return NOTHING
-    shown = {name: value for name, value in metrics.items() if name != "step"}
-    return ", ".join(f"{name} {decimal(value, 4)}" for name, value in shown.items()) or NOTHING
+    return ", ".join(f"{name(key)} {decimal(value, 4)}" for key, value in table.items()) or NOTHING
 
 
-def evaluation_at(metrics: Any, step: int) -> str:
-    """The same of a checkpoint at this step, as in "accuracy 0.912 (at step 7,640)" if that was
-    measured at another one: what was done since may have changed it.
-    """
-    shown = evaluation(metrics)
-    at = metrics.get("step") if isinstance(metrics, Mapping) else None
-    return shown if at in (None, step) or shown == NOTHING else f"{shown} (at step {count(at)})"
+def name(key: str) -> str:
+    """A name that a task chose: quoted, if it could be taken for more than a name."""
+    return key if _PLAIN_NAME.fullmatch(key) else json.dumps(key, ensure_ascii=False)
 
 
 def exit_in_words(code: Any) -> str:

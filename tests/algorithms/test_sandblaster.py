@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import math
 
 import numpy as np
@@ -408,7 +409,30 @@ def test_when_nothing_goes_down_it_ends_where_it_was():
     side = LBFGS(Options(trials_max=5))
     assert drive(side, function.shards, function) == "no step goes down any more"
     assert np.array_equal(function.shards.whole(), [1.0, 2.0])
-    assert side.batches == 1 + 5
+    assert side.batches == 1 + 5 + 1, "at last once more at the same point"
+    assert not side.loss_noise()
+
+
+@pytest.mark.parametrize("line_search", ["armijo", "strong-wolfe"])
+@pytest.mark.parametrize("noise", [0.0, 1e-7, 1e-3, 0.1])
+def test_a_loss_that_depends_on_chance_ends_with_that_reason(noise, line_search):
+    """f is a quadratic with a minimum of 1; its gradient is exact."""
+    matrix, linear = quadratic(20, condition=100.0)
+    least, dice = float(linear @ np.linalg.solve(matrix, linear)) / 2, np.random.default_rng(1)
+
+    def f(w):
+        value = float(w @ matrix @ w / 2 - linear @ w) + least + 1.0
+        return value * (1.0 + noise * dice.standard_normal())
+
+    function = Function(f, lambda w: matrix @ w - linear, np.zeros(20), servers=2)
+    side = LBFGS(Options(iterations=1000, gradient_norm_min=0.0, line_search=line_search))
+    reason = drive(side, function.shards, function)
+    assert reason.startswith("no step goes down any more")
+    is_noisy = noise > 1e-5
+    assert bool(side.loss_noise()) == ("avoid dropout" in reason) == is_noisy
+    again = LBFGS(side.options)
+    again.resume(json.loads(json.dumps(side.state())))
+    assert again.loss_noise() == side.loss_noise()
 
 
 def test_a_search_in_vain_is_repeated_straight_down_before_it_ends():

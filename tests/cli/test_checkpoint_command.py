@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+import torch
+from safetensors.numpy import load, load_file
 
 from dlctl.ops import other_process
 from dlctl.runs import checkpoints, manifest
@@ -32,7 +37,7 @@ def save(run: Path, step: int, number: int) -> Path:
             ["bias", "trained", [2], "float16", []],
         ],
         "algorithm": "downpour", "optimizer": "sgd", "shards": shards, "workers": [],
-        "data": {"portions": []}, "evaluation": {"accuracy": 0.91, "step": step},
+        "data": {"portions": []}, "evaluation": {"accuracy": 0.91}, "evaluation_step": step,
     }  # fmt: skip
     checkpoints.write_manifest(directory, manifest)
     return directory
@@ -65,6 +70,19 @@ def test_complete_checkpoints_are_listed(saved, dlctl_command):
     assert data["schema"] == "dlctl.checkpoints/1"
     assert [row["number"] for row in data["checkpoints"]] == [1, 2]
     assert data["checkpoints"][0]["at"].endswith("Z")
+
+
+@pytest.mark.parametrize("form", ["new", "old"])
+def test_an_evaluation_of_an_earlier_step_is_shown_with_it(saved, dlctl_command, form):
+    manifest = checkpoints.read_manifest(saved[1]) | {"evaluation_step": 1990}
+    if form == "old":
+        del manifest["evaluation_step"]
+        manifest["evaluation"]["step"] = 1990
+    checkpoints.write_manifest(saved[1], manifest)
+    out = dlctl_command("checkpoint", "ls").out
+    assert out.splitlines()[2].count("  accuracy 0.91 (at step 1,990)  ") == 1
+    row = json.loads(dlctl_command("checkpoint", "ls", "--json").out)["checkpoints"][1]
+    assert (row["evaluation"], row["evaluation_step"]) == ({"accuracy": 0.91}, 1990)
 
 
 def test_a_checkpoint_whose_file_is_missing_or_cut_is_marked_without_hashing(saved, dlctl_command):
@@ -247,6 +265,26 @@ def test_the_newest_good_checkpoint_is_exported_for_torch(saved, own_place, dlct
     assert set(tensors) == {"weight", "tied", "bias"}
     np.testing.assert_array_equal(tensors["tied"], [[0, 1], [2, 3]])
     assert tensors["bias"].dtype == np.float16
+
+
+def test_an_export_goes_to_standard_output_and_into_a_fifo(saved, own_place):
+    words = [sys.executable, "-m", "dlctl", "checkpoint", "export", "-o"]
+    done = subprocess.run([*words, "-"], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert set(load(done.stdout)) == {"weight", "tied", "bias"}
+    assert done.stderr == b"/dev/stdout  from runs/digits-7f3a/ckpt/000000002000-2\n"
+    os.mkfifo(own_place / "model.pt")
+    with subprocess.Popen([*words, "model.pt"], stdout=subprocess.PIPE) as writing:
+        content = io.BytesIO((own_place / "model.pt").read_bytes())
+        said = writing.communicate()[0]
+    assert said == b"model.pt  from runs/digits-7f3a/ckpt/000000002000-2\n"
+    assert set(torch.load(content, weights_only=True)) == {"weight", "tied", "bias"}
+    assert (own_place / "model.pt").is_fifo()
+    reader, writer = os.pipe()
+    os.close(reader)
+    closed = subprocess.run([*words, "-"], stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (closed.returncode, closed.stderr) == (141, b"")
 
 
 def test_an_export_that_fails_passes_the_reason_on(saved, own_place, dlctl_command):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 import os
 import sys
 import time
@@ -12,6 +13,7 @@ from datetime import UTC, datetime
 import click
 import pytest
 
+from daemons.logs import JsonLines
 from dlctl.cli import options
 from dlctl.runs import logs
 from dlctl.util import values
@@ -26,6 +28,18 @@ def line(at: float, msg: str, level: str = "info", **extra):
         "msg": msg,
         **extra,
     }
+
+
+def test_a_tasks_own_fields_take_the_place_of_none_of_ours():
+    extra = {"ts": 1, "level": 2, "inc": 3, "schema": 4, "loss": 5}
+    record = logging.makeLogRecord({"levelname": "INFO", "msg": "here", **extra})
+    written = JsonLines("worker-0", 7).format(record)
+    found = logs.parse(written, "worker-0", 7, 0.0)
+    assert (found.text, found.level, json.loads(written)["inc"]) == ("here", "info", 7)
+    assert found.at == pytest.approx(record.created, abs=0.01)
+    assert found.fields == {
+        "extra.ts": 1, "extra.level": 2, "extra.inc": 3, "extra.schema": 4, "loss": 5,
+    }  # fmt: skip
 
 
 def texts(lines) -> list[str]:

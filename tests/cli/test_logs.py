@@ -218,6 +218,7 @@ def test_failed_shows_a_coordinators_last_words_and_not_how_good_the_model_was(r
     run.log("coordinator", 1, line(0, "worker-1: a push is late", "warning"))
     for step in range(50):  # On a full disk there are no events of them.
         run.log("coordinator", 1, line(step, f"worker-0: step {step}: accuracy 0.9778"))
+        run.log("coordinator", 1, line(step, f"step {step}: worker-0 0.9778"))  # Its own metric.
     first, end = shown(dlctl_command("logs", "--failed", "coordinator").out)
     assert first[1] == "WARN  worker-1: a push is late"
     assert end[1].startswith("----  process gone (pid ")

@@ -18,6 +18,7 @@ from dlctl.cli.commands import man, plan
 from dlctl.cli.ui import console
 from dlctl.config import Choice, JobFile
 from dlctl.util.keydocs import keys
+from dlctl.util.outfile import BROKEN_PIPE_EXIT_CODE
 
 FOLDER = Path(__file__).parents[2] / "docs"
 
@@ -104,7 +105,7 @@ def test_every_key_of_the_job_file_is_documented(pages: dict[str, str]) -> None:
 def test_every_exit_code_of_an_error_is_in_the_table(pages: dict[str, str]) -> None:
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
     codes = {kind.exit_code for kind in kinds if issubclass(kind, errors.DlctlError)}
-    codes |= {0, app.BUG_EXIT_CODE, app.INTERRUPTED_EXIT_CODE, console.SIGPIPE_EXIT_CODE, 143}
+    codes |= {0, app.BUG_EXIT_CODE, app.INTERRUPTED_EXIT_CODE, BROKEN_PIPE_EXIT_CODE, 143}
     codes |= {plan.CHANGES_EXIT_CODE}
     table = pages["manual/dlctl.md"].partition("## Exit status")[2].partition("\n## ")[0]
     assert {int(code) for code in re.findall(r"^- `(\d+)`: ", table, re.M)} == codes

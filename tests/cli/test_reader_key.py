@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from dlctl.control import keys, reader
@@ -29,13 +32,30 @@ def test_a_file_that_is_there_is_overwritten_only_with_force(own_place, dlctl_co
 
 
 @pytest.mark.usefixtures("reachable")
+def test_it_goes_to_standard_output_and_then_nothing_else_does(own_place, dlctl_command):
+    words = [sys.executable, "-m", "dlctl", "keys", "reader", "-"]
+    done = subprocess.run(words, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (own_place / "bob.key").touch(mode=0o600)
+    (own_place / "bob.key").write_bytes(done.stdout)
+    assert reader.load(own_place / "bob.key").address == "tcp://127.0.0.1:9"
+    assert b"gives access to the status" in done.stderr
+    code, out, err = dlctl_command("keys", "reader", "-", "--json")
+    assert (code, out) == (2, "")
+    assert "--json prints to standard output too" in err
+
+
+@pytest.mark.usefixtures("reachable")
 def test_what_cannot_be_written_is_the_key_and_not_the_run(own_place, dlctl_command):
     code, _, err = dlctl_command("keys", "reader", str(own_place))
     assert (code, "is a directory" in err) == (2, True)
     code, _, err = dlctl_command("keys", "reader", "nowhere/bob.key")
     assert (code, err) == (
-        1, "error: cannot write: No such file or directory\n  --> nowhere/bob.key\n",
-    )  # fmt: skip
+        2,
+        "error: the output would be in a directory that does not exist\n"
+        "  --> nowhere/bob.key\n"
+        "  next: mkdir -p nowhere\n",
+    )
 
 
 @pytest.mark.usefixtures("reachable")

@@ -30,7 +30,8 @@ def training(run):
         data_epoch=2.412,
         loss=0.2134,
         samples_per_s=812.4,
-        evaluation={"accuracy": 0.9123, "step": 12000},
+        evaluation={"accuracy": 0.9123},
+        evaluation_step=12000,
         method={"iteration": 12, "gradient_norm": 0.00321},
         checkpoint={"number": 3, "step": 12000, "path": str(run.path / "ckpt/x"), "at": now - 41,
                     "nbytes": 312_400_000, "error": ""},
@@ -296,6 +297,13 @@ def test_a_daemon_is_as_old_as_its_process(run_directory, dlctl_command):
     assert "2h00m" not in dlctl_command("status").out
     run.daemon("worker-0", pid=os.getpid(), pid_start=None, started_at=time.time() - 7205)
     assert " 2h00m " in dlctl_command("status").out
+
+
+def test_an_evaluation_of_an_older_dlctl_is_shown_with_its_step(run_directory, dlctl_command):
+    run_directory().run(state="running", evaluation={"accuracy": 0.91, "step": 12000}, **ME)
+    assert "  evaluation  accuracy 0.91 (at step 12,000)" in dlctl_command("status").out
+    found = json.loads(dlctl_command("status", "--json").out)
+    assert (found["evaluation"], found["evaluation_step"]) == ({"accuracy": 0.91}, 12000)
 
 
 def test_values_of_another_version_never_break_the_table(run_directory, dlctl_command):

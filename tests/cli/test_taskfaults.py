@@ -29,7 +29,7 @@ def test_when_all_hang_in_one_line_one_command_is_enough(run, dlctl_command, own
             "worker-stuck", f"worker-{index}", phase="in one batch for 23 s",
             place=f"{own_place}/train.py:51", cause="task", restart="'worker-*'",
         )  # fmt: skip
-    sentence = "stuck: in one batch for 23 s, at train.py:51"
+    sentence = "slow: stuck in one batch for 23 s, at train.py:51"
     step = [
         "   next: find out why train.py:51 does not return and fix it, then",
         f"         dlctl restart 'worker-*' {JOB}",

@@ -52,13 +52,13 @@ def test_the_forest_has_the_root_first_and_below_it_all_who_wait(run, dlctl_comm
     for name in ("worker-0", "worker-1"):
         run.problem("daemon-waiting", name, waiting_for="server-0", phase="pushing")
     assert dlctl_command("why").out.splitlines() == [
-        "worker-2: stuck: in one batch for 13 s",
+        "worker-2: slow: stuck in one batch for 13 s",
         "   next: dlctl restart worker-2 -j digits-7f3a",
         "└─ server-0: waits for worker-2: serving",
         "   └─ worker-0: waits for server-0: pushing",
         "   └─ worker-1: waits for server-0: pushing",
     ]
-    assert dlctl_command("why", "worker-0").out.startswith("worker-2: stuck")
+    assert dlctl_command("why", "worker-0").out.startswith("worker-2: slow: stuck")
 
 
 def test_of_a_ring_the_first_is_the_root(run, dlctl_command):

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "sim"))
-from liars import FIXED, extremes, numbers_of
 from lives import Keeping
 from simulated import job_file
+from stolen_key import FIXED, extremes, numbers_of
 
 from dlctl import messages as m
 from dlctl import registry, wire

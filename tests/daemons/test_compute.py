@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import logging
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from textwrap import dedent
 from types import SimpleNamespace
@@ -16,7 +18,7 @@ import numpy as np
 import pytest
 
 from daemons.loop import Loop
-from daemons.worker import compute
+from daemons.worker import compute, printing
 from daemons.worker.compute import TEXT_CHARS_MAX, ComputeThread
 from daemons.worker.failures import ProcessLost
 from dlctl import config
@@ -188,31 +190,50 @@ def finish(does: Callable[[], None]) -> tuple[str, str]:
     return compute.run_finish(SimpleNamespace(finish=ends), np.zeros(0), np.zeros(0), {})
 
 
-def test_only_the_beginning_of_what_finish_prints_is_kept(monkeypatch):
-    kept = []
+@contextmanager
+def stdout(monkeypatch: pytest.MonkeyPatch, path: Path) -> Iterator[None]:
+    """The stdout of a worker, which writes to this file."""
+    with path.open("wb") as file, monkeypatch.context() as patch:
+        stream = printing.Stream(file.fileno(), "<stdout>")
+        patch.setattr(sys, "stdout", stream)
+        patch.setattr(sys, "__stdout__", stream)
+        yield
+        stream.end_lines()
 
+
+def test_only_the_beginning_of_what_finish_prints_is_kept(monkeypatch, tmp_path):
     def does() -> None:
         for _ in range(1000):
             print("x" * 7_000)
-            kept.append(len(sys.stdout.kept))
 
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    text, failed = finish(does)
-    assert max(kept) <= TEXT_CHARS_MAX + 1
+    with stdout(monkeypatch, tmp_path / "stdout"):
+        text, failed = finish(does)
     assert (len(text), text[-3:], failed) == (TEXT_CHARS_MAX, "...", "")
-    assert len(sys.stdout.getvalue()) == 7_001_000, "all of it is printed"
+    assert (tmp_path / "stdout").stat().st_size == 7_001_000, "all of it is printed"
 
 
-def test_a_finish_that_closes_the_output_has_not_failed(monkeypatch):
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
+def test_what_is_kept_of_an_output_is_bounded(monkeypatch, tmp_path):
+    with stdout(monkeypatch, tmp_path / "stdout"):
+        with printing.copied(10) as copy:
+            for _ in range(1000):
+                print("x" * 7)
+        print("later")
+    assert copy.getvalue() == "xxxxxxx\nxx"
 
+
+def test_the_output_of_finish_is_kept_whatever_finish_does_with_it(monkeypatch, tmp_path):
     def does() -> None:
         print("printed")
         sys.stdout.close()
         print("more")
+        subprocess.run(["echo", "from a child"], stdout=sys.stdout, check=True)
+        with redirect_stdout(io.StringIO()):
+            print("elsewhere")
+        print("no end", end="")
 
-    assert finish(does) == ("printed\nmore\nreturned", "")
-    assert sys.stdout.getvalue() == "printed\nmore\n"
+    with stdout(monkeypatch, tmp_path / "stdout"):
+        assert finish(does) == ("printed\nmore\nno end\nreturned", "")
+    assert (tmp_path / "stdout").read_text() == "printed\nmore\nfrom a child\nno end"
 
 
 VARIANCE_INFINITE = "torch.tensor([[1e25], [0.0], [0.0], [0.0]])"

@@ -108,6 +108,23 @@ CHECKPOINTED = """
     def model():
         return Again()
     """
+WEIGHED = """
+    def model():
+        net = Net()
+        net.blocks[1].eval()
+        return net
+
+    def loss(model, batch):
+        assert [block.training for block in model.blocks] == [True, False, True, True]
+        x, y = batch
+        counts = y % 3  # Batches of unequal weight, and samples of none.
+        scores = model(x)
+        each = functional.cross_entropy(scores, y, reduction="none")
+        right = (scores.argmax(1) == y).float()
+        total = counts.sum()
+        means = [(values * counts).sum() / total.clamp(min=1) for values in (each, right)]
+        return means[0], {"right": means[1]}, total
+    """
 OPTIONS = {"lr": 1e-2, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "amsgrad": False}
 ADAMW = config.Choice(name="adamw", options=OPTIONS)
 MUON = config.Choice(name="muon", options={"lr": 1e-2, "adamw": OPTIONS})
@@ -230,8 +247,9 @@ def memory_comes_back(at: House, cut: Built) -> None:
     assert taken() < before
 
 
-def test_two_processes_with_fsdp_come_to_what_one_does(house) -> None:
-    agrees(house(fsdp=2))
+@pytest.mark.parametrize("more", ["", WEIGHED], ids=["means", "weighed"])
+def test_two_processes_with_fsdp_come_to_what_one_does(house, more) -> None:
+    agrees(house(more, fsdp=2))
 
 
 @pytest.mark.long
@@ -244,6 +262,9 @@ def test_two_processes_with_fsdp_come_to_what_one_does(house) -> None:
         (PLAN, {"tensor": 2}),
         ("", {"pipeline": 2}),
         (CHECKPOINTED, {"pipeline": 2}),
+        (WEIGHED, {"fsdp": 3}),
+        (WEIGHED + PLAN, {"tensor": 2}),
+        (WEIGHED, {"pipeline": 2, "microbatches": 3}),
         ("", {"pipeline": 2, "inner": MUON}),
         ("", {"pipeline": 3, "schedule": "gpipe", "microbatches": 4}),
         ("def stages(model):\n    return [['blocks.0'], ['blocks.1', 'blocks.2', 'blocks.3']]",
@@ -303,6 +324,9 @@ def test_a_rank_without_memory_is_one_error_that_says_what_to_try(house) -> None
          'task.tensor_plan has "layers.*", but the model has no such module'),
         ("def model():\n    return nn.Linear(6, 11)", {"pipeline": 2},
          "the model has no sequence of modules that could be cut into 2 stages"),
+        ("def model():\n    net = Net()\n    net.scale.register_hook(abs)\n    return net",
+         {"fsdp": 2},
+         'parameter "scale" has a hook on its gradient, and [replica] cuts that gradient'),
         ("def parallelize(model, mesh):\n    pass", {"fsdp": 2},
          "task.parallelize has cut no parameter of the model"),
     ],

@@ -34,8 +34,8 @@ LR, BATCH, BATCHES = 0.5, 2, 6
 COMES_S = 60.0
 
 
-def job(path: Path, clients: int) -> config.JobFile:
-    (path / "train.py").write_text(dedent(TASK))
+def job(path: Path, clients: int = 0, more: str = "") -> config.JobFile:
+    (path / "train.py").write_text(dedent(TASK) + more)
     made = config.JobFile(
         job=config.Job(name="ranks", task=str(path / "train.py:")),
         inner=config.Choice(name="sgd", options={"lr": LR}),
@@ -61,7 +61,7 @@ def test_what_both_move_is_what_the_method_accrues_and_a_death_ends_both(
         ranks.start(slot=0, epoch=1)
         stepper, loader, *_ = build(job(tmp_path, clients), 0, 0)
         replica = stepper.replica
-        ahead = Ahead(ranks, replica)
+        ahead = Ahead(ranks, replica, loader.identity)
         before, accrued, by_others = replica.parameters.copy(), np.zeros(24, np.float32), []
         for number in range(BATCHES):
             effect = Compute(0, 0, BATCH * BATCHES, number, LR, shard=shard)
@@ -87,5 +87,40 @@ def test_what_both_move_is_what_the_method_accrues_and_a_death_ends_both(
         with pytest.raises(RanksEnded):
             ahead.take(Compute(0, 12, 16, 1, LR), 1, 2, np.zeros(0))
         assert told[0].exit_code == 5
+    finally:
+        ranks.end()
+
+
+FILES = """
+
+class Files(torch.utils.data.TensorDataset):
+    pass
+
+
+def dataset():
+    import os, random
+    data = Files(torch.arange(24).reshape(24, 1))
+    data.files = [f"/data/{n}.jpg" for n in range(24)]
+    random.Random(os.getpid()).shuffle(data.files)  # As os.listdir, somewhere.
+    return data
+"""
+
+
+def test_a_process_whose_files_come_in_another_order_ends_them_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    told: list[Any] = []
+    ranks = Ranks(
+        2, told.append, told.append, argv=(str(tmp_path), "worker-0", "1"),
+        ready_s=COMES_S, silent_s=COMES_S,
+    )  # fmt: skip
+    try:
+        made = job(tmp_path, more=FILES)
+        ranks.start(slot=0, epoch=1)
+        stepper, loader, *_ = build(made, 0, 0)
+        with pytest.raises(RanksEnded):
+            Ahead(ranks, stepper.replica, loader.identity)
+        assert "rank 1: the samples are others, or come in another order" in told[0].error
     finally:
         ranks.end()

@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import pytest
 from daemons.node.begin import begin
 from daemons.node.end import end
 from daemons.node.look import look
+from daemons.node.requests import make
 from dlctl import __version__, config, wire
 from dlctl.control.keys import CurveKeys
 from dlctl.errors import DlctlError, Unreachable, UsageError, VersionMismatch
@@ -144,6 +146,16 @@ def test_a_directory_that_others_can_enter_or_that_is_a_link_is_not_used(
     with pytest.raises(DlctlError, match="a directory of yours"):
         begin(request_)
     assert list((tmp_path / "other").iterdir()) == []
+
+
+def test_its_directories_are_closed_to_others_whatever_the_umask_says(place: Path) -> None:
+    before = os.umask(0)
+    try:
+        make(place / RUN_ID / AGENT)
+    finally:
+        os.umask(before)
+    made = (place, place / RUN_ID, place / RUN_ID / AGENT)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in made] == [0o700] * 3
 
 
 def test_a_directory_that_cannot_be_made_is_named(request_: dict[str, Any], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from daemons import logs, parent_watch, signals
+from daemons import log_file, logs, parent_watch, signals
 from daemons.transport import connection_limit
 from dlctl.machine import Event
 
@@ -51,8 +51,8 @@ def test_a_log_that_cannot_begin_anew_keeps_its_name_and_does_so_later(tmp_path,
     path = tmp_path / "worker-0.1.jsonl"
     path.write_text("old\n" * 100)
     handler = logs.Rotating(path)
-    monkeypatch.setattr(os, "dup2", lambda new, old: new)
-    monkeypatch.setattr(logs, "FILE_BYTES_MAX", 0)
+    monkeypatch.setattr(os, "dup2", lambda new, old, inheritable=True: new)
+    monkeypatch.setattr(log_file, "FILE_BYTES_MAX", 0)
     with monkeypatch.context() as full:
         full.setattr(os, "open", too_many)
         handler.rotate_if_full()

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from manifests import whole
 
-from daemons import logs
+from daemons import log_file
 from daemons.files import file_receiver
 from daemons.files.arrays import Away, Files, serve_files
 from daemons.files.file_receiver import FileReceiver
@@ -161,11 +161,11 @@ def no_folder(host: Path) -> None:
 @pytest.mark.parametrize(
     ("put", "error"),
     [
-        (linked_file, "cannot read it: Too many levels of symbolic links"),
+        (linked_file, "cannot read it: it is a symbolic link, not a regular file"),
         (linked_folder, "cannot read it: Not a directory"),
         (linked_checkpoint, "cannot read it: Not a directory"),
-        (pipe, "cannot read it: it is not a regular file"),
-        (folder, "cannot read it: it is not a regular file"),
+        (pipe, "cannot read it: it is a FIFO, not a regular file"),
+        (folder, "cannot read it: it is a directory, not a regular file"),
         (nothing, NOT_THERE),
         (no_folder, NOT_THERE),
     ],
@@ -280,7 +280,8 @@ def test_a_file_that_is_here_is_right_or_said_to_be_wrong(tmp_path, run_script):
     path.unlink()
     assert looked_at(tmp_path, run_script, 1000, hashed(data)) == f"{path}: missing"
     os.mkfifo(path)
-    assert looked_at(tmp_path, run_script, 0, hashed(b"")) == f"{path}: not a plain file"
+    found = looked_at(tmp_path, run_script, 0, hashed(b""))
+    assert found == f"{path}: it is a FIFO, not a regular file"
 
 
 @pytest.mark.parametrize("pieces", [0, 1, 5])
@@ -458,7 +459,7 @@ def test_a_log_is_copied_as_it_grows_and_rotated_as_its_origin_is(copying, host,
     copying.begin()  # Another coordinator goes on where the one before stood.
     copying.look()
     assert home.read_text() == "one\ntwo\n"
-    logs.push_back(host / LOG)
+    log_file.push_back(host / LOG)
     append(host / LOG, "three\n")
     copying.look()
     copying.look()

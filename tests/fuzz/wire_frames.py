@@ -29,6 +29,7 @@ from dlctl.messages import (
     Push,
     SparseParameters,
 )
+from dlctl.roles.coordinator.dataset import Dataset
 from dlctl.roles.worker.basis import slice_in
 
 from . import mutation, trees
@@ -76,6 +77,7 @@ def seeds() -> list[bytes]:
     pushes = [Push(**{**_values(push), "delta": packed}) for packed in _compressed()]
     layout = Layout.from_rows(LAYOUT).to_bytes()
     models = [ModelReady("worker-0", layout, 1797), Assign(0, 15, layout, "")]
+    models += [ModelReady("worker-0", layout, 0, shards=2, names="a\nb/\u00e9".encode())]
     slices = [SparseParameters(0, 1, 2, 7, 5, *_changes()), Parameters(0, 1, 2, 7, _changes()[0])]
     long = [Change(1, {"list": list(range(400)), "x": "text" * 1000})]
     return [join(map(bytes, wire.encode(m))) for m in (*messages, *pushes, *models, *slices, *long)]
@@ -192,6 +194,8 @@ def target(data: bytes) -> None:
         _expand(message.delta)
     if isinstance(message, ModelReady | Assign):
         _read_layout(message.layout)
+    if isinstance(message, ModelReady):
+        _read_dataset(message)
     if isinstance(message, Parameters | SparseParameters):
         _read_slice(message)
 
@@ -234,6 +238,17 @@ def _read_slice(message: Parameters | SparseParameters) -> None:
             continue
         assert arrived.where.shape == arrived.values.shape
         assert np.all((arrived.where >= 0) & (arrived.where < size))
+
+
+def _read_dataset(message: ModelReady) -> None:
+    try:
+        dataset = Dataset.built(message)
+    except RemoteProtocolError:
+        return
+    if dataset.names:
+        assert sorted(dataset.order) == list(range(dataset.shards))
+    assert Dataset().met("worker-0", dataset, resumes=True) == dataset
+    assert dataset.met("worker-1", dataset, resumes=False) == dataset
 
 
 def _read_layout(data: bytes) -> None:

@@ -359,3 +359,12 @@ def test_sizes_and_times_are_short_and_places_keep_their_order() -> None:
     rows = [Finding(place, "s", OK, "f") for place in ("b", "a", "b")]
     assert {place: len(group) for place, group in by_place(rows).items()} == {"b": 2, "a": 1}
     assert list(by_place(rows)) == ["b", "a"]
+
+
+def test_of_many_open_runs_a_few_are_named() -> None:
+    modes = {f"/runs/open-{number:04}": "0755" for number in range(10)}
+    found = resources.open_runs(AT_HOME, modes)
+    assert (found.mark, found.facts) == (WARNING, {"open": 10})
+    assert found.found.endswith("open-0007 (mode 0755) and 2 more")
+    assert found.fix.count("/runs/open-") == 8
+    assert found.fix.endswith("\ndlctl doctor then lists the others")

@@ -9,9 +9,11 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -74,6 +76,14 @@ def test_its_figures_are_in_the_report_in_tensorboard_and_in_prometheus(at_work:
     ended = at_work.dlctl("report", "-o", str(at_work.path / "report.html"))
     assert ended.code == 0, ended.err
     assert "Evaluation: accuracy" in (at_work.path / "report.html").read_text()
+
+
+def test_nobody_else_can_enter_what_the_run_has(at_work: Workplace) -> None:
+    run_id = at_work.directory.name
+    sockets = at_work.path / "x" / "dlctl" / run_id
+    states = Path(f"/dev/shm/dlctl-{os.getuid()}") / run_id
+    for directory in (at_work.directory, sockets, sockets.parent, states):
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700, directory
 
 
 def test_ps_lists_the_job(at_work: Workplace) -> None:

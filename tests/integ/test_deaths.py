@@ -31,7 +31,7 @@ def test_a_run_finishes_although_a_worker_is_killed(place: Workplace) -> None:
     place.job(stop="{ epochs = 2 }", workers=2, more_workers="loader_processes = 1")
     run = place.begin("run", "job.toml")
     place.until_step(8)
-    assert len(place.processes()) == 7, "each worker has a process that loads its data"
+    assert len(place.processes()) == 9, "each worker has one that loads data, and one that reads"
     os.kill(place.pid("worker-1"), signal.SIGKILL)
     ended = run.end()
     assert ended.code == 0, ended.err

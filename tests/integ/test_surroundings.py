@@ -107,14 +107,15 @@ def test_a_run_directory_that_cannot_be_made_is_said_at_once(place: Workplace) -
 
 
 @contextmanager
-def _small_disk(directory: Path, size: str) -> Iterator[None]:
-    """A file system of its own at `directory`."""
+def _small_disk(directory: Path, size: str, files: int = 0) -> Iterator[None]:
+    """A file system of its own at `directory`; files: their largest number, if it has one."""
     directory.mkdir()
     mount, umount = shutil.which("mount"), shutil.which("umount")
     if mount is None or umount is None or os.geteuid() != 0:
         pytest.skip("only root can make a small disk")
     made = subprocess.run(
-        [mount, "-t", "tmpfs", "-o", f"size={size},mode=0755", "dlctl-test", str(directory)],
+        [mount, "-t", "tmpfs", "-o", f"size={size},mode=0755,nr_inodes={files}", "dlctl-test",
+         str(directory)],
         capture_output=True, text=True,
     )  # fmt: skip
     if made.returncode != 0:
@@ -192,6 +193,55 @@ def test_training_goes_on_while_the_disk_is_full_and_saves_when_there_is_room(
         place.nothing_left()
 
 
+@pytest.mark.root
+def test_a_server_without_room_for_its_log_is_started_when_there_is_room(place: Workplace) -> None:
+    runs = place.path / "runs"
+    with _small_disk(runs, "16m", files=200):
+        place.task(pause_s=SLOW_S)
+        place.job(stop=ENDLESS)
+        place.start()
+        place.until_step(5)
+        fillers = []
+        with suppress(OSError):
+            for number in range(200):
+                fillers.append(runs / f"filler-{number}")
+                fillers[-1].touch()
+        os.kill(place.pid("server-0"), signal.SIGKILL)
+        said = "server-0 ended: not started: no space left for its log"
+        place.until("it says why", lambda: said in place.events("exit"))
+        for filler in fillers[:-1]:
+            filler.unlink()
+        place.until("it is back", lambda: place.daemon("server-0")["state"] == "running")
+        place.until_step(place.run()["step"] + 5)
+        assert place.dlctl("stop").code == 0
+        place.nothing_left()
+
+
+@pytest.mark.root
+@pytest.mark.long
+def test_a_stop_while_a_server_waits_for_room_ends_and_says_what_to_do(place: Workplace) -> None:
+    runs = place.path / "runs"
+    with _small_disk(runs, "8m"):
+        place.task(pause_s=SLOW_S)
+        place.job(stop=ENDLESS, more_servers='durability = "disk"')
+        place.start()
+        place.until_step(20)
+        filler = _fill(runs)
+        os.kill(place.pid("server-0"), signal.SIGKILL)
+        ended = place.dlctl("stop", "--grace", "2s", timeout_s=90.0)
+        assert ended.code == 1
+        assert "and that could not be recorded: runs has " in ended.err
+        next_steps = ["df -h runs", "free space there, then", "dlctl recover -j "]
+        assert [word for word in next_steps if word not in ended.err] == []
+        assert not place.processes()
+        assert "runs has " in place.dlctl("status").out
+        filler.unlink()
+        assert "nothing is lost" in place.dlctl("recover").out
+        place.until_step(30)
+        assert place.dlctl("stop").code == 0
+        place.nothing_left()
+
+
 # ---------------------------------------------------------------- impatient people
 
 
@@ -212,7 +262,7 @@ def test_a_start_that_is_killed_leaves_a_whole_run_or_none(place: Workplace, aft
     again = place.dlctl("start", "job.toml")
     assert again.code == 0, again.err
     assert place.run()["state"] == "running"
-    assert len(place.processes()) == 4, "one run, not two"
+    assert len(place.processes()) == 5, "one run, not two"
     unfinished = list(place.path.glob("runs/*/.dlctl-unfinished"))
     assert len(list(place.path.glob("runs/*"))) == 1 + len(unfinished)
     assert place.dlctl("stop").code == 0

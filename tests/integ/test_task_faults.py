@@ -151,6 +151,30 @@ def _task(place: Workplace, does: str) -> None:
 
 
 @pytest.mark.long
+def test_what_only_one_worker_raises_takes_it_out_until_it_is_restarted(place: Workplace) -> None:
+    """The first process that gets there, as one whose disk is broken."""
+    first = f"not __import__('subprocess').call(['mkdir', '-m', '700', '{place.path}/first'])"
+    _task(place, f"if self.calls == 20 and {first}: raise OSError('its disk is broken')")
+    place.job(stop=ENDLESS, workers=2)
+    place.start()
+    names = ("worker-0", "worker-1")
+
+    def lost() -> list[str]:
+        return [name for name in names if place.daemon(name)["state"] == "quarantined"]
+
+    place.until("one worker to be taken out", lambda: bool(lost()))
+    (name,) = lost()
+    place.until_step(place.run()["step"] + 20)
+    says = f"task.loss raised OSError: its disk is broken ({place.path}/train.py:{LOSS + 4})"
+    status = place.dlctl("status").out
+    assert f"{name}: quarantined: {says}" in " ".join(status.split()), status
+    assert f"dlctl restart {name} -j {place.directory.name}" in status
+    assert place.dlctl("restart", name).code == 0
+    place.until("all to train", lambda: place.run()["state"] == "running")
+    assert place.dlctl("stop").code == 0
+
+
+@pytest.mark.long
 def test_a_loss_that_stays_nan_fails_the_run_and_never_gets_into_the_weights(
     place: Workplace,
 ) -> None:
@@ -253,7 +277,7 @@ def test_a_process_that_crashes_again_and_again_fails_the_run_with_its_last_word
     place.job(more_workers="restarts_max = 1")
     ended = place.dlctl("run", "job.toml")
     assert ended.code == 7
-    assert "worker-0 died 2 times" in ended.err
+    assert "worker-0: it died 2 times" in ended.err
     assert "Fatal Python error: Aborted" in ended.err
     assert "train.py" in ended.err, "where it crashed"
     assert place.daemon("worker-0")["last_exit"]["text"] == "killed by SIGABRT"
@@ -280,13 +304,40 @@ def test_a_task_that_ends_its_own_process_is_blamed_for_it_whatever_the_code_is(
 
 
 @pytest.mark.long
+def test_a_process_that_loads_data_and_hangs_is_named_by_its_line(place: Workplace) -> None:
+    text = GOOD.replace("clouds(64, seed=1)", "Hanging(clouds(64, seed=1))")
+    hanging = """
+class Hanging(torch.utils.data.Dataset):
+    def __init__(self, samples): self.samples = samples
+    def __len__(self): return len(self.samples)
+    def __getitem__(self, index):
+        if index == 33: threading.Event().wait()
+        return self.samples[index]
+"""
+    place.task(text + hanging)
+    place.job(stop=ENDLESS, more_workers="loader_processes = 2")
+    place.start()
+    place.until("its place", lambda: "stuck_at" in place.daemon("worker-0")["metrics"])
+    line = len(LINES) + hanging.splitlines().index(
+        "        if index == 33: threading.Event().wait()"
+    )
+    why = place.dlctl("why").out
+    assert re.search(f"slow: stuck in one batch for 1[0-9] s, at train.py:{line + 1}  ", why), why
+    logged = place.dlctl("logs", "worker-0").out
+    assert re.search(rf"pids \d+, \d+; \d+ is at .*/train.py:{line + 1}\n", logged)
+    assert "in __getitem__" in logged
+    assert place.dlctl("stop", "--kill").code == 0
+    place.nothing_left()
+
+
+@pytest.mark.long
 def test_all_who_hang_in_one_line_name_it_and_go_on_when_it_is_corrected(place: Workplace) -> None:
     """What `status` and `why` advise works, and one command is enough for all of them."""
     _task(place, "if self.calls > 20: threading.Event().wait()")
     place.job(stop=ENDLESS, workers=2, more="[timeouts]\ngrace_s = 2.0\n")
     place.start()
     line = LOSS + 4  # `CALLS` goes before it.
-    where = f"stuck: in one batch for 1[0-9] s, at train.py:{line}  "
+    where = f"slow: stuck in one batch for 1[0-9] s, at train.py:{line}  "
     for name in ("worker-0", "worker-1"):
         place.until(f"{name} to be stuck", lambda name=name: place.daemon(name)["state"] == "slow")
         place.until("its place", lambda name=name: "stuck_at" in place.daemon(name)["metrics"])

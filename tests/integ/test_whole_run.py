@@ -21,6 +21,9 @@ MORE = """loss = functional.cross_entropy(model(points), label)
     def finish(self, model, metrics):
         assert not model.training
         print("printed by finish")
+        import faulthandler, subprocess, sys
+        faulthandler.enable()
+        subprocess.run(["echo", "printed by a child"], stdout=sys.stdout, check=True)
         again = self.evaluate(model)["accuracy"]
         return f"the accuracy is {metrics['accuracy']:.6f}, it is {again:.6f}"
 """
@@ -69,7 +72,9 @@ def test_finish_has_run_with_the_final_model_and_is_shown(finished: Finished) ->
     told = f"printed by finish\nthe accuracy is {accuracy:.6f}, it is {accuracy:.6f}"
     assert finished.ended.out.endswith(told + "\n")
     assert finished.place.run()["finish"] == {"worker": "worker-0", "text": told, "error": ""}
-    assert "printed by finish" in finished.place.dlctl("logs", "worker-0").out
+    logged = finished.place.dlctl("logs", "worker-0").out
+    assert "INFO  printed by finish  stream=stdout" in logged
+    assert "INFO  printed by a child  stream=stdout" in logged
 
 
 def test_what_a_loss_returns_besides_is_shown(finished: Finished) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import random
+import re
 import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -18,7 +21,8 @@ import torch
 from stepping import batch_of
 from torch.utils.data import Dataset, TensorDataset
 
-from daemons.worker.data import PortionLoader
+from daemons.worker import data as module
+from daemons.worker.data import PortionLoader, Waits
 from daemons.worker.failures import ProcessLost
 from daemons.worker.task import TaskError
 
@@ -275,26 +279,73 @@ def test_a_loader_process_that_ends_is_no_error_of_the_task(does, how, code):
     assert not isinstance(error, TaskError)
 
 
-def test_what_is_waited_for_is_named_while_no_batch_comes():
-    """Until the processes end; the worker role says how long that takes."""
-    data = PortionLoader(
-        Faulty(threading.Event().wait),
-        batch_size=4, seed=0, shuffle=False, processes=1, place="train.py:7",
-    )  # fmt: skip
+def hang(until: int) -> None:
+    os.read(until, 1)
+
+
+def hang_in_c(until: int) -> None:
+    ctypes.PyDLL(None).read(until, bytes(1), 1)  # It holds the interpreter's lock.
+
+
+ODD = "\u00e9\u4e2d\U0001f600 '2'.py"
+"""The name of a file."""
+found: dict[str, Any] = {}
+exec(compile("def hang_in_odd_file(until): os.read(until, 1)", ODD, "exec"), globals(), found)
+PLACES = [
+    (hang, f"{__file__}:{hang.__code__.co_firstlineno + 1}"),
+    (hang_in_c, f"{__file__}:{hang_in_c.__code__.co_firstlineno + 1}"),
+    (found["hang_in_odd_file"], f"{ODD}:1"),
+]
+
+
+def asked(data: PortionLoader, is_enough: Callable[[Waits], bool], end: int) -> list[Waits]:
+    """Two answers while it waits, the first of which is enough; then what hangs goes on."""
+    try:
+        while (waits := data.waits_for()) is None or not is_enough(waits):
+            threading.Event().wait(0.01)
+        again = data.waits_for()
+        assert again is not None
+        return [waits, again]
+    finally:
+        os.write(end, b"x")
+
+
+@pytest.mark.parametrize("loader", [1], indirect=True, ids=["processes"])
+@pytest.mark.parametrize(("does", "place"), PLACES, ids=["python", "c", "odd_file"])
+def test_the_line_is_named_where_a_process_hangs_that_loads_data(loader, does, place):
+    """One of two: the other waits for work. Both go on as before when they were asked."""
+    until, end = os.pipe()
+    data = loader(Faulty(partial(does, until)), shuffle=False, processes=2, place="train.py:7")
     assert data.waits_for() is None
     with ThreadPoolExecutor(1) as thread:
-        batch = thread.submit(batch_of, data, 0, 12, 16, 0)
-        while (waits := data.waits_for()) is None:
-            assert not batch.done()
-        place, text = waits
-        assert place == "train.py:7"
-        pid = int(text.rpartition(" ")[2])
-        assert text == f"waiting for a batch from the data loaders, pids {pid}"
-        os.kill(pid, signal.SIGKILL)
-        with pytest.raises(ProcessLost, match=rf"process {pid} was killed by SIGKILL"):
-            batch.result(timeout=30)
+        answers = thread.submit(asked, data, lambda waits: bool(waits.stack), end)
+        assert batch_of(data, 0, 8, 20, 1).tolist() == [12, 13, 14, 15]
+    waits, again = answers.result()
+    assert again == waits
     assert data.waits_for() is None
-    data.close()
+    assert waits.place == place
+    text = r"waiting for a batch from the data loaders, pids \d+, \d+; \d+ is at "
+    assert re.fullmatch(text + re.escape(place), waits.text)
+    assert waits.stack.index("in __getitem__") < waits.stack.index(f"in {does.__name__}")
+    assert batch_of(data, 0, 8, 20, 2).tolist() == [16, 17, 18, 19]
+    for fd in (until, end):
+        os.close(fd)
+
+
+@pytest.mark.parametrize("loader", [1], indirect=True, ids=["process"])
+def test_a_process_that_cannot_be_asked_is_waited_for_at_the_dataset(loader, monkeypatch):
+    """It has no handler for the signal, which would end it."""
+    monkeypatch.setattr(module, "answer", lambda path: None)
+    until, end = os.pipe()
+    data = loader(Faulty(partial(hang, until)), shuffle=False, place="train.py:7")
+    with ThreadPoolExecutor(1) as thread:
+        answers = thread.submit(asked, data, lambda waits: True, end)
+        assert batch_of(data, 0, 12, 16, 0).tolist() == [12, 13, 14, 15]
+    for place, text, stack in answers.result():
+        assert (place, stack) == ("train.py:7", "")
+        assert re.fullmatch(r"waiting for a batch from the data loaders, pids \d+", text)
+    for fd in (until, end):
+        os.close(fd)
 
 
 class Torn:

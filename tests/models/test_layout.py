@@ -9,8 +9,10 @@ import torch
 from stepping import gradient_of
 from torch import Tensor, nn
 
+from daemons.worker.layout import layout_of
 from daemons.worker.replica import Replica
 from daemons.worker.task import TaskError
+from dlctl.flat import ROWS, Entry
 
 
 def parameter_of(tensor: Tensor) -> Callable[[], nn.Module]:
@@ -51,6 +53,13 @@ def test_a_model_that_cannot_be_laid_out_is_named(task_of, model, complaint):
         Replica(task_of(model=model), device="cpu", seed=0)
     assert caught.value.where is not None
     assert caught.value.hint or "only real, dense tensors" in caught.value.message
+
+
+def test_a_table_with_the_name_of_a_tensor_is_named():
+    """An export has both, by their names."""
+    tables = (Entry("bias", ROWS, (4, 2), "float32", init=("constant", 0.0, 0.0)),)
+    with pytest.raises(TaskError, match=r'"bias" is a tensor of the model and a table'):
+        layout_of(nn.Linear(2, 2), tables)
 
 
 def test_a_buffer_that_changes_its_shape_is_named(task_of):

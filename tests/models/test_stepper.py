@@ -4,47 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from stepping import SEED, choice, stepper_of
 from torch import Tensor, nn
 
 from daemons.worker import inner
-from daemons.worker.replica import Replica
-from daemons.worker.stepper import SCALER, Stepper
-from daemons.worker.task import Task, TaskError
-from dlctl import parameter_groups, registry
-from dlctl.config import Choice, Gradients, ParameterGroup
+from daemons.worker.stepper import SCALER
+from daemons.worker.task import TaskError
+from dlctl import registry
+from dlctl.config import Choice, ParameterGroup
 from dlctl.errors import DlctlError
 from dlctl.inner import OF, keeps_nothing
 
-SEED, STEPS = 3, 4
+STEPS = 4
 NAMES = [name for name in registry.BUILT_IN["inner_optimizers"] if name != "none"]
 DENSE = [name for name in NAMES if name != "sparseadam"]
 FUSED = {torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW}
-
-
-def choice(name: str, **options: Any) -> Choice:
-    chosen = registry.load("inner_optimizers", name).Options(**options)
-    return Choice(name=name, options=dataclasses.asdict(chosen))
-
-
-def stepper_of(
-    task: Any,
-    chosen: Choice | None = None,
-    groups: Sequence[ParameterGroup] = (),
-    **gradients: Any,
-) -> Stepper:
-    options = Gradients(**gradients)
-    how = {"precision": options.precision, "compiled": options.compile}
-    task = task if isinstance(task, Task) else Task(task)
-    replica = Replica(task, device="cpu", seed=SEED, **how)
-    of_values = parameter_groups.of_each(groups, replica.layout)
-    optimizer = inner.make(chosen, replica.values, of_values) if chosen is not None else None
-    return Stepper(replica, options, optimizer)
 
 
 def reference(task: Any) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -126,6 +127,36 @@ def test_shards_are_read_in_portions_to_their_ends(dataset: Any, processes: int)
         stream.close()
 
 
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_shard_has_one_number_however_it_is_listed_and_wherever_it_lies(processes: int) -> None:
+    sizes = {"d": 4, "a": 9, "c": 6, "b": 12}
+    read = []
+    for root, order in (("/mnt/x/", "dacb"), ("/data/", "abcd"), ("/data/y/", "cbda")):
+        files = Files(**{root + name: sizes[name] for name in order})
+        stream = loader(files, processes)
+        try:
+            assert stream.names == "\n".join(order)
+            whole = [[*chain(*portion(stream, 0, 16, number))] for number in range(4)]
+            first = [files.shards().index(root + name) for name in "abcd"]
+            read.append([[n - 100 * at for n in of] for of, at in zip(whole, first, strict=True)])
+        finally:
+            stream.close()
+    assert read[0] == read[1] == read[2] == [list(range(sizes[name])) for name in "abcd"]
+
+
+def test_a_part_that_is_listed_twice_is_read_twice() -> None:
+    class Twice(Files):
+        def shards(self) -> list[str]:
+            return ["b", "a", "b"]
+
+        def open(self, shard: str, offset: int) -> Iterator[Any]:
+            return (torch.tensor(ord(shard)) for _ in range(offset, 4))
+
+    stream = loader(Twice())
+    assert [portion(stream, 0, 4, n)[0][0] for n in range(3)] == [97, 98, 98]
+    assert loader(Numbered()).names == loader(Plain()).names == ""
+
+
 def test_a_shard_is_opened_once_and_again_only_for_what_lies_elsewhere() -> None:
     files = Files(a=100, b=100)
     stream = loader(files)
@@ -204,9 +235,18 @@ class NoOpen(Plain):
         return ["a"]
 
 
+class Objects(Files):
+    def shards(self) -> Any:
+        return [object()]
+
+
 @pytest.mark.parametrize(
-    ("dataset", "text"), [(NoOpen(), r"no open\(shard, offset\)"), (Files(), "has no shards")]
-)
+    ("dataset", "text"),
+    [
+        (NoOpen(), r"no open\(shard, offset\)"), (Files(), "has no shards"),
+        (Objects(), "has a shard without a name: shards.. returns a value of type object"),
+    ],
+)  # fmt: skip
 def test_shards_that_are_none_are_an_error(dataset: Any, text: str) -> None:
     with pytest.raises(TaskError, match=text):
         loader(dataset)

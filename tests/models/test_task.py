@@ -187,7 +187,7 @@ def test_a_name_that_is_not_there_gets_a_suggestion(write):
 
 
 def test_what_the_task_lacks_is_listed_at_once(write):
-    directory = write("class T:\n    def model(self): ...\n    loss = 3\ntask = T()")
+    directory = write("class T:\n    def model(self): ...\n    loss = None\ntask = T()")
     error = failing("train.py:task", directory)
     assert error.message == "the task train.py:task lacks dataset() and loss()"
     assert error.where == f"{directory / 'train.py'}:1"
@@ -313,8 +313,13 @@ class Broken(Lengthless):
         ("loss", (0.5, {}), r"task\.loss returned a value of type float, not a torch\.Tensor"),
         (
             "loss",
-            (torch.ones(1), {}, {}),
+            (torch.ones(1), {}, 2, 3),
             r"task\.loss returned a value of type tuple, not a torch",
+        ),
+        (
+            "loss",
+            (torch.ones(1), {}, {}),
+            r"task\.loss\[2\] returned a value of type dict, not a weight, one number",
         ),
         (
             "loss",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,17 @@ def test_the_files_of_a_directory_are_one(tmp_path: Path, state) -> None:
     save_file({names[0]: state[names[0]]}, tmp_path / "more.safetensors")
     with pytest.raises(DlctlError, match=f'"{names[0]}" is in model-1.* and in more'):
         weights.load(model, tmp_path, strict=True)
+
+
+def test_weights_that_are_a_fifo_are_named_and_not_waited_for(tmp_path: Path, state) -> None:
+    save_file(state, tmp_path / "model-1.safetensors")
+    os.mkfifo(tmp_path / "model-2.safetensors")
+    with pytest.raises(DlctlError) as caught:
+        weights.load(Net(), tmp_path, strict=True)
+    said = "cannot read the weights: it is a FIFO, not a regular file"
+    assert (caught.value.message, caught.value.where) == (
+        said, str(tmp_path / "model-2.safetensors"),
+    )  # fmt: skip
 
 
 def unfit(path: Path, state: dict[str, Tensor]) -> Path:

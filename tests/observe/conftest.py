@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from recorded import START, row
 
+from dlctl.runs.evaluated import Result
 from dlctl.runs.series import EVALUATION
 
 
@@ -19,7 +20,7 @@ def trained(run_directory: Callable[..., Any]) -> Callable[..., Any]:
         made = run_directory(run_id)
         for one in rows or [row(second, second * 10) for second in range(11)]:
             made.db.add_metric(*one)
-        made.db.add_metric(START + 5.5, EVALUATION, 45, {"accuracy": 0.5})
+        made.db.add_metric(START + 5.5, EVALUATION, 45, Result(45, {"accuracy": 0.5}).to_json())
         made.db.add_metric(START + 4, "worker-0", 40, {"samples_per_s": 50.0})
         made.event(START + 5, "exit", "worker-1", "exit 1")
         made.run(step=100, samples=1000, **run)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 import socket
-import time
+import threading
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,21 @@ from prometheus_client.parser import text_string_to_metric_families
 from recorded import START, row
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from daemons.coordinator import prometheus
+from daemons.coordinator import metrics_server, prometheus
 from daemons.coordinator.prometheus import Prometheus
 from daemons.coordinator.records import Exporter, export
 from daemons.coordinator.tensorboard import FOLDER, TensorBoard
 from dlctl.config import Job, JobFile, Log
+from dlctl.runs.evaluated import Result
 from dlctl.runs.series import EVALUATION
 
+PATIENCE_S = 30.0
 DASHBOARD = Path(__file__).parents[2] / "examples" / "grafana" / "dashboard.json"
 RUN: dict[str, Any] = {
     "state": "running", "step": 120, "samples": 1200, "loss": 0.5, "data_epoch": 1.5,
     "progress": 0.25, "samples_per_s": 99.5, "metrics": {"error": 0.125},
-    "evaluation": {"accuracy": 0.75, "step": 100}, "checkpoint": {"at": START},
+    "evaluation": {"accuracy": 0.75}, "evaluation_step": 100, "method": {"replicas": 4.0},
+    "checkpoint": {"at": START},
     "totals": {"seconds": 12.0, "push_bytes": 10, "fetch_bytes": 20, "pushes": 4,
                "staleness_sum": 6},
 }  # fmt: skip
@@ -42,7 +46,7 @@ def test_tensorboard_reads_what_several_coordinators_have_written(tmp_path: Path
     first = TensorBoard(tmp_path)
     for second in range(6):
         first.add_row(*row(second, second * 10))
-    first.add_row(START + 6, EVALUATION, 30, {"accuracy": 0.5})
+    first.add_row(START + 6, EVALUATION, 30, Result(30, {"accuracy": 0.5}).to_json())
     first.add_row(START + 6, "worker-0", 30, {"samples": 1})
     first.close()
     second_one = TensorBoard(tmp_path)
@@ -53,7 +57,7 @@ def test_tensorboard_reads_what_several_coordinators_have_written(tmp_path: Path
     found.Reload()
     assert [event.step for event in found.Scalars("train/loss")] == [0, 10, 40]
     assert [event.step for event in found.Scalars("rate/lr")] == [0, 10, 20, 40]
-    assert found.Scalars("train/error")[0].value == 0.25
+    assert found.Scalars("task/error")[0].value == 0.25
     assert found.Scalars("run/samples_per_s")[0].value == 100.0
     assert found.Scalars("run/staleness")[0].value == 3.0
 
@@ -111,7 +115,8 @@ def test_prometheus_parses_what_it_scrapes(served: Prometheus) -> None:
     assert samples[("dlctl_loss",)] == 0.5
     assert samples[("dlctl_staleness_sum",)] / samples[("dlctl_staleness_count",)] == 1.5
     assert samples[("dlctl_evaluation", "accuracy")] == 0.75
-    assert ("dlctl_evaluation", "step") not in samples
+    assert samples[("dlctl_evaluation_step",)] == 100
+    assert samples[("dlctl_method", "replicas")] == 4.0
     assert samples[("dlctl_learning_rate", "lr")] == 0.1
     assert samples[("dlctl_daemon_up", "worker-0", "worker")] == 1.0
     assert samples[("dlctl_state", "running")] == 1.0
@@ -129,7 +134,7 @@ def test_a_port_that_is_taken_is_tried_again_and_a_client_that_says_nothing_give
     served: Prometheus, caplog, monkeypatch
 ) -> None:
     monkeypatch.setattr(prometheus, "RETRY_S", 0.0)
-    monkeypatch.setattr(prometheus, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(metrics_server, "REQUEST_S", 0.2)
     with socket.create_server(served._where):
         served.listen_if_due()
         served.listen_if_due()
@@ -137,7 +142,75 @@ def test_a_port_that_is_taken_is_tried_again_and_a_client_that_says_nothing_give
     assert "Address already in use" in served.trouble
     served.listen_if_due()
     assert served.trouble == ""
-    with socket.create_connection(served._where):
-        begun = time.monotonic()
+    with clients(served, 1) as (silent,):
+        assert is_dropped(silent)
+
+
+@contextmanager
+def clients(exporter: Prometheus, count: int) -> Iterator[list[socket.socket]]:
+    """So many connections that say nothing, the oldest one first."""
+    with ExitStack() as stack:
+        found = [socket.create_connection(exporter._where, PATIENCE_S) for _ in range(count)]
+        yield [stack.enter_context(one) for one in found]
+
+
+@contextmanager
+def dripping(exporter: Prometheus, count: int) -> Iterator[list[socket.socket]]:
+    """So many clients of whose requests a byte comes now and then, and no end."""
+    is_over = threading.Event()
+
+    def drip(found: list[socket.socket]) -> None:
+        while not is_over.wait(0.02):
+            for one in found:
+                with suppress(OSError):  # It was dropped.
+                    one.send(b"G")
+
+    with clients(exporter, count) as found:
+        thread = threading.Thread(target=drip, args=(found,))
+        thread.start()
+        try:
+            yield found
+        finally:
+            is_over.set()
+            thread.join()
+
+
+def is_dropped(client: socket.socket) -> bool:
+    with suppress(ConnectionResetError):
+        return client.recv(1) == b""
+    return True
+
+
+def test_others_are_served_while_clients_drip(served: Prometheus, monkeypatch) -> None:
+    monkeypatch.setattr(metrics_server, "REQUEST_S", 1000.0)
+    served.listen_if_due()
+    threads = threading.active_count()
+    with dripping(served, 20):
+        assert threading.active_count() == threads + 1, "only the one that drips"
         assert "dlctl_loss 0.5" in scrape(served)
-        assert time.monotonic() - begun < 5.0
+
+
+def test_a_client_whose_request_does_not_end_is_dropped_though_it_sends(
+    served: Prometheus, monkeypatch
+) -> None:
+    monkeypatch.setattr(metrics_server, "REQUEST_S", 0.2)
+    served.listen_if_due()
+    with dripping(served, 1) as (client,):
+        assert is_dropped(client)
+    with clients(served, 1) as (endless,):
+        with suppress(OSError):
+            endless.sendall(b"GET /" + b"x" * 1_000_000)
+        assert is_dropped(endless)
+    assert "dlctl_loss 0.5" in scrape(served)
+
+
+def test_of_too_many_clients_the_oldest_is_dropped(served: Prometheus, monkeypatch) -> None:
+    monkeypatch.setattr(metrics_server, "REQUEST_S", 1000.0)
+    monkeypatch.setattr(metrics_server, "CLIENTS_MAX", 4)
+    served.listen_if_due()
+    with clients(served, 5) as (oldest, *others):
+        assert is_dropped(oldest)
+        assert "dlctl_loss 0.5" in scrape(served)
+        assert is_dropped(others[0]), "for the scrape"
+        others[-1].sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert others[-1].recv(12) == b"HTTP/1.0 200"

@@ -14,7 +14,7 @@ from dlctl.errors import DlctlError, NotFound
 from dlctl.observe import history
 from dlctl.roles.coordinator.status import Totals
 from dlctl.runs.database import RunDb
-from dlctl.runs.series import ROWS_MAX, RUN, Series
+from dlctl.runs.series import EVALUATION, ROWS_MAX, RUN, Series
 
 
 def test_a_series_stays_short_and_even_over_any_number_of_coordinators(tmp_path: Path) -> None:
@@ -103,10 +103,20 @@ def test_what_was_done_after_the_last_row_is_its_own_point(trained) -> None:
     totals = {"seconds": 12.0, "push_bytes": 9, "fetch_bytes": 9, "pushes": 9, "staleness_sum": 9}
     run = {"updated_at": START + 12, "totals": totals, "loss": 0.25}
     made = trained(rows=[row(0, 0), row(1, 90)], **run)
-    made.run(evaluation={"accuracy": 0.75, "step": 100})
+    made.run(evaluation={"accuracy": 0.75}, evaluation_step=100)
     found = history.read(made.path)
     assert (found.points[-1].step, found.points[-1].loss) == (100, 0.25)
     assert (found.evaluations[-1].step, found.evaluations[-1].metrics) == (100, {"accuracy": 0.75})
+
+
+def test_evaluations_of_an_older_dlctl_are_read(trained) -> None:
+    made = trained()
+    made.db.add_metric(START + 7, EVALUATION, 60, {"accuracy": 0.75, "loss": 0.5})
+    made.run(evaluation={"accuracy": 0.875, "step": 90}, updated_at=START + 9)
+    found = history.read(made.path).evaluations
+    assert [(e.step, e.metrics) for e in found] == [
+        (45, {"accuracy": 0.5}), (60, {"accuracy": 0.75, "loss": 0.5}), (90, {"accuracy": 0.875}),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,41 @@ def test_the_page_has_everything_in_it_and_loads_nothing(trained, dlctl_command)
 def test_a_page_that_cannot_be_written_is_one_error(trained, dlctl_command) -> None:
     trained()
     ended = dlctl_command("report", "-o", "nowhere/page.html")
-    assert ended.code == 1
-    assert "cannot write: No such file or directory" in ended.err
+    assert ended.code == 2
+    assert "the output would be in a directory that does not exist" in ended.err
+    assert "mkdir -p nowhere" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("command", "begin"), [("report", b"<!DOCTYPE html>"), ("plot", b"\x89PNG\r\n\x1a\n")]
+)
+def test_a_page_and_a_picture_go_to_standard_output_and_into_a_fifo(
+    trained, tmp_path, command, begin
+) -> None:
+    trained()
+    words = [sys.executable, "-m", "dlctl", command, "-o"]
+    done = subprocess.run([*words, "-"], capture_output=True, check=False)
+    assert (done.returncode, done.stdout[: len(begin)]) == (0, begin), done.stderr
+    assert done.stderr == b"/dev/stdout\n"
+    os.mkfifo(tmp_path / "out")
+    with subprocess.Popen([*words, str(tmp_path / "out")], stdout=subprocess.PIPE) as writing:
+        assert (tmp_path / "out").read_bytes()[: len(begin)] == begin
+        assert writing.communicate()[0].decode() == f"{tmp_path / 'out'}\n"
+    assert (tmp_path / "out").is_fifo()
+    reader, writer = os.pipe()
+    os.close(reader)
+    closed = subprocess.run([*words, "-"], stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (closed.returncode, closed.stderr) == (141, b"")
+
+
+def test_the_format_of_a_picture_is_its_suffix(trained, dlctl_command, own_place) -> None:
+    trained()
+    assert dlctl_command("plot", "-o", "picture").code == 0
+    assert (own_place / "picture").read_bytes()[:4] == b"\x89PNG"
+    refused = dlctl_command("plot", "-o", "picture.html")
+    assert (refused.code, "Format 'html' is not supported" in refused.err) == (1, True)
+    assert not (own_place / "picture.html").exists()
 
 
 def test_several_runs_are_in_one_picture(trained, dlctl_command) -> None:

@@ -88,7 +88,7 @@ def test_who_leaves_with_the_others_has_its_part_in_what_is_saved_last(
         ("bfloat16", 3.3895313892515355e38, 3.39e38),
         ("float32", 3.4028234663852886e38, 3.403e38),
         ("float64", 1.7976931348623157e308, np.inf),
-        ("int8", -128.0, 129.0),
+        ("int8", -127.0, 128.0),
         ("bool", 1.0, 2.0),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 
 from dlctl import messages as m
 from dlctl.algorithms.needs import Collective, Summed, passed_on
-from dlctl.errors import DlctlError
+from dlctl.errors import DlctlError, RemoteProtocolError
 from dlctl.machine import DeadlineReached, Effect, Event, Received, Send
 from dlctl.roles.coordinator.groups import LOST, Groups
 from dlctl.roles.coordinator.records import History
@@ -346,6 +346,36 @@ def test_a_group_that_has_lost_its_model_ends_the_run_once_though_its_words_are_
     assert not house.worker(0).results
     assert not house.worker(1).results
     assert "dlctl recover" in LOST
+
+
+@pytest.mark.parametrize("slots", [2, 3])
+def test_one_member_that_says_that_the_model_is_lost_does_not_end_the_run(slots: int):
+    house = House(slots)
+    for _ in range(4):
+        house.go(1.0)
+        house.steps = 1
+        broken = m.GroupBroken(1, 1, house.groups.generation, "lost", m.MODEL_LOST)
+        house.groups.on_broken(b"", broken, house.timeline.now)
+    before = len(house.worker(0).results)
+    house.go(2.0)
+    house.check()
+    assert not house.ended
+    assert len(house.worker(0).results) > before
+
+
+@pytest.mark.parametrize(
+    ("slot", "store"),
+    [(1, "host-1:4711"), (0, "host-0"), (0, "host-0:port"), (0, "a b:1"), (0, "host-0:4711\n")],
+)
+def test_a_rendezvous_of_another_member_or_one_that_nobody_can_read_is_refused(slot, store):
+    house = House(2)
+    house.look()
+    said = m.GroupNoted(f"worker-{slot}", house.groups.generation, store)
+    with pytest.raises(RemoteProtocolError):
+        house.groups.on_noted(b"", said, 0.0)
+    house.go(1.0)
+    house.check()
+    assert house.last().vector == 3.0
 
 
 def test_all_may_die_before_anything_is_trained():

@@ -11,7 +11,7 @@ import pytest
 from dlctl import messages as m
 from dlctl import settings
 from dlctl.config import Checkpoints, Choice, Job, JobFile
-from dlctl.errors import NotFound, NotPermitted, UsageError
+from dlctl.errors import NotFound, NotPermitted, RemoteProtocolError, UsageError
 from dlctl.flat import AVERAGED, Entry, Layout
 from dlctl.machine import Effect, Note, Send
 from dlctl.roles.coordinator.checkpointing import SAVE_S_MAX, Checkpointing
@@ -164,6 +164,18 @@ def test_a_change_is_answered_when_all_have_answered() -> None:
         ("worker-1", None, 5.0),
     ]
     assert answers[0]["missing"] == []
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, [1]])
+def test_an_answer_with_what_no_setting_has_is_refused_and_still_waited_for(value: Any) -> None:
+    context, answers = History(1.0), []
+    changes = SettingChanges(context, members())
+    changes.begin({"worker-0": {"push": 5.0}}, 0.0, answers.append)
+    for before, after in ((value, 5.0), (5.0, value)):
+        with pytest.raises(RemoteProtocolError):
+            changes.on_changed(b"", m.Changed(1, "worker-0", {"push": before}, {"push": after}), 1)
+    changes.on_changed(b"", m.Changed(1, "worker-0", {"push": None}, {"push": 5.0}), 1.0)
+    assert len(answers) == 1
 
 
 def test_who_does_not_answer_is_named() -> None:
@@ -413,6 +425,14 @@ def test_an_error_of_one_daemon_fails_the_checkpoint_and_not_the_newest_one() ->
     assert saving.rows[0]["error"] == "server-0: no space left"
     assert saving.machine.newest is None
     assert "no space left" in saving.machine.last_error
+
+
+def test_a_checkpoint_is_complete_without_a_worker_that_cannot_save() -> None:
+    saving = under_way("server-0", "worker-0")
+    (_, complete) = saving.saved("worker-1", "no space left")
+    assert isinstance(complete, CompleteCheckpoint)
+    saving.machine.on_event(CheckpointEnded(8, ""), 0.3)
+    assert (saving.rows[0]["error"], saving.rows[0]["without"]) == ("", ["worker-1"])
 
 
 def test_a_worker_that_dies_meanwhile_is_not_waited_for() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dlctl import messages as m
 from dlctl.machine import DeadlineReached, Effect, Received, Started
 from dlctl.roles.agent.agent import RESTART_MAX_S, WORKS_S, Agent
@@ -48,7 +50,7 @@ def test_one_that_is_heard_and_dies_soon_after_every_start_waits_longer_and_long
         pauses.append(watched.pause_s())
         watched.now += 0.5
         watched.hear()
-    assert pauses == [0.0, 1.0, 2.0, 4.0, 8.0, *[RESTART_MAX_S] * 3]
+    assert pauses == [0.0, 1.0, 2.0, 4.0, *[RESTART_MAX_S] * 4]
 
 
 def test_one_that_dies_before_it_is_heard_waits_longer_and_longer_up_to_a_limit() -> None:
@@ -58,5 +60,5 @@ def test_one_that_dies_before_it_is_heard_waits_longer_and_longer_up_to_a_limit(
         watched.now += 0.3
         pauses.append(watched.pause_s())
     assert pauses[0] == 0.0
-    assert pauses[1:] == sorted(pauses[1:])
-    assert pauses[-1] == RESTART_MAX_S
+    assert pauses[1:] == pytest.approx(sorted(pauses[1:]))
+    assert pauses[-1] == pytest.approx(RESTART_MAX_S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dlctl.messages import ProcessExited
-from dlctl.roles.coordinator.crash_loops import UNSAID, blame, ends_by_itself
+from dlctl.roles.coordinator.crash_loops import NO_ROOM, UNSAID, blame, ends_by_itself
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.protocol.context import EXIT_FENCED, EXIT_POISONED, EXIT_RESTART
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
@@ -54,6 +54,14 @@ def test_an_end_in_order_that_no_log_tells_of_was_the_tasks() -> None:
     daemon = worker()
     assert [die(daemon, 0, cause=UNSAID) for _ in range(3)] == [0, 0.5, 1]
     assert not ends_by_itself(0, "")
+
+
+def test_a_process_that_a_full_disk_keeps_from_starting_is_no_fault_of_the_task() -> None:
+    daemon = worker()
+    assert [die(daemon, 1, 0.0, cause=NO_ROOM) for _ in range(4)] == [0, 0.5, 1, 2]
+    assert daemon.last_exit is not None
+    assert daemon.last_exit["text"] == "not started: no space left for its log"
+    assert "cause" not in daemon.last_exit
 
 
 def test_another_end_or_a_really_long_life_begins_a_new_row() -> None:

@@ -16,6 +16,7 @@ from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.status import Reports, Totals
 from dlctl.roles.protocol.keyring import Keyring
 from dlctl.runs.best import Target
+from dlctl.runs.evaluated import Result
 from dlctl.util.names import HOME_AGENT
 
 GOOD = {"accuracy": 0.5, "loss": 2.0}
@@ -41,8 +42,8 @@ def test_only_the_worker_that_was_asked_is_believed(evaluations: Evaluations) ->
     assert evaluations.newest is None
     assert evaluations.worker == "worker-0", "it is still waited for"
     assert "evaluate" in evaluations.context.retries
-    assert evaluations.on_evaluated(m.Evaluated(1, "worker-0", GOOD, ""), 1.0) == (7, GOOD)
-    assert evaluations.newest == GOOD | {"step": 7}
+    assert evaluations.on_evaluated(m.Evaluated(1, "worker-0", GOOD, ""), 1.0) == Result(7, GOOD)
+    assert evaluations.newest == Result(7, GOOD)
     assert not evaluations.worker
 
 
@@ -50,8 +51,7 @@ def test_only_the_worker_that_was_asked_is_believed(evaluations: Evaluations) ->
 def test_what_is_not_finite_is_named_and_not_kept(evaluations: Evaluations, odd: float) -> None:
     metrics = {"accuracy": 0.5, "loss": odd, "perplexity": odd}
     kept = evaluations.on_evaluated(m.Evaluated(1, "worker-0", metrics, ""), 1.0)
-    assert kept == (7, {"accuracy": 0.5})
-    assert evaluations.newest == {"accuracy": 0.5, "step": 7}
+    assert kept == evaluations.newest == Result(7, {"accuracy": 0.5})
     (event,) = [effect for effect in evaluations.context.clear() if isinstance(effect, AddEvent)]
     assert (event.kind, event.daemon) == ("evaluation", "worker-0")
     assert event.text == "step 7: not finite: loss, perplexity"
@@ -62,7 +62,11 @@ def test_what_is_not_finite_is_named_and_not_kept(evaluations: Evaluations, odd:
 
 @pytest.mark.parametrize(
     ("text", "target"),
-    [("acc@5>=.5", Target("acc@5", ">=", 0.5)), ("val/err < +1e+3", Target("val/err", "<", 1e3))],
+    [
+        ("acc@5>=.5", Target("acc@5", ">=", 0.5)),
+        ("val/err < +1e+3", Target("val/err", "<", 1e3)),
+        (" val err  <= 2", Target("val err", "<=", 2.0)),
+    ],
 )
 def test_a_target_is_read_as_the_job_file_has_it(text: str, target: Target) -> None:
     assert Target.parse(text) == target

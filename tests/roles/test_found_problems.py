@@ -263,6 +263,7 @@ SAVING = {"at": NOW - 22.0, "waiting": "worker-1", "gives_up_at": None}
     [
         ({"checkpoint_error": "disk full"}, "checkpoint-failed", {"error": "disk full"}),
         ({"target_error": "no acuracy"}, "target-unreachable", {"why": "no acuracy"}),
+        ({"loss_noise": "it was 1 and 2"}, "loss-noisy", {"why": "it was 1 and 2"}),
         ({"saving": SAVING}, "checkpoint-late", {"waiting": "worker-1"}),
         ({"saving": SAVING | {"at": NOW - 3.0}}, None, {}),
         ({"saving": None, "checkpoint_error": "", "target_error": ""}, None, {}),

@@ -21,7 +21,13 @@ def test_only_what_is_known_better_changes():
     }
 
 
-def test_workers_in_quarantine_come_back_only_if_there_are_no_others():
+def test_workers_in_quarantine_come_back_if_the_run_has_failed():
+    """Its cause may be fixed, and it was theirs if they had the same error."""
+    changed = corrected({**MEMORY, "run": ["failed", "a KeyError", 3.0]}, {})
+    assert {key: row["state"] for key, row in changed.items()} == {"daemon/worker-0": "stopped"}
+
+
+def test_workers_in_quarantine_of_a_run_at_work_come_back_only_if_there_are_no_others():
     alone = {**MEMORY, "daemon/worker-1": {"role": "worker", "state": "quarantined"}}
     changed = corrected(alone, {})
     assert {key: row["state"] for key, row in changed.items()} == {

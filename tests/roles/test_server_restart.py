@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,17 +11,27 @@ from lives import Keeping
 from made import server
 
 from dlctl import messages as m
-from dlctl import registry
+from dlctl import registry, wire
 from dlctl.algorithms.base import Method
 from dlctl.config import Choice, Job, JobFile, Servers, Workers
 from dlctl.flat import AVERAGED, TRAINED, Entry, Layout, slice_bounds
-from dlctl.machine import Exit, Note, Received, Send, Started, StopRequested
+from dlctl.machine import (
+    DeadlineReached,
+    Exit,
+    Note,
+    Received,
+    Send,
+    Started,
+    StopRequested,
+)
 from dlctl.messages import APPLIED, DUPLICATE, HELD, LATE, REFUSED, Packed
 from dlctl.optim.adagrad import Adagrad
 from dlctl.optim.sgd import SGD
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.token import sign
+from dlctl.roles.server.server import LOOK_S
 from dlctl.shards.base import Held, Spec, Storage
+from dlctl.util.names import WAITS_FOR_SPACE
 
 KEY, RUN, SIZE = b"the key", "run-1", 4
 LAYOUT = Layout(
@@ -141,6 +152,61 @@ def test_a_server_that_takes_another_one_s_place_knows_what_was_acknowledged() -
     assert second.push(1) == [(1, DUPLICATE)]
     assert second.push(2) == [(2, APPLIED)]
     assert second.w == [3, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("last_step", "samples", "outcome"),
+    [(7, 64, APPLIED), (7, 65, REFUSED), (9, 192, APPLIED), (6, 0, APPLIED), (6, 1, REFUSED)],
+)
+def test_a_push_has_no_more_samples_than_its_steps(last_step, samples, outcome) -> None:
+    """From step 7 on, of 64 samples each at most. A refused push is settled: the next counts."""
+    life = at_work(Keeping())
+    push = replace(life.message(0), last_step=last_step, samples=samples)
+    (ack,) = life.ask(push)
+    assert ack.outcome == outcome
+    assert ("samples" in ack.reason) == (outcome == REFUSED)
+    assert life.push(1) == [(1, APPLIED)]
+
+
+def test_no_sum_of_samples_outgrows_what_the_next_server_reads() -> None:
+    keeping = Keeping()
+    first = at_work(keeping)
+    assert first.server.serving is not None
+    first.server.serving.shard.samples = m.NATURAL_MAX - 1
+    assert first.push(0) == [(0, APPLIED)]
+    second = Life(keeping, 2, keep=True)
+    assert second.server.serving is not None
+    assert second.server.serving.shard.samples == m.NATURAL_MAX
+    (parameters,) = [a for a in _fetched(second) if isinstance(a, m.Parameters)]
+    assert wire.decode([bytes(frame) for frame in wire.encode(parameters)])
+
+
+def _fetched(life: Life) -> list[m.Message]:
+    life.join()
+    return life.ask(m.Fetch(0, 1, 1, 0))
+
+
+def test_a_server_that_waits_for_room_looks_again_by_itself() -> None:
+    keeping = Keeping("disk")
+    assert at_work(keeping).push(0) == [(0, APPLIED)]
+    keeping.log.disk.tight = 1
+    second = Life(keeping, 2, keep=True)
+    assert second.server.phase() == (WAITS_FOR_SPACE, "")
+    now, said = 0.0, []
+    for _ in range(5):
+        now = second.server.deadline()
+        assert now is not None
+        said += second.server.handle(DeadlineReached(), now)
+    assert not [effect for effect in said if isinstance(effect, Note | Exit)], "it was told once"
+    keeping.log.disk.tight = 0
+    until = now + LOOK_S
+    while second.server.serving is None and now < until:
+        now = second.server.deadline()
+        second.effects = second.server.handle(DeadlineReached(), now)
+    assert m.Serving("server-0", "ipc://x", initialised=True) in [
+        effect.message for effect in second.effects if isinstance(effect, Send)
+    ]
+    assert (second.w, second.version) == ([1, 0, 0, 0], 1)
 
 
 def test_initial_values_of_another_type_are_refused() -> None:

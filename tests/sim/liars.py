@@ -1,127 +1,145 @@
-"""Somebody has taken a worker's process and its key: it says whatever the wire lets through.
-
-From then on the process itself is frozen. Its messages are those that it sent before, with numbers
-as extreme as their types allow. Its pushes hold zeros, so that the ledger has no cells of its own;
-everybody else's have to be there. In the end it is killed, as somebody would who has noticed.
+"""A worker that says what it likes: messages that its key allows, with names and numbers that are
+right or nearly right. The run goes on, and no other worker loses its process.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from typing import Any, get_args, get_origin, get_type_hints
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from dlctl import messages as m
-from dlctl import wire
-from dlctl.compress.plain import nothing
-from dlctl.machine import Effect, Send
-from dlctl.messages import Limits
-from dlctl.sim.checkers import Book, Checker
-from dlctl.sim.checkers.book import Key
-from dlctl.sim.process import Process
+from dlctl.flat import TRAINED, Entry, Layout
+from dlctl.roles.protocol.context import COORDINATOR
+from dlctl.sim.checkers import Checker
 from dlctl.sim.simulation import Simulation
+from dlctl.sim.world import World
 
-EVERY_S = 0.03
-"""Between two lies."""
-FIXED = {"run_id", "name", "slot", "epoch", "token", "incarnation", "version"}
-"""A lie about who it is gets no further than the key: `test_strangers` has those."""
-
-
-def extremes(limits: Limits, honest: float = 0) -> list[Any]:
-    """What is within the limits, and far from what is usual."""
-    kind = type(limits.least)
-    near = [honest - 1, honest + 1, 0, 1]
-    within = [kind(value) for value in (*near, limits.least, limits.most) if limits.allow(value)]
-    return [*within, float("nan")] if limits.allows_nan else within
+NUMBERS = (0, 1, 2, 7, 64, 10**6, m.NATURAL_MAX)
+EVERY_S, TIMES = 0.2, 50
+"""Between two lies, once the run trains; and at most so many of them."""
 
 
-def numbers_of(kind: type[m.Message]) -> dict[str, tuple[Limits, bool]]:
-    """The numeric fields of a message: their limits, and whether they are tuples of numbers."""
-    found = {}
-    hints = get_type_hints(kind, include_extras=True)
-    for field in fields(kind):  # type: ignore[arg-type]
-        hint = hints[field.name]
-        is_tuple = get_origin(hint) is tuple
-        limits = wire.limits_of(get_args(hint)[0] if is_tuple else hint)
-        if limits is not None:
-            found[field.name] = limits, is_tuple
-    return found
+class Liar:
+    """What one worker's process says beside its work, of one kind in each run."""
 
+    def __init__(self, simulation: Simulation, name: str, seed: int) -> None:
+        self.world: World = simulation.world
+        self.name = name
+        self.dice = np.random.default_rng([seed, 11])
+        kinds = [method for key, method in vars(Liar).items() if key.startswith("say_")]
+        self.say: Callable[[Liar, tuple[int, int]], m.Message] = kinds[seed % len(kinds)]
+        for number in range(TIMES):
+            simulation.at(EVERY_S * (1 + number), self.lie)
 
-class Liar(Checker):
-    """worker-1 from `from_s` on; it begins to lie when what it had sent before has arrived."""
-
-    def __init__(
-        self, simulation: Simulation, seed: int, book: Book, from_s: float, until_s: float
-    ) -> None:
-        self.world = simulation.world
-        self.book = book
-        self._struck = simulation.injector.struck
-        self._dice = np.random.default_rng([seed, 11])
-        self._honest: dict[tuple[Any, type[m.Message]], m.Message] = {}
-        """(peer, type) -> the newest message of this type that it sent there."""
-        self._process: Process | None = None
-        self._until_s = until_s
-        simulation.at(from_s, self._begin)
-        simulation.at(until_s, self._end)
-        self.world.observers.append(self)
-
-    def on_effect(self, process: Process, effect: Effect) -> None:
-        is_its = process.name == "worker-1" and isinstance(effect, Send)
-        if is_its and not isinstance(effect.message, m.ModelReady):
-            self._honest[effect.peer, type(effect.message)] = effect.message
-
-    def _begin(self) -> None:
-        process = self.world.process("worker-1")
-        if process.alive and any(kind is m.Push for _, kind in self._honest):
-            self._process = process
-            process.freeze()
-            self.world.timeline.after(1.0, self._lie)
-
-    def _end(self) -> None:
-        if self._process is not None and self._process.alive:
-            self._process.end(-9)
-
-    def _lie(self) -> None:
-        process = self._process
-        if process is None or not process.alive or self.world.timeline.now >= self._until_s:
+    def lie(self) -> None:
+        if self.coordinator.scheduler.released_at is None:
             return
-        keys = sorted(self._honest, key=lambda key: (str(key[0]), key[1].__name__))
-        peer, kind = keys[self._dice.integers(len(keys))]
-        lie = self._changed(self._honest[peer, kind])
-        if isinstance(lie, m.Push):
-            lie = self._push(str(peer), lie)
-        self._struck["lies"] += 1
-        self.world.network.send(process, peer, lie)
-        self.world.timeline.after(EVERY_S, self._lie)
+        process = self.world.process(self.name)
+        identity = getattr(getattr(process.machine, "joining", None), "identity", None)
+        if process.alive and identity is not None:
+            message = self.say(self, (identity.slot, identity.epoch))
+            self.world.network.send(process, COORDINATOR, message)
 
-    def _changed(self, honest: m.Message) -> m.Message:
-        found = {name: of for name, of in numbers_of(type(honest)).items() if name not in FIXED}
-        names = sorted(found)
-        count = min(len(names), int(self._dice.integers(1, 4)))
-        changed: dict[str, Any] = {}
-        for name in self._dice.permutation(names)[:count]:
-            limits, is_tuple = found[name]
-            values = extremes(limits, 0 if is_tuple else getattr(honest, name))
-            one = values[self._dice.integers(len(values))]
-            changed[str(name)] = (one,) * int(self._dice.integers(0, 4)) if is_tuple else one
-        if isinstance(honest, m.Report):
-            changed["metrics"] = {
-                key: (2**62, -(2**62), float("inf"), None)[self._dice.integers(4)]
-                for key in honest.metrics
-            }
-        return replace(honest, **changed)
+    def any(self, choices: Any) -> Any:
+        return choices[int(self.dice.integers(len(choices)))]
 
-    def _push(self, peer: str, lie: m.Push) -> m.Push:
-        """Mostly the number that the server expects: all others are duplicates and gaps."""
-        server = self.world.machine(peer).serving  # type: ignore[attr-defined]
-        seq = lie.seq
-        if server is not None and self._dice.random() < 0.8:
-            seq = server.parameters.dedup.next_seq(lie.slot)
-        delta = nothing(lie.delta.kind, lie.delta.length)
-        shard = int(peer.rpartition("-")[2])
-        key = Key(lie.slot, lie.epoch, shard, seq)
-        if key not in self.book.acknowledged:
-            self.book.cells[key] = np.zeros(0, np.int64)
-        return replace(lie, seq=seq, delta=delta, table=min(lie.table, 1))
+    @property
+    def number(self) -> int:
+        return int(self.any(NUMBERS))
+
+    @property
+    def coordinator(self) -> Any:
+        return self.world.machine(COORDINATOR)
+
+    def portion(self) -> tuple[int, int]:
+        """Often one that is leased, to whomever."""
+        leased = sorted(self.coordinator.scheduler.pool._leased)
+        is_known = leased and self.dice.random() < 3 / 4
+        return self.any(leased) if is_known else (self.number, self.number)
+
+    # ------------------------------------------------------------ the lies
+
+    def say_that_it_has_failed(self, me: tuple[int, int]) -> m.Message:
+        error = self.any(("", "made up", "task.loss raised E (train.py:1)"))
+        return m.Failed(self.name, error, "", bool(self.dice.random() < 3 / 4))
+
+    def say_that_a_sample_has_failed(self, me: tuple[int, int]) -> m.Message:
+        data_epoch, portion = self.portion()
+        return m.SampleFailed(*me, data_epoch, self.number, "made up", "", portion)
+
+    def say_that_it_has_another_model(self, me: tuple[int, int]) -> m.Message:
+        other = Layout((Entry("w", TRAINED, (3,), "float32"),)).to_bytes()
+        layout = self.coordinator.registration.layout.to_bytes()
+        layout = self.any((layout, layout, other, b"[[", b"[]"))
+        samples = self.any((self.coordinator.scheduler.dataset.samples, self.number))
+        return m.ModelReady(self.name, layout, samples, order=self.any(("", "another")))
+
+    def say_that_it_does_anything(self, me: tuple[int, int]) -> m.Message:
+        phase = self.any(("evaluating", "saving", "no room for its state", "x" * 1000))
+        metrics: Any = {
+            "stuck_s": self.number, "hangs": self.any((True, False, "x")), "portions": 0,
+            "request": self.number, "checkpoint": self.number, "group": [self.number, "x"],
+            "settings": self.any(({}, "x", {"lr": "x"})), "bound": {"x": self.number},
+            "step": self.number,
+        }  # fmt: skip
+        kept = {key: metrics[key] for key in metrics if self.dice.random() < 1 / 2}
+        return m.Report(self.name, 1, phase, self.any(("", "server-0", "worker-0")), kept)
+
+    def say_what_it_has_evaluated(self, me: tuple[int, int]) -> m.Message:
+        asked = self.coordinator.evaluations.asked
+        number = asked.number if asked is not None else self.number
+        metrics = self.any(({}, {"loss": float("nan")}, {"loss": "x"}))
+        return m.Evaluated(number, self.name, metrics, self.any(("", "made up")))
+
+    def say_that_it_has_drained(self, me: tuple[int, int]) -> m.Message:
+        return m.Drained(self.name)
+
+    def say_that_it_cannot_save(self, me: tuple[int, int]) -> m.Message:
+        file = self.any((f"{self.name}.safetensors", "shard-0.safetensors", ""))
+        numbers = (self.coordinator.checkpointing.number, self.number)
+        state = {"lo": self.number, "hi": self.number}
+        return m.Saved(
+            self.any(numbers), self.name, file, "0" * 64, 3, state, self.any(("", "no space left"))
+        )
+
+    def say_that_its_group_is_broken(self, me: tuple[int, int]) -> m.Message:
+        generation = self.any((self.coordinator.groups.generation, self.number))
+        return m.GroupBroken(*me, generation, "made up", self.any((m.MODEL_LOST, "")))
+
+    def say_where_its_group_meets(self, me: tuple[int, int]) -> m.Message:
+        generation = self.any((self.coordinator.groups.generation, self.number))
+        return m.GroupNoted(self.name, generation, self.any(("", "nowhere", "10.0.0.1:1")))
+
+    def say_where_a_stream_ends(self, me: tuple[int, int]) -> m.Message:
+        ends = [(epoch, shard, 0) for epoch in range(3) for shard in range(3)]
+        flat = tuple(number for end in ends for number in end)
+        return m.LeaseRequest(*me, self.number, False, flat)
+
+    def say_that_a_portion_is_done(self, me: tuple[int, int]) -> m.Message:
+        numbers = (self.number, self.number, self.any((0.0, -1.0, float("inf"), 1e300)))
+        end = self.any((-1, 0, self.number))
+        return m.PortionDone(*me, *self.portion(), *numbers, {"x": [1.0, self.number]}, end)
+
+    def say_where_it_listens(self, me: tuple[int, int]) -> m.Message:
+        """No replica asks there. (Those that ask where nobody answers wait for the liar.)"""
+        return m.Listening(*me, self.any(("", "tcp://10.0.0.1:99999", "inproc://nobody")))
+
+    def say_that_it_starts(self, me: tuple[int, int]) -> m.Message:
+        return m.Register("simulated", "worker", self.name, self.any((1, self.number)), 1, "", "0")
+
+
+class OthersChecker(Checker):
+    """While one worker lies, no other process is replaced, and the other workers train."""
+
+    def __init__(self, liar: str) -> None:
+        self.liar = liar
+
+    def at_end(self, world: World) -> None:
+        others = [p for p in world.processes if p.name != self.liar]
+        if replaced := [str(process) for process in others if process.incarnation > 1]:
+            raise self.broken(f"{', '.join(replaced)}: replaced, although {self.liar} alone lies")
+        trainings = [getattr(process.machine, "training", None) for process in others]
+        if not any(training is not None and training.writing.steps for training in trainings):
+            raise self.broken(f"nobody else has trained, although {self.liar} alone lies")

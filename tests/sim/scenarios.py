@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from liars import Liar
+from liars import Liar, OthersChecker
 from of_torch import OfTorch
 from simulated import (
     ACCOUNT,
@@ -26,6 +26,7 @@ from simulated import (
     job_file,
     ledger_checkers,
 )
+from stolen_key import Thief
 
 from dlctl.config import Gradients
 from dlctl.flat import TRAINED, Entry, Layout
@@ -544,7 +545,7 @@ LIED_TO: tuple[tuple[str, dict[str, Any], dict[str, bool]], ...] = (
 """(method, options, what its ledger is like)"""
 
 
-def lies(seed: int) -> Simulation:
+def stolen_keys(seed: int) -> Simulation:
     """One of three workers is in somebody else's hands for a while. Servers and the coordinator die
     afterwards, so that each has to read what it has persisted of that.
     """
@@ -573,7 +574,39 @@ def lies(seed: int) -> Simulation:
         FetchesChecker(), LivenessChecker(HEAL_AT_S), NothingLeft(),
     )  # fmt: skip
     simulation = Simulation(job, problem, seed, compute=COMPUTE, faults=faults, checkers=checkers)
-    Liar(simulation, seed, book, from_s=float(dice.uniform(0.8, 1.2)), until_s=HEAL_AT_S - 1.0)
+    Thief(simulation, seed, book, from_s=float(dice.uniform(0.8, 1.2)), until_s=HEAL_AT_S - 1.0)
+    return simulation
+
+
+def liars(seed: int) -> Simulation:
+    """One of three workers says what it likes: whatever its key allows, and all methods alike."""
+    name, servers = (
+        ("downpour", SERVERS), ("allreduce", 0), ("sync", SERVERS), ("gossip", 0),
+        ("downpour", SERVERS),
+    )[seed % 5]  # fmt: skip
+    is_stream = seed % 5 == 4
+    problem = (
+        StreamedLedger(shards=SERVERS, cells=200, lengths=(50, 23))
+        if is_stream
+        else LeastSquares(samples=128)
+    )
+    job = job_file(
+        WORKERS, servers, algorithm=(name, {}), optimizer=ACCOUNT, batch_size=4, portion_batches=2,
+        seed=seed, seconds=5.0, timeouts=TIMEOUTS | {"grace_s": 4.0}, checkpoint_s=0.6,
+        evaluate_epochs=0.0 if is_stream else 1.0,
+        inner=None if servers else ("sgd", {"lr": 0.05}),
+    )  # fmt: skip
+    liar = f"worker-{1 + seed % 2}"
+    faults = Faults(resets=1, clock_jumps=2, slow_disks=1, from_s=0.9, heal_at_s=HEAL_AT_S)
+    checkers = (
+        TermsChecker(), LivenessChecker(HEAL_AT_S), OthersChecker(liar), GroupChecker(),
+        NothingLeft(),
+    )  # fmt: skip
+    simulation = Simulation(
+        job, problem, seed, network=poor_network(seed), compute=COMPUTE, faults=faults,
+        checkers=checkers,
+    )  # fmt: skip
+    Liar(simulation, liar, seed)
     return simulation
 
 
@@ -592,6 +625,7 @@ SCENARIOS: dict[str, Callable[[int], Simulation]] = {
     "toys": toys,
     "serverless": serverless,
     "streams": streams,
-    "lies": lies,
+    "stolen-keys": stolen_keys,
+    "liars": liars,
 }
 """Name -> seed -> a run that has not begun."""

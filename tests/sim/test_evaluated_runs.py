@@ -127,13 +127,31 @@ def test_the_last_evaluation_is_none_that_was_under_way_before(workers: int) -> 
     compute = ComputeOptions(step_s=0.1, evaluate_s=100.0)
     outcome = Simulation(job, problem, compute=compute).run()
     (_, old), (_, last) = evaluations(outcome)
-    final = outcome.store.run["evaluation"]
-    assert final["loss"] == problem.evaluate(outcome.weights)["loss"]
-    assert final["step"] == outcome.store.run["step"]
-    assert last.startswith(f"step {final['step']}: ")
+    step = outcome.store.run["evaluation_step"]
+    assert outcome.store.run["evaluation"] == problem.evaluate(outcome.weights)
+    assert step == outcome.store.run["step"]
+    assert last.startswith(f"step {step}: ")
     begun_at = int(old.removeprefix("step ").partition(":")[0])
     assert 128 <= begun_at < 128 + 8, "an epoch, and what others have done until it was noted"
-    assert workers == 1 or begun_at < final["step"]
+    assert workers == 1 or begun_at < step
+
+
+def test_a_coordinator_goes_on_with_the_evaluation_that_an_older_dlctl_has_recorded() -> None:
+    job = job_file(workers=2, seconds=30.0, evaluate_epochs=0.0)
+    simulation = Simulation(job, LeastSquares(), compute=ComputeOptions(step_s=0.1))
+    store, shown = simulation.world.store, list[Any]()
+
+    def replace() -> None:
+        store.memory["work"][5] = {"accuracy": 0.5, "step": 7}
+        simulation.world.kill("coordinator")
+
+    def look() -> None:
+        shown.extend((store.run["evaluation"], store.run["evaluation_step"]))
+
+    simulation.at(10.0, replace)
+    simulation.at(20.0, look)
+    simulation.run()
+    assert shown == [{"accuracy": 0.5}, 7]
 
 
 def test_at_the_end_nobody_waits_for_an_evaluation_that_does_not_begin() -> None:

@@ -50,7 +50,7 @@ def simulate(
 def test_it_is_of_the_final_model_with_the_last_metrics() -> None:
     outcome, names = simulate()
     run = outcome.store.run
-    metrics = {name: value for name, value in run["evaluation"].items() if name != "step"}
+    metrics = run["evaluation"]
     assert metrics == LeastSquares().evaluate(outcome.weights)
     told = {"worker": "worker-0", "text": f"{metrics} of {metrics}", "error": ""}
     assert run["finish"] == told
@@ -104,9 +104,9 @@ def test_the_best_is_saved_at_once_and_stays() -> None:
     first, last = sorted(outcome.store.manifests.values(), key=lambda found: found["number"])
     texts = [text for text in outcome.store.texts("evaluation") if text.startswith("step ")]
     assert len(texts) > 3
-    assert texts[0].startswith(f"step {first['evaluation']['step']}: ")
-    assert 0 <= first["step"] - first["evaluation"]["step"] < 16
-    assert last["step"] == last["evaluation"]["step"] == outcome.store.run["step"]
+    assert texts[0].startswith(f"step {first['evaluation_step']}: ")
+    assert 0 <= first["step"] - first["evaluation_step"] < 16
+    assert last["step"] == last["evaluation_step"] == outcome.store.run["step"]
     (only,) = evaluated("loss min").store.manifests.values()
     assert only["number"] > last["number"], "each was better than the one before"
 

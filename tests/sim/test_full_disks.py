@@ -11,6 +11,7 @@ import pytest
 from simulated import ACCOUNT, Watcher, job_file
 
 from dlctl import messages as m
+from dlctl.roles.coordinator.shutdown import EXIT_S, RECORD_S, SAVE_PAUSE_S, SAVES_MAX
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import AcksChecker, Book, LedgerChecker, NothingLeft, TermsChecker
 from dlctl.sim.drivers import ComputeOptions
@@ -26,13 +27,14 @@ LONG_S, SHORT_S = 720.0, 60.0
 
 
 def begun(
-    full_until_s: float, *watchers: Watcher, how: str = "full", **options: object
-) -> Simulation:
+    full_until_s: float, *watchers: Watcher, how: str = "full", resend_s: float = 0.3,
+    **options: object,
+) -> Simulation:  # fmt: skip
     """how: "full", or "tight": there is room for small things, but not for a shard."""
     problem = Ledger(shards=2, cells=2000)
     job = job_file(
         2, 2, optimizer=ACCOUNT, batch_size=4, portion_batches=2, restarts_max=8,
-        timeouts={"resend_s": 0.3, "silent_s": 6.0, "ready_s": 5.0}, **options,
+        timeouts={"resend_s": resend_s, "silent_s": 6.0, "ready_s": 5.0}, **options,
     )  # fmt: skip
     book = Book(problem)
     checkers = (book, LedgerChecker(book), AcksChecker(book), TermsChecker(), NothingLeft())
@@ -92,6 +94,36 @@ def test_a_server_waits_for_room_for_its_shard_however_long_that_takes():
     assert outcome.store.texts("silent") == []
     said = "no space left on device; free some space there; the server keeps retrying"
     assert outcome.store.texts("error") == [said], "once"
+
+
+@pytest.mark.per_commit(2)
+@pytest.mark.parametrize("before_s", [0.4, 3.0, 17.0, 40.0])
+@pytest.mark.parametrize("durability", ["process", "disk"])
+@pytest.mark.parametrize("how", ["full", "tight"])
+def test_every_server_is_back_soon_after_there_is_room_again(how, durability, before_s):
+    """However seldom a message is sent again: nobody waits for that."""
+    simulation = begun(
+        SHORT_S, how=how, durability=durability, seconds=SHORT_S + 30.0, resend_s=6.0
+    )
+    for name in ("server-0", "server-1"):
+        kill(simulation, SHORT_S - before_s, name)
+    found: dict[str, tuple[str, int]] = {}
+    simulation.at(SHORT_S + 5.0, lambda: found.update(states(simulation)))
+    finish(simulation, SHORT_S + 100.0)
+    assert {found["server-0"][0], found["server-1"][0]} == {"running"}
+
+
+def test_who_dies_again_and_again_while_the_disk_is_full_does_not_end_the_run():
+    """That may be what it dies of."""
+    simulation = begun(SHORT_S, seconds=SHORT_S + 30.0)
+    for number in range(50):
+        for name in ("server-0", "worker-1"):
+            simulation.at(FULL_S + 1.0 + number, lambda name=name: simulation.world.kill(name))
+    found: dict[str, tuple[str, int]] = {}
+    simulation.at(SHORT_S + 5.0, lambda: found.update(states(simulation)))
+    outcome = finish(simulation, SHORT_S + 100.0)
+    assert {state for state, _ in found.values()} == {"running"}
+    assert outcome.store.daemons["server-0"]["restarts"] > 20
 
 
 def test_a_run_without_room_for_its_shards_at_its_start_says_so_and_ends():
@@ -203,3 +235,38 @@ def test_who_asks_for_a_change_hears_that_it_is_on_no_record(verb, arguments, as
     assert client.reply.result.get("unwritten", "") == (
         "no space left on device" if is_full else ""
     )
+
+
+# ---------------------------------------------------------------- a stop on a full disk
+
+
+STOP_S, GRACE_S = 12.0, 10.0
+LAST_S = STOP_S + GRACE_S + SAVES_MAX * (SAVE_PAUSE_S + 1.0) + RECORD_S + EXIT_S
+"""When a stop is over at the latest."""
+
+
+@pytest.mark.per_commit(2)
+@pytest.mark.parametrize("room_s", [STOP_S + 6.0, STOP_S + 18.0, LONG_S])
+@pytest.mark.parametrize("dead", [(), ("server-0",), ("server-0", "server-1")])
+@pytest.mark.parametrize("durability", ["process", "disk"])
+@pytest.mark.parametrize("how", ["full", "tight"])
+def test_a_stop_while_a_server_waits_for_room_ends_in_time_with_a_reason(
+    how, durability, dead, room_s
+):
+    """With a checkpoint if there is room in time; else it has failed, and its shards are kept."""
+    simulation = begun(room_s, how=how, durability=durability, seconds=2 * LONG_S)
+    for name in dead:
+        kill(simulation, DEATH_S, name)
+    simulation.request(STOP_S, "stop", {"grace_s": GRACE_S})
+    outcome = simulation.run(2 * LONG_S)
+    if room_s < LONG_S:
+        assert (outcome.state, outcome.reason) == ("stopped", "stopped by dlctl stop")
+        assert outcome.seconds < room_s + 10.0
+        assert len(outcome.store.manifests) == 1
+        return
+    assert outcome.state == "failed"
+    said = "stopped by dlctl stop, but its last checkpoint failed: server-0: "
+    assert outcome.reason.startswith(said)
+    assert re.search("has no room|no space left", outcome.reason)
+    assert outcome.seconds < LAST_S
+    assert sorted(outcome.store.states) == [0, 1]

@@ -56,10 +56,13 @@ def test_the_mean_is_evaluated_with_how_far_the_replicas_are_from_it():
     ]
     mean = np.mean(models, axis=0)
     distance = np.sqrt(np.mean([np.sum((model - mean) ** 2) for model in models]))
-    problem, last = LeastSquares(samples=128), evaluated.messages()[-1].metrics
-    assert last["consensus_distance"] == pytest.approx(distance, rel=1e-3)
-    assert last["loss"] == pytest.approx(problem.evaluate(mean.astype("f4"))["loss"], rel=1e-3)
-    assert evaluated.messages()[0].metrics["consensus_distance"] > 10 * distance > 0
+    problem, last = LeastSquares(samples=128), evaluated.messages()[-1]
+    assert last.method == {"consensus_distance": pytest.approx(distance, rel=1e-3), "replicas": 4.0}
+    expected = problem.evaluate(mean.astype("f4"))
+    assert last.metrics == pytest.approx(expected, rel=1e-3)
+    assert evaluated.messages()[0].method["consensus_distance"] > 10 * distance > 0
+    assert outcome.store.run["evaluation"] == last.metrics
+    assert outcome.store.run["method"] == last.method
 
 
 @pytest.mark.parametrize("latency_s", [0.01, 0.3])

@@ -84,7 +84,7 @@ def test_a_shard_that_has_no_room_in_the_end_says_so_and_stays():
 
     simulation.world.observers.append(Full())
     simulation.request(3.0, "stop", {})
-    judge_kept(simulation.run(200.0), "server-", "the disk has no room for the shard")
+    judge_kept(simulation.run(200.0), "server-", "no space left on device")
 
 
 def test_a_last_checkpoint_that_does_not_come_to_its_end_is_none():

@@ -167,15 +167,25 @@ def test_what_a_dead_worker_had_not_pushed_is_done_again_by_others():
     assert lost == "worker-1 starts again; 2 portions of its data can be leased again"
 
 
-def test_a_worker_that_dies_again_and_again_ends_the_run_with_a_reason():
+@pytest.mark.parametrize("also", [(), ("worker-0",)], ids=["one", "all"])
+def test_workers_that_die_again_and_again_end_the_run_if_no_other_is_left(also):
     job = job_file(workers=2, restarts_max=2, epochs=10000.0)
     simulation = Simulation(job, LeastSquares(), compute=SLOW_STEPS, checkers=(TermsChecker(),))
-    for when in (1.0, 3.0, 6.0):
-        simulation.at(when, lambda: simulation.world.kill("worker-1"))
+    for name in ("worker-1", *also):
+        for when in (1.0, 3.0, 6.0):
+            simulation.at(when, lambda name=name: simulation.world.kill(name))
+    simulation.request(20.0, "stop", {})
     outcome = simulation.run()
-    reason = "worker-1 died 3 times before or soon after it was ready: killed by SIGKILL"
-    assert (outcome.state, outcome.reason) == ("failed", reason)
+    died = "it died 3 times before or soon after it was ready: killed by SIGKILL"
+    assert outcome.store.texts("quarantine")[0] == f"worker-1 is quarantined: {died}"
     assert outcome.left_behind == []
+    if also:
+        assert (outcome.state, outcome.reason) == (
+            "failed", f"no worker is left: worker-0: {died}"
+        )  # fmt: skip
+    else:
+        assert outcome.state == "stopped"
+        assert outcome.store.daemons["worker-0"]["restarts"] == 0
 
 
 @pytest.mark.long

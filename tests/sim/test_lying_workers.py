@@ -171,8 +171,12 @@ class SavesSomethingElse(Checker):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"sha256": "0" * 64}, {"nbytes": 3}, {"file": "shard-0.safetensors"}, {"sha256": ""}]
-)
+    "wrong",
+    [
+        {"sha256": "0" * 64}, {"nbytes": 3}, {"file": "shard-0.safetensors"}, {"sha256": ""},
+        {"error": "no space left"},
+    ],
+)  # fmt: skip
 def test_no_checkpoint_is_complete_with_a_file_that_is_not_what_its_worker_says(wrong):
     lies = SavesSomethingElse(wrong)
     job = job_file(2, 1, compression=("topk", {"density": 0.1}), checkpoint_s=1.0, epochs=8.0)

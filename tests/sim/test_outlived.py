@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from simulated import ACCOUNT, job_file
 
+from dlctl import messages as m
 from dlctl.config import Host
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.drivers import ComputeOptions
@@ -21,7 +22,7 @@ def test_a_drained_worker_that_outlives_its_run_is_replaced_when_that_goes_on(aw
     problem = Ledger(shards=1, cells=800)
     job = job_file(
         2, 1, optimizer=ACCOUNT, batch_size=4, portion_batches=2, epochs=12.0, hosts=HOSTS,
-        restarts_max=0, timeouts={"silent_s": 3.0, "host_s": 20.0, "grace_s": 5.0},
+        timeouts={"silent_s": 3.0, "host_s": 20.0, "grace_s": 5.0},
     )  # fmt: skip
     simulation = Simulation(job, problem, compute=ComputeOptions(step_s=0.1))
     world = simulation.world
@@ -34,8 +35,11 @@ def test_a_drained_worker_that_outlives_its_run_is_replaced_when_that_goes_on(aw
         assert (remembered["state"], remembered["leaving"]) == ("draining", "")
         world.join(FAR)
 
-    # Dead before it has lived for long: that is once too often.
-    simulation.at(FAILS_S, lambda: world.kill("worker-0"))
+    def fail() -> None:
+        failed = m.Failed("server-0", "the disk is broken", "", fatal=True)
+        world.network.send(world.process("server-0"), COORDINATOR, failed)
+
+    simulation.at(FAILS_S, fail)
     simulation.at(FAILS_S + away_after_s, lambda: world.cut_off(FAR))
     simulation.at(FAILS_S, lambda: world.restart_coordinator(world.past, GOES_ON_S - FAILS_S))
     simulation.at(IS_OVER_S, look)

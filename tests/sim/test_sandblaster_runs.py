@@ -376,3 +376,37 @@ def test_a_run_that_ended_in_the_middle_of_a_batch_goes_on_with_other_servers_an
     ).run()
     assert (second.state, second.reason) == ("finished", "6 iterations are done")
     assert np.abs(second.weights - undisturbed.weights).max() <= 1e-6
+
+
+class Noisy(LeastSquares):
+    """A loss with dropout, or samples that are augmented at random."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.dice = np.random.default_rng(3)
+
+    def gradient(self, w, batch):
+        loss, gradient = super().gradient(w, batch)
+        return loss * (1.0 + 0.1 * self.dice.standard_normal()), gradient
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_a_loss_that_depends_on_chance_is_a_problem_of_the_run_and_the_reason_of_its_end(kill):
+    """Also if the coordinator is replaced after it was found."""
+    simulation = Simulation(job(iterations=1000), Noisy(samples=233, size=12))
+    seen, killed = [], []
+
+    def look(at_s):
+        codes = {problem["code"] for problem in simulation.world.store.run.get("problems", [])}
+        if "loss-noisy" in codes:
+            seen.append(at_s)
+            if kill and not killed:
+                killed.append(simulation.world.kill("coordinator"))
+
+    for at_s in np.arange(1.0, 120.0, 0.2):
+        simulation.at(at_s, lambda at_s=at_s: look(at_s))
+    outcome = simulation.run()
+    assert outcome.state == "finished"
+    assert "the loss depends on chance: at the same parameters it was" in outcome.reason
+    assert len(seen) > 1
+    assert bool(killed) == kill

@@ -29,3 +29,15 @@ def test_the_totals_of_a_run_are_what_its_workers_have_done(dies: str) -> None:
         assert totals["pushes"] == sum(metrics["pushes"] for metrics in done) > 0
         assert totals["push_bytes"] == sum(metrics["push_bytes"] for metrics in done)
         assert totals["staleness_sum"] == sum(metrics["staleness_sum"] for metrics in done)
+
+
+def test_a_run_of_less_than_a_second_has_a_row_with_all_that_it_has_done() -> None:
+    compute = ComputeOptions(step_s=0.001)
+    outcome = Simulation(job_file(workers=2, epochs=2.0), LeastSquares(), compute=compute).run()
+    rows = [(step, row) for _, name, step, row in outcome.store.metrics if name == "run"]
+    step, last = rows[-1]
+    run = outcome.store.run
+    assert step == run["step"] == 64
+    assert (last["samples"], last["loss"], last["seconds"]) == (
+        run["samples"], run["loss"], run["totals"]["seconds"],
+    )  # fmt: skip

@@ -32,9 +32,14 @@ def seen_of(epochs: int) -> StreamChecker:
 
 
 def simulate(
-    seen: StreamChecker, store: Store | None = None, cells: int = 400, **options: Any
+    seen: StreamChecker,
+    store: Store | None = None,
+    cells: int = 400,
+    lengths: tuple[int, ...] = LENGTHS,
+    names: tuple[str, ...] = (),
+    **options: Any,
 ) -> Simulation:
-    problem = StreamedLedger(shards=2, cells=cells, lengths=LENGTHS)
+    problem = StreamedLedger(shards=2, cells=cells, lengths=lengths, names=names)
     options = {"samples": sum(LENGTHS), "checkpoint_s": 0.7} | options
     job = job_file(
         3, 2, optimizer=ACCOUNT, batch_size=BATCH, portion_batches=PORTION // BATCH,
@@ -141,10 +146,31 @@ def test_a_stream_that_gives_nothing_fails_the_run() -> None:
     assert (outcome.state, "has no samples" in outcome.reason) == ("failed", True)
 
 
-def test_other_shards_than_at_the_checkpoint_are_an_error() -> None:
+def test_new_shards_are_read_by_the_run_that_resumes_and_no_sample_twice() -> None:
+    """Wherever their names are in the order: what is done of the others belongs to their names."""
+    names, more = ("b", "d", "f"), ("b", "d", "f", "a", "e")
+    lengths = (*LENGTHS, 9, 31)
+    first = StreamChecker(LENGTHS, BATCH, 2, names)
+    sim = simulate(first, samples=2 * sum(LENGTHS), names=names)
+    sim.request(0.5, "stop", {"checkpoint": True, "grace_s": 5.0})
+    stopped = sim.run(200.0)
+    assert stopped.state == "stopped", stopped.reason
+    assert 0 < sum(first.done.values()) < sum(LENGTHS)
+    second = StreamChecker(lengths, BATCH, 0, more)
+    everything = StreamChecker(lengths, BATCH, 1, more).everything()
+    second.everything = lambda: everything - first.done  # type: ignore[method-assign]
+    again = simulate(second, stopped.store, samples=sum(lengths), names=more, lengths=lengths)
+    finished(again.run(200.0))
+    assert first.done + second.done == everything
+
+
+def test_a_run_does_not_resume_without_a_shard_that_it_had() -> None:
     job = job_file(1, 1, samples=100)
     first = finished(Simulation(job, StreamedLedger(lengths=LENGTHS)).run(100.0))
     more = job_file(1, 1, samples=200)
-    again = Simulation(more, StreamedLedger(lengths=(*LENGTHS, 9)), store=first.store).run(100.0)
+    again = Simulation(more, StreamedLedger(lengths=LENGTHS[:2]), store=first.store).run(100.0)
     assert again.state == "failed"
-    assert "has 4 shards of a stream; in this run it has 3 shards" in again.reason
+    assert 'the shards of worker-0 are others than those of this run: it lacks "part-002"' in (
+        again.reason
+    )
+    assert "--fresh" in again.reason

@@ -137,9 +137,8 @@ def test_evaluations_come_at_their_interval_and_the_last_one_is_of_the_final_par
     job = job_file(workers=2, evaluate_epochs=0.5, epochs=4.0)
     outcome = Simulation(job, problem).run()
     assert 8 <= len(outcome.store.texts("evaluation")) <= 9
-    final = outcome.store.run["evaluation"]
-    assert final["loss"] == problem.evaluate(outcome.weights)["loss"]
-    assert final["step"] == outcome.store.run["step"] == 128
+    assert outcome.store.run["evaluation"] == problem.evaluate(outcome.weights)
+    assert outcome.store.run["evaluation_step"] == outcome.store.run["step"] == 128
 
 
 def test_the_replicas_buffers_are_averaged_by_the_samples_that_each_has_seen():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import click
 
 from dlctl.cli.group import Group
 from dlctl.cli.options import (
-    PATH,
+    OUTPUT,
     force_option,
     job_option,
     json_option,
@@ -21,9 +22,9 @@ from dlctl.cli.options import (
 from dlctl.cli.ui import console, live, report
 from dlctl.errors import DlctlError, NotFound, UsageError
 from dlctl.ops import checkpoint_choice, control, other_process
-from dlctl.runs import checkpoints, facts, select
+from dlctl.runs import checkpoints, evaluated, facts, select
 from dlctl.runs.manifest import FAILURE, Manifest, is_doubtful, parts
-from dlctl.util import values
+from dlctl.util import outfile, values
 from dlctl.util.text import plural
 
 TORCH_ENDINGS = (".pt", ".pth", ".bin")
@@ -97,7 +98,8 @@ def _row(path: Path, made: Manifest, problems: list[str], is_best: bool) -> dict
         "directory": str(path),
         "nbytes": sum(part["nbytes"] for part in parts(made)),
         "servers": len(made["shards"]),
-        **{key: made[key] for key in ("number", "step", "samples", "at", "evaluation")},
+        **{key: made[key] for key in ("number", "step", "samples", "at", evaluated.METRICS)},
+        evaluated.STEP: made.get(evaluated.STEP),
         FAILURE: made.get(FAILURE),
         "problems": problems,
         "is_best": is_best,
@@ -105,7 +107,9 @@ def _row(path: Path, made: Manifest, problems: list[str], is_best: bool) -> dict
 
 
 def _cells(row: dict[str, Any]) -> dict[str, Any]:
-    evaluation = values.evaluation_at(row["evaluation"], row["step"])
+    shown, at = values.measured(row[evaluated.METRICS]), row[evaluated.STEP]
+    if at not in (None, row["step"]) and shown != values.NOTHING:  # It may have changed since.
+        shown += f" (at step {values.count(at)})"
     return {
         ">NUMBER": row["number"],
         ">STEP": values.count(row["step"]),
@@ -113,7 +117,7 @@ def _cells(row: dict[str, Any]) -> dict[str, Any]:
         ">SIZE": values.size(row["nbytes"]),
         ">SERVERS": row["servers"],
         "FILES": console.style("damaged", fg="red") if row["problems"] else "all there",
-        "EVALUATION": evaluation + (", the best" if row["is_best"] else ""),
+        "EVALUATION": shown + (", the best" if row["is_best"] else ""),
         "DIRECTORY": values.path(row["directory"]),
     }
 
@@ -205,8 +209,9 @@ def prune(keep: int | None, damaged: bool, dry_run: bool, job: str | None) -> No
 @click.option(
     "-o",
     "--output",
-    type=PATH,
-    help="File to write; .pt, .pth or .bin is for torch.load.  [default: NAME-STEP.safetensors]",
+    type=OUTPUT,
+    help='File to write, "-" for standard output; .pt, .pth or .bin is for torch.load.  [default: '
+    "NAME-STEP.safetensors]",
 )
 @click.option("--average", is_flag=True, help="The moving average of the parameters: [average].")
 @force_option
@@ -229,8 +234,11 @@ def export(
     require_free(force, file)
     arguments = [str(path), "--to", kind, "--output", str(file)]
     arguments += ["--average"] if average else []
-    output_lines = other_process.run("daemons.files.export", arguments, path, "the export failed")
+    stdout = None if outfile.is_stdout(file) else subprocess.PIPE
+    output_lines = other_process.run(
+        "daemons.files.export", arguments, path, "the export failed", stdout=stdout
+    )
     if output_lines:
         console.note(output_lines.rstrip("\n"))
-    size = values.size(file.stat().st_size)
-    console.out(f"{console.escape(str(file))}  {size}  from {console.escape(values.path(path))}")
+    size = "" if outfile.is_stream(file) else f"{values.size(file.stat().st_size)}  "
+    console.written(file, f"{size}from {values.path(path)}")

@@ -31,7 +31,8 @@ COLORS = {OK: "green", WARNING: "yellow", FAULT: "red"}
 def command(file: Path | None, host: str | None) -> None:
     """Prints one line per check: "ok", "warn" if a job works but not as well as it could, or "FAIL"
     if it will not work; below "warn" and "FAIL", the fix. Without FILE, checks only this machine.
-    Changes nothing. The listeners for the measurement accept only connections of the same command,
+    Changes nothing. It also names your runs whose files other users can read, as those of older
+    versions. The listeners for the measurement accept only connections of the same command,
     for a minute at most. Every link that the job needs carries test data for about 0.3 s each way,
     which slows a training on the same link.
 

@@ -11,6 +11,7 @@ from dlctl.cli.group import make_command
 from dlctl.cli.options import PATH, force_option, require_free
 from dlctl.cli.ui import console
 from dlctl.errors import os_errors_as
+from dlctl.util import outfile
 
 TEMPLATE = Path(__file__).parents[1] / "template"
 FILES = ("job.toml", "train.py")
@@ -31,7 +32,7 @@ def command(directory: Path, force: bool) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         require_free(force, *targets)
         for target in targets:
-            target.write_bytes((TEMPLATE / target.name).read_bytes())
+            outfile.write(target, (TEMPLATE / target.name).read_bytes())
             console.out(console.escape(str(target)))
     run = f"dlctl run {shlex.quote(str(targets[0]))}"
     progress = "shows its progress, from another terminal"

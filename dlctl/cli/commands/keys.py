@@ -13,6 +13,7 @@ import click
 
 from dlctl.cli.group import Group
 from dlctl.cli.options import (
+    OUTPUT,
     force_option,
     job_option,
     json_option,
@@ -22,13 +23,13 @@ from dlctl.cli.options import (
 from dlctl.cli.ui import console, live
 from dlctl.control import keys
 from dlctl.control.reader import ReaderKey
-from dlctl.errors import DlctlError, os_errors_as
+from dlctl.errors import DlctlError, UsageError
 from dlctl.ops import control, next_step, stop
 from dlctl.ops.recover import explained
-from dlctl.runs import lock, paths, select
+from dlctl.runs import lock, select
 from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import Snapshot, natural
-from dlctl.util import values
+from dlctl.util import outfile, values
 from dlctl.util.names import COORDINATOR
 
 SCHEMA = "dlctl.keys/1"
@@ -85,7 +86,7 @@ def rotate(limit_s: float | None, no_wait: bool, job: str | None) -> None:
     "dlctl keys reader bob.key  # bob then uses: dlctl status --key bob.key",
     "dlctl keys reader bob.key --force  # replace it, after a rotation",
 )
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("file", type=OUTPUT)
 @force_option
 @job_option
 @json_option
@@ -93,14 +94,16 @@ def reader(file: Path, force: bool, job: str | None) -> None:
     """Write a key that grants access to the status, and nothing else.
 
     FILE has all that its owner needs: the address, the coordinator's public key and a secret key.
-    Only you can read it (mode 0600); hand it over through a channel that you trust. Its owner can
-    neither change nor stop the run. It is valid until "dlctl keys rotate", or a start on another
-    port. The run needs transport = "tcp", and an address that is reachable from there.
+    Only you can read it (mode 0600); hand it over through a channel that you trust. "-" is standard
+    output. Its owner can neither change nor stop the run. It is valid until "dlctl keys rotate", or
+    a start on another port. The run needs transport = "tcp", and an address that is reachable from
+    there.
     """
+    if console.settings.json and outfile.is_stdout(file):
+        raise UsageError("--json prints to standard output too: write the key to a file")
     made = _readers_key(select.look(job))
     require_free(force, file)
-    with os_errors_as("cannot write", file):
-        paths.write(file, made.to_bytes(), 0o600)
+    outfile.write(file, made.to_bytes(), 0o600)
     where = f"{made.run} at {made.address}"
     console.note(f"{values.path(str(file))} gives access to the status of {where}")
     console.show(SCHEMA, {"run": made.run, "address": made.address, "file": str(file)}, "")

@@ -63,8 +63,11 @@ def command(
     raw: bool,
     job: str | None,
 ) -> None:
-    """NAME is a daemon or a glob. Lines are merged by time; restarts are marked. A line of the
-    level "text" is direct output of the process (a traceback, a library's warning) and has no time.
+    """NAME is a daemon or a glob. Lines are merged by time; restarts are marked. What a worker or
+    its child processes have printed has "stream=stdout" or "stream=stderr". A progress bar gives a
+    line each 10 s. Of more than 4 MiB/s the rest is dropped, and a warning counts its lines. A line
+    of the level "text" is direct output of another daemon (a traceback, a library's warning) and
+    has no time.
 
     With --failed, for each daemon that failed, is stuck, or whose heartbeat is late: its last
     lines, and below them the problem, as "dlctl status" shows it. Evaluations of the model are left

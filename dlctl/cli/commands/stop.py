@@ -8,7 +8,7 @@ from dlctl.cli.group import make_command
 from dlctl.cli.options import duration, job_option
 from dlctl.cli.ui import console, live, report
 from dlctl.errors import DlctlError, Partial
-from dlctl.ops import next_step, other_hosts, stop
+from dlctl.ops import next_step, other_hosts, problems, stop
 from dlctl.runs import database, facts, select
 from dlctl.runs.snapshot import Snapshot, load
 from dlctl.util import values
@@ -52,10 +52,7 @@ def command(grace_s: float, no_checkpoint: bool, kill: bool, job: str | None) ->
                 f"own within ten minutes, or with dlctl stop --kill -j {run_id}"
             )
         if after.state == "failed" and not kill:
-            raise DlctlError(
-                f"{after.run_id} has ended, but not gracefully: {after.reason}",
-                hint=f"dlctl logs coordinator -j {after.run_id}",
-            )
+            raise _not_graceful(after)
         if save:
             _require_saved(after)
         return
@@ -74,6 +71,15 @@ def command(grace_s: float, no_checkpoint: bool, kill: bool, job: str | None) ->
     elif (step := next_step.of(load(snapshot.directory))) is not None:
         console.note(console.next_lines(step.text(), ""))
     stop.require_reached(select.load_any(snapshot.directory), away)
+
+
+def _not_graceful(after: Snapshot) -> DlctlError:
+    what = f"{after.run_id} has ended, but not gracefully"
+    for problem in problems.found(after):
+        if problem.code == "coordinator-gone" and "cause" in problem.facts:
+            why = f"that could not be recorded: {problem.facts['why']}"
+            return DlctlError(f"{what}, and {why}", hint=problems.fix(after, problem))
+    return DlctlError(f"{what}: {after.reason}", hint=f"dlctl logs coordinator -j {after.run_id}")
 
 
 def _require_saved(snapshot: Snapshot) -> None:

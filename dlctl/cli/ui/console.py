@@ -16,17 +16,16 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
 
 from dlctl.errors import DlctlError
-from dlctl.util import hints, notes, values
+from dlctl.util import hints, notes, outfile, values
+from dlctl.util.outfile import BROKEN_PIPE_EXIT_CODE
 from dlctl.util.text import escape as escape
 from dlctl.util.text import escape_lines as escape_lines
-
-SIGPIPE_EXIT_CODE = 141
-"""The exit status of a program that wrote to a pipe without a reader: 128 + SIGPIPE."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +86,15 @@ def out(text: str = "", *, flush: bool = False) -> None:
     _write_out(f"{text}\n", flush)
 
 
+def written(file: Path, more: str = "") -> None:
+    """A file that was written, and more about it; a note if that file is stdout."""
+    text = "  ".join(filter(None, (str(file), more)))
+    if outfile.is_stdout(file):
+        note(text)
+    else:
+        out(escape(text))
+
+
 def show(
     schema: str, data: Mapping[str, Any], text: str, names: Iterable[object] | None = None
 ) -> None:
@@ -121,7 +129,7 @@ def _write_out(text: str, flush: bool) -> None:
             sys.stdout.flush()
     except BrokenPipeError:
         abandon_stdout()
-        raise SystemExit(SIGPIPE_EXIT_CODE) from None
+        raise SystemExit(BROKEN_PIPE_EXIT_CODE) from None
     except OSError as error:
         abandon_stdout()
         if error.errno == errno.EIO:  # The terminal is closed.

@@ -24,7 +24,10 @@ COLUMNS = 80
 """The width of a terminal of unknown width."""
 LOOK_S = 0.5
 """How often an attached or awaited run is read."""
-FIELDS = ("step", "data_epoch", "progress", "loss", "samples_per_s", "evaluation", "waiting")
+FIELDS = (
+    "step", "data_epoch", "progress", "loss", "samples_per_s", "evaluation", "evaluation_step",
+    "waiting",
+)  # fmt: skip
 
 
 @contextmanager
@@ -65,7 +68,7 @@ def text(shown: Mapping[str, Any]) -> str:
         f"{values.fixed(shown['samples_per_s'], 0)} samples/s",
     ]
     if isinstance(shown["evaluation"], Mapping):
-        parts.append(console.escape(values.evaluation(shown["evaluation"])))
+        parts.append(console.escape(f"evaluation {values.measured(shown['evaluation'])}"))
     if facts.text(shown["waiting"]):
         parts.append(f"waiting for {facts.text(shown['waiting'])}")
     return "  ".join(parts)

@@ -88,7 +88,7 @@ def as_data(line: Line) -> dict[str, Any]:
     return {**line.fields, **own, "ts": values.rfc3339(line.at), "level": line.level}
 
 
-_EVALUATION = re.compile(r"worker-\d+: step \d+: ")
+_EVALUATION = re.compile(r"(worker-\d+: )?step \d+: ")
 """An evaluation of the model in the coordinator's log."""
 
 

@@ -47,13 +47,13 @@ def uptime(snapshot: Snapshot) -> str:
 
 
 def figures(run: facts.Row) -> list[str]:
-    """Step, epoch, loss, and the other metrics of the task's loss."""
+    """Step, epoch, loss, and the further metrics of the task's loss: "task loss 0.2, error 0.1"."""
     metrics = run.get("metrics")
     return [
         f"step {values.count(run.get('step'))}",
         f"epoch {values.fixed(run.get('data_epoch'), 2)}",
         f"loss {values.decimal(run.get('loss'))}",
-        *([console.escape(values.evaluation(metrics))] if metrics else []),
+        *([console.escape(f"task {values.measured(metrics)}")] if metrics else []),
     ]
 
 
@@ -89,12 +89,12 @@ def _facts(snapshot: Snapshot) -> Iterator[str]:
     if snapshot.is_live and facts.text(run.get("waiting")):
         yield fact("waiting", f"for {facts.text(run['waiting'])}")
     if isinstance(run.get("method"), Mapping):
-        yield fact("method", values.evaluation(run["method"]))
+        yield fact("method", values.measured(run["method"]))
     if (samples := values.number(run.get("noise_scale"))) is not None:
         yield fact("noise", f"the gradient noise scale is {samples:.0f} samples")
     if isinstance(found := run.get("evaluation"), Mapping):
-        step = values.count(found.get("step", run.get("evaluation_step")))
-        yield fact("evaluation", f"{values.evaluation(found)} (at step {step})")
+        step = values.count(run.get("evaluation_step"))
+        yield fact("evaluation", f"{values.measured(found)} (at step {step})")
     if isinstance(done := run.get("finish"), Mapping) and (why := facts.text(done.get("error"))):
         yield fact("finish", why, is_warning=True)
     if isinstance(run.get("checkpoint"), Mapping):

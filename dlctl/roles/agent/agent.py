@@ -38,7 +38,7 @@ from dlctl.roles.protocol.watchdog import Watchdog
 from dlctl.util.names import HOME_AGENT
 from dlctl.util.text import COORDINATOR_GONE
 
-RESTART_FIRST_S, RESTART_MAX_S = 0.5, 10.0
+RESTART_FIRST_S, RESTART_MAX_S = 0.5, 5.0
 """The coordinator is restarted at once; with backoff while each one dies before it works, until the
 `Watchdog` expires."""
 WORKS_S = 2.0

@@ -189,7 +189,7 @@ class Checkpointing:
             return
         current.heard_at = now
         if message.error:
-            self._fail(message.name, message.error)
+            self._lack(message.name, message.error)
         elif not message.file:
             self._keep(message)
         else:
@@ -231,10 +231,9 @@ class Checkpointing:
         if current is None or self.number != number:
             return
         current.heard_at = now
-        if error and agent == HOME_AGENT:
-            self._lack(saved.name, error)
-        elif error:
-            self._fail(saved.name, f"its file was not received from {agent}: {error}")
+        if error:
+            there = "" if agent == HOME_AGENT else f"its file was not received from {agent}: "
+            self._lack(saved.name, there + error)
         else:
             if agent != HOME_AGENT:
                 self.context.send(agent, m.FileTaken(current.late[saved.name]))

@@ -38,12 +38,13 @@ from dlctl.machine import (
 from dlctl.messages import Json
 from dlctl.roles.coordinator import daemon_states, shutdown
 from dlctl.roles.coordinator.checkpointing import Checkpointing
+from dlctl.roles.coordinator.dataset import Dataset
 from dlctl.roles.coordinator.evaluation import Evaluations
-from dlctl.roles.coordinator.failure_detector import FailureDetector
+from dlctl.roles.coordinator.failure_detector import ERROR_CHARS_MAX, FailureDetector
 from dlctl.roles.coordinator.frozen import FrozenParameters
 from dlctl.roles.coordinator.groups import Groups
 from dlctl.roles.coordinator.host_failures import HostFailures
-from dlctl.roles.coordinator.lease_scheduler import Dataset, LeaseScheduler
+from dlctl.roles.coordinator.lease_scheduler import LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.norms import Norms
 from dlctl.roles.coordinator.peers import Peers
@@ -78,6 +79,7 @@ from dlctl.roles.protocol.files import (
     Transfers,
 )
 from dlctl.roles.protocol.keyring import Keyring
+from dlctl.runs import evaluated
 from dlctl.runs.best import Best, Target
 from dlctl.runs.manifest import FAILURE, MEAN
 
@@ -163,7 +165,7 @@ class Coordinator:
         )  # fmt: skip
         self._dispatch = self._handlers()
         self.scheduler.restore(past.manifest.get("data", {}))
-        self.evaluations.newest = past.manifest.get("evaluation")
+        self.evaluations.newest = evaluated.Result.of_keys(past.manifest)
 
     def _handlers(self) -> dict[type, Callable[[Peer, Any, float], None]]:
         """Message of a daemon or a client -> its handler."""
@@ -224,6 +226,8 @@ class Coordinator:
                 self.rotation.on_renewed(event, now)
             case Unwritten(error):
                 self.context.unwritten = error
+                if not error:
+                    self._forgive(now)
             case OnRecord() if self.run.shutdown is not None:
                 self.run.shutdown.is_on_record = True
             case Started():
@@ -305,6 +309,14 @@ class Coordinator:
             self.context.event("start", daemon.name, text)
             self.registration.request_spawn(daemon, now)
 
+    def _forgive(self, now: float) -> None:
+        """The disk has space again: its lack may be what the daemons died of, or wait for."""
+        for daemon in self.members.daemons.values():
+            daemon.forgive()
+            if daemon.retry_at is not None:
+                daemon.retry_at = now
+        self.registration.readmit(now)
+
     def presume_dead(self, daemon: Daemon, now: float) -> None:
         self.failure_detector.presume_dead(daemon, now)
 
@@ -351,23 +363,29 @@ class Coordinator:
         if worker is None or worker.peer != peer or worker.role != "worker":
             return
         try:
-            # A refused model changes no state: the run continues once the task is fixed.
+            # A refused model changes no state: a run that had not begun can, once it is fixed.
             layout = self.registration.check_model(worker, message.layout)
             self.run.algorithm.shape.check_sizes(layout)
             if self.scheduler.find_batch_size(message.batch_size):
                 text = f"batch size {message.batch_size}: the largest power of two that fits"
                 self.context.event("batch", worker.name, text)
-            dataset = Dataset(message.samples, message.shards, message.clients)
+            dataset = Dataset.built(message)
             self.scheduler.take_dataset(worker.name, dataset, message.order)
             self.frozen.on_model(worker, layout, message, now)
             self.registration.keep_layout(layout, message.samples)
             worker.model_ready = True
-            self.evaluations.has_finish = message.has_finish
+            self.evaluations.has_finish |= message.has_finish
             self.peers.advance(now)  # A worker needs the list of peers before it starts.
             self.registration.assign(now)
             self.registration.introduce()
+        except RemoteProtocolError:
+            raise
         except DlctlError as error:
-            self.end("failed", f"{error.message}; {error.hint}", now)
+            text = f"{error.message}; {error.hint}"[:ERROR_CHARS_MAX]
+            if self.scheduler.released_at is None:
+                self.end("failed", text, now)
+            else:
+                self.failure_detector.fail(worker, text, now)
 
     # ------------------------------------------------------------ training
 
@@ -378,10 +396,15 @@ class Coordinator:
             self.scheduler.on_request(message, now)
 
     def _worker(self, peer: Peer, slot: int, epoch: int) -> Daemon | None:
-        """The live worker; a process that it has replaced is dismissed."""
+        """The live worker. A process that it has replaced is dismissed; one that has failed, too,
+        unless the run ends: then it saves what it has, if it can.
+        """
         worker = self.members.worker(slot, epoch)
         if worker is None:
             self.context.send(peer, m.Dismiss(f"worker-{slot} has been replaced"))
+        elif worker.error and self.run.shutdown is None:
+            self.context.send(peer, m.Dismiss(worker.error))
+            return None
         return worker
 
     def _advance_run(self, now: float) -> None:
@@ -440,10 +463,8 @@ class Coordinator:
         worker = self._worker(peer, message.slot, message.epoch)
         if worker is None:
             return
-        if error := self.scheduler.sample_failed(worker.name, message):
-            worker.error = error
-            self.context.event("error", worker.name, error, detail=message.detail)
-            self.end("failed", f"{worker.name}: {error}", now)
+        if error := self.scheduler.sample_failed(message):
+            self.failure_detector.fail(worker, error, now, message.detail)
 
     def _on_file_data(self, peer: Peer, message: m.FileData, now: float) -> None:
         """Raises RemoteProtocolError if the sender's host was not asked for the file."""
@@ -466,7 +487,7 @@ class Coordinator:
             "optimizer": job.optimizer.name,
             "inner": job.inner.name,
             "data": self.scheduler.to_json(),
-            "evaluation": self.evaluations.newest,
+            **evaluated.keys(self.evaluations.newest),
             **({"frozen": frozen} if frozen else {}),
             **({MEAN: True} if self.run.algorithm.shape.model == "mean" else {}),
         }

@@ -17,6 +17,8 @@ from dlctl.util.text import ALIKE_LIFE_S, BLAMED, ordinal
 
 UNSAID = "without a word"
 """The cause of an exit that is not in the log: dlctl logs its own exits, with their codes."""
+NO_ROOM = "no space left for its log"
+"""The cause if the agent could not even start a process."""
 _OF_DLCTL = frozenset(
     (
         EXIT_FENCED, EXIT_POISONED, EXIT_RESTART,
@@ -32,6 +34,8 @@ def ends_by_itself(status: int, cause: str) -> bool:
     """Whether the process itself caused its end. Code 0 means a requested exit, unless its log does
     not mention it.
     """
+    if cause == NO_ROOM:
+        return False
     if status == 0:
         return cause == UNSAID
     return status in _CRASHES or (status > 0 and status not in _OF_DLCTL)

@@ -3,7 +3,7 @@
     pending -> starting -> running <-> slow
     running -> draining                             a worker that leaves in order
     any of these -> stopped or failed -> backoff -> starting
-    failed -> quarantined                           a worker whose results are useless
+    failed -> quarantined                           a worker that a restart does not help
 
 A state belongs to a name, across all processes of that name.
 """

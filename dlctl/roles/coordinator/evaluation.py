@@ -17,6 +17,8 @@ from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.records import History
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
 from dlctl.runs.best import Best, Target, available_metrics
+from dlctl.runs.evaluated import Result
+from dlctl.util import values
 
 FINISHES_MAX = 2
 """Workers that are asked to run `finish`: `finish` itself may kill a worker."""
@@ -56,8 +58,8 @@ class Evaluations:
     _reported_no_best: bool = field(default=False, init=False)
     out_of_reach: str = field(default="", init=False)
     """Why the target cannot be reached, according to the evaluations so far."""
-    newest: Json | None = field(default=None, init=False)
-    """Metrics of the newest evaluation, and its step."""
+    newest: Result | None = field(default=None, init=False)
+    """Of the newest evaluation with metrics."""
     asked: Asked | None = field(default=None, init=False)
     has_last: bool = field(default=False, init=False)
     """The final parameters have been evaluated."""
@@ -117,7 +119,7 @@ class Evaluations:
 
     def _able(self) -> list[Daemon]:
         workers = (d for d in self.members.of_role("worker") if d.alive and d.asked_for_data)
-        return [d for d in workers if not (d.out_of_touch or d.killed_for)]
+        return [d for d in workers if not (d.out_of_touch or d.killed_for or d.error)]
 
     def pass_over(self) -> None:
         """Stop waiting for a worker that hangs in its batch, if another one is healthy."""
@@ -128,8 +130,7 @@ class Evaluations:
     def _ask(self, asked: Asked, now: float) -> None:
         self.asked = asked
         self._begun = now
-        newest = self.newest or {} if asked.finishes else {}
-        metrics = {name: value for name, value in newest.items() if name != "step"}
+        metrics = dict(self.newest.metrics) if self.newest and asked.finishes else {}
         message = m.Evaluate(asked.number, asked.finishes, metrics, self.of_average)
         self.context.ask("evaluate", asked.worker, message, now)
 
@@ -147,8 +148,8 @@ class Evaluations:
         asked = self.asked
         return asked is not None and not asked.finishes and now >= self._begun + EVALUATE_S_MAX
 
-    def on_evaluated(self, message: m.Evaluated, now: float) -> tuple[int, Json] | None:
-        """The step and the finite metrics of the expected answer; None for any other answer."""
+    def on_evaluated(self, message: m.Evaluated, now: float) -> Result | None:
+        """The step and the finite values of the expected answer; None for any other answer."""
         asked = self.asked
         if asked is None or (message.name, message.evaluation) != (asked.worker, asked.number):
             return None
@@ -158,16 +159,16 @@ class Evaluations:
             self._on_finished(message)
             return None
         self.has_last, self._evaluated_by = asked.is_last, message.name
-        step = asked.step
-        numbers = {k: v for k, v in message.metrics.items() if isinstance(v, int | float)}
-        metrics = {k: v for k, v in numbers.items() if math.isfinite(v)}
-        if odd := ", ".join(sorted(f"{key:.80}" for key in numbers.keys() - metrics.keys())):
-            self.context.event("evaluation", message.name, f"step {step}: not finite: {odd}")
+        metrics = _finite(message.metrics)
+        found = Result(asked.step, metrics, _finite(message.method))
+        if odd := [values.name(f"{key:.80}") for key in sorted(message.metrics.keys() - metrics)]:
+            text = f"step {found.step}: not finite: {', '.join(odd)}"
+            self.context.event("evaluation", message.name, text)
         if metrics:
-            self.newest = metrics | {"step": step}
+            self.newest = found
         if self.best is not None and not message.error:
             self._update_best(self.best, metrics, message)
-        return step, metrics
+        return found
 
     def _update_best(self, best: Best, metrics: Json, message: m.Evaluated) -> None:
         value = best.value(metrics)
@@ -194,3 +195,8 @@ class Evaluations:
 def _seems_to_hang(worker: Daemon) -> bool:
     """It reports so, or has not left its batch although it was asked to drain."""
     return worker.stuck or (worker.state == "draining" and not worker.drained)
+
+
+def _finite(said: Json) -> dict[str, float]:
+    numbers = {name: float(v) for name, v in said.items() if isinstance(v, int | float)}
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}

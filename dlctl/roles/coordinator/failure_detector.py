@@ -1,9 +1,9 @@
 """Detects daemons that miss heartbeats, die or fail, and decides what follows for the run.
 
 Every daemon is restarted with backoff, up to a limit, and the others keep running. A worker's
-portions are leased again. A server resumes from the state that its predecessor left; without one
-(`durability = "none"`) its shard is lost, the run ends, and can resume from its checkpoint. An
-agent adopts the daemons that run on its host.
+portions are leased again; if a restart does not help it, it is quarantined. A server resumes from
+the state that its predecessor left; without one (`durability = "none"`) its shard is lost, the run
+ends, and can resume from its checkpoint. An agent adopts the daemons that run on its host.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Peer
+from dlctl.problems import are_alike
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
-from dlctl.roles.coordinator.crash_loops import blame
+from dlctl.roles.coordinator.crash_loops import NO_ROOM, UNSAID, blame
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.frozen import FrozenParameters
 from dlctl.roles.coordinator.host_failures import HostFailures
@@ -32,6 +33,10 @@ DEATHS_MAX = 20
 """Deaths in a row of a server or an agent, each soon after its start: restarts do not help."""
 UNSEEN_MAX = 10_000
 """By how many incarnations an agent's report of a daemon may be ahead of our records."""
+ERROR_CHARS_MAX = 4_000
+"""Of a worker's error, which is sent on and shown."""
+EXIT_S = 5.0
+"""From a worker's error until its process is killed; it exits on its own sooner."""
 SLOW_S_MAX = 5.0
 """Upper bound of the time without a heartbeat after which a daemon's state is `slow`."""
 
@@ -253,7 +258,7 @@ class FailureDetector(Part):
         """Its next process resumes with its state. Without one the run fails."""
         if self.run.shutdown is not None and not self.run.shutdown.needs_servers():
             return
-        if self._has_state(server) and server.deaths_in_row <= DEATHS_MAX:
+        if self._has_state(server) and not self._is_hopeless(server, DEATHS_MAX):
             self._restart(server, "resumes with its state: nothing acknowledged is lost", now)
             return
         reason = _why(server, said)
@@ -273,13 +278,25 @@ class FailureDetector(Part):
         may_serve = server.has_served or code < 0 or code == EXIT_FENCED
         return self.run.keeps_shards() and may_serve and not server.error
 
+    def _is_hopeless(self, daemon: Daemon, deaths_max: int) -> bool:
+        """Whether restarts do not help. A full disk may be what its processes die of: it is waited
+        for, however long that takes.
+        """
+        last_exit = daemon.last_exit or {}
+        is_full = bool(self.context.unwritten) or NO_ROOM in str(last_exit.get("text"))
+        return daemon.deaths_in_row > deaths_max and not is_full
+
+    def _may_live(self, agent: Daemon, end: m.ProcessExited) -> bool:
+        """Whether its next process may live, although this one may have exited with an error."""
+        return end.status <= 0 or (agent.has_worked and bool(self.context.unwritten))
+
     def _lose_agent(self, agent: Daemon, end: m.ProcessExited, said: str, now: float) -> None:
         """The next agent adopts the daemons that are alive, and reports those that are not."""
         if self.run.shutdown is not None and self.run.shutdown.is_leaving():
             return
         if agent.name != HOME_AGENT and agent.has_worked:  # Then its host may come back.
             self.host_failures.lose(agent, end.last_lines, now)
-        elif end.status <= 0 and agent.deaths_in_row <= DEATHS_MAX:
+        elif self._may_live(agent, end) and not self._is_hopeless(agent, DEATHS_MAX):
             self._restart(agent, "starts again; its daemons keep running", now)
         elif agent.has_worked:
             self.control.end("failed", f"{_why(agent, said)}; its daemons are orphans", now)
@@ -297,25 +314,54 @@ class FailureDetector(Part):
         if status == EXIT_POISONED:
             self._quarantine(worker, said, now)
         elif worker.error:
-            self.control.end("failed", f"{worker.name}: {worker.error}", now)
-        elif worker.deaths_in_row > self.run.job.workers.restarts_max:
+            self._quarantine(worker, worker.error, now)
+        elif self._is_hopeless(worker, self.run.job.workers.restarts_max):
             self._give_up(worker, said, now)
         else:
             again = f"; {plural(portions, 'portion')} of its data can be leased again"
             self._restart(worker, f"starts again{again if portions else ''}", now)
 
     def _give_up(self, worker: Daemon, said: str, now: float) -> None:
-        """Restarts do not help. If the worker trained in between, it did no harm to the others:
-        they continue without it, unless all workers end like that.
+        """Restarts do not help: the others continue without it. A run that waits for it to begin
+        fails.
         """
         last = worker.last_exit or {}
-        if last.get("had_lived") and last["in_row"] > 1:
-            words = f"{ENDED_BY_ITSELF} ({last['text']}){blame(last)}"
-            self._quarantine(worker, ": ".join(filter(None, (words, said))), now)
-            return
         died = plural(worker.deaths_in_row, "time")
-        reason = f"{worker.name} died {died} before or soon after it was ready"
-        self.control.end("failed", f"{reason}: {_text(worker)}{blame(last)}", now)
+        words = f"it died {died} before or soon after it was ready: {_text(worker)}{blame(last)}"
+        if last.get("had_lived") and last["in_row"] > 1:
+            words = f"{ENDED_BY_ITSELF} ({_text(worker)}){blame(last)}"
+            words = ": ".join(filter(None, (words, said)))
+        if self.scheduler.released_at is None:
+            self.control.end("failed", f"{worker.name}: {words}", now)
+        else:
+            self._quarantine(worker, words, now)
+
+    def fail(self, worker: Daemon, error: str, now: float, detail: str = "") -> None:
+        """A worker has an error that a restart would repeat. Nothing that it does counts any more;
+        it is quarantined once its process has exited, and the others continue. If another worker
+        has failed alike, or if no other is left, the task is at fault and the run ends; so does a
+        run that waits for the worker to begin.
+        """
+        if worker.error:
+            return  # It is repeated.
+        worker.error = error[:ERROR_CHARS_MAX] or f"it failed {UNSAID}"
+        self.context.event("error", worker.name, worker.error, detail=detail)
+        others = [other for other in self.members.of_role("worker") if other is not worker]
+        alike = [w.name for w in others if w.error and are_alike(w.error, worker.error)]
+        are_lost = all(w.error or w.state == daemon_states.QUARANTINED for w in others)
+        if alike or are_lost or self.scheduler.released_at is None:
+            names = ", ".join([*alike, worker.name])
+            self.control.end("failed", f"{names}: {worker.error}", now)
+            return
+        self.context.send(worker.name, m.Dismiss(worker.error))
+        worker.kill_at = now + EXIT_S
+        if self.run.is_working and self.evaluations.worker == worker.name:
+            # If the task's `evaluate` is at fault, the next worker has the same error at once.
+            self.evaluations.gone(worker.name)
+            self.evaluations.begin(now)
+        if self.run.is_working and not self.members.of_role("server"):
+            # The model is in the workers, and the next ones may fail at the same data.
+            self.control.begin_checkpoint(now)
 
     def _quarantine(self, worker: Daemon, error: str, now: float) -> None:
         worker.change_state(daemon_states.QUARANTINED)
@@ -326,9 +372,16 @@ class FailureDetector(Part):
             self.control.end("failed", reason, now)
 
     def on_failed(self, peer: Peer, message: m.Failed, now: float) -> None:
-        """A daemon reports the user's error, with the traceback in the user's code."""
+        """A daemon reports the user's error, with the traceback in the user's code. Raises
+        RemoteProtocolError for what no worker sends.
+        """
         daemon = self.members.get(message.name)
         if daemon is None or daemon.peer != peer:
+            return
+        if daemon.role == "worker":
+            if not message.fatal:
+                raise RemoteProtocolError("the errors of workers are fatal")
+            self.fail(daemon, message.error, now, message.detail)
             return
         if message.fatal:
             daemon.error = message.error

@@ -9,16 +9,20 @@ may compute for as long as it is alive.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from dlctl import messages as m
+from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Peer
 from dlctl.messages import Json
 from dlctl.roles.coordinator.run_state import Control, RunState
 
 Member = tuple[int, int]
 """Slot and epoch."""
+_STORE = re.compile(r"[A-Za-z0-9._:%-]{1,253}:[0-9]{1,5}")
+"""The address of a rendezvous, as members can read it."""
 SETTLE_S = 0.5
 """From a failed sum to the next generation: by then deaths are mostly known."""
 UNMADE_LIMITS = 4
@@ -56,6 +60,8 @@ class Groups:
         self._again_at: float | None = None
         """When the next generation begins, because this one has failed."""
         self._begun_at = 0.0
+        self._lost: set[Member] = set()
+        """Those that report that no member of this generation has the model."""
         self._unmade: dict[Member, str] = {}
         """Member -> its error, since the last group in which all members connected."""
         self._unmade_since = 0.0
@@ -132,7 +138,7 @@ class Groups:
             self.run.context.retries.drop(("group", name))
         self.generation = self.run.context.next_number()
         self.members, self._store = members, ""
-        self._noted, self._again_at = set(), None
+        self._noted, self._lost, self._again_at = set(), set(), None
         self._begun_at, self._note_by = now, now + self.limit_s
         self._is_new = self.steps_done() == 0
         text = f"generation {self.generation}: {', '.join(self._names(members))}"
@@ -151,12 +157,15 @@ class Groups:
             self.run.context.ask(("group", name), name, message, now)
 
     def on_noted(self, peer: Peer, message: m.GroupNoted, now: float) -> None:
+        """Raises RemoteProtocolError for a rendezvous that no first member opens."""
         by_name = dict(zip(self._names(self.members), self.members, strict=True))
         if message.generation != self.generation or message.name not in by_name:
             self._readmit(message.name, now)
             return
         asked = self.run.context.retries.message(("group", message.name))
         if message.store and not self._store:
+            if by_name[message.name] != self.members[0] or not _STORE.fullmatch(message.store):
+                raise RemoteProtocolError("members cannot be asked to meet there")
             self._store = message.store
             self._note_by = now + self.limit_s
             self._send_group(list(by_name), now)
@@ -189,7 +198,9 @@ class Groups:
             text = f"worker-{message.slot}: {message.reason}"
             self.run.context.event("group", f"worker-{message.slot}", text)
         if message.why == m.MODEL_LOST:
-            self._lose_model(now)
+            self._lost.add(member)
+            if self._lost == set(self.members):
+                self._lose_model(now)
         elif message.why == m.UNMADE:
             self._fail_to_connect(member, message.reason, now)
         else:
@@ -197,7 +208,9 @@ class Groups:
         self.advance(now)
 
     def _lose_model(self, now: float) -> None:
-        """The model is lost, unless a member that was left out comes back with it."""
+        """All members report that they do not have the model. It is lost, unless a member that was
+        left out comes back with it.
+        """
         if self.left_out:
             self._again_at = now + self.limit_s
         elif self.run.shutdown is None:

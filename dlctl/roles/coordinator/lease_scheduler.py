@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from dlctl import batches, registry, schedule
 from dlctl import messages as m
@@ -16,32 +16,19 @@ from dlctl.config import JobFile
 from dlctl.errors import DlctlError, RemoteProtocolError
 from dlctl.machine import Peer
 from dlctl.messages import Json
+from dlctl.roles.coordinator.bad_samples import BadSamples
+from dlctl.roles.coordinator.dataset import Dataset
 from dlctl.roles.coordinator.driven import DrivenMethod
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.portions import ClientPool, Lateness, PortionPool, Range
 from dlctl.roles.coordinator.run_state import RunState
-from dlctl.roles.coordinator.streams import StreamPool
+from dlctl.roles.coordinator.streams import UNKNOWN, StreamPool
 from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX
 from dlctl.roles.protocol.meters import follow
+from dlctl.util.text import plural
 
 LOSS_WEIGHT = 0.1
 """Of the newest portion in the running mean of the loss."""
-EPOCHS_KEPT = 2
-"""Around the end of a data epoch, portions of two epochs are leased."""
-
-
-class Dataset(NamedTuple):
-    """The size of a run's dataset: samples, perhaps cut into clients, or shards of a stream."""
-
-    samples: int = 0
-    shards: int = 0
-    clients: tuple[int, ...] = ()
-    """The samples of each."""
-
-    def __str__(self) -> str:
-        if self.clients:
-            return f"{len(self.clients)} clients with {sum(self.clients)} samples in all"
-        return f"{self.shards} shards of a stream" if self.shards else f"{self.samples} samples"
 
 
 class LeaseScheduler:
@@ -67,10 +54,12 @@ class LeaseScheduler:
         self.dataset = Dataset()
         """The dataset of `pool`."""
         self._built = Dataset()
-        """As the first worker that reported built it; until then as the checkpoint has it, without
-        clients."""
+        """The same before there is a pool; until a worker has reported, that of the checkpoint."""
         self._counts_steps = any(host.batch_size for host in job.places)
         """The steps of a portion are known only when it is done."""
+        self._lists_unknown = False
+        """A predecessor of an earlier version has recorded the dataset without what identifies its
+        parts: the first worker says it."""
         self._order: str | None = None
         """Digest of the task's sample order, from the first worker that reported."""
         self._restore: Json = {}
@@ -86,8 +75,7 @@ class LeaseScheduler:
         self._lateness = Lateness()
         """Of the portions of a driven method's batch."""
         self._cuts_epochs = type(self.side).cut_epoch is not Lead.cut_epoch
-        self._bad_samples: dict[int, set[int]] = {}
-        """Data epoch -> the samples that could not be loaded."""
+        self._bad_samples = BadSamples(job.data.bad_samples_max)
 
     @property
     def is_driven(self) -> bool:
@@ -107,7 +95,7 @@ class LeaseScheduler:
     def restore(self, data: Json) -> None:
         """Restore the data and the steps from a checkpoint's manifest."""
         self._restore = data
-        self._built = Dataset(data.get("dataset_samples", 0), data.get("stream_shards", 0))
+        self._built = Dataset.saved(data)
         self._resume(data)
 
     def _resume(self, data: Json) -> None:
@@ -142,6 +130,10 @@ class LeaseScheduler:
         """All but the portions (`changed_portions`)."""
         yield "stream", self.dataset.shards
         yield "clients", self.dataset.clients
+        yield "names", None if self._lists_unknown else self.dataset.names
+        yield "files", self.dataset.files
+        # A task may change until its workers are released.
+        yield "order", None if self.released_at is None else self._order
         yield "metrics", dict(self.metrics)
         yield "batch_size", self.batch_size
         yield "lead", self.lead()
@@ -160,7 +152,11 @@ class LeaseScheduler:
     def recall(self, memory: Json, now: float) -> None:
         steps, samples, loss, size, next_ = memory["work"][:5]
         self._resume({**memory, "steps": steps, "samples": samples, "loss": loss})
-        dataset = Dataset(size, memory.get("stream", 0), tuple(memory.get("clients", ())))
+        shards, clients = memory.get("stream", 0), tuple(memory.get("clients", ()))
+        names, files = memory.get("names"), memory.get("files", "")
+        dataset = Dataset(size, shards, clients, names or "", files)
+        self._lists_unknown = names is None and any(dataset)
+        self._order = memory.get("order")
         if any(dataset):
             self._restore = {}
             self.open_dataset(dataset)
@@ -184,17 +180,17 @@ class LeaseScheduler:
         """A worker has built the dataset; order: digest of its task's sample order. Raises
         DlctlError if the dataset or the order differs from that of other workers or of before.
         """
+        is_first = self._pool is None and self._order is None
         known = self.dataset if self._pool else self._built
-        if any(known) and known not in (dataset, dataset._replace(clients=())):
-            raise DlctlError(
-                f"the dataset of {worker} has {dataset}; in this run it has {known}",
-                hint="dataset() must give the same samples on every host and every time; after a "
-                "change start with --fresh to begin a new run",
-            )
+        self._built = known.met(worker, dataset, resumes=is_first or self._lists_unknown)
+        if self._lists_unknown:
+            self._built.check_places()
+            self.dataset, self._lists_unknown = self._built, False
+        if is_first and any(known):
+            self._report_changes(worker, known)
         if self._pool is None and not batches.is_open(self.run.job):
-            self.open_dataset(dataset)
+            self.open_dataset(self._built)
             self.rescale(self.run.job.workers.count)
-        self._built = dataset
         if self._order is None:
             self._order = order
         elif order != self._order:
@@ -204,9 +200,19 @@ class LeaseScheduler:
                 "every process; what torch, numpy and random draw there does",
             )
 
+    def _report_changes(self, worker: str, saved: Dataset) -> None:
+        """What a resumed run finds in its dataset besides what its checkpoint had."""
+        if new := self._built.shards - saved.shards:
+            text = f"{plural(new, 'shard')} of the stream are new since the checkpoint"
+            self.context.event("data", worker, text)
+        if "" != saved.files != self._built.files != "":
+            self._restore = {**self._restore, "portions": []}
+            text = "the dataset lists other files than at the checkpoint, or in another order"
+            self.context.event("data", worker, f"{text}: its data epoch begins again")
+
     def open_dataset(self, dataset: Dataset) -> None:
         """Raises DlctlError if this job cannot be trained with it."""
-        samples, shards, clients = dataset
+        samples, shards, clients = dataset[:3]
         job = self.run.job
         if samples < 1 and not shards:
             raise DlctlError("the dataset has no samples", hint="check the task's dataset()")
@@ -221,7 +227,7 @@ class LeaseScheduler:
             schedule.factor(job, samples)
         except ValueError as error:
             raise DlctlError(str(error), hint="correct [schedule]: warmup, or over") from None
-        self._pool = self._stream(shards) if shards else self._portions(samples, clients)
+        self._pool = self._stream(dataset) if shards else self._portions(samples, clients)
         self.dataset = dataset
         if isinstance(self._pool, PortionPool) and not clients:
             # The run may be too short for its method to have an effect.
@@ -273,11 +279,11 @@ class LeaseScheduler:
             pool.restore(self._restore["complete_epochs"], [])
         return pool
 
-    def _stream(self, shards: int) -> StreamPool:
+    def _stream(self, dataset: Dataset) -> StreamPool:
         stop, step_samples = self.run.job.job.stop, batches.largest(self.run.job)
         pool = StreamPool(
-            shards, self.run.job.data.portion_batches * step_samples, step_samples,
-            stop.samples or math.inf, stop.steps or math.inf,
+            dataset.shards, self.run.job.data.portion_batches * step_samples, step_samples,
+            stop.samples or math.inf, stop.steps or math.inf, order=dataset.order,
         )  # fmt: skip
         if self._restore:
             pool.restore(self._restore["stream"], self._restore["portion_samples"])
@@ -304,6 +310,7 @@ class LeaseScheduler:
             "portion_samples": self.pool.portion_samples,
             **({"batch_size": self.batch_size} if self.batch_size else {}),
             **self.pool.to_json(),
+            **self.dataset.to_json(),
             "lead": self.lead(),
             **({"scale": self.scale} if self.scale is not None else {}),
         }
@@ -345,7 +352,7 @@ class LeaseScheduler:
             return
         if isinstance(self._pool, StreamPool):
             for at in range(0, len(request.ends) - 2, 3):
-                self._pool.ended(*request.ends[at : at + 3])
+                self._pool.on_end(request.slot, *request.ends[at : at + 3])
         self._pending[request.slot] = request
         self.grant(now)
 
@@ -466,7 +473,7 @@ class LeaseScheduler:
 
     def on_portion_done(self, done: m.PortionDone, now: float) -> None:
         """Count steps and samples once per portion. Raises RemoteProtocolError if the worker
-        reports more of them than the portion has.
+        reports more of them than the portion has, or that the stream ends elsewhere.
         """
         key = done.data_epoch, done.portion
         if self._pool is None or not self.pool.may_finish(done.slot, *key):
@@ -493,25 +500,40 @@ class LeaseScheduler:
         if done.steps > steps or done.samples > stop - start:
             said = f"{done.steps} steps and {done.samples} samples"
             raise RemoteProtocolError(f"{said} of a portion of {steps} and {stop - start}")
+        if done.end != UNKNOWN and isinstance(self._pool, StreamPool):
+            self._pool.check_end(done.data_epoch, done.portion, done.end)
 
-    def sample_failed(self, worker: str, message: m.SampleFailed) -> str:
-        """A worker has skipped a sample. A portion that is leased again has the same ones, so each
-        counts once per epoch. Returns why the run must fail; "" if it continues.
+    def sample_failed(self, said: m.SampleFailed) -> str:
+        """A worker has skipped a sample. Returns the worker's error if that is one too many.
+
+        Raises RemoteProtocolError if the sample cannot be in a portion that the worker has.
         """
-        epoch, most = message.data_epoch, self.run.job.data.bad_samples_max
-        found = self._bad_samples.setdefault(epoch, set())
-        for old in sorted(self._bad_samples)[:-EPOCHS_KEPT]:
-            del self._bad_samples[old]
-        if message.sample in found:
+        epoch, most = said.data_epoch, self._bad_samples.most
+        if self._pool is None or not self._pool.may_finish(said.slot, epoch, said.portion):
+            raise RemoteProtocolError(f"it does not have portion {said.portion} of epoch {epoch}")
+        rows = self._rows()
+        if not said.sample < rows:
+            raise RemoteProtocolError(f"the dataset has {rows} samples")
+        start, stop = self._pool.bounds(said.portion)
+        count = self._bad_samples.add(said, stop - start)
+        if not count:
             return ""
-        found.add(message.sample)
-        count = f"{len(found)} of at most {most} in epoch {epoch}"
-        text = f"sample {message.sample} could not be loaded ({count}): {message.error}"
-        self.context.event("sample", worker, text, detail=message.detail)
-        if len(found) != most + 1:
+        of = f"{count} of at most {most} in epoch {epoch}"
+        text = f"sample {said.sample} could not be loaded ({of}): {said.error}"
+        self.context.event("sample", f"worker-{said.slot}", text, detail=said.detail)
+        if count <= most:
             return ""
-        which = f"{len(found)} samples of epoch {epoch} could not be loaded"
-        return f"{message.error}; {which}, and data.bad_samples_max is {most}"
+        self._bad_samples.forget(said.slot)
+        which = f"{count} samples of epoch {epoch} could not be loaded"
+        return f"{said.error}; {which}, and data.bad_samples_max is {most}"
+
+    def _rows(self) -> float:
+        """Samples of the dataset by number; infinite if they are unknown: a task with an order of
+        its own may choose some of them for each epoch.
+        """
+        if self.dataset.clients or self.dataset.shards:
+            return sum(self.dataset.clients)
+        return self.dataset.samples if self._order == "" else math.inf
 
     def enough(self, now: float) -> str:
         """Why the run has finished; "" if it has not."""

@@ -94,7 +94,7 @@ class Daemon:
     given_up_at: float | None = None
     """Of an unreachable agent: when its host is, or was, given up."""
     kill_at: float | None = None
-    """Deadline of a leaving worker, after which it is killed."""
+    """Deadline of a worker that leaves or has failed, after which it is killed."""
     deaths_in_row: int = 0
     """Consecutive deaths of processes that lived only briefly, or exited on their own in the same
     way; the newest included."""
@@ -174,7 +174,7 @@ class Daemon:
         is_in_order = status == 0 or is_planned
         self.change_state(daemon_states.STOPPED if is_in_order else daemon_states.FAILED)
         self.phase, self.waiting_for, self.waiting_since = "", "", None
-        self.pid = self.peer = None
+        self.pid = self.peer = self.kill_at = None
         is_ours = self.killed_for and status in (-9, STATUS_UNKNOWN)
         text = self.killed_for if is_ours else describe_exit(status, cause)
         self.last_exit = {"code": status, "text": text, "at": now, "last_lines": [*end.last_lines]}
@@ -208,6 +208,8 @@ def describe_exit(status: int, cause: str = "") -> str:
     """An exit status in words, with the cause of a signal if known (never guessed)."""
     if status == STATUS_UNKNOWN:
         return "gone, exit unknown"
+    if cause == crash_loops.NO_ROOM:
+        return f"not started: {cause}"
     text = exit_in_words(status)
     return f"{text} ({cause})" if status < 0 and cause else text
 

@@ -8,7 +8,9 @@ The state that decides what the coordinator does next is stored in small pieces 
                         attempt
     checkpoints         number of the newest checkpoint
     work                steps, samples and loss; the size of the dataset; the newest evaluation
-    stream              the number of shards of a dataset that is a stream
+    stream, names       of a dataset that is a stream: the number of its shards, their names
+    clients, files      of another dataset: the samples of each client, the digest of its files
+    order               the digest of the task's order, once the workers have been released
     metrics             what else the task's loss returns
     lead                the clock and the state of the method's lead; the journal of a lead that
                         drives the method
@@ -65,6 +67,7 @@ from dlctl.roles.coordinator.rotation import Rotation
 from dlctl.roles.coordinator.run_state import Part
 from dlctl.roles.coordinator.scaling import Scaling
 from dlctl.roles.coordinator.settings import SettingChanges
+from dlctl.runs.evaluated import Result
 from dlctl.util.names import HOME_AGENT
 
 UNWRITTEN_S_MIN = 3.0
@@ -119,7 +122,7 @@ class Persistence(Part):
             yield "clock", [worked_s, self.checkpointing.since_s(released_at + worked_s)]
         yield "checkpoints", self.checkpointing.number
         newest, asked = self.evaluations.newest, self.evaluations.asked
-        yield "work", (*self.scheduler.work(), newest)
+        yield "work", (*self.scheduler.work(), None if newest is None else newest.to_json())
         evaluated_at = self.scheduler.evaluated_at
         yield "evaluation", (evaluated_at, None if asked is None else astuple(asked))
         if self.evaluations.has_finish:
@@ -194,7 +197,8 @@ class Persistence(Part):
             agent.begin(now)
         for part in self.parts:
             part.recall(values, now)
-        self.evaluations.newest = values["work"][5]
+        newest = values["work"][5]
+        self.evaluations.newest = None if newest is None else Result.from_json(newest)
         if "finish" in values:
             self.evaluations.has_finish = True
             self.evaluations.finishes, self.evaluations.finished = values["finish"]
@@ -287,14 +291,15 @@ class Lasting:
         return self.is_on_disk or not waits
 
 
-def corrected(memory: Mapping[str, Json], recovery: Mapping[str, list[str]]) -> dict[str, Json]:
+def corrected(memory: Mapping[str, Any], recovery: Mapping[str, list[str]]) -> dict[str, Json]:
     """The rows of daemons that `dlctl recover` corrects in the persisted state. recovery: what the
     command found: `served`, servers that left a shard, and `gone`, agents that no longer run on the
     hosts it asked.
 
     - A power loss may lose the record that a shard had a server, and keep the shard's journal.
     - The coordinator must not wait for a heartbeat of an agent that is gone.
-    - Quarantined workers are restarted if there are no others: no worker would be left to train.
+    - Quarantined workers are restarted if there are no others, as no worker would be left to train;
+      and if the run has failed: all others are restarted as well, and the cause may be fixed.
     """
     rows = {key: row for key, row in memory.items() if key.startswith("daemon/")}
     changed: dict[str, Json] = {}
@@ -305,6 +310,7 @@ def corrected(memory: Mapping[str, Json], recovery: Mapping[str, list[str]]) -> 
         elif name in recovery.get("gone", ()):
             changed[key] = {**row, "registered": False}
     workers = {key: row for key, row in rows.items() if row.get("role") == "worker"}
-    if all(row.get("state") == "quarantined" for row in workers.values()):
-        changed |= {key: {**row, "state": "stopped"} for key, row in workers.items()}
+    lost = {key: row for key, row in workers.items() if row.get("state") == "quarantined"}
+    if lost == workers or memory["run"][0] == "failed":
+        changed |= {key: {**row, "state": "stopped"} for key, row in lost.items()}
     return changed

@@ -60,6 +60,8 @@ def _of_run(run: RunState, row: Json, now: float) -> Iterator[Problem]:
         yield Problem("checkpoint-late", problems.RUN, saving["at"], late)
     if why := row.get("target_error"):
         yield Problem("target-unreachable", problems.RUN, None, {"why": why})
+    if why := row.get("loss_noise"):
+        yield Problem("loss-noisy", problems.RUN, None, {"why": why})
     ending = run.shutdown.state if run.shutdown is not None else run.state
     if ending == "failed":
         facts = known(reason=run.reason, **problems.of_reason(run.reason))

@@ -55,9 +55,13 @@ class AddEvent(Effect):
 
 @record
 class AddMetric(Effect):
+    """A row of a series; some are left out of a long one."""
+
     daemon: str
     step: int
     values: Json
+    is_last: bool = False
+    """Never left out."""
 
 
 @record
@@ -134,7 +138,7 @@ class KeyRenewed(Event):
 
 
 WARNINGS = (
-    "exit", "error", "lost", "silent", "late", "checkpoint", "target", "sample", "stream",
+    "exit", "error", "lost", "silent", "late", "checkpoint", "target", "sample", "stream", "data",
 )  # fmt: skip
 """Kinds of events that are logged as warnings."""
 

@@ -145,10 +145,23 @@ class Registration:
         else:
             daemon.registered = True
             self._issue_term(daemon)
+        self._admit(daemon, now)
+        return daemon
+
+    def readmit(self, now: float) -> None:
+        """The database can be written again: send what had to be on record first, without waiting
+        until the daemons ask again.
+        """
+        for daemon in self.members.daemons.values():
+            if daemon.registered and daemon.state == "starting" and daemon.role != "agent":
+                self._admit(daemon, now)
+
+    def _admit(self, daemon: Daemon, now: float) -> None:
         self._welcome(daemon, now)
         if daemon.role == "server":
+            # An assignment that arrived before the welcome was ignored.
+            self.context.retries.drop(("assign", daemon.name))
             self.assign(now)
-        return daemon
 
     def _issue_term(self, daemon: Daemon) -> None:
         if daemon.role != "agent":

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dlctl import messages as m
-from dlctl.errors import NotFound, UsageError
+from dlctl.errors import NotFound, RemoteProtocolError, UsageError
 from dlctl.machine import Peer
 from dlctl.messages import Json
 from dlctl.roles.coordinator.membership import Membership
@@ -111,6 +111,10 @@ class SettingChanges:
             self.context.ask(("change", name), name, m.Change(number, unanswered | values), now)
 
     def on_changed(self, peer: Peer, message: m.Changed, now: float) -> None:
+        """Raises RemoteProtocolError for values that no setting has."""
+        values = (*message.before.values(), *message.after.values())
+        if not all(value is None or isinstance(value, str | int | float) for value in values):
+            raise RemoteProtocolError("these are no values of settings")
         self.context.noted(("change", message.name), now, change=message.change)
         for number, change in list(self._open.items()):
             if number <= message.change and message.name in change.asked:

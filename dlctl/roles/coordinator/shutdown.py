@@ -272,9 +272,11 @@ class RunShutdown:
 
     def _waits_for_evaluation(self) -> bool:
         """A worker that evaluates pushes nothing, and must end that before the last evaluation
-        anyway: only then its time to drain begins.
+        anyway: only then its time to drain begins. Only the worker that was asked to is believed:
+        an evaluation has a deadline.
         """
-        return EVALUATING in self.steps and any(d.evaluates for d in self.members.of_role("worker"))
+        worker = self.members.get(self.evaluations.worker)
+        return EVALUATING in self.steps and worker is not None and worker.evaluates
 
     def _finish_step(self, *, is_killed: bool = False) -> None:
         if self.step == EVALUATING:
@@ -291,6 +293,8 @@ class RunShutdown:
         error = self.checkpointing.last_error if self._attempts else ""
         if not is_killed and (not self._attempts or self.checkpointing.active):
             error = f"gave up waiting for {', '.join(self.checkpointing.waits_for())}"
+        if error and (unwritten := self.context.unwritten):
+            error += f"; the run's database cannot be written: {unwritten}"
         if error and self.keeps_shards and self.state != "failed":
             self.reason = f"{self.reason}, but its last checkpoint failed: {error}"
             self.state = "failed"

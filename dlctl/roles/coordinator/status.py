@@ -21,6 +21,7 @@ from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.records import AddMetric, Snapshot
 from dlctl.roles.coordinator.run_state import Part, RunState
 from dlctl.roles.protocol.meters import Pace
+from dlctl.runs import evaluated
 from dlctl.runs.series import EVALUATION, RUN
 from dlctl.util import values
 
@@ -86,15 +87,23 @@ class StatusReport:
 
     def __post_init__(self) -> None:
         self._row_due_at = 0.0
+        self._has_last_row = False
+        """A short run may have hardly another one."""
         self._pace = Pace(RATE_S)
 
     def report(self, now: float) -> None:
         self.run.status_due_at = now + REPORT_S
         run, daemons = self.look(now)
         self.run.context.do(Snapshot(run, daemons))
-        if self.run.is_working and now >= self._row_due_at:
-            self._row_due_at = now + ROW_S
-            self.run.context.do(AddMetric(RUN, self.scheduler.steps, self._row(run)))
+        is_last = not self._has_last_row and self._is_done()
+        if is_last or (self.run.is_working and now >= self._row_due_at):
+            self._row_due_at, self._has_last_row = now + ROW_S, is_last
+            self.run.context.do(AddMetric(RUN, self.scheduler.steps, self._row(run), is_last))
+
+    def _is_done(self) -> bool:
+        """Whether it has trained, and no step will follow."""
+        end = self.run.shutdown
+        return end is not None and end.is_shutting_down() and self.scheduler.released_at is not None
 
     def _row(self, run: Json) -> Json:
         """A row of the run's time series (`runs/series.py`), taken from what `status` shows."""
@@ -116,6 +125,7 @@ class StatusReport:
         scheduler, checkpointing = self.scheduler, self.checkpointing
         daemons = self.run.members.daemons.values()
         over = self.run.shutdown is not None and self.run.shutdown.is_leaving()
+        newest = self.evaluations.newest
         run = {
             "state": self.run.state,
             "reason": self.run.reason,
@@ -127,9 +137,10 @@ class StatusReport:
             "progress": self._progress(now),
             "loss": scheduler.loss,
             "metrics": dict(scheduler.metrics),
-            "evaluation": self.evaluations.newest,
+            **evaluated.keys(newest),
             "finish": self.evaluations.finished,
             "target_error": self.evaluations.out_of_reach,
+            "loss_noise": scheduler.side.loss_noise(),
             "ready_at": scheduler.released_at,
             "updated_at": now,
             "ended_at": now if over else None,
@@ -139,7 +150,7 @@ class StatusReport:
             "totals": self.totals.look(now, is_working=self.run.is_working),
             "settings": {d.name: d.settings for d in daemons if d.settings},
         }
-        if figures := scheduler.side.figures():
+        if figures := scheduler.side.figures() | (dict(newest.method) if newest else {}):
             run["method"] = figures
         if scheduler.batch_size:
             run["batch_size"] = scheduler.batch_size
@@ -168,7 +179,8 @@ class StatusReport:
     def _noise_scale(self) -> float | None:
         """In samples; None until all servers have measured their parts."""
         servers = self.run.members.of_role("server")
-        parts = [server.metrics.get("noise_parts") for server in servers]
+        said = [server.metrics.get("method") for server in servers]
+        parts = [of.get("noise_parts") if isinstance(of, dict) else None for of in said]
         known = [(part[0], part[1]) for part in parts if isinstance(part, list)]
         return noise_scale(known) if len(known) == len(parts) else None
 
@@ -285,16 +297,15 @@ class Reports(Part):
 
     def on_evaluated(self, peer: Peer, message: m.Evaluated, now: float) -> None:
         """Metrics of an evaluation; they may end the run."""
-        answer = self.evaluations.on_evaluated(message, now)
-        if answer is None:
+        found = self.evaluations.on_evaluated(message, now)
+        if found is None:
             return
-        step, metrics = answer
-        if metrics:
-            self.context.do(AddMetric(EVALUATION, step, {k: float(v) for k, v in metrics.items()}))
-            shown = ", ".join(f"{key} {value:.4g}" for key, value in metrics.items())
-            self.context.event("evaluation", message.name, f"step {step}: {shown}")
+        if found.metrics:
+            self.context.do(AddMetric(EVALUATION, found.step, found.to_json()))
+            text = f"step {found.step}: {values.measured(found.metrics)}"
+            self.context.event("evaluation", message.name, text, **found.to_json())
         target = self.evaluations.target
-        if target is not None and target.is_reached(metrics):
+        if target is not None and target.is_reached(found.metrics):
             self.control.end("finished", f"the target {target} is reached", now)
         elif target is not None and not message.error:
             self._report_out_of_reach(target.missing_in(message.metrics), message.name, now)

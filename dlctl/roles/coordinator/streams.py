@@ -3,8 +3,9 @@
 A portion is a range of one shard, determined by its number: portion p has samples [i n, (i + 1) n)
 of shard p mod S, with i = p div S, S shards and n samples in a portion. A worker keeps reading its
 shard, so that it need not skip; a worker without a shard, or whose shard has ended, takes the shard
-with the fewest other readers. The worker that reaches the end of a shard reports it: nothing behind
-the end is leased any more, and leased portions behind it are empty.
+with the fewest other readers, the first of them in the order of the run. The worker that reaches
+the end of a shard reports it: nothing behind the end is leased any more, and leased portions behind
+it are empty.
 
 If all shards end before the run, they are read again: that is the next data epoch. So every sample
 is leased at least once per data epoch, and exactly once if nothing fails, provided that the stream
@@ -15,9 +16,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Json
 from dlctl.roles.coordinator.portions import DONE, RETURNED, Key, Leases, Range
 
@@ -42,6 +45,14 @@ class _Shard:
     """Portions behind `done_to` that are done, too."""
 
 
+_NEW, _EMPTY = (0, 0, UNKNOWN, ()), (0, 0, 0, ())
+"""A shard that nobody has read, and one without samples, as in a checkpoint."""
+
+
+def _saved(shard: _Shard) -> list[Any]:
+    return [shard.base, shard.done_to, shard.end, sorted(shard.done)]
+
+
 @dataclass(slots=True)
 class StreamPool(Leases):
     shards: int
@@ -50,6 +61,8 @@ class StreamPool(Leases):
     samples_max: float = math.inf
     """Limits of the run in samples and steps, rounded up to portions."""
     steps_max: float = math.inf
+    order: Sequence[int] = ()
+    """The shards in the order in which they are begun; (): by their numbers."""
     samples_done: int = 0
     steps_done: int = 0
     failed: str = ""
@@ -64,6 +77,7 @@ class StreamPool(Leases):
     """Slot -> the shard that it reads."""
 
     def __post_init__(self) -> None:
+        self.order = self.order or range(self.shards)
         self._begin_pass(0)
 
     # ------------------------------------------------------------ leases
@@ -124,6 +138,30 @@ class StreamPool(Leases):
             self._mark(data_epoch, number, index)
         return True
 
+    def on_end(self, slot: int, data_epoch: int, number: int, end: int) -> None:
+        """A worker has found the end of a shard. It is believed if that is in a portion of it."""
+        shards = self._passes.get(data_epoch)
+        if shards is None or not 0 <= number < self.shards:
+            return
+        index = (end - shards[number].base) // self.portion_samples
+        # At the boundary of two portions the shard may end in either.
+        for portion in ((i * self.shards + number) for i in (index, index - 1)):
+            may_finish = self.may_finish(slot, data_epoch, portion)
+            if may_finish and self._may_end_in(data_epoch, portion, end):
+                self.ended(data_epoch, number, end)
+
+    def check_end(self, data_epoch: int, portion: int, end: int) -> None:
+        """Raises RemoteProtocolError if a shard with `end` samples does not end in this portion."""
+        if not self._may_end_in(data_epoch, portion, end):
+            raise RemoteProtocolError(f"sample {end} is not in portion {portion}")
+
+    def _may_end_in(self, data_epoch: int, portion: int, end: int) -> bool:
+        """True also if the data epoch is complete: then it does not matter."""
+        if data_epoch not in self._passes:
+            return True
+        start, stop = self._bounds(data_epoch, portion)
+        return start <= end <= stop
+
     def ended(self, data_epoch: int, number: int, end: int) -> None:
         """A shard has at most `end` samples. The smallest report counts."""
         shards = self._passes.get(data_epoch)
@@ -181,10 +219,10 @@ class StreamPool(Leases):
     # ------------------------------------------------------------ persisted state
 
     def to_json(self) -> Json:
-        """What is done, for a checkpoint: data epochs, and shards in the others."""
+        """What is done, for a checkpoint: data epochs, and in the others shards, in `order`."""
         complete = [[epoch, *counted] for epoch, counted in sorted(self._complete.items())]
         passes = [
-            [epoch, [[s.base, s.done_to, s.end, sorted(s.done)] for s in shards]]
+            [epoch, [_saved(shards[n]) for n in self.order]]
             for epoch, shards in sorted(self._passes.items())
         ]
         return {"stream_shards": self.shards, "stream": [complete, passes]}
@@ -193,19 +231,23 @@ class StreamPool(Leases):
         """Resume from a checkpoint: this is done, everything else is leased (again).
 
         portion_samples: at that time. If it has changed, samples done behind the first gap of a
-        shard are done again.
+        shard are done again. The last shards of `order` may be new since: the newest data epoch has
+        them, too.
         """
         complete, passes = data
         standing: dict[Key, Any] = {(epoch, _COMPLETE): counted for epoch, *counted in complete}
+        newest = max((epoch for epoch, *_ in (*complete, *passes)), default=0)
         for epoch, shards in passes:
-            for n, (base, done_to, end, done) in enumerate(shards):
+            new = _EMPTY if epoch < newest else _NEW
+            rows = [*shards, *[new] * (self.shards - len(shards))]
+            for n, (base, done_to, end, done) in zip(self.order, rows, strict=True):
                 row = [base, done_to, done_to, end]
                 if portion_samples != self.portion_samples:
                     begin = base + done_to * portion_samples
                     row, done = [begin if end == UNKNOWN else min(begin, end), 0, 0, end], []
                 standing[epoch, _FIRST_SHARD - n] = row
                 standing |= dict.fromkeys(((epoch, i * self.shards + n) for i in done), DONE)
-        self.go_on((max((epoch for epoch, _ in standing), default=0), 0), standing)
+        self.go_on((newest, 0), standing)
         if self._epoch not in self._passes:
             self._begin_pass(self._epoch + 1)
         for epoch in sorted(self._passes.keys() - {self._epoch}):
@@ -355,10 +397,10 @@ class StreamPool(Leases):
         if own is not None and own < len(shards) and self._has_more(shards[own]):
             return own
         readers = Counter(number for other, number in self._reading.items() if other != slot)
-        having = [number for number, shard in enumerate(shards) if self._has_more(shard)]
+        having = [n for n in self.order if shards and self._has_more(shards[n])]
         if not having:
             return None
-        self._reading[slot] = min(having, key=lambda n: (readers[n], shards[n].next, n))
+        self._reading[slot] = min(having, key=lambda n: (readers[n], shards[n].next))
         return self._reading[slot]
 
     def _has_more(self, shard: _Shard) -> bool:

@@ -24,9 +24,10 @@ _LARGEST = {
     "float32": float(np.finfo(np.float32).max),
     "bool": 1.0,
     "uint8": 2.0**8 - 1,
-    **{f"int{bits}": 2.0 ** (bits - 1) for bits in (8, 16, 32, 64)},
+    **{f"int{bits}": 2.0 ** (bits - 1) - 1 for bits in (8, 16, 32)},
+    "int64": float(np.nextafter(2.0**63, 0)),
 }
-"""The largest finite magnitude of each dtype; all others are no narrower than float64."""
+"""The largest magnitude of both signs of each dtype; of others only what float64 holds is known."""
 
 
 class _Row(NamedTuple):

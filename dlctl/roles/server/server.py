@@ -63,6 +63,9 @@ from dlctl.shards.base import Diverged, Extras, Held, NoRoom, Shard, Spec, Stora
 from dlctl.shards.memory import InMemory
 from dlctl.util.names import WAITS_FOR_SPACE
 
+LOOK_S = 2.0
+"""Between two attempts to open a shard for which the disk has no space."""
+
 
 @dataclass(eq=False)
 class Server:
@@ -96,8 +99,10 @@ class Server:
         self._restoring = False
         self._scale: tuple[float, ...] = ()
         """Of the learning rate, as last received from the coordinator."""
-        self._lacks_room = False
+        self._waits: m.Assign | None = None
         """The server waits for disk space for its stored shard."""
+        self._look_at: float | None = None
+        """When it looks for space again."""
         self._report_at = 0.0
 
     # ------------------------------------------------------------ the machine
@@ -116,6 +121,8 @@ class Server:
                 self.context.retries.again(peer, now, now)
             case DeadlineReached():
                 self.context.do(*self.context.retries.due(now))
+                if self._waits is not None and self._look_at is not None and now >= self._look_at:
+                    self._on_assign(self._waits, now)
                 if self._lifeline.is_over(now):
                     self.context.do(Exit(0, "no heartbeat from the coordinator for too long"))
             case ArraysLoaded(arrays, state):
@@ -136,7 +143,7 @@ class Server:
         return self.context.clear()
 
     def deadline(self) -> float | None:
-        times = [self.context.retries.deadline(), self._lifeline.deadline()]
+        times = [self.context.retries.deadline(), self._lifeline.deadline(), self._look_at]
         times += [self._report_at] if self._welcome else []
         return min((t for t in times if t is not None), default=None)
 
@@ -188,18 +195,19 @@ class Server:
             self.live.begin(message.settings)
 
     def _on_assign(self, message: m.Assign, now: float) -> None:
-        """It is resent until it is answered, so a server without disk space keeps retrying."""
+        """It is resent until it is answered."""
         if self._welcome is None:
             return
+        self._look_at = None
         if self.serving is None:
             try:
                 self.serving = self._take_charge(message, self._welcome)
             except RemoteProtocolError:
                 raise
             except DlctlError as error:
-                self._on_unusable_shard(message, error)
+                self._on_unusable_shard(message, error, now)
                 return
-            self._lacks_room = False
+            self._waits = None
             self._reporting = Reporting(self.context, self.serving)
             self.live.move("lr", (self.serving.shard, "lr"))
             if message.restore and not message.keep:
@@ -266,15 +274,15 @@ class Server:
         workers = self.job.workers.count
         return optimizer_of(table, self.algorithm, self.options, parameters, workers)
 
-    def _on_unusable_shard(self, message: m.Assign, error: DlctlError) -> None:
+    def _on_unusable_shard(self, message: m.Assign, error: DlctlError, now: float) -> None:
         """There is no shard to serve. A stored shard without disk space waits for space: another
         process would fail as well. An unusable state must not silently be replaced by zeros, so the
         error is fatal, unless another process holds the state and may release it.
         """
-        waits = isinstance(error, NoRoom) and message.keep
-        if waits and self._lacks_room:
-            return  # It is reported already.
-        self._lacks_room = waits
+        waits, is_reported = isinstance(error, NoRoom) and message.keep, self._waits is not None
+        self._waits, self._look_at = (message, now + LOOK_S) if waits else (None, None)
+        if waits and is_reported:
+            return
         # The shard cannot move: another place would not have its state.
         hint = "free some space there; the server keeps retrying" if waits else None
         is_fatal = not (waits or isinstance(error, Held))
@@ -348,8 +356,12 @@ class Server:
         if not self._saving.is_new(message):
             return
         if self.serving is None or not self.serving.initialised:
-            full, empty = "the disk has no room for the shard", "the shard has no values yet"
-            self._saving.without_file(message, full if self._lacks_room else empty)
+            why = "the shard has no values yet"
+            if self._waits is not None:
+                why = "the disk has no room for the shard"
+            elif self._welcome is None:
+                why = "it is not admitted to the run yet"
+            self._saving.without_file(message, why)
             return
         serving, shard = self.serving, self.serving.shard
         if message.is_last:
@@ -387,7 +399,7 @@ class Server:
 
     def phase(self) -> tuple[str, str]:
         """(what this server does, which process it waits for)."""
-        if self._lacks_room:
+        if self._waits is not None:
             return WAITS_FOR_SPACE, ""
         if self.serving is None:
             return "waiting for the size of the model", "worker-0"

@@ -65,7 +65,7 @@ class ShardProtocol:
             **self.rates.report(now),
             **self.parameters.staleness.report(),
             **({"poison": poison} if poison else {}),
-            **self.side.figures(),
+            **({"method": figures} if (figures := self.side.figures()) else {}),
             **({"lr": lr} if (lr := self.shard.scheduled_lr) is not None else {}),
             **({"last_checkpoint": self.last_checkpoint} if self.last_checkpoint else {}),
         }

@@ -52,10 +52,11 @@ class Mean:
         """float32[d]"""
         return (self._sum / self.models).astype(np.float32)
 
-    def distance(self) -> float:
-        """The root mean square distance of the replicas from it."""
+    def figures(self) -> m.Json:
+        """Their number, and their root mean square distance from it."""
         mean = self._sum / self.models
-        return math.sqrt(max(0.0, self._squares / self.models - float(np.dot(mean, mean))))
+        square = max(0.0, self._squares / self.models - float(np.dot(mean, mean)))
+        return {"consensus_distance": math.sqrt(square), "replicas": float(self.models)}
 
 
 @dataclass(slots=True)

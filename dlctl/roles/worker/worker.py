@@ -430,11 +430,11 @@ class Worker:
         assert self.training is not None
         more, self._evaluation = self._evaluation, None
         self.training.is_paused = False
-        metrics = dict(run.metrics)
-        if metrics and more is not None and more.mean is not None:
-            metrics["consensus_distance"] = more.mean.distance()
-            metrics["replicas"] = float(more.mean.models)
-        self._evaluated = m.Evaluated(run.evaluation, self.birth.name, metrics, run.error, run.text)
+        mean = more.mean if more is not None and run.metrics else None
+        self._evaluated = m.Evaluated(
+            run.evaluation, self.birth.name, run.metrics, run.error, run.text,
+            {} if mean is None else mean.figures(),
+        )  # fmt: skip
         self.context.send(COORDINATOR, self._evaluated)
 
     def _on_save(self, message: m.Save, now: float) -> None:

@@ -8,7 +8,7 @@ from dlctl import messages as m
 from dlctl.machine import Effect, Peer
 from dlctl.roles.protocol.effects import Compute
 from dlctl.sim.checkers.base import Checker
-from dlctl.sim.objectives import stream_rows
+from dlctl.sim.objectives import opened, shard_names, stream_rows
 from dlctl.sim.process import Process
 from dlctl.sim.world import World
 
@@ -21,9 +21,12 @@ class StreamChecker(Checker):
     once; those of a stopped run contain none twice.
     """
 
-    def __init__(self, lengths: tuple[int, ...], batch_size: int, epochs: int) -> None:
-        """lengths: samples of each shard."""
+    def __init__(
+        self, lengths: tuple[int, ...], batch_size: int, epochs: int, names: tuple[str, ...] = ()
+    ) -> None:
+        """lengths: samples of each shard. names: of the shards; (): the usual ones."""
         self.lengths = lengths
+        self.names = names or shard_names(len(lengths))
         self.batch_size = batch_size
         self.epochs = epochs
         self.computed: Rows = Counter()
@@ -33,8 +36,9 @@ class StreamChecker(Checker):
 
     def on_effect(self, process: Process, effect: Effect) -> None:
         if isinstance(effect, Compute):
+            slot = int(process.name.removeprefix("worker-"))
             for number in range(effect.number, effect.number + effect.count):
-                self.computed += self._rows(effect, number)
+                self.computed += self._rows(effect, number, slot)
 
     def on_message(self, process: Process, peer: Peer, message: m.Message) -> None:
         if isinstance(message, m.Lease) and message.start < message.stop:
@@ -46,11 +50,12 @@ class StreamChecker(Checker):
             self._reported.add(key)
             lease = self._leases[key]
             for number in range((lease.stop - lease.start) // self.batch_size):
-                self.done += self._rows(lease, number)
+                self.done += self._rows(lease, number, message.slot)
 
-    def _rows(self, of: Compute | m.Lease, number: int) -> Rows:
+    def _rows(self, of: Compute | m.Lease, number: int, slot: int) -> Rows:
         portion, batch = (of.start, of.stop), (number, self.batch_size)
-        rows = stream_rows(self.lengths, of.shard, portion, batch)
+        shard = opened(self.names, slot, of.shard)
+        rows = stream_rows(self.lengths, shard, portion, batch)
         return Counter((of.data_epoch, int(row)) for row in rows)
 
     def everything(self) -> Rows:

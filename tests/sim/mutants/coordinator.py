@@ -10,6 +10,7 @@ from dlctl import messages as m
 from dlctl.roles.coordinator import quorum
 from dlctl.roles.coordinator.coordinator import Coordinator
 from dlctl.roles.coordinator.driven import DrivenMethod
+from dlctl.roles.coordinator.failure_detector import FailureDetector
 from dlctl.roles.coordinator.groups import Groups
 from dlctl.roles.coordinator.lease_scheduler import LeaseScheduler
 from dlctl.roles.coordinator.norms import Norms
@@ -21,6 +22,7 @@ from dlctl.roles.coordinator.registration import Registration
 from dlctl.roles.coordinator.scaling import Scaling
 from dlctl.roles.coordinator.shutdown import RunShutdown
 from dlctl.roles.coordinator.streams import StreamPool
+from dlctl.util import listing
 
 
 @mutant(
@@ -278,3 +280,42 @@ def a_decision_is_forgotten(patch: Patch) -> None:
 )  # fmt: skip
 def a_norm_is_forgotten(patch: Patch) -> None:
     patch.setattr(Norms, "recall", lambda self, memory, now: None)
+
+
+@mutant(
+    "shards have the numbers of their places in the list of each worker", "StreamChecker",
+    scenario="streams",
+)  # fmt: skip
+def shards_are_numbered_as_listed(patch: Patch) -> None:
+    patch.setattr(listing, "numbers", lambda names: list(range(len(names))))
+
+
+@mutant("an error of one worker ends the run of all", "Outcome", scenario="liars", seeds=1)
+def one_worker_fails_for_all(patch: Patch) -> None:
+    def fail(self, worker, error, now, detail=""):
+        self.control.end("failed", f"{worker.name}: {error}", now)
+
+    patch.setattr(FailureDetector, "fail", fail)
+
+
+@mutant(
+    "a worker is believed about where the shards of a stream end that it does not read",
+    "Outcome", scenario="liars", first=74, seeds=1,
+)  # fmt: skip
+def anybody_ends_a_stream(patch: Patch) -> None:
+    patch.setattr(StreamPool, "on_end", lambda self, slot, *end: self.ended(*end))
+
+
+@mutant(
+    "one member of a group is believed that no other has the model", "GroupChecker",
+    scenario="liars", first=46, seeds=1,
+)  # fmt: skip
+def one_member_loses_the_model(patch: Patch) -> None:
+    honest = Groups.on_broken
+
+    def on_broken(self, peer, message, now):
+        if message.why == m.MODEL_LOST and message.generation == self.generation:
+            self._lose_model(now)
+        honest(self, peer, message, now)
+
+    patch.setattr(Groups, "on_broken", on_broken)

@@ -211,7 +211,7 @@ def what_is_buffered_is_dropped(patch: Patch) -> None:
     patch.setattr(TableShard, "_take", take)
 
 
-@mutant("a number is as large as it likes", "Unusable", scenario="lies", seeds=4, first=1)
+@mutant("a number is as large as it likes", "Unusable", scenario="stolen-keys", seeds=4, first=16)
 def numbers_without_limits(patch: Patch) -> None:
     def apply(self, delta, samples=0, *args, **options):
         total = self.samples + samples

@@ -319,7 +319,7 @@ class Computing:
         for each in failed:
             key = ("sample", data_epoch, each.sample)
             if key not in self.context.retries:
-                said = (data_epoch, each.sample, each.error, each.detail)
+                said = (data_epoch, each.sample, each.error, each.detail, portion.lease.portion)
                 self.context.ask(key, COORDINATOR, m.SampleFailed(me.slot, me.epoch, *said), now)
 
     # ------------------------------------------------------------ completed portions
