@@ -411,6 +411,8 @@ class ShardSide(ABC):
     applies_as_pushed: ClassVar[bool] = False
     """Whether `push` passes a delta to the shard at once and unchanged, so that the shard may
     process it while it is being received."""
+    takes_parts: ClassVar[bool] = False
+    """Whether a push may contain only some elements, and leave the others undefined."""
     averages: ClassVar[bool] = False
     """Whether an update is made of the mean of all members' pushes for a step."""
     asks_lead: ClassVar[bool] = False
@@ -712,6 +714,11 @@ class Method:
     where the job file implies that, and again when the dataset is known."""
     experimental: bool = False
     """The method is marked in lists, and runs a reduced contract suite."""
+
+    @property
+    def takes_parts(self) -> bool:
+        """Whether its servers take pushes of only some elements."""
+        return self.shard is not None and self.shard.takes_parts
 
     def pushes_gradients(self, options: Any) -> bool:
         """Whether the servers' optimiser takes gradients, not the displacements of whole rounds:

@@ -291,6 +291,7 @@ class Merge(FragmentMean):
 
 class Shard(Chosen):
     rule = Merge
+    takes_parts = True
 
 
 def radial(deltas: Sequence[Delta], shares: Sequence[np.float32], mean: Delta, size: int) -> Delta:

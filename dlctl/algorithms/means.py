@@ -20,8 +20,6 @@ from dlctl.util.threads import BLOCK, scratch
 class Mean:
     """The mean by samples, of pushes that are dense once they have arrived."""
 
-    takes_parts: ClassVar[bool] = False
-    """Whether a push may contain only some elements, and leave the others undefined."""
     is_of_gradients: ClassVar[bool] = True
     """Whether a push is the gradient of a batch, so that their differences tell the noise."""
 

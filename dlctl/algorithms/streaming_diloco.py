@@ -203,8 +203,6 @@ class Replica(ReplicaSide):
 class FragmentMean(SparseMean):
     """A step updates a fragment; a push of the whole vector means that its replica has nothing."""
 
-    takes_parts = True
-
     def counts(self, push: messages.Push) -> bool:
         return push.is_part
 
@@ -214,6 +212,7 @@ class FragmentMean(SparseMean):
 
 class Shard(sync.Barrier):
     rule = FragmentMean
+    takes_parts = True
 
 
 def check(job: JobFile) -> list[tuple[tuple[str, ...], str, str]]:

@@ -141,7 +141,7 @@ class HoldingSide(ShardSide):
             return super().left_out(push, reason)
         if not self._is_in_time(push):
             return [push.outcome(LATE)]
-        if push.is_part and not self.mean.takes_parts:
+        if push.is_part and not self.takes_parts:
             # Missing elements are indistinguishable from zeros; a second part would be too late.
             return self._hold(Held(push, None, "it is only a part, and the mean is of whole ones"))
         return self._hold(Held(push, self.mean.kept(delta)))

@@ -238,7 +238,7 @@ def _pushes_some(job: JobFile, method: Any) -> bool:
     """Whether a push may contain only some elements."""
     options = registry.load("compressors", job.compression.name).Options
     known = {field.name for field in dataclasses.fields(options)}
-    return getattr(method.shard, "takes_parts", False) or bool(known & {"density", "keep"})
+    return method.takes_parts or bool(known & {"density", "keep"})
 
 
 def _average_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
