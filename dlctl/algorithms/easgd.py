@@ -111,7 +111,7 @@ class Replica(ReplicaSide):
     def begin(self, start: Start) -> None:
         self.residual = self.residual[:0]
         self.position = Position(self)
-        self.arrival = self._centre = _Centre(self)
+        self.arrival = self._centre = _Centre(self, self.position)
 
     def state(self) -> dict[str, Vector]:
         return self.position.state()
@@ -157,12 +157,14 @@ class Replica(ReplicaSide):
             yield Write(vector=None)
 
 
-class _Centre(Arrival):
-    """The centre is read beside a position: x stays in the model, and `pull` becomes e."""
+class Beside(Arrival):
+    """What is read stands beside a position: x stays in the model, and `pull` becomes e. A replica
+    without a position takes what is read.
+    """
 
-    def __init__(self, side: Replica) -> None:
+    def __init__(self, side: ReplicaSide, position: Position) -> None:
         self.side = side
-        self.alpha = 0.0
+        self.position = position
         self.pull = zeros_like(side.parameters)
 
     def before(self, lo: int, hi: int) -> None:
@@ -170,13 +172,26 @@ class _Centre(Arrival):
 
     def after(self, lo: int, hi: int) -> None:
         pull, model = self.pull[lo:hi], self.side.parameters[lo:hi]
-        if not self.side.position.is_known:
+        if not self.position.is_known:
             pull[:] = 0
             return
         position = copy_of(pull)
-        pull -= model
-        pull *= self.alpha
+        self.take(pull, model)
         model[:] = position
+
+    def take(self, pull: Vector, read: Vector) -> None:
+        """Make e of what was read. pull: float32[hi - lo], the position, is replaced by it."""
+        copy_into(pull, read)
+
+
+class _Centre(Beside):
+    """The centre is read: e = alpha (x - centre)."""
+
+    alpha = 0.0
+
+    def take(self, pull: Vector, read: Vector) -> None:
+        pull -= read
+        pull *= self.alpha
 
 
 def alpha_of(side: ReplicaSide) -> float:

@@ -34,7 +34,6 @@ import numpy as np
 from dlctl import messages
 from dlctl.algorithms import easgd
 from dlctl.algorithms.base import (
-    Arrival,
     Fault,
     Method,
     Needs,
@@ -54,7 +53,7 @@ from dlctl.optim.base import Optimizer
 from dlctl.optim.blocks import Block, Rule
 from dlctl.optim.wrapping import Wrapping, keep
 from dlctl.shards.base import Shard
-from dlctl.vector import Vector, copy_into, copy_of, is_finite, zeros_like
+from dlctl.vector import Vector, copy_of, is_finite
 
 WORKER, ALPHA = "worker", "alpha"
 """Counters: the slot of the push; alpha in units of 1 / `UNIT`, 0: it adopts the centre."""
@@ -72,7 +71,7 @@ class Replica(ReplicaSide):
     def begin(self, start: Start) -> None:
         self.residual = self.residual[:0]
         self.position = easgd.Position(self)
-        self.arrival = self._answer = _Answer(self)
+        self.arrival = self._answer = easgd.Beside(self, self.position)
 
     def state(self) -> dict[str, Vector]:
         return self.position.state()
@@ -121,26 +120,6 @@ class Replica(ReplicaSide):
         yield Read(wait=True, after_own=True)
         self.position.is_known = True
         return True
-
-
-class _Answer(Arrival):
-    """What is read is e, or the centre for a replica without a position."""
-
-    def __init__(self, side: Replica) -> None:
-        self.side = side
-        self.pull = zeros_like(side.parameters)
-
-    def before(self, lo: int, hi: int) -> None:
-        self.pull[lo:hi] = self.side.parameters[lo:hi]
-
-    def after(self, lo: int, hi: int) -> None:
-        pull, model = self.pull[lo:hi], self.side.parameters[lo:hi]
-        if not self.side.position.is_known:
-            pull[:] = 0
-            return
-        position = copy_of(pull)
-        copy_into(pull, model)
-        model[:] = position
 
 
 def pull_name(slot: int) -> str:
