@@ -61,7 +61,11 @@ def recorded(machine: Any) -> tuple[Any, ...]:
     return scheduler.steps, scheduler.samples, scheduler.dataset, pool and pool.to_json()
 
 
-@pytest.mark.parametrize("name", registry.names("algorithms"))
+NAMES = registry.names("algorithms")
+
+
+@pytest.mark.per_commit(len(NAMES))
+@pytest.mark.parametrize("name", NAMES)
 def test_a_coordinator_s_successor_reads_its_records_after_any_message(name):
     method = registry.load("algorithms", name)
     choice, honest = method.optimizer, Honest()
