@@ -149,12 +149,15 @@ class DrivenMethod:
         self._request: VectorRequest | BatchRequest | None = None
         """The current request."""
         self._begun_at: float | None = None
-        if pool.per_epoch > PARTS_MAX:
+        self._check_parts()
+        self._replay(journal)
+
+    def _check_parts(self) -> None:
+        if self.pool.per_epoch > PARTS_MAX:
             self.failed = (
-                f"a batch has {pool.per_epoch} portions; at most {PARTS_MAX} are possible: "
+                f"a batch has {self.pool.per_epoch} portions; at most {PARTS_MAX} are possible: "
                 "make them larger with data.portion_batches"
             )
-        self._replay(journal)
 
     def to_json(self) -> Json:
         """The journal."""

@@ -26,6 +26,8 @@ class MethodLead:
             self.driven = Driven(run.context, self.side, tables, servers)
         self._pool: PortionPool | None = None
         """Whose data epochs the lead ends."""
+        self._slots: tuple[int, ...] = ()
+        """`members` of the lead, as they were given."""
 
     # ------------------------------------------------------------ who may work
 
@@ -50,13 +52,14 @@ class MethodLead:
         """The dataset is cut into portions."""
         self._pool = pool
 
-    def end_epochs(self, slots: frozenset[int]) -> None:
+    def end_epochs(self, slots: tuple[int, ...]) -> None:
         """Drop the rest of the data epochs that the method has ended, with returned portions.
         slots: of the workers that take part.
         """
         if not self.cuts_epochs or self._pool is None:
             return
-        self.side.members = slots
+        if slots is not self._slots:
+            self._slots, self.side.members = slots, frozenset(slots)
         self.update_epoch()
         while self.side.epoch.portions and self.side.cut_epoch():
             self.side.data_epoch += 1

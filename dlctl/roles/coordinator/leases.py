@@ -65,7 +65,7 @@ class Leases:
         if self.run.released_at is None:
             return
         if self.lead.cuts_epochs:
-            self.lead.end_epochs(frozenset(self.run.members.live_slots()))
+            self.lead.end_epochs(self.run.members.live_slots())
         if self.run.shutdown is not None:
             for slot in list(self._waiting):
                 self._answer(slot, NOTHING)
@@ -77,9 +77,8 @@ class Leases:
 
     def _serve(self, now: float) -> None:
         pool, slots = self.data.pool, self.run.members.live_slots()
-        first = min(slots, default=0)
         for slot in pool.able(self._waiting):
-            if self.lead.may_lease(slot, first):
+            if self._has_to_wait(slot, slots):
                 if self.lead.cuts_epochs:
                     # It has had its share; an empty lease makes it push what it has accumulated.
                     self._answer(slot, NOTHING)
@@ -105,16 +104,20 @@ class Leases:
         """When a worker that waits for data gets a backup copy, if nothing else happens before."""
         due = self.data.pool.backup_due() if self.data.is_open else None
         idle = self.data.pool.idle_of(self._waiting) if due is not None else ()
-        first = min(self.run.members.live_slots(), default=0) if idle else 0
-        return due if any(not self.lead.may_lease(slot, first) for slot in idle) else None
+        slots = self.run.members.live_slots() if idle else ()
+        return due if any(not self._has_to_wait(slot, slots) for slot in idle) else None
 
     def held_back(self, now: float) -> str:
         """Why workers wait although there is data, or will be; "" if no worker waits."""
         if self.lead.driven is not None and self.lead.driven.has_begun:
             return self.lead.driven.waits_for(now)
-        first = min(self.run.members.live_slots(), default=0)
-        reasons = (self.lead.may_lease(slot, first) for slot in self._waiting)
+        slots = self.run.members.live_slots()
+        reasons = (self._has_to_wait(slot, slots) for slot in self._waiting)
         return next((reason for reason in reasons if reason), "")
+
+    def _has_to_wait(self, slot: int, slots: tuple[int, ...]) -> str:
+        """Why the method lets it wait; "" if it does not. slots: all that live, in order."""
+        return self.lead.may_lease(slot, slots[0] if slots else 0)
 
     # ------------------------------------------------------------ what is given back
 

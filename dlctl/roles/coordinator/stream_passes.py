@@ -6,6 +6,7 @@ a portion; behind what was done in portions of another size, if the run resumes 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,27 @@ class Cut(NamedTuple):
 
     def steps(self, samples: int) -> int:
         return -(-samples // self.step_samples)
+
+
+class Limits(NamedTuple):
+    """Of the run, rounded up to portions."""
+
+    samples: float = math.inf
+    steps: float = math.inf
+
+    def are_reached(self, samples: int, steps: int) -> bool:
+        return samples >= self.samples or steps >= self.steps
+
+    def left(self, samples: int, steps: int, cut: Cut) -> float:
+        """Portions that are left after so many samples and steps."""
+        n = cut.portion_samples
+        return min((self.samples - samples) / n, (self.steps - steps) / cut.steps(n))
+
+    def progress(self, samples: int, steps: int) -> float | None:
+        """0..1; None without a limit."""
+        if self.samples == self.steps == math.inf:
+            return None
+        return min(1.0, max(samples / self.samples, steps / self.steps))
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from dlctl.messages import Json
 from dlctl.roles.coordinator.data_pool import DONE, RETURNED, UNKNOWN, DataPool, Range
 from dlctl.roles.coordinator.holders import Key
 from dlctl.roles.coordinator.stream_epochs import StreamEpochs
-from dlctl.roles.coordinator.stream_passes import Cut, Readers
+from dlctl.roles.coordinator.stream_passes import Cut, Limits, Readers
 
 
 class StreamPool(DataPool):
@@ -30,12 +30,10 @@ class StreamPool(DataPool):
         self, shards: int, portion_samples: int, step_samples: int,
         samples_max: float = math.inf, steps_max: float = math.inf, order: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        """samples_max, steps_max: limits of the run, rounded up to portions. order: the shards in
-        the order in which they are begun; (): by their numbers.
-        """
+        """order: the shards in the order in which they are begun; (): by their numbers."""
         super().__init__(portion_samples)
         self.cut = Cut(shards, portion_samples, step_samples)
-        self.samples_max, self.steps_max = samples_max, steps_max
+        self.limits = Limits(samples_max, steps_max)
         self.order = order or range(shards)
         self.epochs = StreamEpochs(self.cut, self.changed)
         self._readers = Readers(self.order)
@@ -54,11 +52,7 @@ class StreamPool(DataPool):
         return Range(*key, *self.epochs.open[epoch].bounds(portion), portion % self.cut.shards)
 
     def may_hoard(self, slot: int, slots: int) -> bool:
-        samples, steps = self.epochs.with_outstanding()
-        left = min(
-            (self.samples_max - samples) / self.portion_samples,
-            (self.steps_max - steps) / self.cut.steps(self.portion_samples),
-        )
+        left = self.limits.left(*self.epochs.with_outstanding(), self.cut)
         return self.holders.count(slot) * slots <= left
 
     def bounds(self, portion: int) -> tuple[int, int]:
@@ -99,8 +93,9 @@ class StreamPool(DataPool):
         return key
 
     def _advance(self, slot: int) -> Key | None:
-        samples, steps = self.epochs.with_outstanding()
-        while not self.failed and samples < self.samples_max and steps < self.steps_max:
+        if self.limits.are_reached(*self.epochs.with_outstanding()):
+            return None
+        while not self.failed:
             shards = self.epochs.open.get(self.epochs.newest)
             number = self._readers.choose(slot, shards) if shards is not None else None
             if number is None:
@@ -172,8 +167,7 @@ class StreamPool(DataPool):
 
     def is_finished(self) -> bool:
         """Whether a limit of samples or steps is reached."""
-        done = self.epochs
-        return done.samples_done >= self.samples_max or done.steps_done >= self.steps_max
+        return self.limits.are_reached(self.samples_done, self.epochs.steps_done)
 
     def passes(self) -> int:
         """How often the stream has been started."""
@@ -194,10 +188,7 @@ class StreamPool(DataPool):
         return f"{self.samples_done:,} samples"
 
     def progress(self) -> float | None:
-        if self.samples_max == self.steps_max == math.inf:
-            return None
-        done = (self.samples_done / self.samples_max, self.epochs.steps_done / self.steps_max)
-        return min(1.0, max(done))
+        return self.limits.progress(self.samples_done, self.epochs.steps_done)
 
     # ------------------------------------------------------------ persisted state
 
