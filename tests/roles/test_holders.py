@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from dlctl.roles.coordinator.holders import Holders, Key
 
 SLOTS = range(4)
+EVENTS = ("lease", "lease", "copy", "done", "back", "doubt", "wait", "no")
 
 
 class Plain:
@@ -20,6 +21,7 @@ class Plain:
         self.copied: dict[Key, int] = {}
         self.returned: list[Key] = []
         self.doubtful: set[Key] = set()
+        self.queue: list[int] = []
 
     def give_back(self, slot: int) -> list[Key]:
         self.copied = {key: owner for key, owner in self.copied.items() if owner != slot}
@@ -40,7 +42,13 @@ def test_an_index_never_differs_from_what_it_is_of(data: st.DataObject) -> None:
     following = iter((epoch, portion) for epoch in range(20) for portion in range(3))
     for _ in range(data.draw(st.integers(0, 40))):
         slot = data.draw(st.sampled_from(SLOTS))
-        match data.draw(st.sampled_from(["lease", "lease", "copy", "done", "back", "doubt"])):
+        match data.draw(st.sampled_from(EVENTS)):
+            case "wait":
+                holders.wait(slot)
+                plain.queue += [slot] if slot not in plain.queue else []
+            case "no":
+                holders.wait_no_more(slot)
+                plain.queue = [other for other in plain.queue if other != slot]
             case "lease":
                 first = holders.first_returned()
                 assert first == (plain.returned[0] if plain.returned else None)
@@ -75,6 +83,8 @@ def test_an_index_never_differs_from_what_it_is_of(data: st.DataObject) -> None:
 def compare(holders: Holders, plain: Plain) -> None:
     assert holders.leased == plain.leased
     assert list(holders.returned) == plain.returned
+    assert list(holders.waiting) == plain.queue
+    assert holders.idle() == [slot for slot in plain.queue if holders.is_idle(slot)]
     for slot in SLOTS:
         owners = [*plain.leased.values(), *plain.copied.values()]
         assert holders.count(slot) == sum(owner == slot for owner in plain.leased.values())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from dlctl.roles.coordinator.data_pool import UNKNOWN, Range
@@ -53,11 +53,8 @@ class BatchPool(PortionPool):
     def is_dry(self, now: float) -> bool:
         return not self._has_portion() and not self._lateness.may_have(self._is_alone, now)
 
-    def able(self, waiting: Collection[int]) -> list[int]:
-        if self._has_portion():
-            return list(waiting)
-        idle = self.idle_of(waiting)
-        return [slot for slot in waiting if slot in idle] if idle else []
+    def able(self) -> list[int]:
+        return super().able() if self._has_portion() else self.idle()
 
     def finish(self, data_epoch: int, portion: int, now: float, end: int = UNKNOWN) -> bool:
         key = data_epoch, portion

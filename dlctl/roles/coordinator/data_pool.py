@@ -7,7 +7,6 @@ batches of a driven method (`batch_pool.py`), a stream (`streams.py`). No caller
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 from dlctl.messages import Json
@@ -51,6 +50,31 @@ class DataPool(ABC):
         """What `take_changes` returns next, in order."""
         self.holders = Holders(self.changed)
 
+    # ------------------------------------------------------------ who waits
+
+    def wait(self, slot: int) -> None:
+        """A slot waits for data; it keeps its place if it does already."""
+        self.holders.wait(slot)
+
+    def wait_no_more(self, slot: int) -> None:
+        """It is answered, or gone."""
+        self.holders.wait_no_more(slot)
+
+    def count_waiting(self) -> int:
+        return len(self.holders.waiting)
+
+    def able(self) -> list[int]:
+        """The slots that wait for data and may get some now, in order."""
+        return list(self.holders.waiting)
+
+    def idle(self) -> list[int]:
+        """The slots that wait for data and have neither a portion nor a copy, in order."""
+        return self.holders.idle()
+
+    def is_dry(self, now: float) -> bool:
+        """Whether nobody can get anything now, if workers are kept waiting."""
+        return False
+
     # ------------------------------------------------------------ leases
 
     @abstractmethod
@@ -64,18 +88,6 @@ class DataPool(ABC):
     def backup_due(self) -> float | None:
         """When the next portion becomes late, of which an idle slot may get a copy."""
         return None
-
-    def idle_of(self, slots: Iterable[int]) -> set[int]:
-        """Those of these slots that have neither a portion nor a copy of one."""
-        return self.holders.idle_of(slots)
-
-    def is_dry(self, now: float) -> bool:
-        """Whether nobody can get anything now, if workers are kept waiting."""
-        return False
-
-    def able(self, waiting: Collection[int]) -> list[int]:
-        """Which of the slots that wait for data may get some now, in their order."""
-        return list(waiting)
 
     @abstractmethod
     def may_hoard(self, slot: int, slots: int) -> bool:

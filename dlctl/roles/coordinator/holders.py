@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 Key = tuple[int, int]
 """A portion: data epoch and number."""
@@ -28,6 +28,11 @@ class Holders:
         self._copies_of: dict[int, dict[Key, None]] = {}
         self._under_way: dict[int, Counter[int]] = {}
         """Data epoch -> slot -> the number of its portions that are leased to it."""
+        self._waiting: dict[int, int] = {}
+        """Slot that waits for data -> its place in the queue."""
+        self._queued = 0
+        self._idle: set[int] = set()
+        """Those of them that have nothing."""
 
     # ------------------------------------------------------------ questions
 
@@ -52,9 +57,14 @@ class Holders:
         """Whether a slot has neither a portion nor a copy of one."""
         return slot not in self._leases_of and slot not in self._copies_of
 
-    def idle_of(self, slots: Iterable[int]) -> set[int]:
-        """Those of these slots that are idle."""
-        return set(slots) - self._leases_of.keys() - self._copies_of.keys()
+    @property
+    def waiting(self) -> Mapping[int, int]:
+        """The slots that wait for data, in order."""
+        return self._waiting
+
+    def idle(self) -> list[int]:
+        """The slots that wait for data and have nothing, in order."""
+        return sorted(self._idle, key=self._waiting.__getitem__)
 
     def under_way(self, data_epoch: int) -> Counter[int]:
         """Slot -> the number of portions of this data epoch that are leased to it."""
@@ -68,6 +78,17 @@ class Holders:
 
     # ------------------------------------------------------------ changes
 
+    def wait(self, slot: int) -> None:
+        """A slot waits for data; it keeps its place if it does already."""
+        if slot not in self._waiting:
+            self._waiting[slot] = self._queued
+            self._queued += 1
+            self._notice(slot)
+
+    def wait_no_more(self, slot: int) -> None:
+        self._waiting.pop(slot, None)
+        self._idle.discard(slot)
+
     def lease(self, key: Key, slot: int) -> None:
         self._returned.pop(key, None)
         self._doubtful.discard(key)
@@ -80,8 +101,9 @@ class Holders:
         """Lease a backup copy of a portion that another slot has."""
         self._copied[key] = slot
         self._copies_of.setdefault(slot, {})[key] = None
+        self._notice(slot)
 
-    def wait(self, key: Key) -> None:
+    def put_last(self, key: Key) -> None:
         """This portion, the last so far, waits for a slot that may have it."""
         self._returned[key] = None
         self._changed[key] = None
@@ -93,8 +115,8 @@ class Holders:
 
     def give_back(self, slot: int) -> list[Key]:
         """A slot does not work on what it has. Returns what is to be leased again."""
-        for key in self._copies_of.pop(slot, ()):
-            del self._copied[key]
+        for key in list(self._copies_of.get(slot, ())):
+            self._drop_copy(key)
         mine = list(self._leases_of.get(slot, ()))
         back = sorted(key for key in mine if key not in self._copied)
         for key in mine:
@@ -131,6 +153,7 @@ class Holders:
         self._leased[key] = slot
         self._leases_of.setdefault(slot, {})[key] = None
         self._under_way.setdefault(key[0], Counter())[slot] += 1
+        self._notice(slot)
 
     def _take(self, key: Key) -> None:
         slot = self._leased.pop(key)
@@ -141,11 +164,20 @@ class Holders:
             del counts[slot]
         if not counts:
             del self._under_way[key[0]]
+        self._notice(slot)
 
     def _drop_copy(self, key: Key) -> int:
         slot = self._copied.pop(key)
         _discard(self._copies_of, slot, key)
+        self._notice(slot)
         return slot
+
+    def _notice(self, slot: int) -> None:
+        """A slot has got or lost something, or begins to wait."""
+        if slot in self._waiting and self.is_idle(slot):
+            self._idle.add(slot)
+        else:
+            self._idle.discard(slot)
 
 
 def _discard(index: dict[int, dict[Key, None]], slot: int, key: Key) -> None:

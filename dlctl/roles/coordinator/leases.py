@@ -54,10 +54,11 @@ class Leases:
             if request.request == answered.request:
                 self.run.context.send(f"worker-{request.slot}", answered)
             return
+        self._waiting[request.slot] = request
         if self.data.is_open:
             for at in range(0, len(request.ends) - 2, 3):
                 self.data.pool.on_end(request.slot, *request.ends[at : at + 3])
-        self._waiting[request.slot] = request
+            self.data.pool.wait(request.slot)
         self.grant(now)
 
     def grant(self, now: float) -> None:
@@ -71,13 +72,20 @@ class Leases:
                 self._answer(slot, NOTHING)
             return
         if self._waiting and not self.data.pool.is_dry(now):
+            self._queue()
             self._serve(now)
         if self.data.is_open and (news := self.data.pool.news()):
             self.run.context.event("stream", "", news)
 
+    def _queue(self) -> None:
+        """The pool has to know of requests that came before it was there."""
+        if len(self._waiting) > self.data.pool.count_waiting():
+            for slot in self._waiting:
+                self.data.pool.wait(slot)
+
     def _serve(self, now: float) -> None:
         pool, slots = self.data.pool, self.run.members.live_slots()
-        for slot in pool.able(self._waiting):
+        for slot in pool.able():
             if self._has_to_wait(slot, slots):
                 if self.lead.cuts_epochs:
                     # It has had its share; an empty lease makes it push what it has accumulated.
@@ -93,6 +101,8 @@ class Leases:
 
     def _answer(self, slot: int, taken: Range) -> None:
         request = self._waiting.pop(slot)
+        if self.data.is_open:
+            self.data.pool.wait_no_more(slot)
         lease = m.Lease(
             request.request, taken.portion, taken.data_epoch, taken.start, taken.stop,
             self.progress.samples, taken.shard,
@@ -103,7 +113,7 @@ class Leases:
     def backup_due(self) -> float | None:
         """When a worker that waits for data gets a backup copy, if nothing else happens before."""
         due = self.data.pool.backup_due() if self.data.is_open else None
-        idle = self.data.pool.idle_of(self._waiting) if due is not None else ()
+        idle = self.data.pool.idle() if due is not None else []
         slots = self.run.members.live_slots() if idle else ()
         return due if any(not self._has_to_wait(slot, slots) for slot in idle) else None
 
@@ -127,6 +137,7 @@ class Leases:
         self.answered.pop(slot, None)
         if not self.data.is_open:
             return 0
+        self.data.pool.wait_no_more(slot)
         back = self.data.pool.give_back(slot)
         self.grant(now)
         return len(back)

@@ -258,7 +258,7 @@ class ClientPool(PortionPool):
             following = self.advance()
             if following is None or self._is_of(following, slot):
                 return self.lease(following, slot)
-            self.holders.wait(following)
+            self.holders.put_last(following)
             oldest = oldest or following
         return None
 
