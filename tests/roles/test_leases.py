@@ -275,11 +275,19 @@ def test_the_next_coordinator_repeats_answers_and_knows_who_has_what() -> None:
 # ---------------------------------------------------------------- many workers
 
 
-@pytest.mark.parametrize("method", ["downpour", "sandblaster"])
-def test_an_event_costs_no_more_with_many_leases_and_many_that_wait(method: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "dataset"),
+    [
+        ("downpour", Dataset(8000)),
+        ("downpour", Dataset(shards=500)),
+        ("sandblaster", Dataset(8000)),
+    ],
+    ids=["portions", "stream", "batches"],
+)
+def test_an_event_costs_no_more_with_many_leases_and_many_that_wait(method, dataset) -> None:
     """No event goes through all leases, or asks the method about every worker that waits."""
     workers = 500
-    run = Leased(Dataset(16 * workers), method, epochs=2.0)
+    run = Leased(dataset, method, samples=10**6)
     run.members.slots = list(range(workers))
     run.release()
     leases = [run.asks(slot) for slot in range(workers)]

@@ -71,7 +71,7 @@ class Leases:
             for slot in list(self._waiting):
                 self._answer(slot, NOTHING)
             return
-        if self._waiting and not self.data.pool.is_dry(now):
+        if self._waiting:
             self._queue()
             self._serve(now)
         if self.data.is_open and (news := self.data.pool.news()):
@@ -85,7 +85,7 @@ class Leases:
 
     def _serve(self, now: float) -> None:
         pool, slots = self.data.pool, self.run.members.live_slots()
-        for slot in pool.able():
+        for slot in () if pool.is_dry(now) else pool.able():
             if self._has_to_wait(slot, slots):
                 if self.lead.cuts_epochs:
                     # It has had its share; an empty lease makes it push what it has accumulated.
