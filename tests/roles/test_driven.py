@@ -242,7 +242,7 @@ def test_before_the_workers_are_released_a_method_has_only_what_was_saved_of_it(
 
 def test_a_method_begins_with_a_batch_of_its_dataset_and_goes_on_with_what_is_done_of_it():
     driven = Driven(Context(resend_s=1.0), Counting(None), TABLES, SERVERS)
-    pool = driven.open(20, 10)
+    pool = driven.supply(20, 10)
     pool.limit = 100
     driven.begin()
     assert pool.take(0, 0.0) is None, "no batch was asked for yet"

@@ -93,7 +93,7 @@ def _portions(job: JobFile, samples: int, lead: MethodLead) -> PortionPool:
     """Raises DlctlError if the run is too short for its method to have an effect."""
     portion_samples = _portion_samples(job)
     if lead.driven is not None:
-        pool: PortionPool = lead.driven.open(samples, portion_samples)
+        pool: PortionPool = lead.driven.supply(samples, portion_samples)
     else:
         pool = PortionPool(samples, portion_samples)
     pool.limit = _limit(job, pool)

@@ -57,7 +57,7 @@ class Driven:
         self._pool: BatchPool | None = None
         self._method: DrivenMethod | None = None
 
-    def open(self, samples: int, portion_samples: int) -> BatchPool:
+    def supply(self, samples: int, portion_samples: int) -> BatchPool:
         """The dataset is known: its supply of batches."""
         self._pool = BatchPool(samples, portion_samples)
         return self._pool
