@@ -69,7 +69,6 @@ class Chosen(HoldingSide):
 
     def __init__(self, options: Any, shard: Shard) -> None:
         super().__init__(options, shard)
-        self._members: frozenset[int] = frozenset()
         self._held: dict[tuple[int, int, int], Held] = {}
         """(clock, slot, epoch) -> a push."""
         self._decision: Decision | None = None
@@ -84,7 +83,7 @@ class Chosen(HoldingSide):
         return self._make_step()
 
     def members(self, slots: frozenset[int]) -> list[PushOutcome]:
-        self._members = slots
+        self.roster.meet(slots, self.shard.version)
         return []
 
     def joined(self, slot: int) -> list[PushOutcome]:
@@ -101,7 +100,7 @@ class Chosen(HoldingSide):
             return frozenset(slot for slot, _ in self._missing(self._decision))
         if not self._held:
             return frozenset()
-        return self._members - {slot for clock, slot, _ in self._held}
+        return self.roster.members - {slot for clock, slot, _ in self._held}
 
     def _is_in_time(self, push: messages.Push) -> bool:
         is_over = push.clock < self.shard.version
