@@ -43,7 +43,7 @@ from dlctl.algorithms.needs import Ask, Done, Gradient, NextData
 from dlctl.config import Choice, JobFile
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array, Json
-from dlctl.settings import Setting, count
+from dlctl.settings import Live
 from dlctl.vector import Vector, all_finite, copy_into, to_host
 
 CONTACT_S = 5.0
@@ -56,8 +56,8 @@ class Options:
     mode: Literal["pull", "push", "symmetric"] = "symmetric"
     """Which replica a contact changes: pull: the one that makes it. push: the other one. symmetric:
     both, which conserves the mean."""
-    contact_every_steps: Annotated[int, Ge(1)] = 1
-    """Steps from one contact to the next, tau. Changes live."""
+    contact_every_steps: Live[Annotated[int, Ge(1)]] = 1
+    """Steps from one contact to the next, tau."""
     random_times: bool = False
     """A contact after each step with probability 1/tau, instead of every tau steps."""
     mix: Annotated[float, Gt(0), Le(0.5)] = 0.5
@@ -172,6 +172,5 @@ GOSSIP = Method(
         survives=frozenset({"worker", "coordinator"}),
     ),
     inner=Choice(name="sgd", options={"lr": 0.01}),
-    live={"contact_every_steps": Setting(help="steps between two contacts", parse=count)},
     check=check,
 )

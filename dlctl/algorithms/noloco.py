@@ -38,7 +38,7 @@ from dlctl.algorithms.needs import Ask, Done, Gradient, NextData
 from dlctl.config import Choice
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array, Json
-from dlctl.settings import Setting, count
+from dlctl.settings import Live
 from dlctl.vector import Vector, all_finite, copy_into, to_host
 
 CONTACT_S = 10.0
@@ -47,8 +47,8 @@ OP = "pair"
 
 @dataclass(slots=True, kw_only=True)
 class Options:
-    local_steps: Annotated[int, Ge(1)] = 50
-    """From one outer step to the next, H. Changes live."""
+    local_steps: Live[Annotated[int, Ge(1)]] = 50
+    """From one outer step to the next, H."""
     outer_lr: Annotated[float, Gt(0), Le(2)] = 0.7
     """beta."""
     outer_momentum: Annotated[float, Ge(0), Lt(1)] = 0.5
@@ -135,5 +135,4 @@ NOLOCO = Method(
         survives=frozenset({"worker", "coordinator"}),
     ),
     inner=Choice(name="adamw", options={"lr": 0.001}),
-    live={"local_steps": Setting(help="steps from one outer step to the next", parse=count)},
 )

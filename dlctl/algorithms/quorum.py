@@ -37,6 +37,8 @@ from dlctl.shards.base import Shard
 class Counting(Lead):
     """A lead that counts the steps that use a replica's push."""
 
+    chooses = True
+
     def __post_init__(self) -> None:
         self._steps = 0
         self.counted: Counter[int] = Counter()

@@ -21,8 +21,8 @@ from dlctl.messages import Json
 IDLE = 2**40
 """The clock in a push of a replica that has no data: no replica waits for it."""
 AHEAD_MAX = 2**32
-"""Clocks. Shards may legitimately differ by some: a checkpoint is not of one moment. Without a limit
-one push could take a shard to the largest clock."""
+"""Clocks. Shards may legitimately differ by some: a checkpoint is not of one moment. Without a
+limit one push could take a shard to the largest clock."""
 
 
 def absurd(push: messages.Push, clock: int) -> str:
@@ -64,7 +64,7 @@ class Roster:
     def meet(self, slots: frozenset[int], clock: int) -> None:
         """These slots take part now, and no others; the first ones begin at this clock."""
         if self._is_new:
-            self._clocks = dict.fromkeys(slots, clock) | self._clocks
+            self._clocks = {**dict.fromkeys(slots, clock), **self._clocks}
         self._is_new, self.members = False, slots
 
     def counted(self) -> dict[int, int]:
@@ -82,9 +82,9 @@ class Roster:
         return {"clocks": [[slot, -1 if clock is None else clock] for slot, clock in rows]}
 
     def resume(self, state: Json) -> None:
-        """Replace the roster that returned `state`. One that died before it was told the members has
-        left none.
+        """Replace the roster that returned `state`. One that was not told the members before it
+        died has left none.
         """
-        rows = state.get("clocks", state.get("due_from", ()))  # As earlier versions called them.
+        rows = state["clocks"] if "clocks" in state else state.get("due_from", [])  # As once named.
         self._clocks = {slot: None if clock < 0 else clock for slot, clock in rows}
         self._is_new = not rows

@@ -61,21 +61,20 @@ from dlctl.algorithms.rounds import local_steps
 from dlctl.compress.base import Delta
 from dlctl.config import Choice
 from dlctl.messages import APPLIED, Json
-from dlctl.settings import COUNT_MAX, Setting, count
+from dlctl.settings import COUNT_MAX, Live
 from dlctl.shards.base import Shard
 from dlctl.vector import copy_of, is_finite
 
 
 @dataclass(slots=True, kw_only=True)
 class Options:
-    staleness: Annotated[int, Ge(0), Le(COUNT_MAX)] = 3
-    """Clocks that a replica may be ahead of the slowest one, s. 0: bulk-synchronous. Changes live.
-    """
-    clock_steps: Annotated[int, Ge(1), Le(COUNT_MAX)] = 1
-    """Steps of a replica per clock, and per push. Changes live."""
-    fetch_every_clocks: Annotated[int, Ge(1), Le(COUNT_MAX)] = 1
+    staleness: Live[Annotated[int, Ge(0), Le(COUNT_MAX)]] = 3
+    """Clocks that a replica may be ahead of the slowest one, s. 0: bulk-synchronous."""
+    clock_steps: Live[Annotated[int, Ge(1), Le(COUNT_MAX)]] = 1
+    """Steps of a replica per clock, and per push."""
+    fetch_every_clocks: Live[Annotated[int, Ge(1), Le(COUNT_MAX)]] = 1
     """Clocks after which a replica reads even if its cache is fresh enough. A large number: only
-    when it is stale. Changes live."""
+    when it is stale."""
 
 
 class Replica(ReplicaSide):
@@ -234,20 +233,10 @@ class Clocks(ShardSide):
         self._clock = state["clock"]
 
 
-def _clocks_ahead(text: str) -> int:
-    """A whole number from 0 on."""
-    return 0 if text == "0" else count(text)
-
-
 SSP = Method(
     Options=Options,
     replica=Replica,
     shard=Clocks,
-    live={
-        "staleness": Setting(help="clocks ahead of the slowest replica", parse=_clocks_ahead),
-        "clock_steps": Setting(help="steps of a replica to one clock", parse=count),
-        "fetch_every_clocks": Setting(help="clocks from one read to the next", parse=count),
-    },
     optimizer=Choice(name="sgd", options={"lr": 1.0}),
     inner=Choice(name="sgd", options={"lr": 0.01}),
 )

@@ -74,13 +74,13 @@ class LeaseScheduler:
         """Of the rate, if it scales with the number of workers."""
         self._lateness = Lateness()
         """Of the portions of a driven method's batch."""
-        self._cuts_epochs = type(self.side).cut_epoch is not Lead.cut_epoch
+        self._cuts_epochs = self.side.cuts_epochs
         self._bad_samples = BadSamples(job.data.bad_samples_max)
 
     @property
     def is_driven(self) -> bool:
         """Whether the coordinator drives the method."""
-        return type(self.side).drive is not Lead.drive
+        return self.side.portions == "batch"
 
     # ------------------------------------------------------------ the dataset
 

@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterable
 from typing import Any
 
 from dlctl import messages as m
+from dlctl.algorithms import shapes
 from dlctl.algorithms.base import Method, ReplicaSide
 from dlctl.algorithms.needs import (
     Ask,
@@ -111,7 +112,8 @@ class Training:
         self.answering = Answering(context, identity, members, side, self.has_model)
         asks = TakingOver(self.asking, side) if takes_over and members.connects else None
         self._taking_over: TakingOver | Sharing | None = asks or sharing
-        self._services = self._all_services()
+        served = shapes.served(method)
+        self._services = {k: one for k, one in self._all_services().items() if k in served}
         self.parked = False
         """Drained: the method will not be resumed."""
         self._leaves = False
@@ -197,7 +199,8 @@ class Training:
                 self.collecting.cancel()  # The others need not wait for it.
             return
         if type(need) not in self._services:
-            raise TypeError(f"{where}: nothing serves {need!r:.80}")
+            why = shapes.UNDECLARED.get(type(need), "")
+            raise TypeError(f"{where}: nothing serves {need!r:.80}{why and ': '}{why}")
         if self._leaves and isinstance(need, Gradient | NextData):
             raise TypeError(f"{where}: leave() asks for data: {need!r:.80}")
         self._need = need

@@ -22,14 +22,14 @@ from dlctl.algorithms.roster import IDLE, Roster, absurd
 from dlctl.algorithms.sync import accrue
 from dlctl.compress.base import Delta
 from dlctl.messages import APPLIED, Json
-from dlctl.settings import Setting, count
+from dlctl.settings import Live
 from dlctl.shards.base import Shard
 
 
 @dataclass(slots=True, kw_only=True)
 class Options:
-    staleness: Annotated[int, Ge(1)] = 1
-    """Steps that a replica may be ahead of the slowest one. Changes live."""
+    staleness: Live[Annotated[int, Ge(1)]] = 1
+    """Steps that a replica may be ahead of the slowest one."""
 
 
 class Replica(ReplicaSide):
@@ -121,5 +121,4 @@ CLOCK = Method(
     replica=Replica,
     shard=Clocks,
     lead=Counting,
-    live={"staleness": Setting(help="steps ahead of the slowest replica", parse=count)},
 )

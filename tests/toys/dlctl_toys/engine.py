@@ -20,7 +20,7 @@ from dlctl.algorithms.base import Method, Needs, PushOutcome, ReplicaSide, Shape
 from dlctl.algorithms.needs import Engine, Gradient, NextData, Read, Write
 from dlctl.compress.base import Delta
 from dlctl.messages import APPLIED, Array
-from dlctl.settings import Setting, number
+from dlctl.settings import Live
 from dlctl.vector import copy_into, to_host
 
 DECAY, EPS = np.float32(0.9), np.float32(1e-8)
@@ -30,8 +30,8 @@ EVERY = 2
 
 @dataclass(slots=True, kw_only=True)
 class Options:
-    rate: Annotated[float, Gt(0)] = 0.001
-    """Rate of a replica's own steps. Changes live."""
+    rate: Live[Annotated[float, Gt(0)]] = 0.001
+    """Rate of a replica's own steps."""
 
 
 class Replica(ReplicaSide):
@@ -89,5 +89,4 @@ ENGINE = Method(
     replica=Replica,
     shard=Server,
     shape=Shape(engine="dlctl_toys.curvature:Curvature", twin="dlctl_toys.engine:Twin", ranks=True),
-    live={"rate": Setting(help="rate of a replica's own steps", parse=number)},
 )

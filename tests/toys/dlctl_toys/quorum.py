@@ -57,6 +57,8 @@ class Shard(Chosen):
 
 
 class Counting(Lead):
+    chooses = True
+
     def quorum(
         self, clock: int, came: Mapping[int, int], members: frozenset[int], waited_s: float
     ) -> frozenset[int] | float | None:
