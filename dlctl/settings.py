@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache, partial
 from types import MappingProxyType, UnionType
 from typing import (
+    TYPE_CHECKING,
     Annotated,
     Any,
     Literal,
@@ -25,7 +26,7 @@ from typing import (
     get_type_hints,
 )
 
-from dlctl import registry
+from dlctl import outdated, registry
 from dlctl.errors import UsageError
 from dlctl.util import bounds, keydocs
 from dlctl.util.did_you_mean import did_you_mean
@@ -344,3 +345,7 @@ def flat(job: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
             yield from flat(item, here)
         else:
             yield here, item
+
+
+if not TYPE_CHECKING:
+    __getattr__ = outdated.names_of(__name__)

@@ -20,11 +20,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from dlctl import messages
+from dlctl import messages, outdated
 from dlctl.algorithms.needs import PARAMETERS, Need, View, Write
 from dlctl.clients import Cohort
 from dlctl.compress.base import Delta
@@ -376,12 +376,6 @@ class ReplicaSide(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} answers no requests")
 
-    def answered(self, slot: int, arrays: tuple[Array, ...] | None) -> None:
-        """The result of an `Ask` with `wait=False`, between two steps; None: no answer. The
-        parameters may be changed.
-        """
-        raise NotImplementedError(f"{type(self).__name__} waits for all its answers")
-
     def figures(self) -> messages.Json:
         """The method's figures that the worker reports beside its own, as plain numbers."""
         return {}
@@ -391,6 +385,11 @@ class ReplicaSide(ABC):
         generator is resumed with the results.
         """
         return ()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            raise outdated.member(self, name)
 
 
 # ---------------------------------------------------------------- servers
@@ -531,6 +530,11 @@ class ShardSide(ABC):
 
     def restore(self, state: messages.Json) -> None:  # noqa: B027  most sides start over
         """Resume from the `state` of a checkpoint: the shard is restored, all workers are new."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            raise outdated.member(self, name)
 
 
 # ---------------------------------------------------------------- coordinator
@@ -761,3 +765,7 @@ def dense(delta: Delta, size: int) -> Array:
     full = np.zeros(size, np.float32)
     full[delta.indices] = delta.values
     return full
+
+
+if not TYPE_CHECKING:
+    __getattr__ = outdated.names_of(__name__)

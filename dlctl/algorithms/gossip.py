@@ -33,13 +33,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal
 
 import numpy as np
 from annotated_types import Ge, Gt, Le
 
 from dlctl.algorithms.base import Fault, Method, Needs, ReplicaSide, Shape, Start
-from dlctl.algorithms.needs import Ask, Done, Gradient, NextData
+from dlctl.algorithms.needs import Ask
+from dlctl.algorithms.rounds import step_alone
 from dlctl.config import Choice, JobFile
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array, Json
@@ -88,11 +90,8 @@ class Replica(ReplicaSide):
 
     def run(self) -> Needs:
         while True:
-            if (yield NextData()) is None:
+            if not (yield from step_alone()):
                 continue
-            if (yield Gradient(step=True, gather=False)) is None:
-                continue
-            yield Done()
             self.steps += 1
             others = sorted(self.members - {self.slot})
             if others and not self.asked_at and self._is_time():
@@ -111,9 +110,15 @@ class Replica(ReplicaSide):
         me = np.array([self.slot], np.float32)
         arrays = () if mode == "pull" else (to_host(self.parameters), me)
         within_s = math.inf if mode == "symmetric" else CONTACT_S
-        return Ask(slot=other, op=mode, arrays=arrays, within_s=within_s, wait=False)
+        return Ask(
+            slot=other,
+            op=mode,
+            arrays=arrays,
+            within_s=within_s,
+            then=partial(self._answered, other),
+        )
 
-    def answered(self, slot: int, arrays: tuple[Array, ...] | None) -> None:
+    def _answered(self, slot: int, arrays: tuple[Array, ...] | None) -> None:
         age = self.steps - self.asked_at.pop(slot)
         if not arrays:
             return

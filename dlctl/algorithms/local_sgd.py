@@ -47,10 +47,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge
 
+from dlctl import outdated
 from dlctl.algorithms import barrier, sync
 from dlctl.algorithms.base import Method, Needs, PushKind, ReplicaSide, Start
 from dlctl.algorithms.needs import Read, Write
@@ -133,3 +134,7 @@ DILOCO = Method(
     optimizer=Choice(name="momentum", options={"lr": 0.7, "momentum": 0.9, "nesterov": True}),
     inner=Choice(name="adamw", options={"lr": 4e-4, "betas": [0.9, 0.95], "weight_decay": 0.1}),
 )
+
+
+if not TYPE_CHECKING:
+    __getattr__ = outdated.names_of(__name__)

@@ -25,9 +25,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from dlctl import messages
+from dlctl import messages, outdated
 from dlctl.algorithms.base import Decision, Lead, PushOutcome
 from dlctl.algorithms.sync import Held, HoldingSide
 from dlctl.messages import HELD, LATE, REFUSED
@@ -136,3 +136,7 @@ class Chosen(HoldingSide):
         self.shard.version = decision.clock
         dropped = [held.outcome(REFUSED if held.kept is None else LATE) for held in late]
         return [*dropped, *self._update(chosen)]
+
+
+if not TYPE_CHECKING:
+    __getattr__ = outdated.names_of(__name__)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
+from dlctl import outdated
 from dlctl.algorithms.base import Method
 from dlctl.algorithms.needs import (
     PARAMETERS,
@@ -91,3 +93,7 @@ def served(method: Method) -> frozenset[type[Need]]:
     found |= {Engine} if shape.engine else set()
     found |= {OwnStep, OwnState} if method.inner.name != NONE else set()
     return frozenset(found)
+
+
+if not TYPE_CHECKING:
+    __getattr__ = outdated.names_of(__name__)

@@ -40,11 +40,11 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Le
 
-from dlctl import messages
+from dlctl import messages, outdated
 from dlctl.algorithms.base import (
     Arrival,
     Method,
@@ -240,3 +240,7 @@ SSP = Method(
     optimizer=Choice(name="sgd", options={"lr": 1.0}),
     inner=Choice(name="sgd", options={"lr": 0.01}),
 )
+
+
+if not TYPE_CHECKING:
+    __getattr__ = outdated.names_of(__name__)

@@ -33,12 +33,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from annotated_types import Ge, Le
 
-from dlctl import messages
+from dlctl import messages, outdated
 from dlctl.algorithms import barrier, sync
 from dlctl.algorithms.base import Method, Needs, PushKind, ReplicaSide, Start
 from dlctl.algorithms.means import SparseMean, even_shares
@@ -237,3 +237,7 @@ STREAMING_DILOCO = Method(
     inner=Choice(name="adamw", options={"lr": 4e-4, "betas": [0.9, 0.95], "weight_decay": 0.1}),
     check=check,
 )
+
+
+if not TYPE_CHECKING:
+    __getattr__ = outdated.names_of(__name__)

@@ -31,9 +31,9 @@ import math
 from abc import abstractmethod
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from dlctl import messages
+from dlctl import messages, outdated
 from dlctl.algorithms import barrier
 from dlctl.algorithms.base import (
     Needs,
@@ -309,3 +309,7 @@ class Barrier(HoldingSide):
     def waits_for(self) -> frozenset[int]:
         newest = self._newest()
         return self._missing(newest, self.shard.version) if newest else frozenset()
+
+
+if not TYPE_CHECKING:
+    __getattr__ = outdated.names_of(__name__)

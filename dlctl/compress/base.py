@@ -22,10 +22,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from dlctl import outdated
 from dlctl.messages import Array, Packed
 from dlctl.settings import Setting, of_options
 from dlctl.vector import Spread, Vector, copy_of
@@ -106,3 +107,7 @@ def take(compressor: Compressor, u: Vector, shard: int) -> Packed:
 def dice(numbers: tuple[int, ...]) -> np.random.Generator:
     """A random generator seeded by these natural numbers, for `reseed`."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(numbers)))
+
+
+if not TYPE_CHECKING:
+    __getattr__ = outdated.names_of(__name__)

@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterable
 from typing import Any
 
 from dlctl import messages as m
+from dlctl import outdated
 from dlctl.algorithms import shapes
 from dlctl.algorithms.base import Method, ReplicaSide
 from dlctl.algorithms.needs import (
@@ -162,7 +163,7 @@ class Training:
         self.reading.go_on(now)
         if not self.is_at_work():
             self.answering.serve()
-            self.asking.deliver(self.side)
+            self.asking.deliver()
         if not self._has_taken_over(now):
             return
         if self._need is None and not self.parked:
@@ -198,6 +199,10 @@ class Training:
             if self.collecting is not None:
                 self.collecting.cancel()  # The others need not wait for it.
             return
+        except TypeError as error:
+            if why := outdated.argument(error):
+                raise TypeError(f"{where}: {why}") from error
+            raise
         if type(need) not in self._services:
             why = shapes.UNDECLARED.get(type(need), "")
             raise TypeError(f"{where}: nothing serves {need!r:.80}{why and ': '}{why}")
