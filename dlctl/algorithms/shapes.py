@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dlctl import outdated
-from dlctl.algorithms.base import Method
+from dlctl.algorithms.base import Method, ReplicaSide, ShardSide
 from dlctl.algorithms.needs import (
     PARAMETERS,
     Ask,
@@ -68,6 +68,18 @@ def faults_of(method: Method) -> list[str]:
     if "memory" in shape.links and (shape.model != "replica" or shape.needs_servers):
         found.append('its replicas share one model: it has no tables, and model = "replica"')
     return found
+
+
+def check_names(side: ReplicaSide | ShardSide) -> None:
+    """Raises TypeError if an attribute of a side has the name of a hook, which it would hide."""
+    base = ReplicaSide if isinstance(side, ReplicaSide) else ShardSide
+    for name in vars(side):
+        if callable(getattr(base, name, None)):
+            kind = type(side)
+            raise TypeError(
+                f"{kind.__module__}.{kind.__qualname__} sets `self.{name}`, which is a method of "
+                f"{base.__name__}: give the attribute another name, as `self._{name}`"
+            )
 
 
 UNDECLARED: Mapping[type[Need], str] = {

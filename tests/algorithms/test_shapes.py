@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from made import site
 
 from dlctl.algorithms.base import MODEL, Drives, Lead, Method, Shape, Table
-from dlctl.algorithms.downpour import DOWNPOUR
+from dlctl.algorithms.downpour import DOWNPOUR, Server
 from dlctl.algorithms.needs import (
     Ask,
     Collective,
@@ -25,10 +27,16 @@ from dlctl.algorithms.needs import (
     Write,
 )
 from dlctl.algorithms.quorum import Chosen
-from dlctl.algorithms.shapes import UNDECLARED, faults_of, served
+from dlctl.algorithms.shapes import UNDECLARED, check_names, faults_of, served
+from dlctl.algorithms.tables import side_of
 from dlctl.config import Choice
 from dlctl.errors import DlctlError
+from dlctl.optim.sgd import SGD, SGDOptions
+from dlctl.shards.base import Shard
+from dlctl.shards.memory import in_memory
 from dlctl.sim.objectives import layout_of
+
+ZEROS = np.zeros(4, np.float32)
 
 
 class Deciding(Lead):
@@ -122,6 +130,24 @@ def test_a_lead_that_declares_what_it_does_not_do_says_so() -> None:
     for what in (lead.drive, lead.cut_epoch, lambda: lead.quorum(0, {}, frozenset(), 0.0)):
         with pytest.raises(NotImplementedError, match=r"^Forgetful declares"):
             what()
+
+
+class Holding(Server):
+    def __init__(self, options: object, shard: Shard) -> None:
+        super().__init__(options, shard)
+        self.held = []  # type: ignore[assignment,method-assign]
+
+
+def test_an_attribute_that_hides_a_hook_is_refused_by_name() -> None:
+    method, shard = replace(DOWNPOUR, shard=Holding), in_memory(SGD(SGDOptions(lr=1.0)), ZEROS)
+    with pytest.raises(TypeError, match=r"Holding sets `self\.held`.* as `self\._held`"):
+        side_of(MODEL, method, None, shard)
+    side = site(None, ZEROS.copy())
+    replica = DOWNPOUR.replica(side)
+    check_names(replica)
+    replica.leave = True  # type: ignore[assignment,method-assign]
+    with pytest.raises(TypeError, match=r"Replica sets `self\.leave`"):
+        check_names(replica)
 
 
 @pytest.mark.parametrize("size", [0, -3])

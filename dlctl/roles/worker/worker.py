@@ -17,6 +17,7 @@ from dlctl import inner, schedule
 from dlctl import messages as m
 from dlctl.algorithms import engines
 from dlctl.algorithms.base import Method, ReplicaSide, Site, Start
+from dlctl.algorithms.shapes import check_names
 from dlctl.compress.base import Compressor
 from dlctl.config import JobFile
 from dlctl.errors import JobFailed, RemoteProtocolError
@@ -341,6 +342,7 @@ class Worker:
             self._own_rate.factor = schedule.factor(self.job, model.ready.samples)
         start: Start = "joins" if self.joining.is_under_way() else "new"
         side.begin("restored" if saved else start)
+        check_names(side)
         if saved:
             self._restore_model(side, saved)
             of_torch = {name: saved[name] for name in saved if name.startswith(OF_TORCH)}
