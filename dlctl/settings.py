@@ -311,10 +311,10 @@ def _explained(key: str, setting: Setting, options: type[Any]) -> Setting:
     if setting.help:
         return setting
     (option,) = (option for option in keydocs.keys(options) if option.name == key)
-    clause = re.split(r"[.;:] ", option.text + " ")[0].strip()
+    text = option.text.removesuffix(keydocs.CHANGES).rstrip(" .")
+    clause = re.split(r"[.;:] ", text)[0] or key
     words = [word for word in option.type.split(" or ") if word.startswith('"')]
-    text = ", or ".join([f"{clause[:1].lower()}{clause[1:]}", *words])
-    return replace(setting, help=text)
+    return replace(setting, help=", or ".join([f"{clause[:1].lower()}{clause[1:]}", *words]))
 
 
 def every() -> Iterator[tuple[str, Setting, list[str]]]:

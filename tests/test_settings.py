@@ -177,6 +177,20 @@ def test_an_option_says_itself_that_it_is_live_and_its_type_says_how_it_is_writt
             live[key].parse(text)
 
 
+def test_an_option_whose_source_is_not_there_is_called_by_its_name() -> None:
+    found: dict[str, type] = {}
+    exec("@dataclass\nclass Options:\n    rate: Live[float] = 1.0", globals(), found)
+    (key,) = keydocs.keys(found["Options"])
+    assert (key.name, key.text) == ("rate", "Changes live.")
+    (setting,) = settings.of_options(found["Options"]).values()
+    assert settings._explained("rate", setting, found["Options"]).help == "rate"
+    (rounds,) = [
+        setting for key, setting in settings.of_options(Options).items() if key == "rounds"
+    ]
+    words = 'rounds of all, R, or "auto", or "all"'
+    assert settings._explained("rounds", rounds, Options).help == words
+
+
 def test_an_option_of_another_type_cannot_be_live():
     with pytest.raises(TypeError, match=r"list\[str\]"):
         settings.written_as(get_type_hints(Wrong, include_extras=True)["names"])
