@@ -13,6 +13,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dlctl import outdated
 from dlctl.errors import UsageError
 from dlctl.util.did_you_mean import did_you_mean
 
@@ -229,6 +230,8 @@ SECTIONS = {
 """Section of the job file -> kind of the registry that its `name` is looked up in."""
 BY_PATH = {"inner_optimizers": Entry("dlctl.inner:FOREIGN", "a class of yours")}
 """Kinds whose names may be "package.module:Class", and what such an entry is."""
+BASES = {"compressors": "dlctl.compress.base.Compressor"}
+"""Kinds whose components are classes -> the base of all of them."""
 ALIASES: dict[str, str] = {
     # algorithms
     "all-reduce": "allreduce", "asgd": "downpour", "async": "downpour", "async-sgd": "downpour",
@@ -287,7 +290,12 @@ def _by_path(kind: str, name: str) -> Entry | None:
 
 
 def load(kind: str, name: str) -> Any:
-    return find(kind, name).load()
+    """Raises ImportError or AttributeError if a component from elsewhere cannot be loaded."""
+    entry = find(kind, name)
+    if name in BUILT_IN[kind] or name not in _third_party(kind):
+        return entry.load()
+    what = f'{singular(kind)} "{name}" {entry.summary}'
+    return outdated.checked(entry.load, what, BASES.get(kind, ""))
 
 
 @cache

@@ -95,6 +95,7 @@ class Sum(NamedTuple):
 
 
 class Replica(ReplicaSide):
+    averages = True
     options: Options
 
     def begin(self, start: Start) -> None:

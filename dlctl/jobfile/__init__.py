@@ -24,8 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from dlctl import batches, inner, parameter_groups, placement, registry, schedule
-from dlctl.algorithms import shapes
-from dlctl.algorithms.needs import OwnStep
 from dlctl.config import COUNT_MAX, DEFAULT_ALGORITHM, Choice, JobFile
 from dlctl.errors import UsageError
 from dlctl.jobfile import checks, reading, replicas, schema
@@ -225,7 +223,7 @@ def _averages_gradients(job: JobFile, method: Any) -> bool:
 
 def _steps_along_means(method: Any) -> bool:
     """Whether replicas compute the mean, and step along it."""
-    return OwnStep in shapes.needs_of(method.replica)
+    return bool(method.replica.averages)
 
 
 def _has_momentum(job: JobFile) -> bool:
@@ -236,9 +234,7 @@ def _has_momentum(job: JobFile) -> bool:
 
 def _pushes_some(job: JobFile, method: Any) -> bool:
     """Whether a push may contain only some elements."""
-    options = registry.load("compressors", job.compression.name).Options
-    known = {field.name for field in dataclasses.fields(options)}
-    return method.takes_parts or bool(known & {"density", "keep"})
+    return bool(method.takes_parts or registry.load("compressors", job.compression.name).selects)
 
 
 def _average_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
@@ -417,7 +413,6 @@ def _check_shape(resolved: Mapping[str, Choice], document: dict[str, Any]) -> li
     """
     if "algorithm" not in resolved and "algorithm" in document:
         return []
-    from dlctl.algorithms.base import Lead  # takes numpy along, as the next one does
     from dlctl.algorithms.shapes import faults_of
 
     name = resolved["algorithm"].name if "algorithm" in resolved else DEFAULT_ALGORITHM
@@ -446,10 +441,10 @@ def _check_shape(resolved: Mapping[str, Choice], document: dict[str, Any]) -> li
         for section, instead in uses.items():
             if section in resolved:
                 faults.append(Fault((section, "name"), f"{name} has no servers", instead))
-    if method.lead.drive is not Lead.drive and get(document, ("job", "stop", "target")):
+    if method.is_driven and get(document, ("job", "stop", "target")):
         what = f"{name} evaluates the model only at its end: the target would be ignored"
         faults.append(Fault(("job", "stop", "target"), what, "remove it"))
-    if method.lead.drive is not Lead.drive and get(document, ("data", "bad_samples_max")):
+    if method.is_driven and get(document, ("data", "bad_samples_max")):
         what = f"{name} compares sums over the dataset: it can do without no sample"
         faults.append(Fault(("data", "bad_samples_max"), what, "remove it"))
     faults += _check_processes(name, shape.ranks, get(document, ("workers", "processes")))

@@ -12,6 +12,8 @@ from collections.abc import Generator, Iterable
 from typing import Any
 
 from dlctl import messages as m
+from dlctl import outdated
+from dlctl.algorithms import shapes
 from dlctl.algorithms.base import Method, ReplicaSide
 from dlctl.algorithms.needs import (
     Ask,
@@ -111,7 +113,8 @@ class Training:
         self.answering = Answering(context, identity, members, side, self.has_model)
         asks = TakingOver(self.asking, side) if takes_over and members.connects else None
         self._taking_over: TakingOver | Sharing | None = asks or sharing
-        self._services = self._all_services()
+        served = shapes.served(method)
+        self._services = {k: one for k, one in self._all_services().items() if k in served}
         self.parked = False
         """Drained: the method will not be resumed."""
         self._leaves = False
@@ -160,7 +163,7 @@ class Training:
         self.reading.go_on(now)
         if not self.is_at_work():
             self.answering.serve()
-            self.asking.deliver(self.side)
+            self.asking.deliver()
         if not self._has_taken_over(now):
             return
         if self._need is None and not self.parked:
@@ -196,8 +199,13 @@ class Training:
             if self.collecting is not None:
                 self.collecting.cancel()  # The others need not wait for it.
             return
+        except TypeError as error:
+            if why := outdated.argument(error):
+                raise TypeError(f"{where}: {why}") from error
+            raise
         if type(need) not in self._services:
-            raise TypeError(f"{where}: nothing serves {need!r:.80}")
+            why = shapes.UNDECLARED.get(type(need), "")
+            raise TypeError(f"{where}: nothing serves {need!r:.80}{why and ': '}{why}")
         if self._leaves and isinstance(need, Gradient | NextData):
             raise TypeError(f"{where}: leave() asks for data: {need!r:.80}")
         self._need = need

@@ -17,6 +17,7 @@ from dlctl import inner, schedule
 from dlctl import messages as m
 from dlctl.algorithms import engines
 from dlctl.algorithms.base import Method, ReplicaSide, Site, Start
+from dlctl.algorithms.shapes import check_names
 from dlctl.compress.base import Compressor
 from dlctl.config import JobFile
 from dlctl.errors import JobFailed, RemoteProtocolError
@@ -118,7 +119,7 @@ class Worker:
         places: dict[str, Place] = {
             **{direction: (limiter, "bytes_per_s") for direction, limiter in limiters},
             "push_window": (self.send_queue, "push_window_bytes"),
-            **{key: (compressor, key) for key in getattr(compressor, "live", ())},
+            **{key: (compressor, key) for key in compressor.live},
             **{key: (self.options, key) for key in algorithm.live},
         }
         if self._own_rate is not None:
@@ -334,13 +335,14 @@ class Worker:
                 rng=np.random.default_rng(seed),
                 members=self.members.slots,
                 has_inner=self._own_rate is not None,
-                pushes_all=getattr(self.compressor, "takes_all", False),
+                pushes_all=self.compressor.takes_all,
             )
         )
         if self._own_rate is not None:
             self._own_rate.factor = schedule.factor(self.job, model.ready.samples)
         start: Start = "joins" if self.joining.is_under_way() else "new"
         side.begin("restored" if saved else start)
+        check_names(side)
         if saved:
             self._restore_model(side, saved)
             of_torch = {name: saved[name] for name in saved if name.startswith(OF_TORCH)}
@@ -462,11 +464,9 @@ class Worker:
         return of_inner or bool(self.algorithm.shape.engine) or has_scale
 
     def _is_quiet_to_save(self, side: ReplicaSide) -> bool:
-        """Whether the saved state changes with every step, not only with pushes. A replica with
-        steps of its own may keep its parameters in the method's state beside the residual.
-        """
-        is_own = self._own_rate is not None and bool(side.state().keys() - {"residual"})
-        return self._keeps_more() or self.algorithm.shape.model != "tables" or is_own
+        """Whether the saved state changes with every step, not only with pushes."""
+        is_in_replicas = self.algorithm.shape.model != "tables" or side.keeps_position
+        return self._keeps_more() or is_in_replicas
 
     def _save_if_clean(self, training: Training) -> bool:
         """Take the requested save if no step is unpushed. Unpushed gradients belong to unfinished
