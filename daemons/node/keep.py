@@ -142,6 +142,7 @@ class Keeper:
         incarnation = request.get("incarnation")
         if type(incarnation) is int and incarnation > self._done:
             self._done, self._request = incarnation, request
+            self._pid = 0  # An older agent is killed by `begin`: its end is no news.
             self._answer("begins")
             try:
                 self._start()

@@ -1,7 +1,7 @@
 """The agents of a Slurm job, for their coordinator, which stays where it was started.
 
-Orders go through a shared directory (`orderfiles`) to the keepers that the job's srun starts. Every few
-seconds a child process queries the state of the job with scontrol.
+Orders go through a shared directory (`orderfiles`) to the keepers that the job's srun starts. Every
+few seconds a child process queries the state of the job with scontrol.
 """
 
 from __future__ import annotations

@@ -84,6 +84,7 @@ def _whole(**names: str) -> str:
     for section, name in chosen.items():
         options = registry.load(registry.SECTIONS[section], name).Options()
         job[section] = {"name": name, **dataclasses.asdict(options)}
+    job["launcher"] = {"name": "local"}
     tables = {section: table for section, table in job.items() if isinstance(table, dict)}
     return "".join(f"[{section}]\n{_keys(table)}" for section, table in tables.items())
 

@@ -1,5 +1,5 @@
-"""A launcher whose hosts are boxes: directories of this machine. Whatever runs in a box was started by
-a wrapper command, as that of a container would be.
+"""A launcher whose hosts are boxes: directories of this machine. A wrapper command starts whatever
+runs in a box, as that of a container would.
 """
 
 from __future__ import annotations

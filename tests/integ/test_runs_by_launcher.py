@@ -1,4 +1,6 @@
-"""A launcher that is installed beside dlctl: its hosts train, are killed, and recover."""
+"""Whole runs on two hosts of each launcher, of one that is installed beside dlctl, too: they train,
+are killed, and recover. ssh and Slurm are pretended on this machine (`tests/pretended.py`).
+"""
 
 from __future__ import annotations
 
@@ -6,32 +8,64 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from operator import ge
 from pathlib import Path
 
+import pretended
 import pytest
 from workplace import ENDLESS, SLOW_S, Workplace
 
 TOYS = Path(__file__).parents[1] / "toys"
 WRAPPER = """#!/bin/sh
-echo "$1" >> {place}/wrapped
+echo "$1" >> {0}/wrapped
 exec env "$@"
 """
+SECTIONS = {
+    "toy-boxes": """[launcher]
+name = "toy-boxes"
+boxes = 2
+directory = "{0}/boxes"
+wrapper = ["{0}/wrapper"]
+""",
+    "ssh": """[[hosts]]
+ssh = "box-1"
+dir = "{0}/boxes/box-1"
+[[hosts]]
+ssh = "box-2"
+dir = "{0}/boxes/box-2"
+""",
+    "slurm": """[slurm]
+nodes = 2
+dir = "{0}/orders"
+scratch = "{0}/boxes"
+""",
+}
+pytestmark = pytest.mark.timeout(180)
+every = pytest.mark.parametrize("launcher", ["toy-boxes", "ssh", "slurm"])
 
 
 @pytest.fixture
-def place(place: Workplace) -> Workplace:
-    """The same with the toys installed, and a job on two boxes."""
+def launcher() -> str:
+    return "toy-boxes"
+
+
+@pytest.fixture
+def place(place: Workplace, launcher: str) -> Workplace:
+    """The same with the toys installed, and a job on two hosts."""
     place.env["PYTHONPATH"] += os.pathsep + str(TOYS)
+    place.env["PATH"] = f"{pretended.install(place.path)}:{place.env['PATH']}"
     wrapper = place.path / "wrapper"
-    wrapper.write_text(WRAPPER.format(place=place.path))
+    wrapper.write_text(WRAPPER.format(place.path))
     wrapper.chmod(0o755)
-    section = (
-        f'[launcher]\nname = "toy-boxes"\nboxes = 2\ndirectory = "{place.path}/boxes"\n'
-        f'wrapper = ["{wrapper}"]\n'
-    )
     place.task(pause_s=SLOW_S)
+    section = SECTIONS[launcher].format(place.path)
     place.job(stop=ENDLESS, servers=2, workers=2, more=section)
     return place
+
+
+def in_boxes(place: Workplace) -> list[Path]:
+    """The task's file on the hosts."""
+    return list((place.path / "boxes").rglob("task/train.py"))
 
 
 def versions(place: Workplace) -> list[int]:
@@ -52,29 +86,35 @@ def killed(place: Workplace, name: str) -> Callable[[], bool]:
     return is_replaced
 
 
-def test_two_boxes_train_and_survive_the_deaths_of_worker_agent_and_coordinator(
-    place: Workplace,
+@pytest.mark.long
+@every
+def test_two_hosts_train_and_survive_the_deaths_of_worker_agent_and_coordinator(
+    place: Workplace, launcher: str
 ) -> None:
     place.start()
     place.until_step(8)
     rows = {row["name"]: row["host"] for row in place.run()["daemons"]}
-    assert {rows[name] for name in ("agent-1", "server-0", "worker-0")} == {"box-1"}
-    assert {rows[name] for name in ("agent-2", "server-1", "worker-1")} == {"box-2"}
-    box = place.path / "boxes" / "box-2" / "agent-2" / place.directory.name
-    assert (box / "task" / "train.py").exists(), "its files were sent"
+    first, second = ("node-1", "node-2") if launcher == "slurm" else ("box-1", "box-2")
+    assert {rows[name] for name in ("agent-1", "server-0", "worker-0")} == {first}
+    assert {rows[name] for name in ("agent-2", "server-1", "worker-1")} == {second}
+    assert len(in_boxes(place)) == 2, "its files were sent to each"
+    held = json.loads(place.dlctl("status", "--json").out)["allocation"]
+    assert held == ("job 17" if launcher == "slurm" else None)
     for name in ("worker-1", "agent-1", "coordinator"):
         place.until(f"another {name}", killed(place, name))
     place.until_step(place.run()["step"] + 16)
     assert {row["restarts"] for row in place.run()["daemons"] if row["role"] == "server"} == {0}
     assert place.dlctl("stop").code == 0
     assert place.run()["state"] == "stopped", place.story()
-    wrapped = (place.path / "wrapped").read_text().split()
-    assert set(wrapped) == {"DLCTL_HOST=box-1", "DLCTL_HOST=box-2"}
-    assert not list((place.path / "boxes").rglob("*.py")), "nothing is left in the boxes"
+    if launcher == "toy-boxes":
+        wrapped = (place.path / "wrapped").read_text().split()
+        assert set(wrapped) == {"DLCTL_HOST=box-1", "DLCTL_HOST=box-2"}
     place.nothing_left()
+    assert in_boxes(place) == [], "nothing is left there"
 
 
-def test_boxes_of_which_no_process_is_left_go_on_where_they_were(place: Workplace) -> None:
+@pytest.mark.parametrize("launcher", ["toy-boxes", pytest.param("ssh", marks=pytest.mark.long)])
+def test_hosts_on_which_no_process_is_left_go_on_where_they_were(place: Workplace) -> None:
     place.start()
     place.until_step(16)
     place.kill_at_once(place.processes())
@@ -83,7 +123,7 @@ def test_boxes_of_which_no_process_is_left_go_on_where_they_were(place: Workplac
     assert (asked["obstacles"], len(asked["shards"]), asked["away"]) == ([], 2, {})
     back = place.dlctl("recover")
     assert back.code == 0, back.err
-    place.until("the servers go on", lambda: all(a >= b for a, b in zip(versions(place), version)))
+    place.until("the servers go on", lambda: all(map(ge, versions(place), version)))
     place.until_step(step + 16)
     checked = place.dlctl("verify", "--json")
     assert (checked.code, json.loads(checked.out)["lost"]) == (0, 0), checked.err
@@ -106,6 +146,7 @@ def test_doctor_and_plan_reach_the_boxes(place: Workplace) -> None:
     assert broken == ["box-1", "box-2"]
 
 
+@pytest.mark.long
 def test_an_agent_that_cannot_be_placed_fails_the_start_with_its_words(place: Workplace) -> None:
     (place.path / "wrapper").write_text("#!/bin/sh\necho the box is locked >&2\nexit 3\n")
     ended = place.dlctl("start", "job.toml")
