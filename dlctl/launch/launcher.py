@@ -10,6 +10,7 @@ The agent of the coordinator's machine is always `local`; a job's launcher start
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
 
 KIND = "launchers"
 """Of the registry."""
-REQUIRED = (
+DECLARED = (
     "Options", "title", "noun", "takes_hosts", "can_ask", "outlives", "is_reclaimed",
-    "copies_files", "agents", "end",
+    "copies_files",
 )  # fmt: skip
-"""What every launcher declares or has; the class below has none of them."""
+"""What every launcher declares; it defines the abstract methods besides."""
 
 
 class Left(NamedTuple):
@@ -108,6 +109,7 @@ class Launcher:
 
     # ------------------------------------------------------------ the run
 
+    @abstractmethod
     def agents(
         self,
         directory: Path,
@@ -119,19 +121,18 @@ class Launcher:
         once for each order or adopted agent; `Waiting` while no host is available; and `Notice` if
         the launcher `is_reclaimed`.
         """
-        raise NotImplementedError
 
     def held(self, directory: Path) -> str:
         """What the run has or waits for at the owner of the hosts, as in "job 17"; "": nothing."""
         return ""
 
+    @abstractmethod
     def end(
         self, directory: Path, hosts: Mapping[str, Host], grace_s: float, *, purge: bool
     ) -> list[Left]:
         """End what an ended run has left on its hosts: with SIGTERM, and SIGKILL after `grace_s`.
         purge: also remove the states of servers and all files there. Blocks until it is done.
         """
-        raise NotImplementedError
 
     # ------------------------------------------------------------ if it `can_ask`
 
@@ -168,13 +169,12 @@ def load(name: str) -> type[Launcher]:
         raise ImportError(
             f"{origin}{entry.target} is no subclass of dlctl.launch.launcher.Launcher"
         )
-    if lacking := [what for what in REQUIRED if not _has(found, what)]:
+    lacking = [name for name in DECLARED if not hasattr(found, name)]
+    methods = (name for name in dir(found) if not name.startswith("_"))
+    lacking += [n for n in methods if getattr(getattr(found, n), "__isabstractmethod__", False)]
+    if lacking:
         raise ImportError(f"{origin}{entry.target} does not declare {', '.join(lacking)}")
     return found
-
-
-def _has(found: type[Launcher], what: str) -> bool:
-    return getattr(found, what, None) is not getattr(Launcher, what, None)
 
 
 def of(job: JobFile) -> Launcher:

@@ -28,8 +28,22 @@ def launcher_of(job: Job) -> Launcher | None:
     return launcher.made(chosen["name"], chosen["options"])
 
 
+def _known(snapshot: Snapshot) -> Launcher | None:
+    """The same for what is only shown: None if it is not installed any more, too."""
+    try:
+        return launcher_of(read_job(snapshot.directory))
+    except DlctlError:
+        return None
+
+
+def can_ask(snapshot: Snapshot) -> bool:
+    """Whether the run has other hosts, which can be asked at any time."""
+    launcher = _known(snapshot)
+    return launcher is not None and launcher.can_ask
+
+
 def of(snapshot: Snapshot) -> dict[str, Host]:
-    """Agent -> its host, for hosts that can be asked at any time."""
+    """Agent -> its host, for hosts that can be asked at any time. Raises as `launcher_of` does."""
     launcher = launcher_of(read_job(snapshot.directory))
     return _hosts(snapshot) if launcher is not None and launcher.can_ask else {}
 
@@ -44,7 +58,7 @@ def _hosts(snapshot: Snapshot) -> dict[str, Host]:
 
 def have_copies(snapshot: Snapshot) -> bool:
     """Whether daemons on other hosts have copies of the task's files, from the start of the run."""
-    launcher = launcher_of(read_job(snapshot.directory))
+    launcher = _known(snapshot)
     return launcher is not None and launcher.copies_files
 
 
@@ -58,25 +72,24 @@ def held(snapshot: Snapshot) -> tuple[str, str]:
     """The name of the launcher, and what the run has at the owner of its hosts, as in "job 17"; "":
     nothing, or it is unknown.
     """
-    job = read_job(snapshot.directory)
-    try:
-        launcher = launcher_of(job)
-    except DlctlError:
-        launcher = None
+    launcher = _known(snapshot)
     if launcher is None:
         return "", ""
-    return job["launcher"]["name"], launcher.held(snapshot.directory)
+    return read_job(snapshot.directory)["launcher"]["name"], launcher.held(snapshot.directory)
 
 
 def given_up(snapshot: Snapshot) -> list[str]:
     """The hosts that the run could not reach any more, by their names in the job file."""
-    hosts = of(snapshot).items()
-    return [host.name for name, host in hosts if snapshot.daemon(name).get("state") == "failed"]
+    hosts = _hosts(snapshot) if can_ask(snapshot) else {}
+    return [
+        host.name for name, host in hosts.items() if snapshot.daemon(name).get("state") == "failed"
+    ]
 
 
 def not_ended(snapshot: Snapshot) -> list[str]:
     """The hosts of an ended run that were not notified of its end."""
-    rows = [(host, snapshot.daemon(name)) for name, host in of(snapshot).items()]
+    hosts = _hosts(snapshot) if can_ask(snapshot) else {}
+    rows = [(host, snapshot.daemon(name)) for name, host in hosts.items()]
     return [host.name for host, row in rows if row and row.get("state") != "stopped"]
 
 

@@ -4,6 +4,7 @@ with its line.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from dlctl import config, jobfile, registry
+from dlctl.ops import changes
 from dlctl.placement import agents, place
+from dlctl.runs.snapshot import read_job
 
 JOB = """[job]
 name = "spread"
@@ -79,13 +82,16 @@ def test_an_older_form_means_the_same_as_the_section(load, older: str, section: 
     assert load(older) == load(section + hosts)
 
 
-def test_a_stored_job_of_an_earlier_version_is_read_in_todays_form(load):
+def test_a_stored_job_of_an_earlier_version_is_read_in_todays_form(load, tmp_path):
     for text in ("", '[[hosts]]\nssh = "h1"\n', f"{SLURM}nodes = 2\nqueue_s = 5.0\n"):
         job = load(text)
         stored = config.to_dict(job)
         launcher = stored.pop("launcher")
         stored["slurm"] = launcher["options"] if launcher["name"] == "slurm" else {"nodes": 0}
         assert config.of_stored(stored) == job
+        (tmp_path / "job.json").write_text(json.dumps(stored))
+        now = json.loads(json.dumps(config.to_dict(job)))
+        assert changes.differences(read_job(tmp_path), now) == []
 
 
 # ---------------------------------------------------------------- what is refused
@@ -183,6 +189,12 @@ def test_state_in_processes_alone_needs_a_launcher_whose_processes_outlive_the_c
         assert "toy-tied" not in found.suggestion
 
 
+def test_a_change_of_the_section_is_one_change_of_the_key_that_was_written(load):
+    before, after = (config.to_dict(load(f"{SLURM}nodes = {n}\n")) for n in (2, 3))
+    (change,) = changes.differences(before, after)
+    assert change[:3] == ("launcher.nodes", 2, 3)
+
+
 def test_quotes_around_a_whole_value_are_doubted(load):
     text = f"{SLURM}nodes = 2\nextra = ['--comment=\"two words\"']\n"
     (doubt,) = jobfile.doubts(load(text))
@@ -247,6 +259,8 @@ class Theirs(Reached):
         ("Theirs = 3\n", "no subclass of dlctl.launch.launcher.Launcher"),
         (WHOLE.replace("takes_hosts = True", ""), "does not declare takes_hosts"),
         (WHOLE.replace('title = noun = "theirs"', ""), "does not declare title, noun"),
+        (WHOLE.replace("def command", "def commands"), "does not declare command"),
+        (WHOLE.replace("Reached", "Launcher").replace("reached", "launcher"), "agents, end"),
     ],
 )
 def test_a_package_whose_launcher_cannot_be_used_is_named_with_the_line(
