@@ -255,7 +255,7 @@ def main(argv: list[str], environment: dict[str, str]) -> int:
         kind: type[Node] = registry.attribute(argv[1])
         directory = Path(argv[2])
         node = kind(environment, argv[3:])
-    except (IndexError, KeyError, ValueError):
+    except (IndexError, KeyError, ValueError, ImportError, AttributeError):
         print("error: a batch system runs this: python -P -m daemons.node.keep NODE DIRECTORY")
         return 2
     try:

@@ -104,6 +104,19 @@ def explain(answer: Answer, trial: str = "") -> DlctlError:
     return _shell_error(answer, trial, shown)
 
 
+def of_launcher(error: DlctlError, launcher: str, *, directory: str = "dir") -> DlctlError:
+    """Replace the keys of [[hosts]] in the hint by those of a launcher that brings its own hosts;
+    `directory`: its key for the directory on a host.
+    """
+    for theirs, ours in (
+        ("dir of this host in [[hosts]]", f"{directory} of {launcher}"),
+        ("of this host in [[hosts]]", f"of {launcher}"),
+        ("[[hosts]]", "[launcher]"),
+    ):
+        error.hint = error.hint.replace(theirs, ours) if error.hint else error.hint
+    return error
+
+
 # ---------------------------------------------------------------- from the remote end
 
 

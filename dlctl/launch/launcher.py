@@ -96,7 +96,10 @@ class Launcher:
         """Where one of its hosts is: this machine's address on the route to it is the one that all
         hosts use for the coordinator. Raises DlctlError. May block for seconds.
         """
-        raise DlctlError(f"{self.title} does not know the address of any host before the start")
+        raise DlctlError(
+            f"{self.title} does not know the address of any host before the start",
+            hint="set address in [network] to the one at which the hosts reach this machine",
+        )
 
     def folder(self, host: Host) -> str:
         """Where the files of this run are on a host, for people."""

@@ -37,7 +37,8 @@ class Reached(Launcher):
         """
 
     def explain(self, answer: Answer) -> DlctlError:
-        return answers.explain(answer)
+        error = answers.explain(answer)
+        return error if self.takes_hosts else answers.of_launcher(error, f"launcher {self.title}")
 
     def call(
         self, host: Host, request: Mapping[str, Any], timeout_s: float, *, is_shared: bool = True

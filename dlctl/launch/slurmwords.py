@@ -10,6 +10,7 @@ import re
 from typing import NamedTuple
 
 from dlctl.errors import DlctlError, Unreachable
+from dlctl.launch import answers
 from dlctl.launch.commands import LATE, Said
 
 WHERE = "launcher slurm"
@@ -148,13 +149,7 @@ def job_id(said: Said) -> str:
 
 def in_our_terms(error: DlctlError) -> DlctlError:
     """Replace the keys of [[hosts]] in another machine's hint by those of this launcher."""
-    for theirs, ours in (
-        ("dir of this host in [[hosts]]", f"scratch of {WHERE}"),
-        ("of this host in [[hosts]]", f"of {WHERE}"),
-        ("[[hosts]]", "[launcher]"),
-    ):
-        error.hint = error.hint.replace(theirs, ours) if error.hint else error.hint
-    return error
+    return answers.of_launcher(error, WHERE, directory="scratch")
 
 
 def refused(said: Said) -> DlctlError:

@@ -11,6 +11,7 @@ import os
 import re
 import select
 import shutil
+import signal
 import socket
 import tempfile
 import time
@@ -82,7 +83,9 @@ def place(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     (path / "x").mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(path / "x"))
     monkeypatch.setenv("XDG_STATE_HOME", str(path / "state"))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "toys"))))
+    # An agent beside the coordinator would start one.
+    code = idle_agents(path) if name == "local" else ROOT
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (code, ROOT / "tests" / "toys"))))
     monkeypatch.setenv("PATH", f"{pretended.install(path)}:{os.environ['PATH']}")
     job = load(path, name)
     run = path / "runs" / RUN_ID
@@ -92,33 +95,39 @@ def place(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
         db.put_run(job_file=str(path / "job.toml"))
         db.commit()
     yield Place(path, run, job)
-    left = [process.cmdline() for process in processes(path)]
-    for process in processes(path):
-        process.kill()
+    left = processes(path)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
     shutil.rmtree(path)
-    assert left == []
+    assert left == {}
 
 
-def processes(path: Path, module: str = "") -> list[psutil.Process]:
+def idle_agents(path: Path) -> Path:
+    """Where Python finds agents that only say that they are there."""
+    package = path / "code" / "daemons"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "agent.py").write_text("print('starts, pid')\nimport signal\nsignal.pause()\n")
+    return package.parent
+
+
+def processes(path: Path, module: str = "") -> dict[int, list[str]]:
     """Processes of this place: with its path, and this module, in their command lines."""
-    found = []
+    found = {}
     for process in psutil.process_iter():
         try:
             words = process.cmdline()
         except psutil.Error:
             continue
         if any(str(path) in word for word in words[1:]) and (not module or module in words):
-            found.append(process)
+            found[process.pid] = words
     return found
 
 
 def agents(place: Place) -> dict[str, tuple[int, int]]:
     """The running agents: name -> incarnation and pid."""
-    found = {}
-    for process in processes(place.path, "daemons.agent"):
-        *_, name, incarnation, _ = process.cmdline()
-        found[name] = int(incarnation), process.pid
-    return found
+    there = processes(place.path, "daemons.agent")
+    return {words[-3]: (int(words[-2]), pid) for pid, words in there.items()}
 
 
 @pytest.fixture
@@ -133,6 +142,7 @@ class Coordinator:
 
     def __init__(self, place: Place, control: str) -> None:
         self.told: list[base.News] = []
+        self.is_closed = False
         self._place, self._control = place, control
         self.watched: dict[int, Callable[[], None]] = {}
         own = place.launcher
@@ -155,7 +165,8 @@ class Coordinator:
             for fd in select.select([*self.watched], [], [], 0.1)[0]:
                 if fd in self.watched:
                     self.watched[fd]()
-            self.agents.look()
+            if not self.is_closed:
+                self.agents.look()
 
     def ended(self) -> list[tuple[str, int]]:
         return [(n.name, n.incarnation) for n in self.told if isinstance(n, base.Ended)]
@@ -309,8 +320,9 @@ def finish(place: Place, ours: Coordinator) -> None:
     """End the run: nothing is left, and who ends it once more finds nothing."""
     for agent in agents(place):
         ours.agents.kill(agent)
-    ours.until(lambda: agents(place) == {})
+    ours.until(lambda: agents(place) == {} and not ours.watched)
     ours.agents.close()
+    ours.is_closed = True
     own = place.launcher
     for left in own.end(place.run, place.hosts, 1.0, purge=True):
         assert (left.error, left.may_run) == (None, False)
