@@ -24,10 +24,18 @@ def of(job: JobFile) -> str:
             *([*rule, _compression(job.compression)] if job.servers.count else []),
             _count(job.servers.count, "server") if job.servers.count else "no servers",
             _count(job.workers.count, "worker") + _cut(job.replica),
-            *([f"on {_count(job.slurm.nodes, 'Slurm node')}"] if job.slurm.nodes else []),
+            *_where(job),
             _stop(job.job.stop, ends=method.is_driven) + _work(job),
         ]
     )
+
+
+def _where(job: JobFile) -> list[str]:
+    """The hosts that the launcher brings, as in "on 3 nodes"."""
+    from dlctl.launch import launcher
+
+    count = len(job.launcher.places)
+    return [f"on {_count(count, launcher.of(job).noun)}"] if count else []
 
 
 def _rated(optimizer: Choice) -> str:

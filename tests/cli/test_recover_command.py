@@ -50,6 +50,7 @@ def with_a_host_that_is_lost(dead):
     """The same, of a job with another host, which nobody can reach."""
     content = json.loads((dead.path / "job.json").read_text())
     content["hosts"] = [{"ssh": "nowhere.invalid"}]
+    content["launcher"]["name"] = "ssh"
     (dead.path / "job.json").write_text(json.dumps(content))
     return dead
 

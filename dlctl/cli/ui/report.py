@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dlctl.cli.ui import console
-from dlctl.ops import next_step
+from dlctl.ops import next_step, other_hosts
 from dlctl.problems import CODES
 from dlctl.runs import facts, task_code
 from dlctl.runs.snapshot import Snapshot
@@ -14,8 +14,6 @@ from dlctl.util import values
 from dlctl.util.text import plural
 from dlctl.util.values import NOTHING
 
-SLURM_JOB = "slurm.json"
-"""Only in the directory of a run that has a Slurm job (`slurmcalls.HANDLE`)."""
 _COLORS = {
     "green": ("running", "finished"),
     "cyan": ("starting", "pending", "checkpointing", "stopping", "draining"),
@@ -84,8 +82,9 @@ def head(snapshot: Snapshot) -> list[str]:
 
 def _facts(snapshot: Snapshot) -> Iterator[str]:
     run, fact = snapshot.run, console.fact
-    if job := slurm_job(snapshot):
-        yield fact("slurm", f"job {job}")
+    launcher, held = other_hosts.held(snapshot)
+    if held:
+        yield fact(launcher, held)
     if snapshot.is_live and facts.text(run.get("waiting")):
         yield fact("waiting", f"for {facts.text(run['waiting'])}")
     if isinstance(run.get("method"), Mapping):
@@ -127,16 +126,6 @@ def newest_checkpoint(snapshot: Snapshot) -> str:
     return ", ".join(part for part in parts if part not in ("", NOTHING))
 
 
-def slurm_job(snapshot: Snapshot) -> str:
-    """The number of the Slurm job that a run has now; "" if it has none."""
-    if not (snapshot.directory / SLURM_JOB).exists():
-        return ""
-    from dlctl.launch import slurmcalls  # imported late: most runs have none
-
-    handle = slurmcalls.read_handle(snapshot.directory)
-    return handle.job_id if handle is not None else ""
-
-
 def as_data(snapshot: Snapshot) -> dict[str, Any]:
     """A run as JSON, without its daemons: all its keys, and the corrected state."""
     truth = {
@@ -148,7 +137,7 @@ def as_data(snapshot: Snapshot) -> dict[str, Any]:
         "silent_s": snapshot.silent_s,
         "unwritten_s": snapshot.unwritten_s,
         "directory": str(snapshot.directory),
-        "slurm_job": slurm_job(snapshot) or None,
+        "allocation": other_hosts.held(snapshot)[1] or None,
     }
     data: dict[str, Any] = values.timed({**snapshot.run, **truth})
     data.pop("problems", None)  # These are as recorded; `dlctl.ops.problems` has the current ones.
