@@ -203,6 +203,24 @@ def test_the_next_coordinator_finds_a_living_run_with_its_memory(dead, job, play
     assert dead.db.memory()["work"][0] == 90
 
 
+def test_the_time_that_a_run_lay_dead_is_no_part_of_its_age(dead, job, play, dlctl_command):
+    remember(dead, "server-0")
+    keep(dead, 0, version=1, deliveries=[])
+    dead.daemon("server-0", state="running", phase="serving").daemon("worker-0", state="running")
+    now = time.time()
+    dead.run(state="failed", reason="worker-0: boom", dead_s=50.0, started_at=now - 4000.0,
+             ended_at=now - 3000.0)  # fmt: skip
+    assert dlctl_command("status", "-j", str(dead.path)).out.splitlines()[0].split("  ")[2] == (
+        "took 15m50s"
+    )
+    play("start", "ready", "forever")
+    assert dlctl_command("recover", str(dead.path)).code == 0
+    assert 3050 <= dead.db.run()["dead_s"] < 3150
+    dead.run(started_at=now - 4000.0)  # the stand-in begins its own time
+    up = dlctl_command("status", "-j", str(dead.path)).out.splitlines()[0].split("  ")[2]
+    assert up.startswith("up 15m"), up
+
+
 def test_the_next_coordinator_is_told_what_was_seen(dead, job, play, dlctl_command):
     """What it makes of that is its own business: the command does not touch its memory."""
     remember(dead, worker_0="quarantined", worker_1="quarantined")

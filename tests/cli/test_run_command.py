@@ -36,7 +36,7 @@ def test_a_run_that_fails_ends_with_7_and_the_last_words(job, play, dlctl_comman
     assert code == 7
     assert "failed: worker-0: ImportError" in err
     assert "ImportError: no module named tensors" in err
-    assert "failed (worker-0: ImportError)" in out
+    assert "  failed  took " in out, "the error says why"
     play("start", "fail")  # before it was ready
     code, _, err = dlctl_command("run", "job.toml")
     assert (code, "did not start: worker-0: ImportError" in err) == (7, True)
@@ -117,10 +117,12 @@ def test_what_ends_a_run_is_told_once_and_whole(job, play, dlctl_command):
     assert code == 7
     assert "worker-1 is behind by 6 steps" in err, "what is no part of the end is shown as ever"
     whole = "worker-0: task.loss raised KeyError: 'labels' (train.py:30); look at the keys"
-    assert err.count("task.loss raised KeyError: 'labels'") == 1
+    assert (out + err).count("task.loss raised KeyError: 'labels'") == 1
+    assert "worker-0 ended" not in err
+    assert "worker-1 ended: exit 9" in err
     assert f"failed: {whole}\n" in err
     assert '      File "train.py", line 30, in loss' in err
-    assert f"failed ({whole})" in out
+    assert "  next: fix train.py:30 first, then\n" in err
 
 
 def test_a_last_checkpoint_that_failed_is_not_hidden_by_an_older_one(job, play, dlctl_command):

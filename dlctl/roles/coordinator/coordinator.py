@@ -144,7 +144,7 @@ class Coordinator:
         )  # fmt: skip
         totals = Totals(past.totals, past.daemons)
         self.status = StatusReport(
-            run, self.scheduler, self.checkpointing, self.evaluations, totals
+            run, self.scheduler, self.checkpointing, self.evaluations, totals, self.settings
         )
         self.reports = Reports(
             run, self, self.scheduler, self.evaluations, self.failure_detector, totals

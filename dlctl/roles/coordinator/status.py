@@ -20,6 +20,7 @@ from dlctl.roles.coordinator.lease_scheduler import LeaseScheduler
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.records import AddMetric, Snapshot
 from dlctl.roles.coordinator.run_state import Part, RunState
+from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.protocol.meters import Pace
 from dlctl.runs import evaluated
 from dlctl.runs.series import EVALUATION, RUN
@@ -84,6 +85,7 @@ class StatusReport:
     checkpointing: Checkpointing
     evaluations: Evaluations
     totals: Totals
+    settings: SettingChanges
 
     def __post_init__(self) -> None:
         self._row_due_at = 0.0
@@ -156,6 +158,8 @@ class StatusReport:
             run["batch_size"] = scheduler.batch_size
         if rates := self._learning_rates():
             run["rates"] = rates
+        if uneven := self.settings.uneven():
+            run["uneven"] = uneven
         if (noise := self._noise_scale()) is not None:
             run["noise_scale"] = round(noise, 1)
         if checkpointing.newest is not None:
