@@ -111,6 +111,8 @@ def _is_cause(line: Line, snapshot: Snapshot) -> bool:
     """Whether the error that ends a failed run's command says this as well: the error of a daemon,
     as itself or the coordinator told it, or that its process has ended.
     """
+    if snapshot.state not in ("stopping", "failed"):
+        return False  # The reason of a degraded run names daemons, too.
     daemon, _, words = line.text.partition(": ")
     about = daemon.removesuffix(" ended")
     is_blamed = about in names_in(snapshot.reason)
