@@ -256,23 +256,31 @@ class Replica:
     push. The worker itself, the first process, evaluates alone, with the values of one module at a
     time or, on a GPU, with the whole model; the others are idle meanwhile. Needs a method with
     servers; an inner optimiser steps slices, or with stages whole parameters. With fsdp the buffers
-    of the model, as of BatchNorm, are those of the first process."""
+    of the model, as of BatchNorm, are those of the first process.
+
+    Refused: methods without servers, with tables of rows or with their own engine; torch.compile,
+    fp16, batch_size = "auto", workers.processes; a parameter with a hook on its gradient, and a
+    model that copy.deepcopy cannot copy."""
 
     __pydantic_config__ = STRICT
 
     fsdp: Annotated[int, Ge(1), Le(256)] = 1
     """Processes that each own a slice of the parameters, gradients and optimiser states, by FSDP2
     (fully_shard) over the modules in nn.Sequential and nn.ModuleList, and compute a part of every
-    batch. A task's `parallelize(model, mesh)` replaces fully_shard."""
+    batch. A task's `parallelize(model, mesh)` replaces fully_shard. Refused, also with `tensor`:
+    inner optimisers that need whole parameters (muon, adafactor, sparseadam, those of other
+    packages). A batch has at least as many samples as processes."""
     tensor: Annotated[int, Ge(1), Le(256)] = 1
     """Processes that compute every batch together, by tensor parallelism:
     `task.tensor_plan(model)` states which modules are split, {"blocks.*.hidden": "colwise",
     "blocks.*.out": "rowwise"}; each process has the other modules whole. Alternatively
-    `task.parallelize(model, mesh)` does it."""
+    `task.parallelize(model, mesh)` does it. A task that has neither is refused, and so is a pattern
+    that matches no module."""
     pipeline: Annotated[int, Ge(1), Le(256)] = 1
     """Pipeline stages: the best divisible nn.Sequential or nn.ModuleList is split into stages of
     similar size in bytes; `task.stages(model)` may choose them, with a list of module names for
-    each stage."""
+    each stage. Refused: a loss that calls the modules in another order, one of them twice, or
+    without gradients (reentrant checkpointing), or that changes a value between two of them."""
     microbatches: Annotated[int, Ge(0), Le(4096)] = 0
     """Micro-batches of a batch for the stages; 0: twice as many as stages, and at most as many as
     samples."""

@@ -23,9 +23,9 @@ Warm start (§4.1): one replica alone for the first steps, then the others from 
 of the servers, the optimiser's included.
 
 "auto" for n_fetch or n_push: each replica chooses the smallest number at which it waits for at most
-`comm_share_max` of its time (see `roles/pace.py`). It only affects when it pushes or fetches. A
-number may change at any time, so "step mod n == 0" is "n steps after the last time" here; for a
-constant number it is the same.
+`comm_share_max` of its time (see `roles/worker/intervals.py`). It only affects when it pushes or
+fetches. A number may change at any time, so "step mod n == 0" is "n steps after the last time"
+here; for a constant number it is the same.
 
 `push_before_fetch` moves the pushes by one step: to n_push - 1, 2 n_push - 1 ... In the paper's
 order a replica that pushes and fetches every n steps continues from parameters without its own last

@@ -23,7 +23,7 @@ from dlctl.runs.lineage import Good
 from dlctl.runs.snapshot import Snapshot
 from dlctl.util import processes, values
 from dlctl.util.names import HOME_AGENT
-from dlctl.util.text import plural
+from dlctl.util.text import OTHER_NUMBERS, plural
 
 if TYPE_CHECKING:
     from dlctl.runs.kept_shards import Kept
@@ -215,6 +215,7 @@ def examine(snapshot: Snapshot, *, ask_hosts: bool = True) -> Findings:
         "the directory was moved or restored: stored shards may be of another time": not in_place,
         "the coordinator left no memory to resume from": not memory,
         "this method's state was in the coordinator's process": is_lost,
+        OTHER_NUMBERS: snapshot.state == "failed" and OTHER_NUMBERS in snapshot.reason,
     }
     obstacles = [text for text, holds in possible.items() if holds]
     obstacles += [f"{shard.name}: {shard.problem}" for shard in shards if shard.problem]

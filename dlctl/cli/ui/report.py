@@ -37,11 +37,13 @@ def run_state(snapshot: Snapshot) -> str:
 
 
 def uptime(snapshot: Snapshot) -> str:
-    """Since the start, or from the start to the end."""
+    """Since the start, or from the start to the end, without what it lay dead before a recover."""
     began = values.number(snapshot.run.get("started_at"))
     ended = snapshot.run.get("ended_at") or snapshot.run.get("updated_at")
     until = snapshot.now if snapshot.is_live else values.number(ended)
-    return NOTHING if began is None or until is None else values.duration(until - began)
+    if began is None or until is None:
+        return NOTHING
+    return values.duration(until - began - (values.number(snapshot.run.get("dead_s")) or 0.0))
 
 
 def figures(run: facts.Row) -> list[str]:
@@ -87,6 +89,8 @@ def _facts(snapshot: Snapshot) -> Iterator[str]:
         yield fact(launcher, held)
     if snapshot.is_live and facts.text(run.get("waiting")):
         yield fact("waiting", f"for {facts.text(run['waiting'])}")
+    for key, text in uneven(run.get("uneven")) if snapshot.is_live else ():
+        yield fact(key, text, is_warning=True)
     if isinstance(run.get("method"), Mapping):
         yield fact("method", values.measured(run["method"]))
     if (samples := values.number(run.get("noise_scale"))) is not None:
@@ -102,6 +106,14 @@ def _facts(snapshot: Snapshot) -> Iterator[str]:
         names = ", ".join(map(values.path, files))
         old = "changed since the start, but the old version is used (dlctl restart reloads it)"
         yield fact("code", f"{names}: {old}", is_warning=True)
+
+
+def uneven(found: Any) -> Iterator[tuple[str, str]]:
+    """Setting -> the values of the servers, of settings in which the shards of the model differ."""
+    for key, of in found.items() if isinstance(found, Mapping) else ():
+        if isinstance(of, Mapping):
+            shards = ", ".join(f"{server} {value}" for server, value in of.items())
+            yield str(key), f"{shards}: the parts of the model differ (dlctl set {key}=VALUE)"
 
 
 def without_residuals(row: facts.Row) -> str:
