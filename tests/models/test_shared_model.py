@@ -18,10 +18,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from daemons.worker import shared_model
+from daemons.worker.hogwild import workers
+from daemons.worker.hogwild.workers import FILE, MEMORY, Shared, share
 from daemons.worker.inner import InnerOptimizer
 from daemons.worker.replica import Replica
-from daemons.worker.shared_model import FILE, MEMORY, Shared, share
 from daemons.worker.stepper import Stepper
 from daemons.worker.task import Task
 from dlctl.config import Choice, Gradients
@@ -136,7 +136,7 @@ def test_a_file_that_tells_of_nobody_is_as_good_as_none(tmp_path, text):
 
 def test_memory_behind_the_number_of_another_process_is_not_taken_for_it(tmp_path, monkeypatch):
     """Its secret is another one: the number has been used again."""
-    monkeypatch.setattr(shared_model.secrets, "token_bytes", lambda count: b"x" * count)
+    monkeypatch.setattr(workers.secrets, "token_bytes", lambda count: b"x" * count)
     shared(Bags(), tmp_path)
     file = tmp_path / FILE
     file.write_text(file.read_text().replace(b"x".hex(), b"y".hex()))
