@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -199,6 +200,44 @@ def test_it_outlives_who_made_it_and_is_gone_with_the_last_one(tmp_path):
     assert (is_new, value) == (True, 2.0)
     killed(fourth)
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
+
+
+def test_who_is_killed_at_any_line_leaves_the_memory_to_be_found(tmp_path):
+    """Else the next one would make a second model, and nobody would notice."""
+    file = workers.__file__
+
+    def die(line: int) -> Callable[[Any], None]:
+        def does(link: Any) -> None:
+            left = line
+
+            def trace(frame: Any, event: str, argument: Any) -> Any:
+                nonlocal left
+                if frame.f_code.co_filename != file or frame.f_code.co_name == "<listcomp>":
+                    return None  # Those have as many lines as there are workers.
+                left -= event == "line"
+                if not left:
+                    link.send("dies")
+                    os._exit(1)
+                return trace
+
+            sys.settrace(trace)
+            share(replica, tmp_path)
+            sys.settrace(None)
+            link.send("lives")
+            os._exit(0)
+
+        return does
+
+    replica = replica_of(Bags())
+    shared(Bags(), tmp_path)
+    line, said = 0, "dies"
+    while said == "dies":
+        line += 1
+        process, link = forked(die(line))
+        said = link.recv()
+        process.join(TAKEN_S)
+        assert not shared(Bags(), tmp_path)[1].is_new, f"killed at line {line}"
+    assert line > 20
 
 
 # ---------------------------------------------------------------- additions without locks

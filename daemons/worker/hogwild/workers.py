@@ -63,10 +63,18 @@ def share(replica: Replica, directory: Path) -> Shared:
             model.fill(replica)
         model.take(replica)
         rows = [row for row in rows if os.path.exists(f"/proc/{row[0]}/fd/{row[1]}")]
-        file.seek(0)
-        file.truncate()
-        file.write(json.dumps([inode, key.hex(), [*rows, (os.getpid(), memory)]]))
+        _replace(fd, json.dumps([inode, key.hex(), [*rows, (os.getpid(), memory)]]))
     return Shared(model.mark, is_new, memory)
+
+
+def _replace(file: int, text: str) -> None:
+    """Write the new content over the old one at once: a writer that is killed may not leave a file
+    that lists nobody, as the next worker would make a second memory beside that of the others. A
+    longer old content is overwritten by spaces.
+    """
+    content = text.encode()
+    os.pwrite(file, content.ljust(os.fstat(file).st_size), 0)
+    os.ftruncate(file, len(content))
 
 
 def _read(text: str, inode: int) -> tuple[bytes, list[Any]]:
@@ -78,7 +86,7 @@ def _read(text: str, inode: int) -> tuple[bytes, list[Any]]:
         known = [(int(pid), int(fd)) for pid, fd in rows] if of == inode else []
         return bytes.fromhex(key), known
     except (ValueError, TypeError):
-        return b"", []  # It is empty, or incomplete: its writer has died.
+        return b"", []  # It is new, or another program has written it.
 
 
 def _open_any(key: bytes, rows: list[Any], size: int) -> int:

@@ -35,3 +35,10 @@ class Accounts:
             Rates("samples", "push_bytes", "fetch_bytes"),
             Progress(lambda: len(links.members.known)),
         )
+
+    def step_made(self, step: int, samples: int, took_s: float, where: str) -> None:
+        """A usable gradient. step: its number in this replica. where: its batch, for messages."""
+        self.bad_gradients.computed(step, where)
+        self.rates.add("samples", samples)
+        self.progress.computed(samples)
+        self.pacing.computed(took_s)

@@ -74,9 +74,8 @@ class Computing:
     ) -> None:
         """averaged: float64[n], the model's buffers."""
         self.context, self.identity = links.context, links.identity
-        self.portions, self.pacing = accounts.portions, accounts.pacing
-        self.bad_gradients = accounts.bad_gradients
-        self.rates, self.progress = accounts.rates, accounts.progress
+        self.accounts, self.portions = accounts, accounts.portions
+        self.bad_gradients, self.progress = accounts.bad_gradients, accounts.progress
         self.writing, self.side = writing, side
         self.own_rate = terms.own_rate
         self.averaged = averaged
@@ -287,8 +286,13 @@ class Computing:
             self.leasing.ended(portion)
         samples = 0
         for loss, metrics in zip(losses, event.metrics or repeat({}), strict=False):
-            samples += self._accept(loss, metrics, portion, number, lacking[number])
-            self.pacing.computed(took_s)
+            start, stop = portion.batch_range(number)
+            used = stop - start - lacking[number]
+            self.accounts.step_made(self.writing.steps, used, took_s, portion.in_words(number))
+            self.writing.steps += 1
+            self.portions.count(portion, used, loss, metrics)
+            self._follow(loss, metrics)
+            samples += used
             number += 1
         if losses:
             mean = sum(losses) / len(losses)
@@ -313,28 +317,12 @@ class Computing:
                 if not self.writing.is_under_way(last):
                     self._report_done(self.portions.settled(last), now)
 
-    def _accept(
-        self,
-        loss: float,
-        metrics: Mapping[str, float],
-        portion: Portion,
-        number: int,
-        lacking: int = 0,
-    ) -> int:
-        """Count a usable batch. lacking: number of its samples that failed to load. Returns its
-        samples."""
-        start, stop = portion.batch_range(number)
-        samples = stop - start - lacking
-        self.bad_gradients.computed(self.writing.steps, portion.in_words(number))
-        self.writing.steps += 1
-        self.portions.count(portion, samples, loss, metrics)
-        self.rates.add("samples", samples)
-        self.progress.computed(samples)
+    def _follow(self, loss: float, metrics: Mapping[str, float]) -> None:
+        """Update the running means that are reported."""
         change = loss - self.loss if self.loss is not None else 0.0
         self.loss = loss if self.loss is None else self.loss + LOSS_WEIGHT * change
         if metrics:
             follow(self.metrics_of_task, metrics, LOSS_WEIGHT)
-        return samples
 
     def _refuse(self, event: Computed, portion: Portion, number: int) -> None:
         """Discard an unusable gradient: a NaN would stay in the residual for ever."""
