@@ -278,6 +278,8 @@ class ComputeThread:
         return RowsNamed(self._replica.rows.name(steps))
 
     def _fetch_rows(self, rows: Array) -> Array:
+        while not self._brought.empty():
+            self._brought.get()  # The late answer to a request that has timed out.
         self._loop.post(RowsWanted(rows))
         try:
             return self._brought.get(timeout=EVALUATE_S_MAX)

@@ -219,9 +219,10 @@ class Ranks:
     def lost(self, error: ProcessLost) -> None:
         with self._changed:
             is_news, self._is_over = not self._is_over, True
+            if is_news:
+                self.error = error  # Before anyone who waits can look at it.
             self._changed.notify_all()
         if is_news:
-            self.error = error
             self._fail(error)
 
     def failed(self, event: TaskFailed) -> None:
