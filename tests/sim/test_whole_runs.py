@@ -146,7 +146,7 @@ def test_the_replicas_buffers_are_averaged_by_the_samples_that_each_has_seen():
     slow = ComputeOptions(step_s=0.01, spread=0.0, slow={1: 3.0})
     outcome = Simulation(job, WithBuffers(), compute=slow).run()
     workers = [outcome.world.machine(f"worker-{i}").training for i in (0, 1)]
-    seen = [worker.rates.total["samples"] for worker in workers]
+    seen = [worker.accounts.rates.total["samples"] for worker in workers]
     assert sum(seen) == 512
     assert seen[0] > 1.5 * seen[1]
     average = outcome.world.machine("server-0").serving.buffers.average()
