@@ -21,6 +21,7 @@ from dlctl.roles.protocol.context import COORDINATOR, EXIT_POISONED, Birth
 from dlctl.roles.protocol.effects import Compute, Computed, ModelBuilt
 from dlctl.roles.worker.accounts import Accounts
 from dlctl.roles.worker.interface import StepSource
+from dlctl.roles.worker.leases import Portion
 from dlctl.roles.worker.links import Links
 from dlctl.roles.worker.services.base import Phase, Service
 from dlctl.roles.worker.services.writing import Writing
@@ -95,7 +96,7 @@ class Loop(StepSource, Service[Any]):
         return False
 
     def on_lease(self, lease: m.Lease, now: float) -> None: ...
-    def on_settled(self, number: int, now: float) -> None: ...
+    def on_done(self, done: list[Portion], now: float) -> None: ...
     def acted(self) -> None: ...
     def paused(self, now: float) -> None: ...
 

@@ -31,6 +31,7 @@ from dlctl.roles.protocol.effects import (
 )
 from dlctl.roles.worker.accounts import Accounts
 from dlctl.roles.worker.fetching import Fetcher
+from dlctl.roles.worker.leases import Portion
 from dlctl.roles.worker.links import Links
 from dlctl.roles.worker.services.asking import Asking
 from dlctl.roles.worker.services.base import Phase, Service
@@ -194,8 +195,8 @@ class StepSource(Protocol):
 
     def on_lease(self, lease: m.Lease, now: float) -> None: ...
 
-    def on_settled(self, number: int, now: float) -> None:
-        """All shards have settled this push, and those before it."""
+    def on_done(self, done: list[Portion], now: float) -> None:
+        """All steps of these portions are in pushes that all shards have settled."""
         ...
 
     def acted(self) -> None:

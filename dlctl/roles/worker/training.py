@@ -262,7 +262,7 @@ class Training:
                 self.steps.on_lease(message, now)
             case m.Ack():
                 for number in self.writing.on_ack(message, now):
-                    self.steps.on_settled(number, now)
+                    self.steps.on_done(self.accounts.portions.settled(number), now)
             case m.Parameters() | m.SparseParameters():
                 self.fetcher.on_parameters(message, now)
             case m.Group() if self.collecting is not None:

@@ -31,7 +31,7 @@ def done_before_ack(patch: Patch) -> None:
 
     def on_pushed(self):
         honest(self)
-        self.steps.on_settled(self.writing.newest, 0.0)
+        self.steps.on_done(self.accounts.portions.settled(self.writing.newest), 0.0)
 
     patch.setattr(Training, "_on_pushed", on_pushed)
 

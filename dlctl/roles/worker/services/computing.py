@@ -124,9 +124,6 @@ class Computing:
     def on_lease(self, lease: m.Lease, now: float) -> None:
         self.leasing.on_lease(lease, now)
 
-    def on_settled(self, number: int, now: float) -> None:
-        self._report_done(self.portions.settled(number), now)
-
     def acted(self) -> None:
         self.leasing.told_no_data = False
 
@@ -315,7 +312,7 @@ class Computing:
                 last = self.writing.newest
                 self.portions.pushed(last, self.writing.steps_pushed)
                 if not self.writing.is_under_way(last):
-                    self._report_done(self.portions.settled(last), now)
+                    self.on_done(self.portions.settled(last), now)
 
     def _follow(self, loss: float, metrics: Mapping[str, float]) -> None:
         """Update the running means that are reported."""
@@ -346,9 +343,9 @@ class Computing:
     def _done_without_push(self, but: int, now: float) -> None:
         self.writing.done(but)
         self.progress.pushed()
-        self._report_done(self.portions.done_now(self.writing.steps_pushed, but), now)
+        self.on_done(self.portions.done_now(self.writing.steps_pushed, but), now)
 
-    def _report_done(self, done: list[Portion], now: float) -> None:
+    def on_done(self, done: list[Portion], now: float) -> None:
         for p in done:
             lease, me = p.lease, self.identity
             message = m.PortionDone(
