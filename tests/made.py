@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,12 +22,16 @@ from dlctl.roles.protocol.context import Birth, Context
 from dlctl.roles.server.server import Server
 from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.server.table_shard import TableShard
+from dlctl.roles.worker.interface import MakeSteps
+from dlctl.roles.worker.links import Links
+from dlctl.roles.worker.members import Members
 from dlctl.roles.worker.progress import OwnRate
 from dlctl.roles.worker.send_queue import SendQueue
-from dlctl.roles.worker.services.asking import Members
 from dlctl.roles.worker.services.collecting import Collecting
+from dlctl.roles.worker.services.computing import Computing
+from dlctl.roles.worker.settings import Terms
 from dlctl.roles.worker.shard_client import Identity, Link, ShardClient
-from dlctl.roles.worker.training import Training
+from dlctl.roles.worker.training import Origin, Training
 from dlctl.shards.base import Shard, Storages
 from dlctl.shards.memory import InMemory
 from dlctl.sim.objectives import layout_of
@@ -114,25 +120,36 @@ def training(
     members: Members | None = None,
     collecting: Collecting | None = None,
     own_lr: float = OWN_LR,
+    steps: MakeSteps | None = None,
 ) -> Training:
     """A replica at work. own_lr: of its own optimiser, if the method has one."""
-    return Training(
-        context=context,
-        identity=me or identity(),
-        tables=tables,
-        send_queue=send_queue or SendQueue(context.retries),
-        method=method,
-        side=side,
-        compressor=compressor or Dense(Dense.Options()),
-        compression="none",
+    queue = send_queue or SendQueue(context.retries)
+    members = members or Members(context, "worker-0", connects=False)
+    terms = Terms(
         batch_size=batch_size,
         lease_ahead_s=lease_ahead_s,
-        averaged=np.zeros(0),
         push_norm_max=push_norm_max,
-        members=members or Members(context, "worker-0", connects=False),
-        collecting=collecting,
+        compressor=compressor or Dense(Dense.Options()),
+        compression="none",
         own_rate=OwnRate(own_lr),
+        nonfinite_steps_max=sys.maxsize,
+        refused_pushes_max=sys.maxsize,
     )
+    host = NoWorker(Links(context, me or identity(), tables, queue, members), terms)
+    return Training(
+        host, method, side, Origin(np.zeros(0)), collecting=collecting, steps=steps or Computing
+    )
+
+
+@dataclass(frozen=True)
+class NoWorker:
+    """What a replica asks of its worker, without one."""
+
+    links: Links
+    terms: Terms
+
+    def leave_poisoned(self, error: str, detail: str) -> None:
+        raise AssertionError(f"{error}: {detail}")
 
 
 # ---------------------------------------------------------------- servers

@@ -49,7 +49,7 @@ OPENED_OTHERWISE = {
     "dlctl/util/cores.py": "/proc, /sys",
     "dlctl/util/processes.py": "/proc",
     "daemons/transport/shm.py": "memory of another process",
-    "daemons/worker/shared_model.py": "memory of another process",
+    "daemons/worker/hogwild/workers.py": "memory of another process",
     "dlctl/cli/commands/init.py": "a part of the package",
     "dlctl/cli/commands/man.py": "a part of the package",
     "dlctl/observe/html.py": "a part of the package",

@@ -28,11 +28,11 @@ from daemons.worker.building import build, make_engine
 from daemons.worker.data import Loaded, no_errors_from_signals
 from daemons.worker.failures import ProcessLost, explained, failure_of
 from daemons.worker.frozen import FrozenFile
-from daemons.worker.hogwild_ranks import Ahead
+from daemons.worker.hogwild.ranks import Ahead
+from daemons.worker.hogwild.workers import share
 from daemons.worker.printing import copied
 from daemons.worker.ranks import Ranks, RanksEnded
 from daemons.worker.replica import Replica
-from daemons.worker.shared_model import share
 from daemons.worker.task import TaskError, plain, whereabouts
 from dlctl.algorithms import engines
 from dlctl.algorithms.engines import Operations
@@ -282,6 +282,8 @@ class ComputeThread:
         return RowsNamed(self._replica.rows.name(steps))
 
     def _fetch_rows(self, rows: Array) -> Array:
+        while not self._brought.empty():
+            self._brought.get()  # The late answer to a request that has timed out.
         self._loop.post(RowsWanted(rows))
         try:
             return self._brought.get(timeout=EVALUATE_S_MAX)

@@ -22,7 +22,7 @@ from typing import Any
 from daemons.process import read_job
 from daemons.worker.building import build_replica, make_engine
 from daemons.worker.failures import failure_of
-from daemons.worker.hogwild_ranks import Later
+from daemons.worker.hogwild.ranks import Later
 from daemons.worker.rank_group import ALIVE_S, BUILT, MET, Said, join_group, receive, send
 from dlctl import registry
 from dlctl.algorithms.engines import Operations

@@ -75,7 +75,8 @@ class Ranks:
         self._changed = threading.Condition()
         self._is_over = False
         self.store = self.memory = -1
-        """Anonymous files (memfd) that all ranks inherit; `memory` is for `RankMemory`."""
+        """Anonymous files (memfd) that all ranks inherit: for their rendezvous, and for the vectors
+        that they share."""
         self._begun = 0.0
         self._calls = 0
         self.turn = threading.RLock()  # Held by the thread that makes a call to the ranks.
@@ -115,7 +116,7 @@ class Ranks:
         return group
 
     def share(self, data: list[Any]) -> None:
-        """Return when all ranks use the model in the store. data: what identifies that of rank 0,
+        """Return when all ranks use the model in the memory. data: what identifies that of rank 0,
         for the others to compare. Raises RanksEnded.
         """
         self._await(BUILT, "to build its model", self._begun + self._ready_s)
@@ -218,9 +219,10 @@ class Ranks:
     def lost(self, error: ProcessLost) -> None:
         with self._changed:
             is_news, self._is_over = not self._is_over, True
+            if is_news:
+                self.error = error  # Before anyone who waits can look at it.
             self._changed.notify_all()
         if is_news:
-            self.error = error
             self._fail(error)
 
     def failed(self, event: TaskFailed) -> None:

@@ -250,7 +250,7 @@ class PortionNoted(Message):
 
 
 @record
-class Change(Message):
+class ChangeSettings(Message):
     """Apply these settings. Repeated until `Changed`; idempotent."""
 
     change: int

@@ -16,7 +16,7 @@ from dlctl.control import unresponsive
 from dlctl.errors import DlctlError, Unreachable, UsageError
 from dlctl.launch import local
 from dlctl.ops import changes, checkpoint_choice, decide, next_step, other_hosts, problems, remains
-from dlctl.ops.changes import Change
+from dlctl.ops.changes import KeyChange
 from dlctl.ops.decide import Action, Facts, Run, Saved, Shards
 from dlctl.ops.remains import Findings, Loss
 from dlctl.runs import checkpoints, facts, lineage, lock, manifest, paths, select
@@ -48,7 +48,7 @@ class Case:
     """The newest run of the job, or the named run."""
     new: Start | None = None
     """None: the run is to be recovered."""
-    changes: list[Change] = field(default_factory=list)
+    changes: list[KeyChange] = field(default_factory=list)
     """How the job file differs from that run's; for a live run, from its effective settings."""
     number: int | None = None
     """The requested checkpoint."""

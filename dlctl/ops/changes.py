@@ -16,7 +16,7 @@ DERIVED = "launcher.places"
 """It follows from the other keys of [launcher]."""
 
 
-class Change(NamedTuple):
+class KeyChange(NamedTuple):
     key: str
     before: Any
     """None: absent. A list if daemons of a run have different values."""
@@ -47,12 +47,12 @@ def not_live(content: Json, name: str) -> list[str]:
     return [key for key in keys if not live.called(key)]
 
 
-def differences(before: Json, after: Json) -> list[Change]:
+def differences(before: Json, after: Json) -> list[KeyChange]:
     """Keys that differ between two versions of a job file."""
     return _differences(dict(flat(before)), dict(flat(after)), of_job(before))
 
 
-def from_live(snapshot: Snapshot, before: Json, after: Json) -> list[Change]:
+def from_live(snapshot: Snapshot, before: Json, after: Json) -> list[KeyChange]:
     """Keys in which `after` differs from the effective values of a live run. It was started with
     `before`; since then `set` and `scale` may have changed them.
     """
@@ -106,9 +106,9 @@ def _plain(live: LiveSettings, name: str, value: Any) -> Any:
     return live.parse(name, value) if isinstance(value, str) else value
 
 
-def _differences(old: Json, new: Json, live: LiveSettings) -> list[Change]:
+def _differences(old: Json, new: Json, live: LiveSettings) -> list[KeyChange]:
     keys = [key for key in {**old, **new} if old.get(key) != new.get(key) and key != DERIVED]
-    return [Change(key, old.get(key), new.get(key), live.called(key)) for key in keys]
+    return [KeyChange(key, old.get(key), new.get(key), live.called(key)) for key in keys]
 
 
 def _shown(value: Any) -> str:

@@ -51,8 +51,8 @@ from dlctl.roles.protocol.effects import (
 )
 from dlctl.roles.server.table_shard import TableShard
 from dlctl.roles.server.vectors import Vectors
+from dlctl.roles.worker.members import Members
 from dlctl.roles.worker.send_queue import SendQueue
-from dlctl.roles.worker.services.asking import Members
 from dlctl.roles.worker.services.collecting import Collecting
 from dlctl.shards.base import Shard
 from dlctl.shards.memory import in_memory
@@ -321,7 +321,7 @@ class Player:
             self._now += 1.0
             self._answer_fetches()
             while self.acks:
-                self.training.on_ack(self.acks.pop(0), self._now)
+                self.training.on_message(self.acks.pop(0), self._now)
             self._lease()
             self._hear_of_group()
             is_at_rest = not self._step() and not self.acks and not self._may_lease()
@@ -344,7 +344,7 @@ class Player:
         assert self._asked is not None, f"{self.request} asks for no data"
         asked, self._asked = self._asked, None
         lease = m.Lease(asked.request, 0, 0, 0, 0)
-        self.training.computing.leasing.on_lease(lease, self._now)
+        self.training.on_message(lease, self._now)
         self.go_on()
 
     def _perform(self, effect: object) -> None:
@@ -368,11 +368,11 @@ class Player:
                 self._push(_number_in(peer), push)
             case Send(peer, m.Ask() as ask):
                 other = self.shards.players[_number_in(peer), ask.to_epoch]
-                other.training.answering.on_ask(self._members.name.encode(), ask)
+                other.training.on_ask(self._members.name.encode(), ask)
                 other._step()
             case Send(bytes() as peer, m.Answer() as answer):
                 other = self._asker(_number_in(peer.decode()))
-                other.training.asking.on_answer(self._members.name, answer, other._now)
+                other.training.on_answer(self._members.name, answer, other._now)
             case Send(peer, m.PortionDone() as done):
                 assert peer == COORDINATOR
                 key = ("portion", done.data_epoch, done.portion)
@@ -380,7 +380,7 @@ class Player:
                 self.samples_done += done.samples
 
     def _ran(self, arrays: tuple[Array, ...]) -> None:
-        self.training.engines.on_ran(EngineRan(arrays), self._now)
+        self.training.on_event(EngineRan(arrays), self._now)
 
     # ------------------------------------------------------------ data
 
@@ -403,7 +403,7 @@ class Player:
             if is_last:
                 break
         lease = m.Lease(asked.request, portion, epoch, 0, samples)
-        self.training.computing.leasing.on_lease(lease, self._now)
+        self.training.on_message(lease, self._now)
 
     def _compute(self, effect: Compute) -> None:
         losses: list[float] = []
@@ -423,7 +423,7 @@ class Player:
             losses[-1], gradient if effect.gather else None, np.zeros(0), norm, is_usable,
             tuple(losses[:-1]),
         )  # fmt: skip
-        self.training.on_computed(computed, self._now)
+        self.training.on_event(computed, self._now)
         self.go_on()
 
     # ------------------------------------------------------------ servers
@@ -434,7 +434,7 @@ class Player:
             number, index, _ = key
             table = self.shards.tables[number]
             shard, side = table.shards[index], table.sides[index]
-            has_own = self.training.tables[number][index].settled() >= fetch.after
+            has_own = self.training.links.tables[number][index].settled() >= fetch.after
             if not (has_own and side.may_read(fetch.slot, fetch.clock_min)):
                 continue
             del self._fetching[key]
@@ -445,7 +445,7 @@ class Player:
                 index, GENERATION, fetch.request, version, values, table=number,
                 clock=side.clock(),
             )  # fmt: skip
-            self.training.fetcher.on_parameters(message, self._now)
+            self.training.on_message(message, self._now)
 
     def _push(self, index: int, push: m.Push) -> None:
         if push.table == self._progress:
@@ -470,14 +470,14 @@ class Player:
         self._members.on_peers(peers, self.slot)
         self.training.side.members = self._members.slots
         if self.training.collecting is not None:
-            self.training.collecting.on_group(m.Group(len(slots), slots, "here", True), self._now)
+            self.training.on_message(m.Group(len(slots), slots, "here", True), self._now)
         for effect in self._context.clear():
             self._perform(effect)
 
     def _hear_of_group(self) -> None:
         events, self._own_thread.events = self._own_thread.events, []
         for event in events:
-            self.training.collecting.on_event(event, self._now)
+            self.training.on_event(event, self._now)
 
 
 MOMENT_S = 2 * LATENCY_S

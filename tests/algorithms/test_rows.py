@@ -248,7 +248,7 @@ class Run:
         """Lease all of it, as one portion."""
         training = self.worker.training
         assert training is not None
-        request = training.computing.leasing.number
+        request = training.steps.leasing.number
         self.events.append(Received(COORDINATOR, m.Lease(request, number, number, 0, self.samples)))
         self.go_on()
 

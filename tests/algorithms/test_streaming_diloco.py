@@ -131,11 +131,11 @@ def test_what_is_saved_has_all_steps_in_full_and_the_run_goes_on():
     go_on(everybody)
     for player in everybody:
         assert player.training.writing.has_unpushed_steps()
-        player.training.computing.holds = True
+        player.training.steps.holds = True
     go_on(everybody)
     assert not any(player.training.writing.has_unpushed_steps() for player in everybody)
     for player in everybody:
-        player.training.computing.holds = False
+        player.training.steps.holds = False
         give(player, 4, portion=1)
     go_on(everybody)
     assert [player.samples for player in everybody] == [6, 6]

@@ -12,7 +12,7 @@ from launched import JOB, the_run
 from remains import keep, remember, save
 
 from dlctl.ops import cases, plan
-from dlctl.ops.changes import Change
+from dlctl.ops.changes import KeyChange
 from dlctl.ops.decide import START, Action
 from dlctl.runs import kept_shards
 from dlctl.runs.database import RunDb
@@ -180,7 +180,7 @@ def test_what_changes_live_is_what_dlctl_set_and_scale_can_do(key, after, live) 
         "compression": {"name": "topk", "options": {}},
         "optimizer": {"name": "sgd", "options": {}},
     }
-    assert Change(key, 1, after, of_job(job).called(key)).how_live() == live
+    assert KeyChange(key, 1, after, of_job(job).called(key)).how_live() == live
 
 
 def test_what_was_changed_live_is_compared_and_not_what_it_was_started_with(

@@ -26,6 +26,7 @@ from dlctl.errors import DlctlError, Unreachable
 from dlctl.machine import Effect, Event, Exit, Started
 from dlctl.roles.protocol.context import Birth
 from dlctl.roles.protocol.effects import (
+    BringRows,
     BuildModel,
     Compute,
     Computed,
@@ -304,4 +305,9 @@ def test_rows_that_do_not_come_are_waited_for_so_long_and_no_longer(monkeypatch,
     thread = ComputeThread(loop, job, (tmp_path, BIRTH))
     with pytest.raises(DlctlError, match="the rows that evaluate reads have not arrived"):
         thread._fetch_rows(np.arange(3))
+    late, own = BringRows(np.zeros(3, np.float32)), BringRows(np.ones(3, np.float32))
+    perform = loop._performers[BringRows]
+    perform(late)
+    monkeypatch.setattr(loop, "post", lambda event: perform(own))
+    assert thread._fetch_rows(np.arange(3)) is own.values, "the late answer is of another request"
     loop.transport.close()

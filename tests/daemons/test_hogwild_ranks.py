@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from daemons.worker.building import build
-from daemons.worker.hogwild_ranks import Ahead
+from daemons.worker.hogwild.ranks import Ahead
 from daemons.worker.ranks import Ranks, RanksEnded
 from dlctl import config
 from dlctl.roles.protocol.effects import Compute

@@ -180,3 +180,16 @@ def test_a_rank_that_is_stopped_is_noticed(house) -> None:
     at.until_built()
     os.kill(at.pid(), signal.SIGSTOP)
     assert at.until_told().message.endswith("has sent nothing for 1.5 s: it is stopped, or hangs")
+
+
+def test_who_hears_of_a_loss_knows_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that waits for the ranks goes on as soon as it is notified."""
+    told: list[Any] = []
+    ranks = Ranks(2, told.append, told.append, argv=(), ready_s=1.0, silent_s=1.0)
+    known: list[Exception] = []
+    monkeypatch.setattr(ranks._changed, "notify_all", lambda: known.append(ranks.error))
+    first, second = ProcessLost("rank 1 was killed"), ProcessLost("rank 2 was killed")
+    ranks.lost(first)
+    ranks.lost(second)
+    assert known == [first, first]
+    assert told == [first]

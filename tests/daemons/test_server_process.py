@@ -295,7 +295,7 @@ def test_a_server_whose_update_comes_to_infinity_ends_and_has_nothing_of_it(
     run.initialise()
     run.push(0)
     assert run.is_acknowledged((APPLIED,))
-    run.coordinator.transport.send(run.peer, m.Change(1, {"lr": 1e35}))
+    run.coordinator.transport.send(run.peer, m.ChangeSettings(1, {"lr": 1e35}))
     run.coordinator.wait_for(m.Changed)
     run.push(1, -1e8)
     failed = run.coordinator.wait_for(m.Failed)[1]

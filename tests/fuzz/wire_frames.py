@@ -20,7 +20,7 @@ from dlctl.messages import (
     MESSAGES,
     Array,
     Assign,
-    Change,
+    ChangeSettings,
     Json,
     Message,
     ModelReady,
@@ -79,7 +79,7 @@ def seeds() -> list[bytes]:
     models = [ModelReady("worker-0", layout, 1797), Assign(0, 15, layout, "")]
     models += [ModelReady("worker-0", layout, 0, shards=2, names="a\nb/\u00e9".encode())]
     slices = [SparseParameters(0, 1, 2, 7, 5, *_changes()), Parameters(0, 1, 2, 7, _changes()[0])]
-    long = [Change(1, {"list": list(range(400)), "x": "text" * 1000})]
+    long = [ChangeSettings(1, {"list": list(range(400)), "x": "text" * 1000})]
     return [join(map(bytes, wire.encode(m))) for m in (*messages, *pushes, *models, *slices, *long)]
 
 
@@ -260,4 +260,4 @@ def _read_layout(data: bytes) -> None:
     assert all(type(size) is int and 0 <= size < 2**63 for size in sizes)
     assert Layout.from_bytes(layout.to_bytes()) == layout
     with suppress(LocalProtocolError):  # a header that is too long
-        wire.encode(Change(0, {"layout": layout.to_rows()}))
+        wire.encode(ChangeSettings(0, {"layout": layout.to_rows()}))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from workplace import ENDLESS, SLOW_S, Workplace
 
-from daemons.worker.shared_model import MEMORY
+from daemons.worker.hogwild.workers import MEMORY
 
 HOGWILD = 'name = "hogwild"\nsteps_at_once = 4'
 INNER = '[inner]\nname = "sgd"\nlr = 0.1\n'

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,10 +19,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from daemons.worker import shared_model
+from daemons.worker.hogwild import workers
+from daemons.worker.hogwild.workers import FILE, MEMORY, Shared, share
 from daemons.worker.inner import InnerOptimizer
 from daemons.worker.replica import Replica
-from daemons.worker.shared_model import FILE, MEMORY, Shared, share
 from daemons.worker.stepper import Stepper
 from daemons.worker.task import Task
 from dlctl.config import Choice, Gradients
@@ -136,7 +137,7 @@ def test_a_file_that_tells_of_nobody_is_as_good_as_none(tmp_path, text):
 
 def test_memory_behind_the_number_of_another_process_is_not_taken_for_it(tmp_path, monkeypatch):
     """Its secret is another one: the number has been used again."""
-    monkeypatch.setattr(shared_model.secrets, "token_bytes", lambda count: b"x" * count)
+    monkeypatch.setattr(workers.secrets, "token_bytes", lambda count: b"x" * count)
     shared(Bags(), tmp_path)
     file = tmp_path / FILE
     file.write_text(file.read_text().replace(b"x".hex(), b"y".hex()))
@@ -199,6 +200,44 @@ def test_it_outlives_who_made_it_and_is_gone_with_the_last_one(tmp_path):
     assert (is_new, value) == (True, 2.0)
     killed(fourth)
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
+
+
+def test_who_is_killed_at_any_line_leaves_the_memory_to_be_found(tmp_path):
+    """Else the next one would make a second model, and nobody would notice."""
+    file = workers.__file__
+
+    def die(line: int) -> Callable[[Any], None]:
+        def does(link: Any) -> None:
+            left = line
+
+            def trace(frame: Any, event: str, argument: Any) -> Any:
+                nonlocal left
+                if frame.f_code.co_filename != file or frame.f_code.co_name == "<listcomp>":
+                    return None  # Those have as many lines as there are workers.
+                left -= event == "line"
+                if not left:
+                    link.send("dies")
+                    os._exit(1)
+                return trace
+
+            sys.settrace(trace)
+            share(replica, tmp_path)
+            sys.settrace(None)
+            link.send("lives")
+            os._exit(0)
+
+        return does
+
+    replica = replica_of(Bags())
+    shared(Bags(), tmp_path)
+    line, said = 0, "dies"
+    while said == "dies":
+        line += 1
+        process, link = forked(die(line))
+        said = link.recv()
+        process.join(TAKEN_S)
+        assert not shared(Bags(), tmp_path)[1].is_new, f"killed at line {line}"
+    assert line > 20
 
 
 # ---------------------------------------------------------------- additions without locks

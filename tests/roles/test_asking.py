@@ -19,7 +19,8 @@ from dlctl.messages import Packed
 from dlctl.roles.protocol.authz import offence
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.meters import Rates
-from dlctl.roles.worker.services.asking import GONE, Answering, Asking, Members, pack
+from dlctl.roles.worker.members import Members
+from dlctl.roles.worker.services.asking import GONE, Answering, Asking, pack
 
 RESEND_S = 0.5
 

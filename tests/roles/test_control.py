@@ -205,7 +205,7 @@ def test_an_older_change_is_not_sent_again_on_top_of_a_newer_one() -> None:
     first, second = {"push": 5.0, "fetch": 3.0}, {"push": 7.0, "fetch": 3.0}
     changes.on_changed(b"", m.Changed(1, "worker-0", {"push": None, "fetch": None}, first), 0.2)
     (again,) = context.retries.due(10.0)
-    assert again.message == m.Change(2, second)
+    assert again.message == m.ChangeSettings(2, second)
     changes.on_changed(b"", m.Changed(2, "worker-0", first, second), 10.1)
     assert context.retries.deadline() is None
     keys = [[row["key"] for row in answer["changes"]] for answer in answers]
@@ -243,7 +243,7 @@ class Asking:
         """Daemon -> what it is sent."""
         self.changes.request(patterns, texts, 0.0, self.answers.append)
         sent = [effect for effect in self.context.clear() if isinstance(effect, Send)]
-        return {e.peer: e.message.settings for e in sent if isinstance(e.message, m.Change)}
+        return {e.peer: e.message.settings for e in sent if isinstance(e.message, m.ChangeSettings)}
 
     def is_unchanged(self) -> bool:
         return not self.context.clear() and not any(

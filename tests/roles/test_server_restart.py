@@ -280,7 +280,7 @@ def test_the_optimiser_goes_on_with_its_slots_and_its_rate_comes_with_the_settin
     alone, keeping = at_work(Keeping(), optimizer=Adagrad), Keeping()
     first = at_work(keeping, optimizer=Adagrad)
     for life in (alone, first):
-        life.tell(m.Change(1, {"lr": 0.25}))
+        life.tell(m.ChangeSettings(1, {"lr": 0.25}))
         life.push(0, (3, 0, -1, 2))
     second = Life(keeping, 2, keep=True, optimizer=Adagrad)
     assert second.server.live.values()["lr"] == 0.25
@@ -570,7 +570,7 @@ def test_an_update_that_comes_to_infinity_ends_the_server_before_anybody_hears_o
     """Its pushes are sound: it is the rate that is not. Another process would do no better."""
     keeping = Keeping()
     life = barrier(keeping) if waits else at_work(keeping)
-    life.tell(m.Change(1, {"lr": 1e32}))
+    life.tell(m.ChangeSettings(1, {"lr": 1e32}))
     if waits:
         assert life.push(0, slot=1, clock=0) == [(0, HELD)]
     life.effects = life.tell(life.message(0, (1e8, 0, 0, 0)), b"worker")

@@ -106,7 +106,7 @@ class Replica:
 
     def advance(self) -> Replica:
         self.training.advance(0.0)
-        effects = [*self.context.clear(), *self.training.send_queue.flush(0.0)]
+        effects = [*self.context.clear(), *self.training.links.send_queue.flush(0.0)]
         self.sent += [effect.message for effect in effects if isinstance(effect, Send)]
         self.effects += [effect for effect in effects if not isinstance(effect, Send)]
         return self
@@ -126,13 +126,13 @@ class Replica:
         (*_, asked) = self.of(m.LeaseRequest)
         lease = m.Lease(asked.request, self._portion, 0, 0, samples)
         self._portion += 1
-        self.training.computing.leasing.on_lease(lease, 0.0)
+        self.training.on_message(lease, 0.0)
         self.advance()
 
     def stream_lease(self, samples: int, shard: int) -> None:
         (*_, asked) = self.of(m.LeaseRequest)
         lease = m.Lease(asked.request, shard, 0, 0, samples, 0, shard)
-        self.training.computing.leasing.on_lease(lease, 0.0)
+        self.training.on_message(lease, 0.0)
         self.advance()
 
     def computed(
@@ -148,24 +148,24 @@ class Replica:
         event = Computed(
             loss, gradient, np.zeros(0), 1.0 if is_usable else np.nan, is_usable, before
         )
-        self.training.on_computed(replace(event, failed=failed), 0.0)
+        self.training.on_event(replace(event, failed=failed), 0.0)
         self.advance()
 
     def ack(self, push: m.Push, shard: int, outcome: str = APPLIED) -> None:
         of = (1, 0, push.seq + 1, "too large" if outcome == REFUSED else "", push.table)
-        self.training.on_ack(Ack(shard, GENERATION, push.seq, outcome, *of), 0.0)
+        self.training.on_message(Ack(shard, GENERATION, push.seq, outcome, *of), 0.0)
         self.advance()
 
     def answer(
         self, shard: int, fetch: m.Fetch, values: m.Array | float, clock: int = 0, version: int = 1
     ) -> None:
-        client = self.training.tables[fetch.table][shard]
+        client = self.training.links.tables[fetch.table][shard]
         size = fetch.hi - fetch.lo if fetch.hi else client.hi - client.lo
         values = np.broadcast_to(np.asarray(values, np.float32), size)
         message = m.Parameters(
             shard, GENERATION, fetch.request, version, values, table=fetch.table, clock=clock
         )
-        self.training.fetcher.on_parameters(message, 0.0)
+        self.training.on_message(message, 0.0)
         self.advance()
 
     def answer_all(self, fetches: list[m.Fetch], values: float, clock: int = 0) -> None:
@@ -597,7 +597,7 @@ def test_pushes_refused_in_a_row_are_counted_by_table() -> None:
             at.ack(push, shard, REFUSED if shard < turn else APPLIED)
         for shard, push in enumerate(at.of(m.Push)[-2:]):
             at.ack(push, shard)
-        assert at.training.bad_gradients.pushes_in_row == turn
+        assert at.training.accounts.bad_gradients.pushes_in_row == turn
 
 
 # ---------------------------------------------------------------- data and gradients
@@ -622,15 +622,15 @@ def test_several_steps_are_computed_in_one_go() -> None:
     at.computed(3.0, before=(1.0, 2.0), own=True)
     assert at.log == [Step(None, 3, 2.0, 1.0, 3)]
     assert at.training.writing.steps == 3
-    assert at.training.rates.total["samples"] == 3
+    assert at.training.accounts.rates.total["samples"] == 3
 
 
 def test_a_step_that_is_skipped_is_no_fault_and_the_next_batch_follows() -> None:
     at = at_work(NextData(), Gradient(), samples=3)
     skipped = Computed(1.0, None, np.zeros(0), np.inf, False, is_skipped=True)
-    at.training.on_computed(skipped, 0.0)
+    at.training.on_event(skipped, 0.0)
     at.advance()
-    assert at.training.bad_gradients.steps == at.training.writing.steps == 0
+    assert at.training.accounts.bad_gradients.steps == at.training.writing.steps == 0
     assert [compute.number for compute in at.of(Compute)] == [0, 1]
     at.computed(2.0)
     assert at.log[-1].loss == 2.0
@@ -655,9 +655,9 @@ def test_a_batch_without_any_sample_is_left_out_and_no_fault() -> None:
     at = at_work(Gradient(), Gradient(), Done(), samples=3)
     empty = Computed(np.nan, None, np.zeros(0), np.nan, False, is_skipped=True)
     at.computed()
-    at.training.on_computed(replace(empty, failed=(failed(1, 4),)), 0.0)
+    at.training.on_event(replace(empty, failed=(failed(1, 4),)), 0.0)
     at.advance()
-    assert at.training.bad_gradients.steps == 0
+    assert at.training.accounts.bad_gradients.steps == 0
     assert [compute.number for compute in at.of(Compute)] == [0, 1, 2]
     at.computed()
     (done,) = at.of(m.PortionDone)
@@ -673,9 +673,9 @@ def test_an_announced_batch_that_was_nothing_lets_the_method_hear_of_the_end_whe
     at.lease(1)
     at.computed()
     at.lease(1)
-    at.training.computing.draining = leaves
+    at.training.steps.draining = leaves
     nothing = Computed.of_nothing(np.zeros(0))
-    at.training.on_computed(nothing, 0.0)
+    at.training.on_event(nothing, 0.0)
     at.advance()
     if not leaves:
         at.lease(0)
@@ -688,7 +688,7 @@ def test_a_shard_of_a_stream_that_ends_is_told_with_the_next_question_and_its_po
     at = replica(Gradient(), Gradient(), Done())
     at.stream_lease(4, shard=2)
     at.computed()
-    at.training.on_computed(Computed.of_nothing(np.zeros(0)), 0.0)
+    at.training.on_event(Computed.of_nothing(np.zeros(0)), 0.0)
     at.advance()
     assert [asked.ends for asked in at.of(m.LeaseRequest)] == [(), (0, 2, 1)]
     at.lease(0)
@@ -698,12 +698,12 @@ def test_a_shard_of_a_stream_that_ends_is_told_with_the_next_question_and_its_po
 
 def test_while_a_save_waits_no_batch_is_begun() -> None:
     at = at_work(Gradient(), Write(vector=ONES.copy()), Gradient(), samples=3)
-    at.training.computing.holds = True
+    at.training.steps.holds = True
     at.computed(1.0)
     assert len(at.of(m.Push)) == SERVERS
     assert len(at.of(Compute)) == 1
     assert at.training.phase().what == "saving"
-    at.training.computing.holds = False
+    at.training.steps.holds = False
     at.advance()
     assert len(at.of(Compute)) == 2
 
@@ -723,7 +723,7 @@ def test_a_batch_of_no_use_ends_several_steps_and_those_before_it_count() -> Non
     at.computed(np.nan, before=(1.0,), own=True)
     (step,) = at.log
     assert (step.steps, step.samples, step.loss, step.norm) == (1, 1, 1.0, np.inf)
-    assert at.training.bad_gradients.steps == 1
+    assert at.training.accounts.bad_gradients.steps == 1
     # The batch is not computed again.
     compute = at.of(Compute)[-1]
     assert (compute.number, compute.count) == (2, 3)
@@ -839,7 +839,7 @@ def test_an_engine_gives_its_arrays() -> None:
     at = replica(Engine(op="invert", arrays=(ONES,)), shape=with_engine)
     assert at.of(RunEngine) == [RunEngine("invert", (ONES,))]
     assert at.training.is_at_work()
-    at.training.engines.on_ran(EngineRan((2 * ONES,)), 0.0)
+    at.training.on_event(EngineRan((2 * ONES,)), 0.0)
     at.advance()
     assert at.log[0][0].tolist() == [2] * SIZE
 
@@ -851,7 +851,7 @@ def test_the_last_needs_are_served_when_it_leaves_and_then_it_is_parked() -> Non
     last = [Write(vector=ONES.copy(), wait=True), Read(wait=True, into="beside")]
     at = at_work(Gradient(), Write(vector=ONES.copy()), samples=1, leave=last)
     at.computed()
-    at.training.computing.draining = True
+    at.training.steps.draining = True
     at.advance()
     assert not at.training.parked
     for number, push in enumerate(at.of(m.Push)):
@@ -873,7 +873,7 @@ def test_what_it_needs_as_it_leaves_may_be_any_iterable(kind: Any) -> None:
     last = [Read(wait=True, into="beside"), Write(table="seen", vector=np.ones(CELLS, np.float32))]
     at.side.leave = lambda: kind(last)  # type: ignore[method-assign]
     at.computed()
-    at.training.computing.draining = True
+    at.training.steps.draining = True
     at.advance()
     at.answer_all(at.of(m.Fetch), 3.0)
     assert [push.table for push in at.of(m.Push)] == [0] * SERVERS + [1] * SERVERS
@@ -882,7 +882,7 @@ def test_what_it_needs_as_it_leaves_may_be_any_iterable(kind: Any) -> None:
 
 def test_it_leaves_between_two_portions_only() -> None:
     at = at_work(Gradient(), Gradient(), Done(), samples=2)
-    at.training.computing.draining = True
+    at.training.steps.draining = True
     at.computed()
     assert not at.training.parked
     at.computed()
@@ -891,7 +891,7 @@ def test_it_leaves_between_two_portions_only() -> None:
 
 def test_a_method_hears_once_that_there_is_no_data_before_it_leaves() -> None:
     at = replica(NextData(), Write(vector=ONES.copy()))
-    at.training.computing.draining = True
+    at.training.steps.draining = True
     at.advance()
     assert at.log == [None, None]
     assert len(at.of(m.Push)) == SERVERS
@@ -901,7 +901,7 @@ def test_a_method_hears_once_that_there_is_no_data_before_it_leaves() -> None:
 @pytest.mark.parametrize("need", [NextData(), Gradient()])
 def test_a_method_that_leaves_gets_no_data_any_more(need: Need) -> None:
     at = replica(leave=[need])
-    at.training.computing.draining = True
+    at.training.steps.draining = True
     with pytest.raises(TypeError, match=r"leave\(\) asks for data"):
         at.advance()
 

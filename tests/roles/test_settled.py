@@ -37,10 +37,10 @@ class Replica:
 
     def _advance(self) -> None:
         self.training.advance(0.0)
-        self.context.do(*self.training.send_queue.flush(0.0))
+        self.context.do(*self.training.links.send_queue.flush(0.0))
 
     def leased(self, request: int, start: int, stop: int) -> None:
-        self.training.computing.leasing.on_lease(m.Lease(request, request - 1, 0, start, stop), 0.0)
+        self.training.on_message(m.Lease(request, request - 1, 0, start, stop), 0.0)
         self._advance()
 
     def fetched(self, request: int) -> None:
@@ -48,19 +48,19 @@ class Replica:
         for channel in self.channels:
             values = np.zeros(2, np.float32)
             answer = m.Parameters(channel.shard, 1, request, 0, values)
-            self.training.fetcher.on_parameters(answer, 0.0)
+            self.training.on_message(answer, 0.0)
         self._advance()
 
     def push(self, value: float = 1.0) -> None:
         """One more step, which is one more push."""
         gradient = np.full(4, value, np.float32)
-        self.training.on_computed(Computed(1.0, gradient, np.zeros(0), 1.0, True), 0.0)
+        self.training.on_event(Computed(1.0, gradient, np.zeros(0), 1.0, True), 0.0)
         self._advance()
 
     def ack(self, shard: int, seq: int, outcome: str = APPLIED) -> list[tuple[int, int, int]]:
         """What an ack has put on record: (epoch, shard, count) each."""
         self.context.clear()
-        self.training.on_ack(Ack(shard, 1, seq, outcome, 1, 0, seq + 1), 0.0)
+        self.training.on_message(Ack(shard, 1, seq, outcome, 1, 0, seq + 1), 0.0)
         effects = [e for e in self.context.clear() if isinstance(e, Settled)]
         return [(e.epoch, e.shard, e.count) for e in effects]
 
@@ -106,7 +106,7 @@ def test_a_push_is_made_while_fewer_bytes_than_the_window_are_on_their_way(
     replica: Replica, window_bytes: float | None, pushes: int
 ) -> None:
     """One of any size, so that nobody waits for ever."""
-    replica.training.send_queue.push_window_bytes = window_bytes
+    replica.training.links.send_queue.push_window_bytes = window_bytes
     for _ in range(WINDOW + 1):
         if replica.training.phase().what != "pushing":
             replica.push()
@@ -120,7 +120,7 @@ def test_a_push_is_made_while_fewer_bytes_than_the_window_are_on_their_way(
 
 
 def test_what_a_shard_has_and_holds_is_on_its_way_no_more(replica: Replica) -> None:
-    replica.training.send_queue.push_window_bytes = 1
+    replica.training.links.send_queue.push_window_bytes = 1
     replica.push()
     replica.push()
     assert len(replica.channels[0]._unsettled) == 1
@@ -131,10 +131,10 @@ def test_what_a_shard_has_and_holds_is_on_its_way_no_more(replica: Replica) -> N
 
 
 def test_a_window_that_is_opened_live_lets_the_next_push_go(replica: Replica) -> None:
-    replica.training.send_queue.push_window_bytes = 1
+    replica.training.links.send_queue.push_window_bytes = 1
     replica.push()
     replica.push()
-    replica.training.send_queue.push_window_bytes = None
+    replica.training.links.send_queue.push_window_bytes = None
     replica.training.advance(0.0)
     assert len(replica.channels[0]._unsettled) == 2
 
@@ -160,7 +160,7 @@ def test_an_end_that_comes_while_a_fetch_is_waited_for_leaves_nothing_unpushed()
     replica.leased(2, 2, 4)
     assert replica.training.phase().what == "fetching"
     assert replica.training.writing.has_unpushed_steps()
-    replica.training.computing.draining = True
+    replica.training.steps.draining = True
     replica.fetched(2)
     assert [len(c._unsettled) for c in replica.channels] == [1, 1]
     assert not replica.training.writing.has_unpushed_steps()

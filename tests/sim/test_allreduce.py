@@ -157,6 +157,6 @@ def test_a_rate_that_is_set_live_is_the_same_in_all_replicas_at_each_step():
     simulation = simulated(3, made, epochs=12.0)
     simulation.request(3.0, "set", {"names": [], "settings": {"inner_lr": 0.03}})
     outcome = simulation.run()
-    assert outcome.world.machine("worker-2").live.values()["inner_lr"] == 0.03
+    assert outcome.world.machine("worker-2").settings.values()["inner_lr"] == 0.03
     first, *others = replicas(outcome, made, 3)
     assert others == [first, first]

@@ -39,7 +39,7 @@ class Waiting(Checker):
     def on_effect(self, process: Any, effect: Any) -> None:
         training = getattr(process.machine, "training", None)
         if process.name == "worker-0" and training is not None:
-            pacing, side = training.pacing, training.side
+            pacing, side = training.accounts.pacing, training.side
             push, fetch = (side.interval(f"{d}_every_steps") for d in ("push", "fetch"))
             row = (process.timeline.now, pacing.computed_s, pacing.waited_s, push, fetch)
             self.rows.append(row)
@@ -170,7 +170,7 @@ def test_a_replaced_worker_is_automatic_as_well() -> None:
     outcome = run.run()
     assert outcome.world.process("worker-0").incarnation == 2
     machine = outcome.world.machine("worker-0")
-    assert machine.live.values()["push_every_steps"] == "auto"
+    assert machine.settings.values()["push_every_steps"] == "auto"
     assert machine.training.side.interval("push_every_steps") >= 7
 
 

@@ -344,7 +344,7 @@ def test_a_setting_that_comes_before_the_shard_is_in_force_when_it_comes() -> No
     server.handle(Started(), 0.0)
     for message in (
         m.Welcome("server-0", 0, 1, b"", {}),
-        m.Change(1, {"lr": 0.001}),
+        m.ChangeSettings(1, {"lr": 0.001}),
         m.Assign(0, 4, layout_of(4).to_bytes(), ""),
     ):
         server.handle(Received("coordinator", message), 0.1)

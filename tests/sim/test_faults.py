@@ -121,7 +121,7 @@ def test_what_a_broken_connection_has_swallowed_is_sent_again_as_soon_as_there_i
 
 def test_what_the_coordinator_has_sent_over_it_is_sent_again_to_who_comes_with_another():
     sim = simulation()
-    network, watcher = sim.world.network, Watcher(m.Change)
+    network, watcher = sim.world.network, Watcher(m.ChangeSettings)
     sim.world.observers.append(watcher)
     sim.at(1.5, lambda: network.half_open("worker-0", "coordinator", upward=False))
     sim.request(1.6, "set", {"names": ["worker-0"], "settings": {"push_every_steps": "2"}})

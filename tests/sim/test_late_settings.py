@@ -39,7 +39,7 @@ def in_force_at(simulation: Simulation, when_s: float) -> dict[str, Any]:
     """What worker-1 has then, once the run is over."""
     found: dict[str, Any] = {}
     worker = simulation.world.machine
-    simulation.at(when_s, lambda: found.update(worker("worker-1").live.values()))
+    simulation.at(when_s, lambda: found.update(worker("worker-1").settings.values()))
     return found
 
 
@@ -56,7 +56,7 @@ def test_what_was_set_outlasts_a_stop() -> None:
     found: dict[str, Any] = {}
     machine = second.world.machine
     second.at(2.0, lambda: found.update(machine("server-0").live.values()))
-    second.at(2.0, lambda: found.update(machine("worker-0").live.values()))
+    second.at(2.0, lambda: found.update(machine("worker-0").settings.values()))
     outcome = second.run()
     assert outcome.state == "finished"
     assert (found["lr"], found["push"]) == (0.003, 1e6)

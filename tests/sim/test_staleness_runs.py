@@ -193,10 +193,12 @@ class ComputesWithItsCopy(Checker):
             return
         training = process.machine.training
         slot = training.side.slot
-        for channel in training.channels:
+        for channel in training.links.channels:
             serving = getattr(self._world.machine(f"server-{channel.shard}"), "serving", None)
             shown = serving and serving.initialised and serving.side.shown(slot)
-            if not shown or not serving.parameters.dedup.is_current(slot, training.identity.epoch):
+            if not shown or not serving.parameters.dedup.is_current(
+                slot, training.links.identity.epoch
+            ):
                 continue
             self.compared += 1
             model = training.side.parameters[channel.lo : channel.hi]

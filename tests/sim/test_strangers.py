@@ -295,7 +295,7 @@ def test_a_push_from_the_future_is_a_gap_and_one_of_an_older_epoch_is_fenced():
 def test_nobody_but_the_coordinator_gives_orders_to_a_server():
     simulation = in_the_middle()
     orders = [
-        m.Shutdown("now"), m.Dismiss("go"), m.Change(1, {"lr": 1e9}), m.Members((7,)),
+        m.Shutdown("now"), m.Dismiss("go"), m.ChangeSettings(1, {"lr": 1e9}), m.Members((7,)),
         m.VectorOp(1, ("copy",), ("w",), ("w",), (0.0,)), m.Save(9, "elsewhere"),
         m.Assign(0, 3, b"", ""),
     ]  # fmt: skip

@@ -28,7 +28,9 @@ class OneVersion(Checker):
 
     def on_effect(self, process, effect):
         if isinstance(effect, Compute):
-            versions = {channel.basis.version for channel in process.machine.training.channels}
+            versions = {
+                channel.basis.version for channel in process.machine.training.links.channels
+            }
             assert len(versions) == 1, f"{process} computes on steps {versions}"
 
 

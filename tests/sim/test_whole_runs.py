@@ -98,7 +98,7 @@ def test_every_live_setting_takes_effect_while_the_run_goes_on():
     sizes = {at: (p.samples // 8, p.delta.arrays[0].size) for at, _, _, p in pushes.sent}
     assert {size for at, size in sizes.items() if at < 3.0} == {(1, 10)}
     assert {size for at, size in sizes.items() if 3.3 < at < 10.0} == {(4, 2)}
-    values = outcome.world.machine("worker-0").live.values()
+    values = outcome.world.machine("worker-0").settings.values()
     assert (values["inner_lr"], values["fetch_every_steps"]) == (0.125, 2)
     assert outcome.world.machine("server-0").serving.shard.optimizer.lr == 0.5
 
@@ -110,7 +110,7 @@ def test_a_replaced_worker_has_the_settings_that_were_changed_and_not_the_job_fi
     simulation.request(2.0, "set", change)
     simulation.at(3.0, lambda: simulation.world.kill("worker-1"))
     outcome = simulation.run()
-    settings = outcome.world.machine("worker-1").live.values()
+    settings = outcome.world.machine("worker-1").settings.values()
     assert outcome.world.process("worker-1").incarnation == 2
     assert (settings["push_every_steps"], settings["push"]) == (4, 1e6)
 
@@ -146,7 +146,7 @@ def test_the_replicas_buffers_are_averaged_by_the_samples_that_each_has_seen():
     slow = ComputeOptions(step_s=0.01, spread=0.0, slow={1: 3.0})
     outcome = Simulation(job, WithBuffers(), compute=slow).run()
     workers = [outcome.world.machine(f"worker-{i}").training for i in (0, 1)]
-    seen = [worker.rates.total["samples"] for worker in workers]
+    seen = [worker.accounts.rates.total["samples"] for worker in workers]
     assert sum(seen) == 512
     assert seen[0] > 1.5 * seen[1]
     average = outcome.world.machine("server-0").serving.buffers.average()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dlctl import wire
 from dlctl.errors import RemoteProtocolError
-from dlctl.messages import Ack, Change, Fetch, Packed, Parameters, Push, Welcome
+from dlctl.messages import Ack, ChangeSettings, Fetch, Packed, Parameters, Push, Welcome
 
 FETCH = [wire.PROTOCOL, Fetch.code, [0, 1, 2, 3, 4, 5, False, 0, 0, 0, 0, False], []]
 PARAMETERS = [wire.PROTOCOL, Parameters.code, [0, 1, 2, 3, None, False, 0, 0, 0], [[0, 2]]]
@@ -87,7 +87,7 @@ def test_a_code_that_only_equals_that_of_a_message_is_unknown() -> None:
 def test_a_message_whose_header_is_too_long_is_refused_however_right_it_is() -> None:
     """No text in it is longer than a text may be."""
     texts = ["x" * (wire.STRING_MAX - 1)] * 3
-    raw = msgpack.packb([wire.PROTOCOL, Change.code, [1, {"texts": texts}], []])
+    raw = msgpack.packb([wire.PROTOCOL, ChangeSettings.code, [1, {"texts": texts}], []])
     refused(raw, why=f"header of {len(raw)} bytes; at most {wire.HEADER_BYTES_MAX}")
 
 
@@ -150,7 +150,7 @@ def test_json_is_plain_shallow_and_has_text_as_keys() -> None:
     for _ in range(20):
         deep = [deep]
     for value in ({"a": deep}, {1: 2}, [1], None, {"a": {True: 1}}):
-        refused([wire.PROTOCOL, Change.code, [1, value], []])
+        refused([wire.PROTOCOL, ChangeSettings.code, [1, value], []])
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from dlctl.messages import (
     MESSAGES,
     NATURAL_MAX,
     Array,
-    Change,
+    ChangeSettings,
     Dismiss,
     Json,
     Limits,
@@ -119,8 +119,8 @@ def test_text_that_is_no_unicode_arrives_in_a_readable_form() -> None:
 
 def test_what_msgpack_has_no_form_for_is_our_own_error() -> None:
     for value in (2**70, object(), {1, 2}):
-        with pytest.raises(LocalProtocolError, match="cannot encode Change"):
-            wire.encode(Change(1, {"value": value}))
+        with pytest.raises(LocalProtocolError, match="cannot encode ChangeSettings"):
+            wire.encode(ChangeSettings(1, {"value": value}))
 
 
 def test_only_flat_arrays_of_known_types_are_sent() -> None:

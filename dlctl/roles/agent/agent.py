@@ -33,7 +33,7 @@ from dlctl.roles.protocol.effects import (
 )
 from dlctl.roles.protocol.files import BytesRead, ReadBytes, RemoveCopy
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
-from dlctl.roles.protocol.live_settings import LiveSettings
+from dlctl.roles.protocol.live_values import LiveValues
 from dlctl.roles.protocol.watchdog import Watchdog
 from dlctl.util.names import HOME_AGENT
 from dlctl.util.text import COORDINATOR_GONE
@@ -69,7 +69,7 @@ class Agent:
         """`adopted`: live daemons that an earlier agent has started."""
         self.birth = birth
         self.context = Context(resend_s)
-        self.live = LiveSettings(self.context, birth.name, {})
+        self.live = LiveValues(self.context, birth.name, {})
         self._children = {a.name: _Child(a.incarnation, a.pid) for a in adopted}
         self._lifeline = Watchdog()
         self._restarts = 0
@@ -151,7 +151,7 @@ class Agent:
                 self.context.do(ReadBytes(COORDINATOR, message))
             case m.FileTaken(file):
                 self.context.do(RemoveCopy(file))
-            case m.Change():
+            case m.ChangeSettings():
                 self.live.on_change(message)
             case m.Shutdown(reason, keep_state):
                 self.is_over = not keep_state

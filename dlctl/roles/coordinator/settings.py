@@ -110,8 +110,10 @@ class SettingChanges:
             # One request for all that is unacknowledged: an older request that is resent would undo
             # a newer one.
             older = self.context.retries.message(("change", name))
-            unanswered = older.settings if isinstance(older, m.Change) else {}
-            self.context.ask(("change", name), name, m.Change(number, unanswered | values), now)
+            unanswered = older.settings if isinstance(older, m.ChangeSettings) else {}
+            self.context.ask(
+                ("change", name), name, m.ChangeSettings(number, unanswered | values), now
+            )
 
     def on_changed(self, peer: Peer, message: m.Changed, now: float) -> None:
         """Raises RemoteProtocolError for values that no setting has."""

@@ -50,7 +50,7 @@ from dlctl.roles.protocol.effects import (
     SavedTable,
 )
 from dlctl.roles.protocol.files import FileSealed, FilesMissing, saved_file
-from dlctl.roles.protocol.live_settings import LiveSettings
+from dlctl.roles.protocol.live_values import LiveValues
 from dlctl.roles.protocol.saving import Restoring, Saving
 from dlctl.roles.protocol.watchdog import Watchdog
 from dlctl.roles.server.abuse_guard import AbuseGuard
@@ -86,7 +86,7 @@ class Server:
         self.context = Context(self.job.timeouts.resend_s)
         self.lr = self.job.optimizer.options.get("lr")
         """The learning rate, as long as there is no shard that has it."""
-        self.live = LiveSettings(self.context, self.birth.name, {"lr": (self, "lr")})
+        self.live = LiveValues(self.context, self.birth.name, {"lr": (self, "lr")})
         self.authz = Authz(self.context)
         self._waste = AbuseGuard(self.context)
         self._guest_list = 0
@@ -440,7 +440,7 @@ class Server:
         m.NormTotal: lambda self, message, now: (
             self._reporting and self._reporting.on_total(message)
         ),
-        m.Change: lambda self, message, now: self.live.on_change(message),
+        m.ChangeSettings: lambda self, message, now: self.live.on_change(message),
         m.Save: _on_save,
         m.Reopen: lambda self, message, now: self.serving and self.serving.reopen(message.last),
         m.FileData: lambda self, message, now: self._gathering.transfers.on_data(message, now),

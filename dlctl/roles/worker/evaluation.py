@@ -1,4 +1,7 @@
-"""One evaluation of the run's model and averaged buffers, concurrent with the training."""
+"""Evaluations of the run's model and averaged buffers, concurrent with the training: one at a time.
+
+A repeated request gets the stored answer.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ import numpy as np
 
 from dlctl import messages as m
 from dlctl.messages import Array
-from dlctl.roles.protocol.context import Context
-from dlctl.roles.protocol.effects import BringRows, RunEvaluation
+from dlctl.roles.protocol.context import COORDINATOR, Context
+from dlctl.roles.protocol.effects import BringRows, EvaluationRun, RunEvaluation
 from dlctl.roles.worker.fetching import Fetched
+from dlctl.roles.worker.interface import Evaluable
 from dlctl.roles.worker.joining import buffers_key
-from dlctl.roles.worker.services.asking import MODEL
-from dlctl.roles.worker.training import Training
+from dlctl.roles.worker.services.asking import MODEL, NO_MODEL
 from dlctl.vector import to_host
 
 ANSWER_S = 60.0
@@ -25,12 +28,12 @@ ANSWER_S = 60.0
 class Mean:
     """Mean of the models of all replicas, accumulated in float64."""
 
-    def __init__(self, training: Training, now: float) -> None:
-        asking = training.asking
-        self._sum = np.zeros(len(training.side.parameters), np.float64)
+    def __init__(self, replica: Evaluable, now: float) -> None:
+        asking = replica.asking
+        self._sum = np.zeros(len(replica.side.parameters), np.float64)
         self._squares, self.models = 0.0, 0
         # Drained replicas included; a joining one answers that it has no model.
-        self._waits_for = {*asking.members.known} - {training.identity.slot}
+        self._waits_for = {*asking.members.known} - {replica.links.identity.slot}
         for slot in sorted(self._waits_for):
             asking.ask(slot, MODEL, (), now + ANSWER_S, partial(self._on_model, slot), now)
 
@@ -61,6 +64,8 @@ class Mean:
 
 @dataclass(slots=True)
 class Evaluation:
+    """The current one."""
+
     number: int
     fetched: Fetched | None
     """The model fetched from the servers; None: the replica's own is evaluated, or the mean."""
@@ -73,47 +78,86 @@ class Evaluation:
     rows: Fetched | None = None
     """Rows that the task waits for."""
 
-    def want(self, rows: Array, training: Training) -> None:
-        """The running task requests rows of the tables of rows."""
-        number = next(n for n, table in enumerate(training.tables) if table[0].rows is not None)
-        self.rows = training.fetcher.start(0, table=number, whole=True, rows=rows)
-
-    @staticmethod
-    def begin(
-        message: m.Evaluate, training: Training, now: float, *, is_of_all: bool = False
-    ) -> Evaluation:
-        """is_of_all: the model is the mean of all replicas."""
-        number = message.evaluation
-        finish_with = dict(message.metrics) if message.finishes else None
-        if not training.channels:
-            mean = Mean(training, now) if is_of_all else None
-            return Evaluation(number, None, finish_with, mean)
-        fetched = training.fetcher.start(0, whole=True, average=message.average)
-        me, first = training.identity, training.channels[0]
-        request = m.FetchBuffers(me.slot, me.epoch, fetched.request)
-        training.context.ask(buffers_key(fetched.request), first.peer, request, now)
-        return Evaluation(number, fetched, finish_with)
-
-    def advance(self, training: Training, context: Context, now: float) -> None:
-        """Run it as soon as everything has arrived and no gradient is being computed."""
-        if self.rows is not None and self.rows.complete:
-            context.do(BringRows(training.fetcher.assemble(self.rows, None)))
-            self.rows = None
-        if self.running or not self._has_arrived() or not training.pause(now):
-            return
-        self.running = True
-        averaged = np.array(training.computing.averaged)
-        if self.mean is not None:
-            self.mean.add(to_host(training.side.parameters))
-            parameters = self.mean.value()
-        elif self.fetched is None or self.buffers is None:
-            parameters = to_host(training.side.parameters).copy()
-        else:
-            parameters = training.fetcher.assemble(self.fetched, training.side.parameters)
-            averaged = self.buffers.averaged
-        context.do(RunEvaluation(self.number, parameters, averaged, self.finish_with))
-
-    def _has_arrived(self) -> bool:
+    def has_arrived(self) -> bool:
         if self.mean is not None:
             return self.mean.is_here()
         return self.fetched is None or (self.buffers is not None and self.fetched.complete)
+
+
+class Evaluations:
+    def __init__(self, context: Context, name: str, *, of_all: bool) -> None:
+        """name: of this daemon. of_all: the run's model is the mean of all replicas."""
+        self._context = context
+        self._name = name
+        self._of_all = of_all
+        self._current: Evaluation | None = None
+        self._answer: m.Evaluated | None = None
+        """The last one, in case it was lost."""
+
+    def on_evaluate(self, message: m.Evaluate, replica: Evaluable, now: float) -> None:
+        if self._answer is not None and self._answer.evaluation == message.evaluation:
+            self._context.send(COORDINATOR, self._answer)
+        elif not replica.has_model():
+            if replica.parked:  # Else the coordinator retries.
+                none = m.Evaluated(message.evaluation, self._name, {}, NO_MODEL)
+                self._context.send(COORDINATOR, none)
+        elif self._current is None:
+            self._current = self._begun(message, replica, now)
+
+    def _begun(self, message: m.Evaluate, replica: Evaluable, now: float) -> Evaluation:
+        number, links = message.evaluation, replica.links
+        finish_with = dict(message.metrics) if message.finishes else None
+        if not links.channels:
+            mean = Mean(replica, now) if self._of_all else None
+            return Evaluation(number, None, finish_with, mean)
+        fetched = replica.fetcher.start(0, whole=True, average=message.average)
+        me, first = links.identity, links.channels[0]
+        request = m.FetchBuffers(me.slot, me.epoch, fetched.request)
+        links.context.ask(buffers_key(fetched.request), first.peer, request, now)
+        return Evaluation(number, fetched, finish_with)
+
+    def on_buffers(self, message: m.Buffers) -> None:
+        """Those of the servers, which were requested."""
+        if self._current is not None:
+            self._current.buffers = message
+
+    def want(self, rows: Array, replica: Evaluable) -> None:
+        """The running task requests rows of the tables of rows."""
+        if self._current is None:
+            return
+        tables = replica.links.tables
+        number = next(n for n, table in enumerate(tables) if table[0].rows is not None)
+        self._current.rows = replica.fetcher.start(0, table=number, whole=True, rows=rows)
+
+    def advance(self, replica: Evaluable, now: float) -> None:
+        """Run it as soon as everything has arrived and no gradient is being computed."""
+        current = self._current
+        if current is None:
+            return
+        if current.rows is not None and current.rows.complete:
+            self._context.do(BringRows(replica.fetcher.assemble(current.rows, None)))
+            current.rows = None
+        if current.running or not current.has_arrived() or not replica.pause(now):
+            return
+        current.running = True
+        averaged = np.array(replica.averaged)
+        if current.mean is not None:
+            current.mean.add(to_host(replica.side.parameters))
+            parameters = current.mean.value()
+        elif current.fetched is None or current.buffers is None:
+            parameters = to_host(replica.side.parameters).copy()
+        else:
+            parameters = replica.fetcher.assemble(current.fetched, replica.side.parameters)
+            averaged = current.buffers.averaged
+        effect = RunEvaluation(current.number, parameters, averaged, current.finish_with)
+        self._context.do(effect)
+
+    def on_run(self, run: EvaluationRun, replica: Evaluable) -> None:
+        more, self._current = self._current, None
+        replica.resume()
+        mean = more.mean if more is not None and run.metrics else None
+        self._answer = m.Evaluated(
+            run.evaluation, self._name, run.metrics, run.error, run.text,
+            {} if mean is None else mean.figures(),
+        )  # fmt: skip
+        self._context.send(COORDINATOR, self._answer)

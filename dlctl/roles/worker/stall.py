@@ -12,8 +12,8 @@ from typing import Any
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.effects import LocateTask, TaskLocated
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
-from dlctl.roles.worker.services.computing import RUNNING, STEPPING
-from dlctl.roles.worker.training import Training
+from dlctl.roles.worker.interface import Replica
+from dlctl.roles.worker.services.engines import RUNNING, STEPPING
 from dlctl.util.text import bounded_place
 
 
@@ -30,12 +30,12 @@ class StallDetector:
             self._place = bounded_place(event.place)
         return self._asked
 
-    def look(self, training: Training, phase: str, now: float) -> tuple[dict[str, Any], str]:
+    def look(self, replica: Replica, phase: str, now: float) -> tuple[dict[str, Any], str]:
         """(what to add to the metrics, the phase to report)."""
-        stuck_s = training.stuck_s(now)
+        stuck_s = replica.stuck_s(now)
         if not stuck_s:
             self._asked, self._place = False, ""
-            long_s = training.computing.long_s(now)
+            long_s = replica.long_s(now)
             return ({"in_batch_s": round(long_s, 1)} if long_s else {}), phase
         if not self._asked:
             self._asked = True

@@ -62,7 +62,7 @@ class ClockChecker(Checker):
     def _on_compute(self, worker: Process, effect: Compute) -> None:
         training = worker.machine.training  # type: ignore[attr-defined]
         newest = self._newest.get(worker, -1)
-        for c in training.channels:
+        for c in training.links.channels:
             placed = self._placed[worker, c.shard]
             model = training.side.parameters[c.lo : c.hi]
             if effect.own_lr is None and not np.array_equal(model, placed):

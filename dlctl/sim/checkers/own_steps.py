@@ -41,7 +41,7 @@ class OwnStepsChecker(Checker):
         pushed = self._pushed[process]
         if training.writing.steps_pushed != pushed[-1]:
             pushed[:] = pushed[-1], training.writing.steps_pushed
-        for c in training.channels:
+        for c in training.links.channels:
             model = training.side.parameters[c.lo : c.hi]
             own = np.flatnonzero(model != self._sent[process, c.shard])
             if not np.isin(self._cells(training, pushed[-1]), own).all():
@@ -51,6 +51,6 @@ class OwnStepsChecker(Checker):
 
     def _cells(self, training: Training, first: int) -> list[int]:
         """Of the gradients from this one on, which 1 is added to."""
-        me = training.identity
+        me = training.links.identity
         numbers = range(first, training.writing.steps)
         return [self.objective.authors[me.slot, me.epoch, number] for number in numbers]

@@ -100,7 +100,7 @@ class StalenessChecker(Checker):
     def _on_compute(self, worker: Process) -> None:
         training = worker.machine.training  # type: ignore[attr-defined]
         parameters = training.side.parameters
-        held = {c.shard: _gradients(parameters[c.lo : c.hi]) for c in training.channels}
+        held = {c.shard: _gradients(parameters[c.lo : c.hi]) for c in training.links.channels}
         bases = {shard: self._versions[shard].get(number, set()) for shard, number in held.items()}
         self._bases[worker] = self._asked[worker][1] if worker in self._asked else {}
         self._asked[worker] = (worker.timeline.now, bases)

@@ -127,7 +127,7 @@ class GroupChecker(Checker):
         collecting = getattr(training, "collecting", None)
         if training is None or collecting is None:
             return
-        is_stepping = training.engines.is_at_work
+        is_stepping = training.steps.engines.is_at_work
         if process in self._behind and not is_stepping:
             self._behind.remove(process)
             self._compare(process, training.side)

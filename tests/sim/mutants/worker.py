@@ -13,8 +13,10 @@ from dlctl.roles.worker.basis import Basis
 from dlctl.roles.worker.fetching import Fetcher
 from dlctl.roles.worker.joining import Joining
 from dlctl.roles.worker.leases import Portions
-from dlctl.roles.worker.services.asking import Asking, Members
-from dlctl.roles.worker.services.computing import Computing, Engines
+from dlctl.roles.worker.members import Members
+from dlctl.roles.worker.services.asking import Asking
+from dlctl.roles.worker.services.computing import Computing
+from dlctl.roles.worker.services.engines import Engines
 from dlctl.roles.worker.services.reading import OneRead
 from dlctl.roles.worker.services.writing import Writing
 from dlctl.roles.worker.shard_client import ShardClient
@@ -29,7 +31,7 @@ def done_before_ack(patch: Patch) -> None:
 
     def on_pushed(self):
         honest(self)
-        self.computing.report_done(self.portions.settled(self.writing.newest), 0.0)
+        self.steps.on_done(self.accounts.portions.settled(self.writing.newest), 0.0)
 
     patch.setattr(Training, "_on_pushed", on_pushed)
 

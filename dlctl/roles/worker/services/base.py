@@ -9,6 +9,8 @@ from dlctl.algorithms.needs import Need, Range
 from dlctl.messages import Array
 from dlctl.roles.worker.shard_client import ShardClient
 
+STUCK_S_MIN = 10.0
+"""What takes no longer than this does not count as hung."""
 N = TypeVar("N", bound=Need, contravariant=True)
 
 

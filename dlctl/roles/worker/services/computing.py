@@ -1,93 +1,93 @@
-"""Data and gradients: leases portions, has batches computed, and discards unusable gradients."""
+"""Data and gradients: leases portions, has batches computed, and discards unusable gradients.
+
+This is the worker's own `StepSource` (`interface.py`).
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from itertools import repeat
 from typing import Any
 
 import numpy as np
 
 from dlctl import messages as m
+from dlctl.algorithms.base import ReplicaSide
 from dlctl.algorithms.needs import (
     Data,
     Done,
     Engine,
     Gradient,
     Named,
+    Need,
     NextData,
     NextRows,
     OwnState,
     OwnStep,
     Step,
 )
-from dlctl.roles.protocol.context import COORDINATOR, Context
+from dlctl.machine import Event
+from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import (
     Compute,
     Computed,
     EngineRan,
-    ExchangeOwn,
     FailedSample,
     NameRows,
     RowsNamed,
-    RunEngine,
-    StepAlong,
 )
-from dlctl.roles.protocol.meters import Rates, follow
-from dlctl.roles.worker.bad_gradients import BadGradients
-from dlctl.roles.worker.intervals import Pacing
-from dlctl.roles.worker.leases import Leasing, Portion, Portions
-from dlctl.roles.worker.progress import OwnRate, Progress
-from dlctl.roles.worker.services.base import Phase, Service
+from dlctl.roles.protocol.meters import follow
+from dlctl.roles.worker.accounts import Accounts
+from dlctl.roles.worker.leases import Leasing, Portion
+from dlctl.roles.worker.links import Links
+from dlctl.roles.worker.services.base import STUCK_S_MIN, Phase, Service
+from dlctl.roles.worker.services.engines import Engines
 from dlctl.roles.worker.services.writing import Writing
-from dlctl.roles.worker.shard_client import Identity
+from dlctl.roles.worker.settings import Terms
 
 LOSS_WEIGHT = 0.05
 """Weight of the newest loss in the reported running mean."""
 BATCH_WEIGHT = 0.1
 """Weight of the newest batch in the running mean of the time per batch."""
-STUCK_S_MIN, STUCK_BATCHES = 10.0, 10.0
-"""A batch that takes longer than both (seconds, and multiples of a batch's time) hangs in user
-code; an evaluation is reported, too, but may legitimately take that long."""
-STUCK_OPERATIONS = 3.0
-"""For an operation of an engine, as a multiple of the longest one so far: their times vary."""
+STUCK_BATCHES = 10.0
+"""A batch that takes longer than `STUCK_S_MIN`, and than so many usual batches, hangs in user code;
+an evaluation is reported, too, but may legitimately take that long."""
 LONG_S_MIN, LONG_BATCHES = 2.0, 3.0  # A straggling batch is reported, but is no fault yet.
 
 NAMED_IN_ROW = 3
 """Consecutive discarded gradients that are logged one by one."""
-RUNNING = "running its engine"
-STEPPING = "making a step"
 
 
-@dataclass(eq=False)
 class Computing:
-    """Serves `NextData`, `Gradient` and `Done`."""
+    """Serves `NextData`, `NextRows`, `Gradient` and `Done`."""
 
-    context: Context
-    identity: Identity
-    portions: Portions
-    writing: Writing
-    bad_gradients: BadGradients
-    pacing: Pacing
-    rates: Rates
-    averaged: m.Array
-    """float64[n], the model's current averaged buffers."""
-    progress: Progress
-    own_rate: OwnRate
-    """The learning rate of the replica's own steps."""
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        links: Links,
+        terms: Terms,
+        accounts: Accounts,
+        writing: Writing,
+        side: ReplicaSide,
+        averaged: m.Array,
+    ) -> None:
+        """averaged: float64[n], the model's buffers."""
+        self.context, self.identity = links.context, links.identity
+        self.accounts, self.portions = accounts, accounts.portions
+        self.bad_gradients, self.progress = accounts.bad_gradients, accounts.progress
+        self.writing, self.side = writing, side
+        self.own_rate = terms.own_rate
+        self.averaged = averaged
+        """After the newest step."""
         self.leasing = Leasing(self.context, self.identity, self.portions)
+        self.engines = Engines(self.context, self.is_held)
         self.holds = False
-        """A save waits: no batch is begun while all steps are pushed."""
         self.loss: float | None = None
-        self.metrics: dict[str, float] = {}
+        self.metrics_of_task: dict[str, float] = {}
         """Further metrics of the task's loss, as running means like that of the loss."""
         self.draining = False
-        self.is_told_of_end = False
+        self._is_told_of_end = False
         """The method was notified that there is no data, because the replica leaves."""
         self._need: NextData | Gradient | Done | None = None
         self._running: tuple[Portion, int, int] | None = None
@@ -104,6 +104,37 @@ class Computing:
         """The rows of those batches."""
         self._was_empty = False
         """The announced batch was empty or skipped: the next one, if any, is computed instead."""
+
+    # ------------------------------------------------------------ the source of steps
+
+    def services(self) -> dict[type[Need], Service[Any]]:
+        mine = dict.fromkeys((NextData, NextRows, Gradient, Done), self)
+        return {**mine, **dict.fromkeys((Engine, OwnStep, OwnState), self.engines)}
+
+    def on_event(self, event: Event, now: float) -> None:
+        match event:
+            case Computed():
+                self._on_computed(event, now)
+                self.side.step_s = self.batch_s
+            case RowsNamed():
+                self._on_rows_named(event)
+            case EngineRan():
+                self.engines.on_ran(event, now)
+
+    def on_lease(self, lease: m.Lease, now: float) -> None:
+        self.leasing.on_lease(lease, now)
+
+    def acted(self) -> None:
+        self.leasing.told_no_data = False
+
+    def has_ended(self) -> bool:
+        return self._is_told_of_end and self._ends_here()
+
+    def is_computing(self) -> bool:
+        return self._running is not None
+
+    def is_at_work(self) -> bool:
+        return self._running is not None or self.engines.is_at_work
 
     # ------------------------------------------------------------ the service
 
@@ -133,11 +164,7 @@ class Computing:
     def deadline(self) -> float | None:
         return self.leasing.ask_again_at
 
-    @property
-    def is_computing(self) -> bool:
-        return self._running is not None
-
-    def ends_here(self) -> bool:
+    def _ends_here(self) -> bool:
         """Whether this replica leaves, and no portion is partly done."""
         return self.draining and self.portions.at_boundary()
 
@@ -155,7 +182,7 @@ class Computing:
         if need.rows is not None and self._was_empty:
             self._was_empty = False  # The rows of the next batch are not known.
             return True, None
-        if (self._announced or self._was_empty) and self.ends_here():
+        if (self._announced or self._was_empty) and self._ends_here():
             # The batch was announced before the end: the method must be notified of the end where
             # it requests data, which is where it pushes its accrued gradients.
             self._announced = self._was_empty = False
@@ -198,7 +225,7 @@ class Computing:
         clients = (client for table in self.writing.tables for client in table[:1])
         return any(client.rows is not None and client.rows.tables.size for client in clients)
 
-    def on_rows_named(self, event: RowsNamed) -> None:
+    def _on_rows_named(self, event: RowsNamed) -> None:
         assert self._naming is not None
         self._named = Named(event.rows, self._naming)
 
@@ -209,9 +236,9 @@ class Computing:
 
     def _find_data(self, now: float) -> tuple[bool, Data | None]:
         """(whether this is an answer for the method, the batch to compute next if there is one)."""
-        if self.ends_here():
+        if self._ends_here():
             # The first time the method can still push its accrued gradients; then it is parked.
-            is_first, self.is_told_of_end = not self.is_told_of_end, True
+            is_first, self._is_told_of_end = not self._is_told_of_end, True
             return is_first, None
         if self.holds and self.writing.is_in_parts():
             return True, None  # A save must contain all steps completely.
@@ -240,7 +267,7 @@ class Computing:
 
     # ------------------------------------------------------------ gradients
 
-    def on_computed(self, event: Computed, now: float) -> None:
+    def _on_computed(self, event: Computed, now: float) -> None:
         """Gradients have arrived. An unusable one is discarded."""
         assert self._running is not None
         portion, number, _ = self._running
@@ -256,8 +283,13 @@ class Computing:
             self.leasing.ended(portion)
         samples = 0
         for loss, metrics in zip(losses, event.metrics or repeat({}), strict=False):
-            samples += self._accept(loss, metrics, portion, number, lacking[number])
-            self.pacing.computed(took_s)
+            start, stop = portion.batch_range(number)
+            used = stop - start - lacking[number]
+            self.accounts.step_made(self.writing.steps, used, took_s, portion.in_words(number))
+            self.writing.steps += 1
+            self.portions.count(portion, used, loss, metrics)
+            self._follow(loss, metrics)
+            samples += used
             number += 1
         if losses:
             mean = sum(losses) / len(losses)
@@ -280,30 +312,14 @@ class Computing:
                 last = self.writing.newest
                 self.portions.pushed(last, self.writing.steps_pushed)
                 if not self.writing.is_under_way(last):
-                    self.report_done(self.portions.settled(last), now)
+                    self.on_done(self.portions.settled(last), now)
 
-    def _accept(
-        self,
-        loss: float,
-        metrics: Mapping[str, float],
-        portion: Portion,
-        number: int,
-        lacking: int = 0,
-    ) -> int:
-        """Count a usable batch. lacking: number of its samples that failed to load. Returns its
-        samples."""
-        start, stop = portion.batch_range(number)
-        samples = stop - start - lacking
-        self.bad_gradients.computed(self.writing.steps, portion.in_words(number))
-        self.writing.steps += 1
-        self.portions.count(portion, samples, loss, metrics)
-        self.rates.add("samples", samples)
-        self.progress.computed(samples)
+    def _follow(self, loss: float, metrics: Mapping[str, float]) -> None:
+        """Update the running means that are reported."""
         change = loss - self.loss if self.loss is not None else 0.0
         self.loss = loss if self.loss is None else self.loss + LOSS_WEIGHT * change
         if metrics:
-            follow(self.metrics, metrics, LOSS_WEIGHT)
-        return samples
+            follow(self.metrics_of_task, metrics, LOSS_WEIGHT)
 
     def _refuse(self, event: Computed, portion: Portion, number: int) -> None:
         """Discard an unusable gradient: a NaN would stay in the residual for ever."""
@@ -327,9 +343,9 @@ class Computing:
     def _done_without_push(self, but: int, now: float) -> None:
         self.writing.done(but)
         self.progress.pushed()
-        self.report_done(self.portions.done_now(self.writing.steps_pushed, but), now)
+        self.on_done(self.portions.done_now(self.writing.steps_pushed, but), now)
 
-    def report_done(self, done: list[Portion], now: float) -> None:
+    def on_done(self, done: list[Portion], now: float) -> None:
         for p in done:
             lease, me = p.lease, self.identity
             message = m.PortionDone(
@@ -339,7 +355,18 @@ class Computing:
             key = ("portion", lease.data_epoch, lease.portion)
             self.context.ask(key, COORDINATOR, message, now)
 
-    # ------------------------------------------------------------ time
+    # ------------------------------------------------------------ figures and time
+
+    def metrics(self, now: float) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if self.loss is not None:
+            found["loss"] = round(self.loss, 6)
+        if self.metrics_of_task:
+            found["task"] = dict(self.metrics_of_task)
+        if self.own_rate.factor is not None:
+            found["inner_lr"] = self.own_rate.at(self.progress.samples)
+        found["request"] = self.leasing.number
+        return found
 
     def paused(self, now: float) -> None:
         """An evaluation is running from now on."""
@@ -349,69 +376,11 @@ class Computing:
         """How long the current batch or evaluation has taken, if far too long, else 0."""
         is_busy = self._running or self._naming is not None or evaluates
         took_s = now - self._busy_since if is_busy else 0.0
-        return took_s if took_s > max(STUCK_S_MIN, STUCK_BATCHES * self.batch_s) else 0.0
+        if took_s > max(STUCK_S_MIN, STUCK_BATCHES * self.batch_s):
+            return took_s
+        return self.engines.stuck_s(now)
 
     def long_s(self, now: float) -> float:
         """How long the current batch has taken, if longer than usual, else 0."""
         took_s = now - self._busy_since if self._running else 0.0
         return took_s if took_s > max(LONG_S_MIN, LONG_BATCHES * self.batch_s) else 0.0
-
-
-class Engines(Service[Engine | OwnStep | OwnState]):
-    """Serves `Engine`, `OwnStep` and `OwnState`: one operation at a time."""
-
-    def __init__(self, context: Context, is_held: Callable[[], bool]) -> None:
-        """is_held: whether torch's state must not change, because it is being saved."""
-        self.context = context
-        self.is_held = is_held
-        self.is_at_work = False
-        self._result: tuple[m.Array, ...] | None = None
-        self._began = self._longest_s = 0.0
-        self._waits = True
-        """The method is resumed only when the running operation has completed."""
-        self._need: Engine | OwnStep | OwnState | None = None
-
-    def begin(self, need: Engine | OwnStep | OwnState, now: float) -> None:
-        self._need, self._result = need, None
-
-    def _begin(self, need: Engine | OwnStep | OwnState, now: float) -> None:
-        self.is_at_work, self._began = True, now
-        self._waits = not isinstance(need, OwnStep) or need.wait
-        self._result = None if self._waits else ()
-        match need:
-            case OwnStep():
-                self.context.do(StepAlong(need.gradient, need.rate))
-            case OwnState():
-                self.context.do(ExchangeOwn(need.take))
-            case Engine():
-                self.context.do(RunEngine(need.op, need.arrays, need.shapes))
-
-    def poll(self, now: float) -> tuple[bool, Any]:
-        if self._result is None and not self.is_at_work:
-            assert self._need is not None
-            if isinstance(self._need, Engine) or not self.is_held():
-                self._begin(self._need, now)
-        if self._result is None:
-            return False, None
-        match self._need:
-            case OwnStep():
-                return True, None
-            case OwnState():
-                return True, self._result[0]
-        return True, self._result
-
-    def on_ran(self, event: EngineRan, now: float) -> None:
-        self.is_at_work = False
-        if self._waits:
-            self._result = event.arrays
-        self._longest_s = max(self._longest_s, now - self._began)
-
-    def stuck_s(self, now: float) -> float:
-        """How long the current operation has taken, if far longer than any before it, else 0."""
-        took_s = now - self._began if self.is_at_work else 0.0
-        return took_s if took_s > max(STUCK_S_MIN, STUCK_OPERATIONS * self._longest_s) else 0.0
-
-    def phase(self) -> Phase:
-        if not self.is_at_work:
-            return Phase("saving")
-        return Phase(RUNNING if isinstance(self._need, Engine) else STEPPING)

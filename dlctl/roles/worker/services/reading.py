@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from dlctl.algorithms.base import ReplicaSide, Shape
+from dlctl.algorithms.base import ReplicaSide
 from dlctl.algorithms.needs import Range, Read, View
+from dlctl.roles.worker.accounts import Accounts
 from dlctl.roles.worker.fetching import Fetched, Fetcher
-from dlctl.roles.worker.intervals import FETCH, Pacing
-from dlctl.roles.worker.progress import Progress
+from dlctl.roles.worker.intervals import FETCH
 from dlctl.roles.worker.services.base import Phase, Service, check_ranges, check_rows
 from dlctl.roles.worker.services.writing import Writing
 
@@ -59,20 +59,17 @@ class OneRead:
         return View(min(v.clock_min for v in views), max(v.clock_max for v in views))
 
 
-@dataclass(eq=False)
 class Reading(Service[Read]):
     """One read into the model at a time: an older slice must not overwrite a newer one. Reads
     requested meanwhile are merged into one that follows, unless the one in flight can serve them.
     """
 
-    fetcher: Fetcher
-    side: ReplicaSide
-    shape: Shape
-    pacing: Pacing
-    writing: Writing
-    progress: Progress
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, fetcher: Fetcher, accounts: Accounts, writing: Writing, side: ReplicaSide
+    ) -> None:
+        self.fetcher, self.writing, self.side = fetcher, writing, side
+        self.shape = writing.shape
+        self.pacing, self.progress = accounts.pacing, accounts.progress
         self.has_parameters = False
         """Whether anything was read into the model yet; before that nothing is computed."""
         self._need: Read | None = None

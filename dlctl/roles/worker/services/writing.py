@@ -17,16 +17,15 @@ from dlctl.compress.base import Compressor, take
 from dlctl.compress.plain import nothing
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array
-from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.effects import Settled
 from dlctl.roles.protocol.limits import REACH
-from dlctl.roles.protocol.meters import Latency, Rates
-from dlctl.roles.worker.bad_gradients import BadGradients
-from dlctl.roles.worker.intervals import PUSH, Pacing
-from dlctl.roles.worker.leases import Portions
-from dlctl.roles.worker.send_queue import SendQueue
+from dlctl.roles.protocol.meters import Latency
+from dlctl.roles.worker.accounts import Accounts
+from dlctl.roles.worker.intervals import PUSH
+from dlctl.roles.worker.links import Links
 from dlctl.roles.worker.services.base import Phase, Service, check_ranges, check_rows
-from dlctl.roles.worker.shard_client import SETTLED, Identity, ShardClient
+from dlctl.roles.worker.settings import Terms
+from dlctl.roles.worker.shard_client import SETTLED, ShardClient
 from dlctl.rows import KIND as ROWS
 from dlctl.vector import Vector, copy_of, to_host, zeros_like
 
@@ -48,26 +47,23 @@ class _Pushed:
     outcomes: dict[int, str] = field(default_factory=dict)
 
 
-@dataclass(eq=False)
 class Writing(Service[Write | Settle]):
-    context: Context
-    identity: Identity
-    tables: list[list[ShardClient]]
-    shape: Shape
-    compressor: Compressor
-    compression: str
-    """The compressor's name."""
-    send_queue: SendQueue
-    portions: Portions
-    bad_gradients: BadGradients
-    pacing: Pacing
-    rates: Rates
-    model: Vector
-    """float32[d]"""
-    pushed: Callable[[], None]
-    """Called after parameters were pushed."""
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        links: Links,
+        terms: Terms,
+        accounts: Accounts,
+        shape: Shape,
+        model: Vector,
+        pushed: Callable[[], None],
+    ) -> None:
+        """model: float32[d]. pushed: called after parameters were pushed."""
+        self.context, self.identity = links.context, links.identity
+        self.tables, self.send_queue = links.tables, links.send_queue
+        self.shape, self.model, self.pushed = shape, model, pushed
+        self.compressor, self.compression = terms.compressor, terms.compression
+        self.portions, self.pacing = accounts.portions, accounts.pacing
+        self.bad_gradients, self.rates = accounts.bad_gradients, accounts.rates
         self._progress = self.shape.table(self.shape.progress) if self.tables else 0
         """The table whose pushes contain the steps."""
         # A late part of a batch is in the sum already: another replica has pushed it.

@@ -5,44 +5,26 @@ computes a batch, each later rank computes one of the following batches of the s
 steps along its gradient in the memory that all ranks share. The gradient is stored there until the
 method requests that batch. So what the method accrues includes the steps of all ranks.
 
-The memory is the anonymous file (memfd) that the ranks inherit: it is freed when they exit.
+The memory is an anonymous file (memfd) that the ranks inherit: it is freed when they exit.
 """
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import torch
 
 from daemons.worker.building import build
+from daemons.worker.hogwild.memory import ModelMemory, check_device, reserve
 from daemons.worker.rank_group import Said
 from daemons.worker.ranks import Ranks
 from daemons.worker.replica import Replica
-from daemons.worker.shared_model import check_device, reserve
 from dlctl.config import JobFile
 from dlctl.errors import DlctlError
 from dlctl.messages import Array
 from dlctl.roles.protocol.effects import Compute, Computed, FailedSample
-
-
-class Memory(NamedTuple):
-    parameters: torch.Tensor
-    """float32[d]"""
-    gradients: Array
-    """float32[ranks, d]: the newest one of each rank; row 0 is unused."""
-
-
-def map_memory(replica: Replica, descriptor: int, ranks: int) -> Memory:
-    """Raises DlctlError if the model is on a GPU."""
-    check_device(replica)
-    size = replica.layout.size()
-    mapped = mmap.mmap(descriptor, 4 * size * (ranks + 1))
-    whole = np.frombuffer(mapped, np.float32).reshape(ranks + 1, size)
-    return Memory(torch.from_numpy(whole[-1]), whole[:-1])
 
 
 class Ahead:
@@ -53,13 +35,12 @@ class Ahead:
         RanksEnded, DlctlError.
         """
         self._ranks = ranks
-        size = 4 * replica.layout.size() * (ranks.count + 1)
-        reserve(ranks.store, size)
-        memory = map_memory(replica, ranks.store, ranks.count)
-        memory.parameters.copy_(torch.from_numpy(replica.parameters))
-        replica.share(memory.parameters)
+        check_device(replica)
+        reserve(ranks.memory, replica.layout.size(), ranks.count)
+        self._memory = ModelMemory(ranks.memory, replica, ranks.count)
+        self._memory.fill(replica)
+        self._memory.take(replica)
         ranks.share(data)
-        self._gradients = memory.gradients
         self._begun: dict[int, int] = {}
         """Batch -> the rank that computes it."""
         self._portion: tuple[int, ...] = ()
@@ -87,7 +68,7 @@ class Ahead:
     def _ended(self, rank: int, number: int, averaged: Array) -> Computed:
         of = self._ranks.result_of(rank)
         return Computed(
-            of["loss"], self._gradients[rank], averaged, of["norm"], of["is_usable"],
+            of["loss"], self._memory.gradient(rank), averaged, of["norm"], of["is_usable"],
             is_skipped=of["is_skipped"], metrics=(of["metrics"],) if of["metrics"] else (),
             failed=tuple(FailedSample(number, *bad) for bad in of["failed"]),
         )  # fmt: skip
@@ -122,9 +103,9 @@ class Later:
                 "process: sort what os.listdir or glob returns",
             )
         replica = self._stepper.replica
-        memory = map_memory(replica, self._begin["store"], self._begin["ranks"])
-        replica.share(memory.parameters)
-        self._gradient = memory.gradients[self._rank]
+        memory = ModelMemory(self._begin["memory"], replica, self._begin["ranks"])
+        memory.take(replica)
+        self._gradient = memory.gradient(self._rank)
 
     def make(self, call: Said) -> tuple[dict[str, Any], Sequence[Array]]:
         """Step along one batch; returns the result. The gradient is in the shared memory."""

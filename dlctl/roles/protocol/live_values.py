@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dlctl.machine import Configure
-from dlctl.messages import Change, Changed, Json
+from dlctl.messages import Changed, ChangeSettings, Json
 from dlctl.roles.protocol.context import COORDINATOR, Context
 
 Place = tuple[object, str]
 """An object, and the attribute that is the setting."""
 
 
-class LiveSettings:
+class LiveValues:
     def __init__(self, context: Context, name: str, places: Mapping[str, Place]) -> None:
         """name: of the daemon. places: key -> where it is; all but the level of the log."""
         self.context = context
@@ -36,7 +36,7 @@ class LiveSettings:
         if key in self._set:
             setattr(*place, self._set[key])
 
-    def on_change(self, message: Change) -> None:
+    def on_change(self, message: ChangeSettings) -> None:
         """Apply it, and report old and new values of the changed keys that this daemon has."""
         before = self.values()
         self._apply(message.settings)

@@ -1,4 +1,4 @@
-"""One model in the memory of a host, shared by all workers there.
+"""How the workers of a host find the memory of their one model.
 
 The memory is anonymous (memfd): it exists as long as a process has it open. So a killed worker
 destroys nothing, and nothing is left behind when all have exited. A small file beside the run lists
@@ -11,28 +11,22 @@ from __future__ import annotations
 
 import fcntl
 import json
-import mmap
 import os
 import secrets
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
-
+from daemons.worker.hogwild.memory import ModelMemory, check_device, reserve, size_of
 from daemons.worker.replica import Replica
 from dlctl.errors import DlctlError, os_errors_as
 from dlctl.messages import Array
 from dlctl.util import regular
-from dlctl.util.units import short_size
 
 FILE = "shared-model"
 """In the run's directory, or that of its host."""
 MEMORY = "dlctl-model"
-HEADER_BYTES = mmap.PAGESIZE
 KEY_BYTES = 16
-MARK_AT = 64
-"""The mark has a cache line of its own."""
+"""At the begin of the memory: the secret."""
 
 
 class Shared(NamedTuple):
@@ -51,7 +45,7 @@ def share(replica: Replica, directory: Path) -> Shared:
     Raises DlctlError if the model differs from theirs, or is on a GPU.
     """
     check_device(replica)
-    size = HEADER_BYTES + 4 * replica.layout.size()
+    size = replica.layout.size()
     path = directory / FILE
     with os_errors_as("cannot share the model", path):
         fd = regular.descriptor(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -64,25 +58,23 @@ def share(replica: Replica, directory: Path) -> Shared:
         if is_new:
             key, rows = secrets.token_bytes(KEY_BYTES), []
             memory = _make(key, size)
-        mapped = mmap.mmap(memory, size)
-        values = torch.from_numpy(np.frombuffer(mapped, np.float32, offset=HEADER_BYTES))
+        model = ModelMemory(memory, replica)
         if is_new:
-            values.copy_(torch.from_numpy(replica.parameters))
-        replica.share(values)
+            model.fill(replica)
+        model.take(replica)
         rows = [row for row in rows if os.path.exists(f"/proc/{row[0]}/fd/{row[1]}")]
-        file.seek(0)
-        file.truncate()
-        file.write(json.dumps([inode, key.hex(), [*rows, (os.getpid(), memory)]]))
-    return Shared(np.frombuffer(mapped, np.uint8, 1, MARK_AT), is_new, memory)
+        _replace(fd, json.dumps([inode, key.hex(), [*rows, (os.getpid(), memory)]]))
+    return Shared(model.mark, is_new, memory)
 
 
-def check_device(replica: Replica) -> None:
-    """Raises DlctlError if the model is on a GPU."""
-    if replica.device.type != "cpu":
-        raise DlctlError(
-            f"several processes share host memory, and the model is on {replica.device}",
-            hint='set workers.device = "cpu"',
-        )
+def _replace(file: int, text: str) -> None:
+    """Write the new content over the old one at once: a writer that is killed may not leave a file
+    that lists nobody, as the next worker would make a second memory beside that of the others. A
+    longer old content is overwritten by spaces.
+    """
+    content = text.encode()
+    os.pwrite(file, content.ljust(os.fstat(file).st_size), 0)
+    os.ftruncate(file, len(content))
 
 
 def _read(text: str, inode: int) -> tuple[bytes, list[Any]]:
@@ -94,11 +86,13 @@ def _read(text: str, inode: int) -> tuple[bytes, list[Any]]:
         known = [(int(pid), int(fd)) for pid, fd in rows] if of == inode else []
         return bytes.fromhex(key), known
     except (ValueError, TypeError):
-        return b"", []  # It is empty, or incomplete: its writer has died.
+        return b"", []  # It is new, or another program has written it.
 
 
 def _open_any(key: bytes, rows: list[Any], size: int) -> int:
-    """The memory, opened from the first process that has it; -1: none has. Raises DlctlError."""
+    """The memory, opened from the first process that has it; -1: none has. size: of this model.
+    Raises DlctlError if theirs has another one.
+    """
     for pid, fd in rows:
         path = f"/proc/{pid}/fd/{fd}"
         try:
@@ -110,29 +104,14 @@ def _open_any(key: bytes, rows: list[Any], size: int) -> int:
         if os.pread(memory, KEY_BYTES, 0) != key:
             os.close(memory)
             continue
-        if (theirs := os.fstat(memory).st_size) != size:
+        if (theirs := size_of(memory)) != size:
             os.close(memory)
             raise DlctlError(
-                f"the other workers' model has {(theirs - HEADER_BYTES) // 4} trained values, this "
-                f"one {(size - HEADER_BYTES) // 4}",
+                f"the other workers' model has {theirs} trained values, this one {size}",
                 hint="the task's code has to build the same model everywhere",
             )
         return memory
     return -1
-
-
-def reserve(memory: int, size: int) -> None:
-    """Allocate `size` bytes of a memory file now: a later write would kill the process (SIGBUS) if
-    memory had run out. Raises DlctlError.
-    """
-    try:
-        os.posix_fallocate(memory, 0, size)
-    except OSError as error:
-        raise DlctlError(
-            f"no {short_size(size)} of memory for the model: {error.strerror}",
-            hint="`free -h` says what this host has; a container has a limit of its own. A replica "
-            "of fewer processes, or a smaller model, needs less",
-        ) from error
 
 
 def _make(key: bytes, size: int) -> int:
