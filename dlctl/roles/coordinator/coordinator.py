@@ -63,6 +63,7 @@ from dlctl.roles.coordinator.requests import Clients, Requests
 from dlctl.roles.coordinator.rotation import Rotation
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.scaling import Scaling
+from dlctl.roles.coordinator.selections import Due
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.coordinator.shutdown import RunShutdown
 from dlctl.roles.coordinator.status import Reports, StatusReport, Totals
@@ -98,6 +99,9 @@ class Coordinator:
             placement.takes_workers(job),
         )
         self.run = run = RunState(run_id, job, algorithm, keyring, context, members)
+        self._restarts = Due[Daemon]("retry_at")
+        members.observe(self._restarts)
+        self._unready = members.select(("_state", "asked_for_data"), _is_unready_worker)
         self.authz = Authz(context)
         self.clients = Clients(context)
         self.transfers = Transfers(context)
@@ -156,8 +160,8 @@ class Coordinator:
         self.persistence = Persistence(
             run, self, past,
             (
-                self.context, self.scheduler, self.registration, self.frozen, self.quorums,
-                self.norms, self.groups, self.mirror,
+                self.members, self.context, self.scheduler, self.registration, self.frozen,
+                self.quorums, self.norms, self.groups, self.mirror,
             ),
             registration=self.registration, scheduler=self.scheduler, settings=self.settings,
             evaluations=self.evaluations, checkpointing=self.checkpointing, scaling=self.scaling,
@@ -250,7 +254,8 @@ class Coordinator:
     def deadline(self) -> float | None:
         end, is_saving = self.run.shutdown, self.checkpointing.active
         times = [
-            self.run.status_due_at,
+            self.status.due_at(),
+            self.peers.deadline(),
             self.context.retries.deadline(),
             self.settings.deadline(),
             self.failure_detector.deadline(),
@@ -261,9 +266,10 @@ class Coordinator:
         ]
         if end is None:
             times += [self.scheduler.deadline(), None if is_saving else self.scheduler.copy_due()]
+            times.append(self._restarts.first())
         else:
             times.append(end.until)
-        times += [d.retry_at for d in self.members.daemons.values() if self._may_begin(d)]
+            times += [d.retry_at for d in self._restarts if self._may_begin(d)]
         return min((t for t in times if t is not None), default=None)
 
     def _on_message(self, peer: Peer, message: m.Message, identity: str, now: float) -> None:
@@ -284,8 +290,8 @@ class Coordinator:
         self.mirror.on_deadline(now)
         self.settings.on_deadline(now)
         self.checkpointing.on_deadline(now)
-        for daemon in self.members.daemons.values():
-            if daemon.retry_at is not None and daemon.retry_at <= now and self._may_begin(daemon):
+        for daemon in self._restarts.by(now):
+            if self._may_begin(daemon):
                 self.start_daemon(daemon, now)
         self.failure_detector.watch(now)
 
@@ -332,7 +338,7 @@ class Coordinator:
         self.quorums.advance(now)
         self.norms.advance()
         self.requests.tell(now)
-        if self.run.status_due_at <= now:
+        if self.status.due_at() <= now:
             self.status.report(now)
 
     # ------------------------------------------------------------ starting
@@ -366,7 +372,8 @@ class Coordinator:
             # A refused model changes no state: a run that had not begun can, once it is fixed.
             layout = self.registration.check_model(worker, message.layout)
             self.run.algorithm.shape.check_sizes(layout)
-            if self.scheduler.find_batch_size(message.batch_size):
+            is_found = self.scheduler.find_batch_size(message.batch_size)
+            if is_found:
                 text = f"batch size {message.batch_size}: the largest power of two that fits"
                 self.context.event("batch", worker.name, text)
             dataset = Dataset.built(message)
@@ -377,7 +384,7 @@ class Coordinator:
             self.evaluations.has_finish |= message.has_finish
             self.peers.advance(now)  # A worker needs the list of peers before it starts.
             self.registration.assign(now)
-            self.registration.introduce()
+            self.registration.introduce(None if is_found else worker)
         except RemoteProtocolError:
             raise
         except DlctlError as error:
@@ -409,9 +416,7 @@ class Coordinator:
 
     def _advance_run(self, now: float) -> None:
         if self.run.state == "starting":
-            if all(
-                w.asked_for_data and w.state != "backoff" for w in self.members.of_role("worker")
-            ):
+            if not self._unready:
                 self.change_state("running", "", now)
                 self.notify_members()
                 self.scheduler.release(now)
@@ -552,3 +557,8 @@ class Coordinator:
         self.run.change_state(state, reason)
         self.context.event("state", "", state + (f": {reason}" if reason else ""))
         self.run.status_due_at = now
+
+
+def _is_unready_worker(daemon: Daemon) -> bool:
+    is_ready = daemon.asked_for_data and daemon.state != daemon_states.BACKOFF
+    return daemon.role == "worker" and not is_ready

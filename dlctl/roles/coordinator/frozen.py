@@ -91,9 +91,11 @@ class FrozenParameters(Part):
 
     def _have_written(self, now: float) -> None:
         """Ask a worker to write the file, unless one is writing it or has written it."""
-        able = [name for name, own in self._built.items() if own and name not in self._lacking]
-        if able and not self._writer and self.part is None and self._layout is not None:
-            self._writer = able[0]
+        if self._writer or self.part is not None or self._layout is None:
+            return
+        able = (name for name, own in self._built.items() if own and name not in self._lacking)
+        if writer := next(able, ""):
+            self._writer = writer
             self._file = frozen.run_file(self._layout, self._built[self._writer])
             key = ("frozen", self._writer)
             self.context.ask(key, self._writer, m.KeepFrozen(self._file), now)

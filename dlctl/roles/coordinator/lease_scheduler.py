@@ -67,6 +67,8 @@ class LeaseScheduler:
         """Of the method that the coordinator drives, from the checkpoint or the predecessor."""
         self.answered: dict[int, m.Lease] = {}
         """Slot -> its newest lease, in case its request is resent."""
+        self._answers_changed: set[int] = set()
+        """Slots whose newest lease has changed since it was persisted."""
         self._pending: dict[int, m.LeaseRequest] = {}
         self.evaluated_at = 0.0
         """`_evaluation_clock` at the start of the newest evaluation."""
@@ -138,10 +140,12 @@ class LeaseScheduler:
         yield "batch_size", self.batch_size
         yield "lead", self.lead()
         yield "scale", self.scale
-        for slot, of in self.answered.items():
+        changed, self._answers_changed = self._answers_changed, set()
+        for slot in changed:
+            of = self.answered.get(slot)
             # In the order of the message's fields. Samples are 0: they would change the row at
             # every answer.
-            row = (of.request, of.portion, of.data_epoch, of.start, of.stop, 0, of.shard)
+            row = of and (of.request, of.portion, of.data_epoch, of.start, of.stop, 0, of.shard)
             yield f"answer/{slot}", row
 
     def work(self) -> tuple[Any, ...]:
@@ -449,12 +453,14 @@ class LeaseScheduler:
             self.samples, taken.shard,
         )  # fmt: skip
         self.answered[slot] = lease
+        self._answers_changed.add(slot)
         self.context.send(f"worker-{slot}", lease)
 
     def gone(self, slot: int, now: float) -> int:
         """The worker of a slot has died. Returns the number of portions to lease again."""
         self._pending.pop(slot, None)
         self.answered.pop(slot, None)
+        self._answers_changed.add(slot)
         if self._pool is None:
             return 0
         back = self.pool.release(slot)

@@ -52,6 +52,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from dlctl.machine import Effect
@@ -60,7 +61,7 @@ from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.evaluation import Asked, Evaluations
 from dlctl.roles.coordinator.lease_scheduler import LeaseScheduler
-from dlctl.roles.coordinator.membership import LASTING, Daemon
+from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.records import Remember, Remembers
 from dlctl.roles.coordinator.registration import Past, Registration
 from dlctl.roles.coordinator.rotation import Rotation
@@ -99,16 +100,17 @@ class Persistence(Part):
 
     def changes(self, now: float) -> list[Effect]:
         """Effects that persist what an event has changed."""
-        memory = dict(self._memory(now))
-        for part in self.parts:
-            memory.update(part.memory())
-        changed: list[Effect] = [
-            Remember(key, _jsonable(key, value))
-            for key, value in memory.items()
-            if self._known.get(key) != value
-        ]
-        changed += [Remember(key, None) for key in sorted(self._known.keys() - memory.keys())]
-        self._known = memory
+        changed: list[Effect] = []
+        pieces = chain(self._memory(now), *(part.memory() for part in self.parts))
+        for key, value in pieces:
+            piece = list(value) if isinstance(value, tuple) else value
+            if self._known.get(key) == piece:
+                continue
+            if piece is None:
+                del self._known[key]
+            else:
+                self._known[key] = piece
+            changed.append(Remember(key, piece))
         changed += [Remember(*portion) for portion in self.scheduler.changed_portions()]
         return changed
 
@@ -119,7 +121,7 @@ class Persistence(Part):
         yield "run", (self.run.state, self.run.reason, None if released_at is None else True)
         if released_at is not None:
             worked_s = int(now - released_at)
-            yield "clock", [worked_s, self.checkpointing.since_s(released_at + worked_s)]
+            yield "clock", (worked_s, self.checkpointing.since_s(released_at + worked_s))
         yield "checkpoints", self.checkpointing.number
         newest, asked = self.evaluations.newest, self.evaluations.asked
         yield "work", (*self.scheduler.work(), None if newest is None else newest.to_json())
@@ -130,7 +132,6 @@ class Persistence(Part):
         if self.run.shutdown is not None:
             end = self.run.shutdown
             yield "end", (end.state, end.reason, end.grace_s, end.is_shutting_down())
-        yield from self.run.members.memory()
 
     # ------------------------------------------------------------ reading
 
@@ -180,14 +181,12 @@ class Persistence(Part):
             self.scaling.go_on(now)
 
     def _restore(self, values: Json, now: float) -> None:
-        self.run.members.daemons.clear()
-        for key, value in values.items():
-            kind, _, name = key.partition("/")
-            if kind == "daemon":
-                daemon = self.run.members.restore(name, value, now)
-                daemon.last_exit = self.past.daemons.get(name, {}).get("last_exit")
-            if kind != "portion":  # `changes` would delete them: `_memory` has no portions.
-                self._known[key] = value
+        # Nothing compares the portions with what is on record: their pool says which have changed.
+        self._known = {k: v for k, v in values.items() if not k.startswith("portion/")}
+        for part in self.parts:
+            part.recall(values, now)
+        for name, daemon in self.run.members.daemons.items():
+            daemon.last_exit = self.past.daemons.get(name, {}).get("last_exit")
         # The agent on this machine may be a newer process than the one on record, if its start
         # could not be written. It keeps running, and registers as if it had just been started.
         agent = self.run.members.daemons[HOME_AGENT]
@@ -195,8 +194,6 @@ class Persistence(Part):
         if newest > agent.incarnation:
             agent.incarnation = newest - 1
             agent.begin(now)
-        for part in self.parts:
-            part.recall(values, now)
         newest = values["work"][5]
         self.evaluations.newest = None if newest is None else Result.from_json(newest)
         if "finish" in values:
@@ -227,12 +224,6 @@ class Persistence(Part):
             self.registration.notify_moved(daemon, now)
         if daemon.alive and daemon.settings:
             self.settings.begin({daemon.name: daemon.settings}, now, lambda rows: None)
-
-
-def _jsonable(key: str, value: Any) -> Any:
-    if key.startswith("daemon/"):
-        return dict(zip(LASTING, value, strict=True))
-    return list(value) if isinstance(value, tuple) else value
 
 
 # ---------------------------------------------------------------- what must be on the disk first

@@ -53,6 +53,8 @@ class Quorums:
         self.is_asked = shard is not None and shard.of(side.options).asks_lead
         self.newest: tuple[int, tuple[Process, ...]] | None = None
         """The newest decision: the clock, whose pushes count."""
+        self._is_new = True
+        """Which of these processes have died was not looked up yet."""
         self._reports: dict[int, Report] = {}
         """By shard."""
         self._is_news = False
@@ -62,6 +64,7 @@ class Quorums:
         """(clock, the time at which all shards were seen to be at it)"""
         self._ask_after_s: float | None = None
         """How long after that the lead wants to be asked again; None: it does not."""
+        self._deaths = run.members.follow(("_state", "registered", "term"), "worker")
         self._gone: frozenset[Process] = frozenset()
         self._to_notify: set[int] = set()
 
@@ -92,7 +95,8 @@ class Quorums:
         members = self.run.members.live_slots()
         due_at = self.deadline()
         is_due = due_at is not None and now >= due_at
-        if self._is_news or is_due or members != self._members:
+        has_changed = members is not self._members and members != self._members
+        if self._is_news or is_due or has_changed:
             self._is_news, self._members, self._ask_after_s = False, members, None
             self._decide(now)
         self._send_decision()
@@ -131,7 +135,7 @@ class Quorums:
         self._take(clock, used)
 
     def _take(self, clock: int, used: tuple[Process, ...]) -> None:
-        self.newest = clock, used
+        self.newest, self._is_new = (clock, used), True
         self._to_notify.update(self._reports)
 
     def _is_under_way(self, known: Sequence[Report]) -> bool:
@@ -148,14 +152,16 @@ class Quorums:
         if self.newest is None:
             return
         clock, used = self.newest
-        gone = frozenset(process for process in used if not self._is_alive(process))
-        if gone != self._gone:
-            self._gone = gone
-            self._to_notify.update(self._reports)
+        if self._deaths.take() or self._is_new:
+            self._is_new = False
+            gone = frozenset(process for process in used if not self._is_alive(process))
+            if gone != self._gone:
+                self._gone = gone
+                self._to_notify.update(self._reports)
         notified, self._to_notify = self._to_notify, set()
         for shard in sorted(notified):
             if self._reports[shard].clock <= clock:
-                decided = m.Decided(clock, packed(used), packed(gone))
+                decided = m.Decided(clock, packed(used), packed(self._gone))
                 self.run.context.send(f"server-{shard}", decided)
 
     def memory(self) -> Iterator[tuple[str, Any]]:

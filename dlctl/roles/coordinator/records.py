@@ -147,7 +147,9 @@ class Remembers(Protocol):
     """A part of the coordinator whose state is persisted."""
 
     def memory(self) -> Iterator[tuple[str, Any]]:
-        """Key and value, as JSON, of all of its state; called after every event."""
+        """Keys and values, as JSON; None: forget the key. Called after every event: a part with
+        many pieces yields only those that may have changed since the last call.
+        """
 
     def recall(self, memory: Json, now: float) -> None:
         """Restore the state that an earlier coordinator has persisted; `memory` has all parts."""

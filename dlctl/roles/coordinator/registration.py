@@ -76,6 +76,7 @@ class Registration:
         self._rows: list[Any] = []
         self._before = Layout.from_rows(past.manifest["layout"]) if past.manifest else None
         self._terms = dict(past.terms)
+        self._agents = placement.agents(run.job.places)
         self.frozen: Callable[[], bytes | None] = lambda: b""
         """The digests of the run's frozen parameters; None: not settled yet, so not to be sent."""
 
@@ -137,7 +138,7 @@ class Registration:
             return None
         daemon.heard(peer, now)
         # The name from the job file, if it has one.
-        daemon.host = placement.agents(self.run.job.places)[daemon.agent].ssh or message.host
+        daemon.host = self._agents[daemon.agent].ssh or message.host
         daemon.pid = message.pid
         if daemon.registered:
             # Its welcome may wait until the term is on record; send a sign of life meanwhile.
@@ -240,15 +241,17 @@ class Registration:
                 key = (f"moved{server.index}", worker.name)
                 self.context.ask(key, worker.name, moved, now)
 
-    def introduce(self) -> None:
-        """Send the waiting workers the servers' addresses, once all servers serve."""
+    def introduce(self, newcomer: Daemon | None = None) -> None:
+        """Send the waiting workers the servers' addresses, once all servers serve; only to the
+        newcomer if nothing has changed for the others.
+        """
         servers = self.members.of_role("server")
         addresses = tuple(server.address for server in servers)
         keys = tuple(self.keyring.public(server.name) for server in servers)
         frozen = self.frozen()
         if frozen is None or not all(addresses) or batches.is_open(self.run.job):
             return
-        for worker in self.members.of_role("worker"):
+        for worker in [newcomer] if newcomer else self.members.of_role("worker"):
             if worker.model_ready and not worker.asked_for_data:
                 # Before the release no worker has pushed anything, so a replacement restores what
                 # its predecessor restored.

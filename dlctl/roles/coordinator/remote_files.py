@@ -73,6 +73,8 @@ class LogMirror:
         self.members = members
         self.sizes = sizes
         self._files: dict[str, _File] = {}
+        self._changed: dict[str, str] = {}
+        """Logs that have changed since they were persisted -> their labels."""
         self._numbers = RequestNumbers()
         self._look_at = 0.0
         self._is_ending = False
@@ -87,15 +89,17 @@ class LogMirror:
     def _add(self, label: str, agent: str, part: int = 0, offset: int = 0) -> None:
         log = _File(label, agent, f"{LOGS}/{label}.jsonl", part, offset)
         self._files[log.name] = log
+        self._changed[log.name] = label
         if label.startswith("worker"):
             record = _File(label, agent, f"{ACKS}/{label}")
             self._files[record.name] = record
 
     def memory(self) -> Iterator[tuple[str, Any]]:
-        """Agent and part of each log."""
-        for file in self._files.values():
-            if file.is_log:
-                yield MEMORY + file.label, [file.agent, file.part]
+        """Agent and part of each log that has changed since the last call."""
+        changed, self._changed = self._changed, {}
+        for name, label in changed.items():
+            file = self._files.get(name)
+            yield MEMORY + label, None if file is None else [file.agent, file.part]
 
     def recall(self, memory: Json, now: float) -> None:
         for key, value in memory.items():
@@ -121,6 +125,8 @@ class LogMirror:
 
     def _close(self, file: _File) -> None:
         del self._files[file.name]
+        if file.is_log:
+            self._changed[file.name] = file.label
         self.context.retries.drop(file.key)
 
     # ------------------------------------------------------------ asking
@@ -185,6 +191,7 @@ class LogMirror:
             if log.offset:
                 self.context.do(RotateLog(log.name))
             log.part, log.offset = message.part, 0
+            self._changed[log.name] = log.label
         if message.offset != log.offset:
             return False
         if message.data:
