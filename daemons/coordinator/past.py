@@ -10,7 +10,7 @@ from daemons.files.log_mirror import sizes
 from dlctl import frozen
 from dlctl.roles.coordinator.persistence import has_released
 from dlctl.roles.coordinator.registration import Past
-from dlctl.runs import checkpoints, paths
+from dlctl.runs import checkpoints, paths, terms
 from dlctl.runs.database import RunDb
 
 
@@ -38,7 +38,7 @@ def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:
     gone_s = max(0.0, now - heard_at) if memory and heard_at else 0.0
     beat_age_s = paths.beat_age_s(directory, now)
     return Past(
-        terms=db.terms(),
+        terms=terms.newest(directory, db),
         incarnations=db.incarnations(),
         checkpoints=newest + (int(gone_s) if agents else 0),
         restore=str(restore or ""),

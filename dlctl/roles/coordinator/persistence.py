@@ -71,6 +71,7 @@ from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.runs.evaluated import Result
 from dlctl.util.names import HOME_AGENT
 
+_UNSEEN = object()
 UNWRITTEN_S_MIN = 3.0
 """A healthy coordinator writes more often than this."""
 
@@ -181,8 +182,8 @@ class Persistence(Part):
             self.scaling.go_on(now)
 
     def _restore(self, values: Json, now: float) -> None:
-        # Nothing compares the portions with what is on record: their pool says which have changed.
-        self._known = {k: v for k, v in values.items() if not k.startswith("portion/")}
+        # Different from all values: `Lasting` has to learn from the first ones what is on record.
+        self._known = dict.fromkeys(values, _UNSEEN)
         for part in self.parts:
             part.recall(values, now)
         for name, daemon in self.run.members.daemons.items():
