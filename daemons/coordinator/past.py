@@ -8,10 +8,10 @@ from pathlib import Path
 from daemons.coordinator.records import to_wall_clock
 from daemons.files.log_mirror import sizes
 from dlctl import frozen
-from dlctl.roles.coordinator.persistence import has_released
 from dlctl.roles.coordinator.registration import Past
 from dlctl.runs import checkpoints, paths, terms
 from dlctl.runs.database import RunDb
+from dlctl.runs.memory import Memory
 
 
 def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:
@@ -28,7 +28,7 @@ def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:
     """
     memory, heard_at = db.memory(), db.run().get("updated_at")
     now, clock_s = time.time(), time.monotonic()
-    resume = "" if has_released(memory) else db.run().get("resume")
+    resume = "" if Memory(memory).has_released else db.run().get("resume")
     restore = checkpoints.of_run(directory, resume) if resume else None
     manifest = checkpoints.read_manifest(restore) if restore else {}
     if restore:

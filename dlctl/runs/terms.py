@@ -25,13 +25,12 @@ from typing import Protocol
 
 from dlctl.errors import DlctlError
 from dlctl.runs.database import RunDb
+from dlctl.runs.memory import DAEMON, Memory
 from dlctl.util import regular
 from dlctl.util.fsync import sync_directory
 
 FILE = "terms"
 _SUM_BYTES = 9
-_MEMORY = "daemon/"
-"""Prefix of the keys of daemons in the coordinator's memory."""
 
 
 class File(Protocol):
@@ -117,8 +116,8 @@ def newest(directory: Path, db: RunDb) -> dict[str, int]:
     unreadable, nothing tells whether it was torn or damaged.
     """
     known, _ = _read(OnDisk(directory))
-    rows = [(key, row) for key, row in db.memory().items() if key.startswith(_MEMORY)]
-    remembered = [(key.removeprefix(_MEMORY), row.get("term", 0)) for key, row in rows]
+    rows = Memory(db.memory()).under(DAEMON)
+    remembered = [(name, row.get("term", 0)) for name, row in rows]
     for name, term in (*db.old_terms().items(), *remembered):
         if term > known.get(name, 0):
             known[name] = term

@@ -51,6 +51,7 @@ from dlctl.roles.protocol.effects import (
 )
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.runs.best import Best
+from dlctl.runs.memory import DAEMON, Memory
 from dlctl.runs.terms import Terms
 from dlctl.sim.arrays import FilesDriver
 from dlctl.sim.disk import NO_SPACE, SAVE_S, Disk
@@ -444,11 +445,7 @@ class ChildrenDriver:
 def _recorded(store: Store) -> dict[str, int]:
     """The newest incarnation of every daemon that an earlier coordinator has started."""
     rows = {name: row["incarnation"] for name, row in store.daemons.items()}
-    remembered = {
-        key.removeprefix("daemon/"): value["incarnation"]
-        for key, value in store.memory.items()
-        if key.startswith("daemon/")
-    }
+    remembered = {name: row["incarnation"] for name, row in Memory(store.memory).under(DAEMON)}
     return rows | remembered
 
 

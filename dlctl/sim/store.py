@@ -15,8 +15,8 @@ import numpy as np
 
 from dlctl.frozen import FOLDER
 from dlctl.messages import Array, Json
-from dlctl.roles.coordinator.persistence import has_released
 from dlctl.roles.coordinator.registration import Past
+from dlctl.runs.memory import Memory
 from dlctl.runs.terms import in_lines
 
 MANIFEST = "manifest.json"
@@ -134,7 +134,7 @@ class Store:
         memory = json.loads(json.dumps(self.memory)) if agents is not None else {}
         if not memory:
             self.resume = self.newest() if resume else ""
-        restore = "" if has_released(memory) else self.resume
+        restore = "" if Memory(memory).has_released else self.resume
         return Past(
             terms=self.terms,
             incarnations={name: row["incarnation"] for name, row in self.daemons.items()},

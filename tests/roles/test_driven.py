@@ -20,6 +20,7 @@ from dlctl.roles.coordinator.records import History
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.keyring import Keyring
+from dlctl.runs.memory import Memory
 
 SERVERS = 2
 TABLES = [Table(name="w", rule="lead"), Table(name="g", rule="lead")]
@@ -199,8 +200,8 @@ def test_a_portion_that_is_only_on_record_as_leased_is_leased_again(ahead):
     idle, context = Idle(), History(1.0)
     scheduler = LeaseScheduler(RunState("run", job, SANDBLASTER, Keyring(b""), context, idle))
     on_record = {"portion/0/0": DONE, "portion/0/1": 0}
-    scheduler.recall({"work": [1, 8, 0.1, 16, [1, 0], None], **on_record}, 0.0)
-    scheduler.released_at = 0.0
+    scheduler.recall(Memory({"work": [1, 8, 0.1, 16, [1, 0], None], **on_record}), 0.0)
+    scheduler.run.released_at = 0.0
     scheduler.begin_driving()
     scheduler.drive(0.0)
     scheduler.on_request(m.LeaseRequest(0, 1, 7, ahead), 0.0)

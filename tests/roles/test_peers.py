@@ -25,6 +25,7 @@ from dlctl.roles.protocol.context import COORDINATOR, Birth
 from dlctl.roles.protocol.keyring import Keyring
 from dlctl.roles.worker.services.asking import pack
 from dlctl.roles.worker.worker import Worker
+from dlctl.runs.memory import Memory
 from dlctl.sim.keys import SimulatedKeys
 from dlctl.util.names import HOME_AGENT
 
@@ -216,7 +217,7 @@ def test_the_numbers_of_the_next_coordinator_are_greater_whatever_is_on_record()
         before.listens(slot)
     newest = before.sent()["worker-0"].number
     after = Office()
-    after.context.recall({"numbers": [0, 0]}, 5.0)
+    after.context.recall(Memory({"numbers": [0, 0]}), 5.0)
     assert after.told()["worker-0"].number > newest
 
 

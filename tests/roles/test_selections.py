@@ -84,20 +84,20 @@ def test_the_slots_that_take_part_are_the_same_object_until_they_change(members)
 
 
 def test_only_what_has_changed_is_persisted_again_and_the_removed_are_forgotten(members) -> None:
-    first = dict(members.memory())
+    first = dict(members.changes())
     assert list(first) == ["daemon/agent-0", "daemon/server-0", *(f"daemon/{w}" for w in WORKERS)]
-    assert dict(members.memory()) == {}
+    assert dict(members.changes()) == {}
     worker = members.daemons["worker-3"]
     worker.begin(1.0)
     worker.heard(b"connection", 2.0)
     members.remove("worker-5")
-    changed = dict(members.memory())
+    changed = dict(members.changes())
     assert set(changed) == {"daemon/worker-3", "daemon/worker-5"}
     assert (changed["daemon/worker-3"]["state"], changed["daemon/worker-5"]) == ("starting", None)
     worker.heard(b"connection", 3.0)
-    assert dict(members.memory()) == {}, "when it was heard is not persisted"
+    assert dict(members.changes()) == {}, "when it was heard is not persisted"
     assert members.add_worker().name == "worker-5"
-    assert dict(members.memory())["daemon/worker-5"]["state"] == "pending"
+    assert dict(members.changes())["daemon/worker-5"]["state"] == "pending"
 
 
 def test_the_daemons_of_an_agent_follow_a_worker_that_moves(members) -> None:

@@ -160,8 +160,9 @@ class Coordinator:
         self.persistence = Persistence(
             run, self, past,
             (
-                self.members, self.context, self.scheduler, self.registration, self.frozen,
-                self.quorums, self.norms, self.groups, self.mirror,
+                run, self.members, self.context, self.scheduler, self.evaluations,
+                self.checkpointing, self.registration, self.frozen, self.quorums, self.norms,
+                self.groups, self.mirror,
             ),
             registration=self.registration, scheduler=self.scheduler, settings=self.settings,
             evaluations=self.evaluations, checkpointing=self.checkpointing, scaling=self.scaling,
@@ -428,7 +429,8 @@ class Coordinator:
             state, reason = self.status.health()
             if state != self.run.state:
                 self.change_state(state, reason, now)
-            self.run.reason = reason  # It changes too often for an event each time.
+            if reason != self.run.reason:
+                self.run.reason = reason  # It changes too often for an event each time.
             if fault := self.scheduler.failed():
                 self.end("failed", fault, now)
             elif reason := self.scheduler.enough(now):

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from dlctl import frozen
 from dlctl import messages as m
@@ -20,13 +19,16 @@ from dlctl.flat import Layout
 from dlctl.machine import Peer
 from dlctl.messages import Json
 from dlctl.roles.coordinator.membership import Daemon
+from dlctl.roles.coordinator.records import Owner
 from dlctl.roles.coordinator.run_state import Part
 from dlctl.roles.protocol.files import Transfers, Wanted
+from dlctl.runs.memory import Entry, Memory
 from dlctl.util.names import HOME_AGENT
 
 
 @dataclass(eq=False)
-class FrozenParameters(Part):
+class FrozenParameters(Part, Owner):
+    PERSISTED = frozenset({"part"})
     transfers: Transfers
     part: Json | None
     """{"file", "sha256", "nbytes", "digests"} of the file in the run directory; initially of the
@@ -52,12 +54,12 @@ class FrozenParameters(Part):
         are_some = self._layout is not None and bool(frozen.entries(self._layout))
         return None if self.part is None and are_some else self.digests
 
-    def memory(self) -> Iterator[tuple[str, Any]]:
-        yield "frozen", self.part
+    def memory(self) -> Iterator[Entry]:
+        yield Entry("frozen", self.part)
 
-    def recall(self, memory: Json, now: float) -> None:
-        self.part = memory.get("frozen") or self.part
-        if layout := memory.get("layout"):
+    def recall(self, memory: Memory, now: float) -> None:
+        self.part = memory.value("frozen") or self.part
+        if layout := memory.value("layout"):
             self._layout = Layout.from_rows(layout)
 
     def on_model(self, worker: Daemon, layout: Layout, message: m.ModelReady, now: float) -> None:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Peer
-from dlctl.messages import Json
+from dlctl.roles.coordinator.records import Owner
 from dlctl.roles.coordinator.run_state import Control, RunState
+from dlctl.runs.memory import Entry, Memory
 
 Member = tuple[int, int]
 """Slot and epoch."""
@@ -38,7 +38,9 @@ UNREACHABLE = (
 )
 
 
-class Groups:
+class Groups(Owner):
+    PERSISTED = frozenset({"left_out"})
+
     def __init__(self, run: RunState, control: Control, steps_done: Callable[[], int]) -> None:
         """steps_done: steps of the run that count."""
         self.run = run
@@ -56,7 +58,7 @@ class Groups:
         self.generation = 0
         """Unique among the groups of a run."""
         self.members: tuple[Member, ...] = ()
-        self.left_out: set[Member] = set()
+        self.left_out: frozenset[Member] = frozenset()
         """Those that have not answered. Their drivers compare what they still have (`sums.py`).
         Persisted: else the others would wait for them again after a coordinator's restart."""
         self._store = ""
@@ -73,11 +75,11 @@ class Groups:
         """Member -> its error, since the last group in which all members connected."""
         self._unmade_since = 0.0
 
-    def memory(self) -> Iterator[tuple[str, Any]]:
-        yield "group", [list(member) for member in sorted(self.left_out)]
+    def memory(self) -> Iterator[Entry]:
+        yield Entry("group", [list(member) for member in sorted(self.left_out)])
 
-    def recall(self, memory: Json, now: float) -> None:
-        self.left_out = {(slot, epoch) for slot, epoch in memory.get("group", [])}
+    def recall(self, memory: Memory, now: float) -> None:
+        self.left_out = frozenset((slot, epoch) for slot, epoch in memory.value("group", []))
 
     def advance(self, now: float) -> None:
         """Begin a new generation if one is needed."""
@@ -196,14 +198,15 @@ class Groups:
         worker = self.run.members.get(name)
         if worker is not None and (worker.index, worker.term) in self.left_out:
             worker.heard_at = now  # Its heartbeat may be later: do not leave it out again.
-            self.left_out.discard((worker.index, worker.term))
+            self.left_out -= {(worker.index, worker.term)}
             self.advance(now)
 
     def on_broken(self, peer: Peer, message: m.GroupBroken, now: float) -> None:
         member = (message.slot, message.epoch)
         if self.run.members.worker(*member) is None:
             return
-        self.left_out.discard(member)
+        if member in self.left_out:
+            self.left_out -= {member}
         if message.generation != self.generation or member not in self.members:
             self.advance(now)
             return

@@ -25,6 +25,7 @@ from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.streams import UNKNOWN, StreamPool
 from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX
 from dlctl.roles.protocol.meters import follow
+from dlctl.runs.memory import ANSWER, PORTION, Entry, Evaluation, Fields, Memory, Work
 from dlctl.util.text import plural
 
 LOSS_WEIGHT = 0.1
@@ -45,8 +46,6 @@ class LeaseScheduler:
         self.loss: float | None = None
         self.metrics: dict[str, float] = {}
         """What else the task's loss returns, as running means like that of the loss."""
-        self.released_at: float | None = None
-        """When the workers were released to train."""
         self.driving: DrivenMethod | None = None
         self._pool: PortionPool | StreamPool | None = None
         self._end_reported = False
@@ -78,6 +77,11 @@ class LeaseScheduler:
         """Of the portions of a driven method's batch."""
         self._cuts_epochs = type(self.side).cut_epoch is not Lead.cut_epoch
         self._bad_samples = BadSamples(job.data.bad_samples_max)
+
+    @property
+    def released_at(self) -> float | None:
+        """When the workers were released to train."""
+        return self.run.released_at
 
     @property
     def is_driven(self) -> bool:
@@ -126,52 +130,51 @@ class LeaseScheduler:
     def changed_portions(self) -> Iterator[tuple[str, Any]]:
         """Keys and values for `Persistence`."""
         for epoch, portion, standing in self._pool.take_changes() if self._pool else ():
-            yield f"portion/{epoch}/{portion}", standing
+            yield f"{PORTION}{epoch}/{portion}", standing
 
-    def memory(self) -> Iterator[tuple[str, Any]]:
+    def changes(self) -> Iterator[Entry | Fields]:
         """All but the portions (`changed_portions`)."""
-        yield "stream", self.dataset.shards
-        yield "clients", self.dataset.clients
-        yield "names", None if self._lists_unknown else self.dataset.names
-        yield "files", self.dataset.files
+        next_ = self._pool.next if self._pool is not None else (0, 0)
+        done = {"steps": self.steps, "samples": self.samples, "loss": self.loss}
+        yield Fields(Work, done | {"dataset_samples": self.dataset.samples, "next": next_})
+        yield Fields(Evaluation, {"since": self.evaluated_at})
+        yield Entry("stream", self.dataset.shards)
+        yield Entry("clients", self.dataset.clients)
+        yield Entry("names", None if self._lists_unknown else self.dataset.names)
+        yield Entry("files", self.dataset.files)
         # A task may change until its workers are released.
-        yield "order", None if self.released_at is None else self._order
-        yield "metrics", dict(self.metrics)
-        yield "batch_size", self.batch_size
-        yield "lead", self.lead()
-        yield "scale", self.scale
+        yield Entry("order", None if self.released_at is None else self._order)
+        yield Entry("metrics", dict(self.metrics))
+        yield Entry("batch_size", self.batch_size)
+        yield Entry("lead", self.lead())
+        yield Entry("scale", self.scale)
         changed, self._answers_changed = self._answers_changed, set()
         for slot in changed:
             of = self.answered.get(slot)
             # In the order of the message's fields. Samples are 0: they would change the row at
             # every answer.
             row = of and (of.request, of.portion, of.data_epoch, of.start, of.stop, 0, of.shard)
-            yield f"answer/{slot}", row
+            yield Entry(f"{ANSWER}{slot}", row)
 
-    def work(self) -> tuple[Any, ...]:
-        """Steps, samples and loss, the size of the dataset, and the next portion."""
-        next_ = self._pool.next if self._pool is not None else (0, 0)
-        return self.steps, self.samples, self.loss, self.dataset.samples, next_
-
-    def recall(self, memory: Json, now: float) -> None:
-        steps, samples, loss, size, next_ = memory["work"][:5]
-        self._resume({**memory, "steps": steps, "samples": samples, "loss": loss})
-        shards, clients = memory.get("stream", 0), tuple(memory.get("clients", ()))
-        names, files = memory.get("names"), memory.get("files", "")
-        dataset = Dataset(size, shards, clients, names or "", files)
+    def recall(self, memory: Memory, now: float) -> None:
+        work, stored = memory.work, memory.stored
+        done = {"steps": work.steps, "samples": work.samples, "loss": work.loss}
+        self._resume({**stored, **done})
+        shards, clients = memory.value("stream", 0), tuple(memory.value("clients", ()))
+        names, files = memory.value("names"), memory.value("files", "")
+        dataset = Dataset(work.dataset_samples, shards, clients, names or "", files)
         self._lists_unknown = names is None and any(dataset)
-        self._order = memory.get("order")
+        self._order = memory.value("order")
         if any(dataset):
             self._restore = {}
             self.open_dataset(dataset)
-            keys = (key.split("/")[1:] for key in memory if key.startswith("portion/"))
-            standing = {(int(e), int(p)): memory[f"portion/{e}/{p}"] for e, p in keys}
-            self.pool.go_on((next_[0], next_[1]), standing)
-            self._end_reported = dataset.shards > 0 and next_[0] > 0
-            self.evaluated_at = memory.get("evaluation", [0.0])[0]
-        for key, value in memory.items():
-            if key.startswith("answer/"):
-                self.answered[int(key.removeprefix("answer/"))] = m.Lease(*value)
+            rows = ((key.split("/"), value) for key, value in memory.under(PORTION))
+            standing = {(int(epoch), int(portion)): value for (epoch, portion), value in rows}
+            self.pool.go_on((work.next[0], work.next[1]), standing)
+            self._end_reported = dataset.shards > 0 and work.next[0] > 0
+            self.evaluated_at = (memory.piece(Evaluation) or Evaluation()).since
+        for slot, value in memory.under(ANSWER):
+            self.answered[int(slot)] = m.Lease(*value)
 
     def find_batch_size(self, found: int) -> bool:
         """A worker, or an earlier execution, has found it. Returns whether it was unknown."""
@@ -323,7 +326,7 @@ class LeaseScheduler:
 
     def release(self, now: float) -> None:
         """All workers are ready: start to train."""
-        self.released_at = now
+        self.run.released_at = now
         self.begin_driving()
         self.grant(now)
 

@@ -13,13 +13,13 @@ from functools import partial
 from itertools import count
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any
 
 from dlctl.machine import Peer
 from dlctl.messages import Json, ProcessExited
 from dlctl.roles.coordinator import crash_loops, daemon_states
 from dlctl.roles.coordinator.selections import Changes, Observed, Observer, Selection
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
+from dlctl.runs.memory import DAEMON, Entry, Memory
 from dlctl.util.names import HOME_AGENT
 from dlctl.util.text import NO_WORKER
 from dlctl.util.values import exit_in_words
@@ -44,8 +44,6 @@ LASTING = (
 )  # fmt: skip
 """The fields of a daemon that are persisted (see `Persistence`)."""
 _lasting = attrgetter(*LASTING)
-MEMORY = "daemon/"
-"""Prefix of the keys under which daemons are persisted."""
 _EXISTS = ""
 """In place of an attribute: all observers, which are notified of new and of removed daemons."""
 
@@ -351,20 +349,18 @@ class Membership:
                     self._hosted.setdefault(daemon.agent, []).append(daemon)
         return [*self._hosted.get(agent.name, ())]
 
-    def memory(self) -> Iterator[tuple[str, Any]]:
-        """The daemons that have changed since the last call."""
+    def changes(self) -> Iterator[Entry]:
         for daemon in self._changed.take():
-            key = MEMORY + daemon.name
             is_there = self.daemons.get(daemon.name) is daemon
-            yield key, dict(zip(LASTING, _lasting(daemon), strict=True)) if is_there else None
+            row = dict(zip(LASTING, _lasting(daemon), strict=True)) if is_there else None
+            yield Entry(DAEMON + daemon.name, row)
 
-    def recall(self, memory: Json, now: float) -> None:
+    def recall(self, memory: Memory, now: float) -> None:
         """Take over exactly the daemons that an earlier coordinator has recorded."""
         for daemon in list(self.daemons.values()):
             self._let_go(daemon)
-        for key, lasting in memory.items():
-            if key.startswith(MEMORY):
-                self._restore(key.removeprefix(MEMORY), lasting, now)
+        for name, lasting in memory.under(DAEMON):
+            self._restore(name, lasting, now)
 
     def _restore(self, name: str, lasting: Json, now: float) -> None:
         """Its times start over."""

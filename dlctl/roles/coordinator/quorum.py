@@ -20,16 +20,17 @@ next report acknowledges it. A decision is on the disk before it is sent, and ne
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dlctl import messages as m
 from dlctl.algorithms.base import Lead, Process
 from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Peer
-from dlctl.messages import Json
 from dlctl.roles.coordinator.membership import Daemon
+from dlctl.roles.coordinator.records import Owner
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.protocol.rows import packed, rows_in
+from dlctl.runs.memory import Entry, Memory, Quorum
 
 ROUNDING_S = 1e-6
 """At a deadline the time since it was set may be rounded down."""
@@ -45,14 +46,16 @@ class Report(NamedTuple):
     """(clock, slot, epoch, samples)"""
 
 
-class Quorums:
+class Quorums(Owner):
+    PERSISTED = frozenset({"newest"})
+
     def __init__(self, run: RunState, side: Lead) -> None:
         self.run = run
         self.side = side
         shard = run.algorithm.shard
         self.is_asked = shard is not None and shard.of(side.options).asks_lead
-        self.newest: tuple[int, tuple[Process, ...]] | None = None
-        """The newest decision: the clock, whose pushes count."""
+        self.newest: Quorum | None = None
+        """The newest decision."""
         self._is_new = True
         """Which of these processes have died was not looked up yet."""
         self._reports: dict[int, Report] = {}
@@ -135,12 +138,14 @@ class Quorums:
         self._take(clock, used)
 
     def _take(self, clock: int, used: tuple[Process, ...]) -> None:
-        self.newest, self._is_new = (clock, used), True
+        self.newest, self._is_new = Quorum(clock, used), True
         self._to_notify.update(self._reports)
 
     def _is_under_way(self, known: Sequence[Report]) -> bool:
         """Whether a shard has not made the step of the newest decision."""
-        return self.newest is not None and any(r.clock <= self.newest[0] for r in known)
+        return self.newest is not None and any(
+            report.clock <= self.newest.clock for report in known
+        )
 
     def _is_alive(self, process: Process) -> bool:
         return self.run.members.worker(*process) is not None
@@ -151,7 +156,7 @@ class Quorums:
         """
         if self.newest is None:
             return
-        clock, used = self.newest
+        clock, used = self.newest.clock, self.newest.processes
         if self._deaths.take() or self._is_new:
             self._is_new = False
             gone = frozenset(process for process in used if not self._is_alive(process))
@@ -164,14 +169,14 @@ class Quorums:
                 decided = m.Decided(clock, packed(used), packed(self._gone))
                 self.run.context.send(f"server-{shard}", decided)
 
-    def memory(self) -> Iterator[tuple[str, Any]]:
-        yield "quorum", self.newest
+    def memory(self) -> Iterator[Entry]:
+        yield Entry(Quorum.KEY, self.newest)
 
-    def recall(self, memory: Json, now: float) -> None:
+    def recall(self, memory: Memory, now: float) -> None:
         """Keep the predecessor's decision."""
-        if decided := memory.get("quorum"):
-            clock, used = decided
-            self.newest = clock, tuple((slot, epoch) for slot, epoch in used)
+        if decided := memory.piece(Quorum):
+            used = tuple((slot, epoch) for slot, epoch in decided.processes)
+            self.newest = Quorum(decided.clock, used)
 
 
 def is_current(server: Daemon, generation: int) -> bool:

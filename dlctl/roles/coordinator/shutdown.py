@@ -16,7 +16,7 @@ from the record: unless that says that all is done, it needs the servers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from dlctl import messages as m
@@ -24,9 +24,10 @@ from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import SAVE_S_MAX, Checkpointing
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.membership import Daemon, Membership
-from dlctl.roles.coordinator.records import History, PutOnRecord
+from dlctl.roles.coordinator.records import History, Owner, PutOnRecord
 from dlctl.roles.coordinator.remote_files import LogMirror
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
+from dlctl.runs.memory import End, Entry, Memory
 from dlctl.util.text import KILLED
 
 DRAINING, EVALUATING, SAVING, FINISHING, RECORDING, SHUTTING_DOWN, COLLECTING, LEAVING, OVER = (
@@ -61,7 +62,8 @@ def stop_reason(origin: object, *, kill: bool = False) -> str:
 
 
 @dataclass(eq=False)
-class RunShutdown:
+class RunShutdown(Owner):
+    PERSISTED = frozenset({"state", "reason", "steps"})
     state: str
     """stopped, finished or failed."""
     reason: str
@@ -91,6 +93,12 @@ class RunShutdown:
         )
         self._alive = self.members.select(("_state",), lambda d: d.alive)
         self.steps += [RECORDING, SHUTTING_DOWN, COLLECTING, LEAVING, OVER]
+
+    def memory(self) -> Iterator[Entry]:
+        yield Entry(End.KEY, End(self.state, self.reason, self.grace_s, self.is_shutting_down()))
+
+    def recall(self, memory: Memory, now: float) -> None:
+        """It is begun anew (`Persistence.go_on`)."""
 
     @property
     def step(self) -> str:
@@ -300,7 +308,7 @@ class RunShutdown:
             self.evaluations.end_finish()
         elif self.step == SAVING:
             self._check_last_checkpoint(is_killed)
-        self.steps.pop(0)
+        self.steps = self.steps[1:]
         self._attempts = 0
 
     def _check_last_checkpoint(self, is_killed: bool) -> None:
