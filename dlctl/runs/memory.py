@@ -33,8 +33,8 @@ A piece with one value has no type: it is stored as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from dlctl.messages import Json
@@ -190,3 +190,39 @@ class Memory:
         """
         run = self.piece(Run)
         return run is not None and run.released is not None
+
+
+_UNSEEN = object()
+"""Differs from all values."""
+
+
+class Record:
+    """What the database has of the coordinator's state, or will have."""
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        """keys: those that a predecessor has left. All pieces are written once more."""
+        self.known: dict[str, Any] = dict.fromkeys(keys, _UNSEEN)
+        self._shared: dict[str, Work | Evaluation] = {}
+
+    def changes(self, pieces: Iterable[Entry | Fields]) -> dict[str, Any]:
+        """Key -> JSON, of those pieces that differ from what is known; None: forget the key."""
+        changed: dict[str, Any] = {}
+        for piece in pieces:
+            if isinstance(piece, Entry):
+                self._take(piece.key, piece.value, changed)
+            else:
+                key = piece.kind.KEY
+                self._shared[key] = replace(self._shared.get(key, piece.kind()), **piece.values)
+                self._take(key, self._shared[key], changed)
+        return changed
+
+    def _take(self, key: str, value: Any, changed: dict[str, Any]) -> None:
+        piece = value.to_json() if isinstance(value, Piece) else value
+        piece = list(piece) if isinstance(piece, tuple) else piece
+        if self.known.get(key) == piece:
+            return
+        changed[key] = piece
+        if piece is None:
+            del self.known[key]
+        else:
+            self.known[key] = piece

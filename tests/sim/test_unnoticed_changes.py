@@ -25,13 +25,13 @@ def everything(persistence: Persistence) -> Iterator[Entry]:
 
 def checked(persistence: Persistence) -> int:
     """The number of pieces that are as they were remembered."""
-    known, count = persistence._known, 0
+    known, count = persistence._record.known, 0
     for key, value in everything(persistence):
         piece = value.to_json() if isinstance(value, Piece) else value
         piece = list(piece) if isinstance(piece, tuple) else piece
         assert known.get(key) == piece, f"{key} has changed unnoticed"
         count += 1
-    daemons = {key for key in known if key.startswith(DAEMON) and known[key] is not None}
+    daemons = {key for key in known if key.startswith(DAEMON)}
     assert daemons == {DAEMON + name for name in persistence.run.members.daemons}
     return count
 

@@ -127,13 +127,12 @@ class LeaseScheduler:
         self.side.clock, state, self._journal = lead
         self.side.resume(state)
 
-    def changed_portions(self) -> Iterator[tuple[str, Any]]:
-        """Keys and values for `Persistence`."""
+    def changed_portions(self) -> Iterator[Entry]:
         for epoch, portion, standing in self._pool.take_changes() if self._pool else ():
-            yield f"{PORTION}{epoch}/{portion}", standing
+            yield Entry(f"{PORTION}{epoch}/{portion}", standing)
 
     def changes(self) -> Iterator[Entry | Fields]:
-        """All but the portions (`changed_portions`)."""
+        yield from self.changed_portions()
         next_ = self._pool.next if self._pool is not None else (0, 0)
         done = {"steps": self.steps, "samples": self.samples, "loss": self.loss}
         yield Fields(Work, done | {"dataset_samples": self.dataset.samples, "next": next_})

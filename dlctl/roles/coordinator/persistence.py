@@ -40,10 +40,9 @@ from dlctl.roles.coordinator.rotation import Rotation
 from dlctl.roles.coordinator.run_state import Part
 from dlctl.roles.coordinator.scaling import Scaling
 from dlctl.roles.coordinator.settings import SettingChanges
-from dlctl.runs.memory import DAEMON, Clock, End, Entry, Evaluation, Memory, Piece, Run, Work
+from dlctl.runs.memory import DAEMON, Clock, End, Entry, Memory, Record, Run
 from dlctl.util.names import HOME_AGENT
 
-_UNSEEN = object()
 UNWRITTEN_S_MIN = 3.0
 """A healthy coordinator writes more often than this."""
 
@@ -60,10 +59,7 @@ class Persistence(Part):
     checkpointing: Checkpointing
     scaling: Scaling
     rotation: Rotation
-    _known: dict[str, Any] = field(default_factory=dict, init=False)
-    """Key -> what is on record, or will be."""
-    _shared: dict[str, Work | Evaluation] = field(default_factory=dict, init=False)
-    """The pieces with several owners."""
+    _record: Record = field(default_factory=Record, init=False)
 
     # ------------------------------------------------------------ writing
 
@@ -71,27 +67,9 @@ class Persistence(Part):
         """Effects that persist what an event has changed."""
         end = self.run.shutdown
         owners: Sequence[Remembers] = self.parts if end is None else (*self.parts, end)
-        effects: list[Effect] = []
-        shared: dict[str, None] = {}
-        for piece in chain.from_iterable(owner.changes() for owner in owners):
-            if isinstance(piece, Entry):
-                effects += self._remember(piece.key, piece.value)
-            else:
-                key = piece.kind.KEY
-                known = self._shared.get(key, piece.kind())
-                self._shared[key], shared[key] = replace(known, **piece.values), None
-        for key in shared:
-            effects += self._remember(key, self._shared[key])
-        effects += self._remember(Clock.KEY, self._clock(now))
-        return effects + [Remember(*portion) for portion in self.scheduler.changed_portions()]
-
-    def _remember(self, key: str, value: Any) -> list[Effect]:
-        piece = value.to_json() if isinstance(value, Piece) else value
-        piece = list(piece) if isinstance(piece, tuple) else piece
-        if self._known.get(key) == piece:
-            return []
-        self._known[key] = piece
-        return [Remember(key, piece)]
+        pieces = chain.from_iterable(owner.changes() for owner in owners)
+        changed = self._record.changes(chain(pieces, [Entry(Clock.KEY, self._clock(now))]))
+        return [Remember(key, value) for key, value in changed.items()]
 
     def _clock(self, now: float) -> Clock | None:
         """It is persisted once a second, and when a checkpoint has been tried."""
@@ -148,8 +126,8 @@ class Persistence(Part):
             self.scaling.go_on(now)
 
     def _restore(self, memory: Memory, now: float) -> None:
-        # Different from all values: `Lasting` has to learn from the first ones what is on record.
-        self._known = dict.fromkeys(memory.stored, _UNSEEN)
+        # All is written once more: `Lasting` learns from the first records what is on record.
+        self._record = Record(memory.stored)
         for part in self.parts:
             part.recall(memory, now)
         for name, daemon in self.run.members.daemons.items():
