@@ -227,6 +227,10 @@ def test_no_term_is_issued_from_a_file_that_cannot_be_read(
     with pytest.raises(DlctlError, match="terms"):
         Terms(OnDisk(tmp_path))
     assert terms.damage(tmp_path)
+    with closing(RunDb(tmp_path, create=True)) as db, pytest.raises(DlctlError) as raised:
+        terms.newest(tmp_path, db)
+    assert raised.value.where == str(tmp_path / terms.FILE)
+    assert raised.value.hint is not None
 
 
 def test_what_is_no_file_of_terms_is_read_in_no_time_and_named_or_torn() -> None:

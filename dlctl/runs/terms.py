@@ -115,7 +115,14 @@ def newest(directory: Path, db: RunDb) -> dict[str, int]:
     Those that a coordinator remembered of its daemons count, too: if the last line of the file is
     unreadable, nothing tells whether it was torn or damaged.
     """
-    known, _ = _read(OnDisk(directory))
+    try:
+        known, _ = _read(OnDisk(directory))
+    except DlctlError as error:
+        raise DlctlError(
+            f"cannot use the run's terms: {error.message}",
+            where=str(directory / FILE),
+            hint=f"dlctl recover --dry-run -j {directory.name}",
+        ) from error
     rows = Memory(db.memory()).under(DAEMON)
     remembered = [(name, row.get("term", 0)) for name, row in rows]
     for name, term in (*db.old_terms().items(), *remembered):
