@@ -100,7 +100,7 @@ def test_the_next_coordinator_goes_on_from_the_memory_of_an_old_one() -> None:
     worked_s, _ = OLD["clock"]
     assert machine.run.released_at == NOW - worked_s
     steps, samples, *_ = OLD["work"]
-    assert (machine.scheduler.steps, machine.scheduler.samples) == (steps, samples)
+    assert (machine.progress.steps, machine.progress.samples) == (steps, samples)
     assert machine.members.live_slots() == (0, 1)
     request, portion, data_epoch, start, stop, *_ = OLD["answer/1"]
     again = LeaseRequest(1, 1, request, False)

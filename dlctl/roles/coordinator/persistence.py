@@ -32,7 +32,7 @@ from dlctl.messages import Decided, Json, Lease, Message, NormTotal, Topology, V
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.evaluation import Evaluations
-from dlctl.roles.coordinator.lease_scheduler import LeaseScheduler
+from dlctl.roles.coordinator.lead import MethodLead
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.records import Remember, Remembers
 from dlctl.roles.coordinator.registration import Past, Registration
@@ -53,7 +53,7 @@ class Persistence(Part):
     parts: Sequence[Remembers]
     """Restored in this order."""
     registration: Registration
-    scheduler: LeaseScheduler
+    lead: MethodLead
     settings: SettingChanges
     evaluations: Evaluations
     checkpointing: Checkpointing
@@ -117,7 +117,7 @@ class Persistence(Part):
             is_last = asked.is_last and end is not None
             self.evaluations.go_on(replace(asked, is_last=is_last), now)
         if memory.has_released:
-            self.scheduler.begin_driving()
+            self.lead.begin()
         if end is not None:
             self.control.end(
                 end.state, end.reason, now, grace_s=end.grace_s, at_once=end.is_shutting_down
