@@ -18,6 +18,7 @@ CHAPTERS = {
     "start": "from `dlctl start` to ready, against bare processes that import the same",
     "server_memory": "resident memory of a server that owns ten parameters",
     "replica": "a worker's peak memory and the time of its steps, against plain torch",
+    "coordinator": "the coordinator's CPU per report and per start, by the number of workers",
     "push": "a push of 10,000 parameters until its ack, against bare pyzmq",
     "selection": "the sampled threshold of topk-sampled, against torch.topk, a memcpy; on a GPU",
     "apply": "an update of 25,000,000 parameters, dense and sparse, against a memcpy",

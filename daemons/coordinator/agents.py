@@ -21,6 +21,7 @@ from dlctl.roles.protocol.effects import AgentWaits, HostsTaken, ProcessEnded
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.runs import paths
 from dlctl.runs.database import RunDb
+from dlctl.runs.memory import DAEMON, Memory
 
 log = logging.getLogger("dlctl")
 HOME = "local"
@@ -102,9 +103,5 @@ def _recorded(db: RunDb) -> dict[str, int]:
 
     The memory for its successor is newer than the rows that `status` reads.
     """
-    remembered = {
-        key.removeprefix("daemon/"): value["incarnation"]
-        for key, value in db.memory().items()
-        if key.startswith("daemon/")
-    }
+    remembered = {name: row["incarnation"] for name, row in Memory(db.memory()).under(DAEMON)}
     return db.incarnations() | remembered

@@ -8,10 +8,10 @@ from pathlib import Path
 from daemons.coordinator.records import to_wall_clock
 from daemons.files.log_mirror import sizes
 from dlctl import frozen
-from dlctl.roles.coordinator.persistence import has_released
 from dlctl.roles.coordinator.registration import Past
-from dlctl.runs import checkpoints, paths
+from dlctl.runs import checkpoints, paths, terms
 from dlctl.runs.database import RunDb
+from dlctl.runs.memory import Memory
 
 
 def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:
@@ -28,7 +28,7 @@ def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:
     """
     memory, heard_at = db.memory(), db.run().get("updated_at")
     now, clock_s = time.time(), time.monotonic()
-    resume = "" if has_released(memory) else db.run().get("resume")
+    resume = "" if Memory(memory).has_released else db.run().get("resume")
     restore = checkpoints.of_run(directory, resume) if resume else None
     manifest = checkpoints.read_manifest(restore) if restore else {}
     if restore:
@@ -38,7 +38,7 @@ def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:
     gone_s = max(0.0, now - heard_at) if memory and heard_at else 0.0
     beat_age_s = paths.beat_age_s(directory, now)
     return Past(
-        terms=db.terms(),
+        terms=terms.newest(directory, db),
         incarnations=db.incarnations(),
         checkpoints=newest + (int(gone_s) if agents else 0),
         restore=str(restore or ""),

@@ -1,10 +1,11 @@
-"""Performs the coordinator's effects that persist state: rows in run.db.
+"""Performs the coordinator's effects that persist state: rows in run.db, and terms in their file.
 
 The machine's times are monotonic; here they become wall-clock times. State that the next
 coordinator needs is committed before any later message is sent. A term is on the disk before it is
-sent to its daemon. The row of a checkpoint is committed at once if the database is writable. All
-other rows are committed after the pending events are handled: a crash may lose the last ones,
-although messages of the same moment were sent. An orderly end loses none, see `finish`.
+remembered, and before it is sent to its daemon. The row of a checkpoint is committed at once if the
+database is writable. All other rows are committed after the pending events are handled: a crash may
+lose the last ones, although messages of the same moment were sent. An orderly end loses none, see
+`finish`.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from dlctl.messages import Json
 from dlctl.roles.coordinator import records as j
 from dlctl.roles.coordinator.persistence import Lasting
 from dlctl.roles.protocol.effects import OnRecord, Unwritten
+from dlctl.runs import terms
 from dlctl.runs.database import RunDb
 from dlctl.runs.series import Series
+from dlctl.runs.terms import OnDisk, Terms
 from dlctl.util import processes
 from dlctl.util.names import HOME_AGENT, MEASURED
 
@@ -74,8 +77,8 @@ class Records:
         """The writes of the newest snapshot, which supersedes all earlier ones."""
         self._memory: dict[str, Any] = {}
         """To be remembered, not written yet."""
-        self._terms: dict[str, int] = {}
-        """Issued, not on record yet."""
+        self._terms_file = OnDisk(directory)
+        self._terms = Terms(self._terms_file, terms.newest(directory, db))
         self._lasting = Lasting()
         self.trouble = ""
         """Why the database cannot be written; "" while it can."""
@@ -114,17 +117,18 @@ class Records:
     def commit(self) -> None:
         """Write the pending rows. A failing disk does not stop training: the write is retried.
 
-        The memory of a daemon and its term are written in one transaction: if the next coordinator
-        found one without the other, it would issue a term twice. The sync follows it, so that a
-        disk that only fails to sync still stores the rows.
+        Terms come first: if the next coordinator found that a daemon had registered, and not its
+        term, it would issue the term again. The sync of the rows follows them, so that a disk that
+        only fails to sync still stores them.
         """
         if (self._lasting.is_on_disk and not self._has_news()) or time.monotonic() < self._retry_at:
             return
         try:
+            self._terms.append()
             self._write_rows()
             if not self._lasting.is_on_disk:
                 self.db.sync()
-        except sqlite3.OperationalError as error:
+        except (OSError, sqlite3.OperationalError) as error:
             self._put_off(error)
             return
         if self._lasting.written():
@@ -135,26 +139,26 @@ class Records:
 
     def _write_rows(self) -> None:
         """Write all pending rows in one transaction. Raises sqlite3.OperationalError."""
-        self.db.put_terms(self._terms)
         self.db.put_memory(self._memory)
         for write in (*self._history, *self._metrics, *self._overview):
             write()
         self.db.commit()
-        for written in (self._history, self._metrics, self._overview, self._memory, self._terms):
+        for written in (self._history, self._metrics, self._overview, self._memory):
             written.clear()
 
     def _has_news(self) -> bool:
         rows = self._history or self._metrics or self._overview
-        return bool(rows or self._memory or self._terms)
+        return bool(rows or self._memory or not self._terms.is_synced)
 
-    def _put_off(self, error: sqlite3.OperationalError) -> None:
+    def _put_off(self, error: OSError | sqlite3.OperationalError) -> None:
+        trouble = str(error.strerror if isinstance(error, OSError) else error)
         self.db.rollback()
         del self._history[:-ROWS_KEPT]
         self._metrics.clear()
         self._retry_at = time.monotonic() + RETRY_S
         if not self.trouble:
-            log.error("cannot write the run's database: %s; training continues", error)
-        self._report(str(error))
+            log.error("cannot write the run's database: %s; training continues", trouble)
+        self._report(trouble)
 
     def _report(self, trouble: str) -> None:
         """Notify the machine: it can issue terms only while the database is writable."""
@@ -177,13 +181,14 @@ class Records:
                 break
             time.sleep(FINISH_RETRY_S)
         export(self.exporters, lambda exporter: exporter.close())
+        self._terms_file.close()
 
     def _on_remember(self, effect: j.Remember) -> None:
         self._memory[effect.key] = effect.value
         self._lasting.remembers(effect.key, effect.value)
 
     def _on_term(self, effect: j.IssueTerm) -> None:
-        self._terms[effect.name] = effect.term
+        self._terms.issue(effect.name, effect.term)
         self._lasting.issues_term()
 
     def _on_send(self, effect: Send) -> None:

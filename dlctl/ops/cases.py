@@ -21,7 +21,7 @@ from dlctl.ops.decide import Action, Facts, Run, Saved, Shards
 from dlctl.ops.remains import Findings, Loss
 from dlctl.runs import checkpoints, facts, lineage, lock, manifest, paths, select
 from dlctl.runs.lineage import Good
-from dlctl.runs.snapshot import Snapshot, check_database, load, read_job, started
+from dlctl.runs.snapshot import Snapshot, check_records, load, read_job, started
 from dlctl.util import hints, values
 from dlctl.util.names import AVERAGE
 from dlctl.util.text import is_poisoned
@@ -183,7 +183,7 @@ def looked(case: Case, *, ask_hosts: bool = True) -> Case:
     """
     while (run := case.run) is not None and case.action.is_look:
         lock.check(run)
-        check_database(run.directory)
+        check_records(run.directory)
         if case.action is Action.LOOK_AT_SHARDS:
             findings = remains.examine(run, ask_hosts=ask_hosts)
             facts = replace(case.facts, shards=_shards(case, findings))

@@ -24,6 +24,7 @@ from dlctl.ops.recover import Launched, explained
 from dlctl.runs import lineage, lock, manifest, paths, select
 from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import Snapshot, load, read_job
+from dlctl.runs.terms import OnDisk, Terms
 from dlctl.util import notes, values
 from dlctl.util.text import plural
 
@@ -157,7 +158,8 @@ def _write_new(directory: Path, new: Start, good: Good | None) -> None:
     with closing(RunDb(directory, create=True)) as db:
         db.put_run(**recover.first_row(directory, select.job_file(new.file), new.job, copy))
         if copy is not None:
-            db.put_terms(graft.terms(copy))
+            with closing(OnDisk(directory)) as file:
+                Terms(file, graft.terms(copy)).append()
             lineage.record(db, directory, copy, "")
         db.commit()
     (directory / paths.UNFINISHED).unlink()

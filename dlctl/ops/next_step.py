@@ -15,7 +15,7 @@ from dlctl.ops import codes, other_hosts
 from dlctl.problems import of_reason
 from dlctl.runs import database, facts, lineage, lock, select
 from dlctl.runs.manifest import Manifest, has_updates, is_doubtful
-from dlctl.runs.snapshot import Snapshot, Unreadable, check_database, read_job
+from dlctl.runs.snapshot import Snapshot, Unreadable, check_records, read_job
 from dlctl.util import hints, values
 from dlctl.util.text import is_poisoned, plural
 
@@ -204,7 +204,7 @@ def damaged(words: Iterable[str], error: Exception) -> DlctlError | None:
     named, known = set(words), select.directories()[::-1]
     for directory in sorted(known, key=lambda path: path.name not in named):
         try:
-            check_database(directory)
+            check_records(directory)
         except Unreadable as found:
             return explained(found)
     return None

@@ -20,6 +20,7 @@ from dlctl.ops.cases import Case, Start
 from dlctl.ops.decide import Action
 from dlctl.runs import lineage, lock, paths, task_code
 from dlctl.runs.database import RunDb
+from dlctl.runs.memory import End, Memory, Run
 from dlctl.runs.snapshot import ENDED, Snapshot
 from dlctl.util import notes, regular, values
 
@@ -100,11 +101,11 @@ def go_on(case: Case) -> Launched:
     lock.refuse_unknown_coordinator(snapshot)
     if snapshot.coordinator_pid is not None:  # Its agent has started one, not on record yet.
         return Launched(directory, None, resumes=True)
-    memory = remains.read_memory(directory)
-    state, _, released = memory["run"]
-    is_ending = state == "stopping" and "end" in memory
+    memory = Memory(remains.read_memory(directory))
+    was = memory.piece(Run) or Run()
+    is_ending = was.state == "stopping" and memory.piece(End) is not None
     row: Json = {
-        "state": "stopping" if is_ending else "starting" if released is None else "running",
+        "state": "stopping" if is_ending else "running" if memory.has_released else "starting",
         # For the next coordinator: see `persistence.corrected`.
         "recovery": {
             "served": [shard.name for shard in findings.shards if shard.path and shard.version],

@@ -20,6 +20,7 @@ from dlctl.ops import other_hosts
 from dlctl.runs import facts, lock
 from dlctl.runs.database import RunDb
 from dlctl.runs.lineage import Good
+from dlctl.runs.memory import DAEMON, Memory, Run, Work
 from dlctl.runs.snapshot import Snapshot
 from dlctl.util import processes, values
 from dlctl.util.names import HOME_AGENT
@@ -102,7 +103,7 @@ def shards_of(snapshot: Snapshot, memory: Json, job: config.JobFile, left: Remai
         if kept is not None and (kept.initialised or not kept.problem):
             version, is_exact = kept.version, not alive
         problem = ""
-        if memory.get(f"daemon/{name}", {}).get("has_served") and not alive:
+        if memory.get(DAEMON + name, {}).get("has_served") and not alive:
             problem = left.away.get(agent, "") or _state_problem(job, kept)
         path = "" if kept is None else str(kept.path)
         shards.append(Shard(name, alive, problem, version, is_exact, path))
@@ -207,7 +208,7 @@ def examine(snapshot: Snapshot, *, ask_hosts: bool = True) -> Findings:
     job = read_jobfile(snapshot.directory)
     left = look(snapshot, job, ask_hosts=ask_hosts)
     shards = shards_of(snapshot, memory, job, left)
-    was_at_work = memory["run"][2] is not None if memory else facts.has_begun(snapshot)
+    was_at_work = Memory(memory).has_released if memory else facts.has_begun(snapshot)
     name = str(snapshot.run.get("algorithm") or "")
     survives = not name or "server" in registry.load("algorithms", name).shape.survives
     is_lost = bool(memory) and was_at_work and not survives
@@ -219,7 +220,7 @@ def examine(snapshot: Snapshot, *, ask_hosts: bool = True) -> Findings:
     }
     obstacles = [text for text, holds in possible.items() if holds]
     obstacles += [f"{shard.name}: {shard.problem}" for shard in shards if shard.problem]
-    steps = (memory["work"][0] if memory else None, snapshot.run.get("step"))
+    steps = (Memory(memory).work.steps if memory else None, snapshot.run.get("step"))
     step = int(max(values.number(step) or 0.0 for step in steps))
     here = [str(row["name"]) for row in processes.living(snapshot.everybody())]
     return Findings([*here, *left.living], shards, obstacles, was_at_work, step, left.away)
@@ -227,8 +228,7 @@ def examine(snapshot: Snapshot, *, ask_hosts: bool = True) -> Findings:
 
 def has_begun(snapshot: Snapshot) -> bool:
     """Whether the run may have done anything, by the records on this machine. Raises DlctlError."""
-    memory = read_memory(snapshot.directory)
-    return facts.has_begun(snapshot) or (bool(memory) and memory["run"][2] is not None)
+    return facts.has_begun(snapshot) or Memory(read_memory(snapshot.directory)).has_released
 
 
 def is_led(snapshot: Snapshot) -> bool:
@@ -247,4 +247,4 @@ def read_memory(directory: Path) -> Json:
             memory = db.memory()
     except (sqlite3.Error, ValueError) as error:
         raise DlctlError(f"cannot read what the coordinator knew: {error}") from error
-    return memory if {"run", "work"} <= memory.keys() else {}
+    return memory if {Run.KEY, Work.KEY} <= memory.keys() else {}

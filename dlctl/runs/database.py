@@ -9,16 +9,17 @@ since 1970 (UTC). Local disks only: SQLite's locks do not hold on NFS.
     event       what happened, in order
     metric      time series, of the run and of each daemon, of bounded length: see `series`
     checkpoint  every checkpoint that was begun, and how it ended
-    term        epochs and generations, persisted before they are issued
     memory      the state that the next coordinator resumes from: that of
                 `roles/coordinator/persistence.py`
+    term        of an old run: its epochs and generations, which are in a file now: see `terms`
 
 The row of a daemon that the job no longer has stays, as "removed": if the daemon returns, its
 incarnations continue from there.
 
-SQLite detects neither a flipped bit within a value nor, in its log, the transactions that it drops
-because of one (see `wal`). So every row has a checksum, except events and metrics, on which nothing
-depends; and no writer opens a database whose log is damaged: closing it would hide the damage.
+SQLite does not detect a flipped bit within a value. So every row has a checksum, except events and
+metrics, on which nothing depends. A flipped bit in its write-ahead log is like a crash at that
+time: SQLite drops the transactions that follow, and the next coordinator continues from an earlier
+state. Only terms must never be lost: they have their own file.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from pathlib import Path
 from typing import Any
 
 from dlctl.errors import DlctlError, NotFound
-from dlctl.runs import evaluated, wal
-from dlctl.util import processes, regular
+from dlctl.runs import evaluated
+from dlctl.util import regular
 from dlctl.util.regular import NotRegular
 
 SCHEMA_VERSION = 4
@@ -43,13 +44,11 @@ WAL_PAGES = 1000
 """Pages of 4 KiB in SQLite's log before it checkpoints them into the database. A checkpoint costs
 three syncs, on a busy disk seconds; a longer log would take many megabytes for a few rows that
 change frequently."""
-LOOKS_MAX = 5
-"""At a log that seems damaged but changes between two reads."""
 ENDED = ("stopped", "finished", "failed")
 """States of a run that has ended, gracefully or not."""
 REMOVED = "removed"
 """State of a daemon that an earlier execution had and the job no longer has."""
-_SUMMED = ("run", "daemon", "checkpoint", "term", "memory")
+_SUMMED = ("run", "daemon", "checkpoint", "memory")
 _SCHEMA = """
 CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT NOT NULL, crc INTEGER NOT NULL);
 CREATE TABLE daemon (name TEXT PRIMARY KEY, value TEXT NOT NULL, crc INTEGER NOT NULL);
@@ -59,7 +58,6 @@ CREATE TABLE metric (at REAL NOT NULL, daemon TEXT NOT NULL, step INTEGER NOT NU
                      value TEXT NOT NULL);
 CREATE INDEX metric_by_daemon ON metric (daemon, at);
 CREATE TABLE checkpoint (id INTEGER PRIMARY KEY, value TEXT NOT NULL, crc INTEGER NOT NULL);
-CREATE TABLE term (name TEXT PRIMARY KEY, term INTEGER NOT NULL, crc INTEGER NOT NULL);
 CREATE TABLE memory (key TEXT PRIMARY KEY, value TEXT NOT NULL, crc INTEGER NOT NULL);
 """
 
@@ -84,12 +82,6 @@ class RunDb:
             _check_files(directory)
             if create and not path.exists():
                 _make(path)
-            if not readonly and (damage := damage_of_log(directory)):
-                raise DlctlError(
-                    f"cannot use the run's database: {damage}",
-                    where=str(path),
-                    hint=f"dlctl recover --dry-run -j {directory.name}",
-                )
             address = path.absolute().as_uri()  # There may be "?" or "#" in the path.
             mode = "ro" if readonly else "rwc"
             self._db = sqlite3.connect(f"{address}?mode={mode}", uri=True, timeout=10)
@@ -213,13 +205,7 @@ class RunDb:
     def checkpoints(self) -> list[dict[str, Any]]:
         return [row for _, row in self._rows("checkpoint")]
 
-    # ------------------------------------------------------------ terms and memory
-
-    def put_terms(self, terms: Mapping[str, int]) -> None:
-        """Daemon -> its newest epoch or generation. None may be issued twice: before it is issued,
-        this has to be committed and to survive a power failure (see `sync`).
-        """
-        self._put("term", terms)
+    # ------------------------------------------------------------ memory
 
     def put_memory(self, values: dict[str, Any]) -> None:
         """None deletes the key."""
@@ -234,8 +220,13 @@ class RunDb:
         """Makes the next coordinator start a new execution."""
         self._db.execute("DELETE FROM memory")
 
-    def terms(self) -> dict[str, int]:
-        return dict(self._rows("term"))
+    def old_terms(self) -> dict[str, int]:
+        """The terms of a run that an earlier version has created; {} for other runs."""
+        return dict(self._rows("term")) if self._has_old_terms() else {}
+
+    def _has_old_terms(self) -> bool:
+        query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'term'"
+        return self._db.execute(query).fetchone() is not None
 
     # ------------------------------------------------------------ rows with a checksum
 
@@ -259,7 +250,7 @@ class RunDb:
         if found != ["ok"]:
             # The first finding: the others follow from it.
             raise sqlite3.DatabaseError(found[0].splitlines()[-1])
-        for table in _SUMMED:
+        for table in (*_SUMMED, *(["term"] if self._has_old_terms() else [])):
             for _ in self._rows(table):
                 pass
 
@@ -271,7 +262,7 @@ def _crc(key: Any, value: Any) -> int:
 def damage(directory: Path) -> str:
     """What is wrong with the bytes of a run's database; "" if nothing is.
 
-    A truncated write-ahead log is not damage: it only lacks the last transactions.
+    A truncated or damaged write-ahead log is no damage: it only lacks the last transactions.
     """
     try:
         with closing(RunDb(directory, readonly=True)) as db:
@@ -280,40 +271,7 @@ def damage(directory: Path) -> str:
         return str(error)
     except DlctlError as error:
         return str(error.__cause__) if error.__cause__ else ""  # Another version is not damage.
-    return damage_of_log(directory)
-
-
-def damage_of_log(directory: Path) -> str:
-    """What is wrong with the log of a run's database; "" if nothing is. Reads all of it: about 15
-    ms per MB.
-
-    A read during a write may see a mix of two states; only damage is the same in two reads.
-    """
-    file, before = directory / f"{FILE}-wal", b""
-    for _ in range(LOOKS_MAX):
-        try:
-            log = regular.read_bytes(file)
-        except OSError:
-            break
-        at = wal.damaged_at(log, same_boot=True)
-        if at is not None and _is_of_another_boot(directory):
-            at = wal.damaged_at(log, same_boot=False)
-        if at is None:
-            break
-        if log == before:
-            return f"{file.name} is damaged at byte {at:,} of {len(log):,}"
-        before = log
     return ""
-
-
-def _is_of_another_boot(directory: Path) -> bool:
-    """Whether the machine is known to have rebooted since the last coordinator wrote."""
-    try:
-        with closing(RunDb(directory, readonly=True)) as db:
-            start = db.run().get("pid_start")
-    except (sqlite3.Error, DlctlError):
-        return False
-    return start is not None and processes.age_s(start) is None
 
 
 def _check_files(directory: Path) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlctl.errors import DlctlError
-from dlctl.runs import checkpoints
+from dlctl.runs import checkpoints, terms
 from dlctl.runs.best import Best
 from dlctl.runs.database import RunDb
 from dlctl.runs.manifest import FAILURE, Manifest, checkpoint_row, is_doubtful
@@ -50,8 +50,8 @@ def resumes(db: RunDb) -> list[Resume]:
     for event in db.events(kind=KIND):
         data = event["data"]
         with suppress(KeyError, TypeError, AttributeError, ValueError, OverflowError):  # Damaged.
-            terms = {name: int(epoch) for name, epoch in data["terms"].items()}
-            found.append(Resume(int(data["checkpoint"]), int(data["highest"]), terms))
+            issued = {name: int(epoch) for name, epoch in data["terms"].items()}
+            found.append(Resume(int(data["checkpoint"]), int(data["highest"]), issued))
     return found
 
 
@@ -91,7 +91,7 @@ def record(db: RunDb, directory: Path, checkpoint: Path, told: str) -> None:
         "checkpoint": number,
         "step": step,
         "highest": max([checkpoints.highest_number(directory), *rows]),
-        "terms": db.terms(),
+        "terms": terms.newest(directory, db),
     }
     text = f"resumed from the checkpoint at step {values.count(step)}"
     db.add_event(time.time(), KIND, "", text + (f": {told}" if told else ""), data)

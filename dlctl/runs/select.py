@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dlctl.errors import DlctlError, NotFound, UsageError
 from dlctl.runs import lock, paths
-from dlctl.runs.snapshot import Snapshot, Unreadable, check_database, load, read_job, started
+from dlctl.runs.snapshot import Snapshot, Unreadable, check_records, load, read_job, started
 from dlctl.util import hints, notes, regular
 from dlctl.util.did_you_mean import meant
 
@@ -98,7 +98,7 @@ def look(job: str | None, *, is_any: bool = False) -> Snapshot:
     """
     snapshot = (load_any if is_any else load)(directory(job))
     if not (is_any or snapshot.is_live):
-        check_database(snapshot.directory)
+        check_records(snapshot.directory)
     lock.require_own(snapshot)
     return snapshot
 

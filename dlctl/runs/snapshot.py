@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 from dlctl import config
 from dlctl.errors import DlctlError, NotFound
-from dlctl.runs import checkpoints, database, lineage, paths
+from dlctl.runs import checkpoints, database, lineage, paths, terms
 from dlctl.runs.database import ENDED as ENDED
 from dlctl.runs.manifest import checkpoint_row
 from dlctl.util import processes, regular
@@ -179,7 +179,7 @@ def load(directory: Path) -> Snapshot:
     there = processes.is_alive(run.get("pid"), run.get("pid_start"))
     state, reason, is_live = _truth(directory, run, now, has_coordinator=there)
     if not is_live:
-        check_database(directory, database.damage_of_log)
+        _check_terms(directory)
     if isinstance(run.get("checkpoint"), Mapping):
         run["checkpoint"] = _newest_there(directory, run["checkpoint"], is_live)
     rows = [row for row in run.pop("daemons") if type(row.get("name")) is str]
@@ -190,10 +190,16 @@ def load(directory: Path) -> Snapshot:
     return Snapshot(directory, run, rows, state, reason, is_live, now, pid, beat_age_s)
 
 
-def check_database(directory: Path, find_damage: Callable[[Path], str] = database.damage) -> None:
-    """Raises Unreadable, with the damage, if run.db is damaged."""
-    if damage := find_damage(directory):
+def check_records(directory: Path) -> None:
+    """Read all of run.db and of the terms. Raises Unreadable, with the damage."""
+    if damage := database.damage(directory):
         raise Unreadable(directory, f"the run's database is damaged: {' '.join(damage.split())}")
+    _check_terms(directory)
+
+
+def _check_terms(directory: Path) -> None:
+    if damage := terms.damage(directory):
+        raise Unreadable(directory, f"the run's terms are damaged: {damage}")
 
 
 def _newest_there(

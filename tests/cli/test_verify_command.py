@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from identity import ME
-from remains import acknowledge, keep, save
+from remains import acknowledge, issue, keep, save
 
 from dlctl import config
 from dlctl.launch.ssh import Ssh
@@ -84,7 +84,7 @@ def test_after_an_orderly_end_the_newest_checkpoint_has_the_last_word(run, dlctl
 def test_what_was_acknowledged_before_the_run_went_back_is_not_judged(run, dlctl_command):
     older = save(run, step=30, number=1, deliveries=([0, 1, 40],))
     acknowledge(run, 0, 1, 1, 50)
-    run.db.put_terms({"worker-0": 1})
+    issue(run.path, {"worker-0": 1})
     lineage.record(run.db, run.path, older, "60 steps done again")
     run.db.commit()
     keep(run, 0, version=3, deliveries=[[0, 1, 40], [0, 2, 7]])
@@ -169,7 +169,7 @@ def damage(checkpoint: Path) -> None:
 
 def resumed(run, checkpoint: Path, **terms: int) -> None:
     """The run has gone back to this checkpoint; `terms`: epochs of workers that had begun."""
-    run.db.put_terms({name.replace("_", "-"): term for name, term in terms.items()})
+    issue(run.path, {name.replace("_", "-"): term for name, term in terms.items()})
     lineage.record(run.db, run.path, checkpoint, "")
     run.run(resume=str(checkpoint))
 

@@ -431,7 +431,7 @@ def test_a_directory_that_cannot_be_made_is_an_error_of_that_checkpoint(tmp_path
 def test_the_database_has_no_table_that_nobody_uses(tmp_path, record):
     with closing(sqlite3.connect(tmp_path / "run.db")) as db:
         names = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
-    tables = {"run", "daemon", "event", "metric", "checkpoint", "term", "memory"}
+    tables = {"run", "daemon", "event", "metric", "checkpoint", "memory"}
     assert names == {*tables, "metric_by_daemon", "sqlite_autoindex_run_1"} | {
-        f"sqlite_autoindex_{table}_1" for table in ("daemon", "term", "memory")
+        f"sqlite_autoindex_{table}_1" for table in ("daemon", "memory")
     }

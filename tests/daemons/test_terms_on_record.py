@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -16,7 +18,9 @@ from dlctl import messages as m
 from dlctl.machine import Effect, Send
 from dlctl.roles.coordinator import records as j
 from dlctl.roles.protocol.effects import Unwritten
+from dlctl.runs import terms
 from dlctl.runs.database import RunDb
+from dlctl.runs.terms import OnDisk, in_lines
 
 
 class Sent:
@@ -43,6 +47,11 @@ class OnRecord:
         loop.transport = self.sent = Sent()  # type: ignore[assignment]
         self.writer = records.Records(directory, self.db, loop)
         self._performers = loop._performers
+        self.posted = loop._posted
+
+    def close(self) -> None:
+        self.writer._terms_file.close()
+        self.db.close()
 
     def do(self, *effects: Effect) -> list[m.Message]:
         """Perform these; returns what went out."""
@@ -52,10 +61,12 @@ class OnRecord:
         return self.sent.messages[before:]
 
     def found(self) -> tuple[dict[str, int], Any]:
-        """What the next coordinator would find, did this one die now: the terms, and the term of
-        worker-0 that is remembered."""
+        """What the next coordinator would find, did this one die now: the terms in their file, and
+        the term of worker-0 that is remembered.
+        """
+        issued, _ = in_lines(OnDisk(self.directory).read())
         with closing(RunDb(self.directory, readonly=True)) as reader:
-            return reader.terms(), reader.memory().get("daemon/worker-0", {}).get("term")
+            return issued, reader.memory().get("daemon/worker-0", {}).get("term")
 
 
 def registered(term: int) -> list[Effect]:
@@ -75,33 +86,36 @@ def at_each_statement(db: RunDb, look: Callable[[str], None]) -> None:
 
 def test_nobody_is_told_of_an_epoch_that_cannot_be_put_on_record(tmp_path, caplog):
     """The worker asks again; when there is room, it gets the same epoch. The others train on."""
-    RunDb(tmp_path, create=True).close()
-    loop, db = Loop(), RunDb(tmp_path)
-    loop.transport.close()
-    loop.transport = sent = Sent()  # type: ignore[assignment]
-    writer = records.Records(tmp_path, db, loop)
-    perform = loop._performers
-    fill(db)
-    perform[j.AddEvent](LARGE)
-    perform[j.IssueTerm](j.IssueTerm("worker-0", 3))
-    welcome, other = m.Welcome("worker-0", 0, 3, b"token", {}), m.Heard()
-    perform[Send](Send(b"worker-0", welcome))
-    perform[Send](Send(b"worker-1", other))
-    assert sent.messages == [other]
+    first = OnRecord(tmp_path)
+    first.do(*registered(4), WELCOME)
+    first.writer._retry_at = 0.0
+    with files_cannot_grow(tmp_path / terms.FILE):
+        assert first.do(*registered(5), WELCOME, OTHER) == [OTHER.message]
+        assert first.found() == ({"worker-0": 4}, 4)
+        assert "File too large; training continues" in caplog.text
+        assert first.posted[-1] == Unwritten("File too large")
+    first.writer._retry_at = 0.0
+    assert first.do(WELCOME) == [WELCOME.message]
+    assert first.found() == ({"worker-0": 5}, 5)
+    assert first.posted[-1] == Unwritten("")
+    first.close()
+
+
+def test_nobody_is_told_of_an_epoch_while_the_database_is_full(tmp_path, caplog):
+    """Or the next coordinator would not know the process that has it."""
+    coordinator = OnRecord(tmp_path)
+    fill(coordinator.db)
+    assert coordinator.do(LARGE, *registered(5), WELCOME, OTHER) == [OTHER.message]
     assert "database or disk is full; training continues" in caplog.text
-    assert [*loop._posted] == [Unwritten("database or disk is full")]
-    with closing(RunDb(tmp_path, readonly=True)) as reader:
-        assert reader.terms() == {}
-        free_space(db)
-        writer._retry_at = 0.0
-        perform[Send](Send(b"worker-0", welcome))
-        assert sent.messages == [other, welcome]
-        assert reader.terms() == {"worker-0": 3}
-    assert loop._posted[-1] == Unwritten("")
-    db.close()
+    assert coordinator.found() == ({"worker-0": 5}, None)
+    free_space(coordinator.db)
+    coordinator.writer._retry_at = 0.0
+    assert coordinator.do(WELCOME) == [WELCOME.message]
+    assert coordinator.found() == ({"worker-0": 5}, 5)
+    coordinator.close()
 
 
-def test_whenever_it_dies_an_epoch_is_remembered_if_and_only_if_it_is_on_record(tmp_path):
+def test_whenever_it_dies_no_epoch_is_remembered_that_is_not_on_record(tmp_path):
     """Or the next coordinator gives it to a second worker, whose first pushes count as done."""
     coordinator = OnRecord(tmp_path)
     coordinator.do(*registered(4))
@@ -110,16 +124,39 @@ def test_whenever_it_dies_an_epoch_is_remembered_if_and_only_if_it_is_on_record(
     at_each_statement(coordinator.db, lambda _: found.append(coordinator.found()))
     assert coordinator.do(*registered(5), WELCOME) == [WELCOME.message]
     found.append(coordinator.found())
-    assert sorted({terms["worker-0"] for terms, _ in found}) == [4, 5]
-    assert [remembered for _, remembered in found] == [terms["worker-0"] for terms, _ in found]
-    coordinator.db.close()
+    assert {issued["worker-0"] for issued, _ in found} == {5}, "it comes first"
+    assert sorted({remembered for _, remembered in found}) == [4, 5]
+    coordinator.close()
+
+
+def test_an_epoch_that_may_not_be_on_the_disk_yet_is_handed_out_by_nobody(
+    tmp_path, caplog, monkeypatch
+):
+    """Nor by the next coordinator, which finds it in the file."""
+    first = OnRecord(tmp_path)
+    first.do(*registered(4), OTHER)
+    with monkeypatch.context() as trouble:
+        trouble.setattr(os, "fsync", fails)
+        assert first.do(*registered(5), WELCOME, OTHER) == [OTHER.message]
+        assert caplog.text.count("Input/output error; training continues") == 1
+        second = OnRecord(tmp_path)
+        assert second.do(WELCOME, OTHER) == [OTHER.message]
+    second.writer._retry_at = 0.0
+    assert second.do(WELCOME) == [WELCOME.message]
+    assert second.found()[0] == {"worker-0": 5}
+    second.close()
+    first.close()
+
+
+def fails(_: int) -> None:
+    raise OSError(errno.EIO, "Input/output error")
 
 
 @contextmanager
-def files_cannot_grow(directory: Path) -> Iterator[None]:
-    """Nothing can be added to the database's log."""
+def files_cannot_grow(*files: Path) -> Iterator[None]:
+    """Nothing can be added to the largest of these."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    size = (directory / "run.db-wal").stat().st_size
+    size = max(file.stat().st_size for file in files)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
         yield
@@ -128,32 +165,13 @@ def files_cannot_grow(directory: Path) -> Iterator[None]:
 
 
 def disk_fails_at_syncs(coordinator: OnRecord, trouble: ExitStack) -> None:
-    """From the first attempt to have something on the disk, until `trouble` is closed."""
+    """From the first attempt to have rows on the disk, until `trouble` is closed."""
 
     def look(statement: str) -> None:
         if statement == "PRAGMA synchronous=FULL" or "wal_checkpoint" in statement:
-            trouble.enter_context(files_cannot_grow(coordinator.directory))
+            trouble.enter_context(files_cannot_grow(coordinator.directory / "run.db-wal"))
 
     at_each_statement(coordinator.db, look)
-
-
-def test_an_epoch_that_may_not_be_on_the_disk_yet_is_handed_out_by_nobody(tmp_path, caplog):
-    """Nor by the next coordinator, which finds it on record."""
-    first = OnRecord(tmp_path)
-    first.do(*registered(4), OTHER)
-    with ExitStack() as trouble:
-        disk_fails_at_syncs(first, trouble)
-        assert first.do(*registered(5), WELCOME, OTHER) == [OTHER.message]
-        assert caplog.text.count("disk I/O error; training continues") == 1
-        second = OnRecord(tmp_path)
-        disk_fails_at_syncs(second, trouble)
-        assert second.do(WELCOME, OTHER) == [OTHER.message]
-    at_each_statement(second.db, lambda _: None)
-    second.writer._retry_at = 0.0
-    assert second.do(WELCOME) == [WELCOME.message]
-    assert second.found() == ({"worker-0": 5}, 5)
-    second.db.close()
-    first.db.close()
 
 
 def test_a_disk_that_fails_when_a_served_shard_is_noted_is_tried_again(tmp_path, caplog):
@@ -175,7 +193,7 @@ def test_a_disk_that_fails_when_a_served_shard_is_noted_is_tried_again(tmp_path,
     synced.clear()
     coordinator.do(serves, OTHER)
     assert "PRAGMA synchronous=FULL" not in synced
-    coordinator.db.close()
+    coordinator.close()
 
 
 def test_who_reads_the_database_does_not_keep_it_from_the_disk(tmp_path):
@@ -198,5 +216,5 @@ def test_a_coordinator_that_leaves_waits_for_its_epochs_to_be_put_on_record(tmp_
     monkeypatch.setattr(records.time, "sleep", lambda _: other.commit())
     coordinator.writer.finish()
     assert coordinator.found()[0] == {"worker-0": 5}
-    coordinator.db.close()
+    coordinator.close()
     other.close()

@@ -52,6 +52,7 @@ from dlctl.roles.protocol.files import (
     Wanted,
 )
 from dlctl.runs import checkpoints
+from dlctl.runs.memory import Memory
 from dlctl.util.hashing import PIECE_BYTES, sha256_of
 from dlctl.util.names import HOME_AGENT
 
@@ -419,14 +420,15 @@ class Copying:
         self.mirror = LogMirror(self.context, self.members, {})
         self.memory = getattr(self, "memory", {})
         self.mirror.sizes = sizes(self.home)
-        self.mirror.recall(self.memory, 0.0)
+        self.mirror.recall(Memory(self.memory), 0.0)
 
     def look(self) -> None:
         """One look, and all that follows from it."""
         self.now += 1.0
         self.mirror.on_deadline(self.now)
         for _ in range(1000):
-            self.memory = dict(self.mirror.memory())
+            self.memory |= dict(self.mirror.changes())
+            self.memory = {key: row for key, row in self.memory.items() if row is not None}
             effects = self.context.clear()
             if not effects:
                 return

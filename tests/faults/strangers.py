@@ -23,6 +23,7 @@ from dlctl import wire
 from dlctl.control import keys
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.token import sign
+from dlctl.runs import terms
 from dlctl.runs.database import RunDb
 
 from .job import WORKERS, pause
@@ -125,8 +126,8 @@ class Worker:
         run_key = keys.read(directory)
         ring, name = keys.CurveKeys(run_key), f"worker-{SLOT}"
         with closing(RunDb(directory, readonly=True)) as db:
-            terms = db.terms()
-        self.epoch, self.generations = terms[name], [terms["server-0"], terms["server-1"]]
+            issued = terms.newest(directory, db)
+        self.epoch, self.generations = issued[name], [issued["server-0"], issued["server-1"]]
         token = sign(keys.token_key(run_key), directory.name, SLOT, self.epoch)
         self.join = wire.encode(m.Join(directory.name, SLOT, self.epoch, token))
         self.context = zmq.Context()

@@ -20,6 +20,7 @@ from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.shutdown import RunShutdown
 from dlctl.roles.coordinator.supply import DataSupply
 from dlctl.roles.protocol.keyring import Keyring
+from dlctl.runs.memory import Memory, Record
 
 BATCH, PORTION = 8, 16
 MAPPED = Dataset(64)
@@ -70,7 +71,7 @@ class Leased:
             self.progress.begin()
         else:
             for part in (self.progress, self.lead, self.data, self.leases):
-                part.recall(memory, 0.0)
+                part.recall(Memory(memory), 0.0)
 
     def release(self) -> None:
         """As the coordinator does it when all workers are ready."""
@@ -127,13 +128,9 @@ class Leased:
         """What is on record for the next coordinator, if everything is recorded for the first time
         now.
         """
-        memory: dict[str, Any] = {"evaluation": [self.progress.evaluated_at, None]}
-        memory["work"] = [*self.progress.work(), *self.data.work(), None]
-        for part in (self.progress, self.lead, self.data, self.leases):
-            memory |= part.memory()
-        memory |= self.data.changed_portions()
-        kept = {key: value for key, value in memory.items() if value is not None}
-        return cast("dict[str, Any]", json.loads(json.dumps(kept)))
+        parts = (self.progress, self.lead, self.data, self.leases)
+        memory = Record().changes(piece for part in parts for piece in part.changes())
+        return cast("dict[str, Any]", json.loads(json.dumps(memory)))
 
 
 def portion_done(slot: int, lease: m.Lease, **said: Any) -> m.PortionDone:

@@ -93,6 +93,7 @@ class House:
         members = SimpleNamespace(
             live_slots=self._live, of_role=lambda _: self._daemons(), worker=self._worker,
             get=lambda name: next((d for d in self._daemons() if d.name == name), None),
+            follow=lambda *_: SimpleNamespace(take=self._daemons), select=lambda *_: (),
         )  # fmt: skip
         self.run = SimpleNamespace(
             algorithm=SimpleNamespace(shape=SimpleNamespace(links={"group"})), context=self.context,

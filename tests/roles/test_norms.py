@@ -16,6 +16,7 @@ from dlctl.machine import Send
 from dlctl.messages import APPLIED, HELD
 from dlctl.optim.sgd import SGD, SGDOptions
 from dlctl.roles.coordinator.norms import Norms
+from dlctl.runs.memory import Memory
 from dlctl.shards.memory import in_memory
 
 
@@ -56,7 +57,7 @@ def test_what_was_said_stands_for_who_asks_again_also_after_a_coordinator_s_deat
     newest = office.norms.newest
     assert newest is not None
     office.norms = Norms(office.run)
-    office.norms.recall({"norm": list(newest)}, 0.0)
+    office.norms.recall(Memory({"norm": newest.to_json()}), 0.0)
     office.comes("server-1")
     office.says_part(1, 3, 0.1)
     assert office.answers() == {"server-1": (3, 2.5)}

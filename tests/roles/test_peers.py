@@ -18,13 +18,14 @@ from dlctl.launch import addresses
 from dlctl.machine import Admit, Connect, Note, Received, Send, Started
 from dlctl.messages import Packed
 from dlctl.roles.coordinator.membership import Daemon, Membership
-from dlctl.roles.coordinator.peers import Peers, is_address
+from dlctl.roles.coordinator.peers import FEW, PAUSE_S, Peers, is_address
 from dlctl.roles.coordinator.records import History
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.protocol.context import COORDINATOR, Birth
 from dlctl.roles.protocol.keyring import Keyring
 from dlctl.roles.worker.services.asking import pack
 from dlctl.roles.worker.worker import Worker
+from dlctl.runs.memory import Memory
 from dlctl.sim.keys import SimulatedKeys
 from dlctl.util.names import HOME_AGENT
 
@@ -42,11 +43,13 @@ def job(algorithm: str = "toy-ring", **sections: Any) -> JobFile:
 
 
 class Office:
-    """The part of a coordinator that tells who takes part, and three workers."""
+    """The part of a coordinator that tells who takes part, and its workers."""
 
-    def __init__(self, algorithm: str = "toy-ring", keyring: Keyring = KEYS) -> None:
+    def __init__(
+        self, algorithm: str = "toy-ring", keyring: Keyring = KEYS, workers: int = 3
+    ) -> None:
         self.context = History(1.0)
-        placed = {f"worker-{slot}": HOME_AGENT for slot in range(3)}
+        placed = {f"worker-{slot}": HOME_AGENT for slot in range(workers)}
         members = Membership((HOME_AGENT,), placed, {})
         method = registry.load("algorithms", algorithm)
         self.run = RunState("run", job(algorithm), method, keyring, self.context, members)
@@ -54,7 +57,7 @@ class Office:
         """Why the run was ended."""
         control = SimpleNamespace(end=lambda state, why, now, **_: self.ended.append(why))
         self.peers = Peers(self.run, control)  # type: ignore[arg-type]
-        for slot in range(3):
+        for slot in range(workers):
             self.comes(slot)
 
     def worker(self, slot: int) -> Daemon:
@@ -104,6 +107,34 @@ def test_all_are_told_of_all_with_their_addresses_and_keys():
     assert message.addresses == tuple(f"ipc:///run/worker-{slot}" for slot in range(3))
     assert message.keys == tuple(KEYS.public(f"worker-{slot}") for slot in range(3))
     assert office.told() == {}, "nothing has changed"
+
+
+def test_many_receivers_get_many_changes_in_one_list_and_few_get_each_at_once():
+    few, many = Office(workers=FEW), Office(workers=50)
+    for office in (few, many):
+        assert len(office.told(1.0)) == len(office.run.members.live_slots())
+        office.worker(1).drained = True
+        first = office.told(1.001)
+        office.worker(2).drained = True
+        second = office.told(1.002)
+        assert bool(first) == bool(second) == (office is few)
+    assert few.peers.deadline() is None
+    due_at = many.peers.deadline()
+    assert due_at == pytest.approx(1.0 + 50 * PAUSE_S)
+    assert many.told(due_at - 0.001) == {}
+    told = many.told(due_at)
+    assert len(told) == 50
+    assert told["worker-9"].slots == (0, *range(3, 50)), "both changes"
+    assert many.peers.deadline() is None
+
+
+def test_who_dies_while_there_is_a_pause_is_sent_no_list_any_more():
+    office = Office(workers=50)
+    office.told(1.0)
+    _dies(office.worker(7))
+    assert office.told(1.001) == {}
+    due = {send.peer for send in office.context.retries.due(100.0)}
+    assert due == {f"worker-{slot}" for slot in range(50)} - {"worker-7"}
 
 
 def test_of_a_method_without_links_only_slots_and_epochs_are_told():
@@ -186,7 +217,7 @@ def test_the_numbers_of_the_next_coordinator_are_greater_whatever_is_on_record()
         before.listens(slot)
     newest = before.sent()["worker-0"].number
     after = Office()
-    after.context.recall({"numbers": [0, 0]}, 5.0)
+    after.context.recall(Memory({"numbers": [0, 0]}), 5.0)
     assert after.told()["worker-0"].number > newest
 
 

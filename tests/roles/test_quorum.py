@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.retry import BACKOFF_MAX
 from dlctl.roles.protocol.rows import packed, rows_in
+from dlctl.runs.memory import Memory, Quorum
 from dlctl.sim.keys import SimulatedKeys
 from dlctl.util.names import HOME_AGENT
 
@@ -464,9 +466,9 @@ def test_the_next_coordinator_stands_by_what_was_decided_and_waits_for_all_shard
         first.says(shard, 0, 0, 1)
     first.told()
     newest = first.quorums.newest
-    assert newest == (0, ((0, 1), (1, 1)))
+    assert newest == Quorum(0, ((0, 1), (1, 1)))
     second = Office()
-    second.quorums.recall({"quorum": [newest[0], [list(each) for each in newest[1]]]}, 0.0)
+    second.quorums.recall(Memory(json.loads(json.dumps({"quorum": newest.to_json()}))), 0.0)
     second.says(0, 1, 1, 2)
     assert second.told() == {}, "server-1 has not been heard"
     second.says(1, 0, 1, 2)

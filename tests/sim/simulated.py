@@ -14,8 +14,8 @@ from dlctl.flat import slice_bounds
 from dlctl.jobfile import effective_options
 from dlctl.machine import Send
 from dlctl.messages import Array, Decided, Json, Push, Shutdown
-from dlctl.roles.coordinator.persistence import has_released
 from dlctl.roles.coordinator.records import Remember
+from dlctl.runs.memory import Memory
 from dlctl.sim.checkers import (
     AcksChecker,
     Book,
@@ -280,7 +280,7 @@ class FullAtRelease(FullAt):
     """When all workers may begin; until that is on record, nobody may."""
 
     def is_it(self, written: Json) -> bool:
-        return has_released(written)
+        return Memory(written).has_released
 
     def on_effect(self, process: Any, effect: Any) -> None:
         is_push = isinstance(effect, Send) and isinstance(effect.message, Push)

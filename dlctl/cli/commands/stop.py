@@ -9,7 +9,7 @@ from dlctl.cli.options import duration, job_option
 from dlctl.cli.ui import console, live, report
 from dlctl.errors import DlctlError, Partial
 from dlctl.ops import next_step, other_hosts, problems, stop
-from dlctl.runs import database, facts, select
+from dlctl.runs import facts, select
 from dlctl.runs.snapshot import Snapshot, load
 from dlctl.util import values
 from dlctl.util.text import plural
@@ -35,8 +35,7 @@ def command(grace_s: float, no_checkpoint: bool, kill: bool, job: str | None) ->
     exit code is 8 if the job has stopped but steps are lost because its last checkpoint failed.
     """
     snapshot = select.look(job, is_any=kill)
-    is_damaged = kill and bool(database.damage_of_log(snapshot.directory))
-    if is_damaged or snapshot.state == select.UNREADABLE:
+    if snapshot.state == select.UNREADABLE:
         away = stop.kill_all(snapshot)
         console.note(f"no process of {snapshot.run_id} is left here")
     elif snapshot.is_live:

@@ -13,7 +13,7 @@ complete checkpoint supersedes older ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -29,10 +29,12 @@ from dlctl.roles.coordinator.records import (
     CheckpointEnded,
     CompleteCheckpoint,
     History,
+    Owner,
     RecordCheckpoint,
 )
 from dlctl.roles.protocol.files import Transfers, Wanted, checkpoint_file, saved_file
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
+from dlctl.runs.memory import Entry, Memory
 from dlctl.util.names import HOME_AGENT
 
 SAVE_S_MAX = 120.0
@@ -66,7 +68,8 @@ class _Current:
 
 
 @dataclass(eq=False)
-class Checkpointing:
+class Checkpointing(Owner):
+    PERSISTED = frozenset({"number"})
     context: History
     members: Membership
     job: JobFile
@@ -81,6 +84,12 @@ class Checkpointing:
     _since: float = field(default=0.0, init=False)
     """Time of the newest attempt, or of the release of the workers."""
     _next_at: float | None = field(default=None, init=False)
+
+    def memory(self) -> Iterator[Entry]:
+        yield Entry("checkpoints", self.number)
+
+    def recall(self, memory: Memory, now: float) -> None:
+        """Its number is known from the directories, too (`Past.checkpoints`)."""
 
     @property
     def active(self) -> bool:

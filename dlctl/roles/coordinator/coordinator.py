@@ -68,6 +68,7 @@ from dlctl.roles.coordinator.run_progress import RunProgress
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.scaled_rate import ScaledRate
 from dlctl.roles.coordinator.scaling import Scaling
+from dlctl.roles.coordinator.selections import Due
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.coordinator.shutdown import RunShutdown
 from dlctl.roles.coordinator.status import Reports, StatusReport, Totals
@@ -104,6 +105,9 @@ class Coordinator:
             placement.takes_workers(job),
         )
         self.run = run = RunState(run_id, job, algorithm, keyring, context, members)
+        self._restarts = Due[Daemon]("retry_at")
+        members.observe(self._restarts)
+        self._unready = members.select(("_state", "asked_for_data"), _is_unready_worker)
         self.authz = Authz(context)
         self.clients = Clients(context)
         self.transfers = Transfers(context)
@@ -175,12 +179,11 @@ class Coordinator:
         self.persistence = Persistence(
             run, self, past,
             (
-                self.context, self.progress, self.lead, self.rate, self.data, self.leases,
-                self.registration, self.frozen, self.quorums,
-                self.norms, self.groups, self.mirror,
+                run, self.members, self.context, self.progress, self.lead, self.rate, self.data,
+                self.leases, self.evaluations, self.checkpointing, self.registration, self.frozen,
+                self.quorums, self.norms, self.groups, self.mirror,
             ),
-            registration=self.registration, data=self.data, lead=self.lead,
-            progress=self.progress, settings=self.settings,
+            registration=self.registration, lead=self.lead, settings=self.settings,
             evaluations=self.evaluations, checkpointing=self.checkpointing, scaling=self.scaling,
             rotation=self.rotation,
         )  # fmt: skip
@@ -272,7 +275,8 @@ class Coordinator:
     def deadline(self) -> float | None:
         end, is_saving = self.run.shutdown, self.checkpointing.active
         times = [
-            self.run.status_due_at,
+            self.status.due_at(),
+            self.peers.deadline(),
             self.context.retries.deadline(),
             self.settings.deadline(),
             self.failure_detector.deadline(),
@@ -283,9 +287,10 @@ class Coordinator:
         ]
         if end is None:
             times += [self.progress.deadline(), None if is_saving else self.leases.backup_due()]
+            times.append(self._restarts.first())
         else:
             times.append(end.until)
-        times += [d.retry_at for d in self.members.daemons.values() if self._may_begin(d)]
+            times += [d.retry_at for d in self._restarts if self._may_begin(d)]
         return min((t for t in times if t is not None), default=None)
 
     def _on_message(self, peer: Peer, message: m.Message, identity: str, now: float) -> None:
@@ -306,8 +311,8 @@ class Coordinator:
         self.mirror.on_deadline(now)
         self.settings.on_deadline(now)
         self.checkpointing.on_deadline(now)
-        for daemon in self.members.daemons.values():
-            if daemon.retry_at is not None and daemon.retry_at <= now and self._may_begin(daemon):
+        for daemon in self._restarts.by(now):
+            if self._may_begin(daemon):
                 self.start_daemon(daemon, now)
         self.failure_detector.watch(now)
 
@@ -354,7 +359,7 @@ class Coordinator:
         self.quorums.advance(now)
         self.norms.advance()
         self.requests.tell(now)
-        if self.run.status_due_at <= now:
+        if self.status.due_at() <= now:
             self.status.report(now)
 
     # ------------------------------------------------------------ starting
@@ -388,7 +393,8 @@ class Coordinator:
             # A refused model changes no state: a run that had not begun can, once it is fixed.
             layout = self.registration.check_model(worker, message.layout)
             self.run.algorithm.shape.check_sizes(layout)
-            if self.data.find_batch_size(message.batch_size):
+            is_found = self.data.find_batch_size(message.batch_size)
+            if is_found:
                 text = f"batch size {message.batch_size}: the largest power of two that fits"
                 self.context.event("batch", worker.name, text)
             dataset = Dataset.built(message)
@@ -399,7 +405,7 @@ class Coordinator:
             self.evaluations.has_finish |= message.has_finish
             self.peers.advance(now)  # A worker needs the list of peers before it starts.
             self.registration.assign(now)
-            self.registration.introduce()
+            self.registration.introduce(None if is_found else worker)
         except RemoteProtocolError:
             raise
         except DlctlError as error:
@@ -437,9 +443,7 @@ class Coordinator:
 
     def _advance_run(self, now: float) -> None:
         if self.run.state == "starting":
-            if all(
-                w.asked_for_data and w.state != "backoff" for w in self.members.of_role("worker")
-            ):
+            if not self._unready:
                 self.change_state("running", "", now)
                 self.notify_members()
                 self.release(now)
@@ -451,7 +455,8 @@ class Coordinator:
             state, reason = self.status.health()
             if state != self.run.state:
                 self.change_state(state, reason, now)
-            self.run.reason = reason  # It changes too often for an event each time.
+            if reason != self.run.reason:
+                self.run.reason = reason  # It changes too often for an event each time.
             if fault := self.progress.failed():
                 self.end("failed", fault, now)
             elif reason := self.progress.enough(now):
@@ -595,3 +600,8 @@ class Coordinator:
         self.run.change_state(state, reason)
         self.context.event("state", "", state + (f": {reason}" if reason else ""))
         self.run.status_due_at = now
+
+
+def _is_unready_worker(daemon: Daemon) -> bool:
+    is_ready = daemon.asked_for_data and daemon.state != daemon_states.BACKOFF
+    return daemon.role == "worker" and not is_ready

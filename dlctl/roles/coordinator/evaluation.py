@@ -8,16 +8,17 @@ If the worker dies while it runs `finish`, one other worker is asked. `finish` m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import astuple, dataclass, field
 
 from dlctl import messages as m
 from dlctl.messages import Json
 from dlctl.roles.coordinator.membership import Daemon, Membership
-from dlctl.roles.coordinator.records import History
+from dlctl.roles.coordinator.records import History, Owner
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
 from dlctl.runs.best import Best, Target, available_metrics
 from dlctl.runs.evaluated import Result
+from dlctl.runs.memory import Entry, Evaluation, Fields, Finish, Memory, Work
 from dlctl.util import values
 
 FINISHES_MAX = 2
@@ -39,7 +40,8 @@ class Asked:
 
 
 @dataclass(eq=False)
-class Evaluations:
+class Evaluations(Owner):
+    PERSISTED = frozenset({"newest", "asked", "has_finish", "finishes", "finished"})
     context: History
     members: Membership
     steps_done: Callable[[], int]
@@ -72,6 +74,27 @@ class Evaluations:
     """How many workers have been asked to run it."""
     finished: Json | None = field(default=None, init=False)
     """Its result: {"worker", "text", "error"}."""
+
+    def memory(self) -> Iterator[Entry | Fields]:
+        newest, asked = self.newest, self.asked
+        yield Fields(Work, {"evaluation": None if newest is None else newest.to_json()})
+        yield Fields(Evaluation, {"asked": None if asked is None else list(astuple(asked))})
+        finish = Finish(self.finishes, self.finished) if self.has_finish else None
+        yield Entry(Finish.KEY, finish)
+
+    def recall(self, memory: Memory, now: float) -> None:
+        """All but the evaluation that is in progress (`interrupted`)."""
+        newest = memory.work.evaluation
+        self.newest = None if newest is None else Result.from_json(newest)
+        if finish := memory.piece(Finish):
+            self.has_finish = True
+            self.finishes, self.finished = finish.started, finish.result
+
+    @staticmethod
+    def interrupted(memory: Memory) -> Asked | None:
+        """The evaluation that an earlier coordinator has begun, for `go_on`."""
+        was = memory.piece(Evaluation)
+        return Asked(*was.asked) if was and was.asked else None
 
     @property
     def worker(self) -> str:

@@ -9,6 +9,7 @@ ends, and can resume from its checkpoint. An agent adopts the daemons that run o
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
@@ -24,6 +25,7 @@ from dlctl.roles.coordinator.leases import Leases
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.run_state import Part
 from dlctl.roles.coordinator.scaling import Scaling
+from dlctl.roles.coordinator.selections import ByContact, Due
 from dlctl.roles.protocol.context import EXIT_FENCED, EXIT_POISONED
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.util.names import HOME_AGENT, WAITS_FOR_SPACE
@@ -77,6 +79,14 @@ class FailureDetector(Part):
     def __post_init__(self) -> None:
         self.limit_s = self.run.job.timeouts.silent_s
         self.slow_s = min(SLOW_S_MAX, self.limit_s / 2)
+        self._by_contact = ByContact[Daemon]()
+        self.members.observe(self._by_contact)
+        self._kills = Due[Daemon]("kill_at")
+        self.members.observe(self._kills)
+        self._starting = self.members.select(("_state",), lambda d: d.state == "starting")
+        self._untouched = self.members.select(
+            ("out_of_touch", "given_up_at"), lambda d: d.out_of_touch or d.given_up_at is not None
+        )
 
     def deadline(self) -> float:
         """When to check next; `watch` takes a longer gap for a pause of the coordinator."""
@@ -93,10 +103,13 @@ class FailureDetector(Part):
         self._checked_at, self._was_cut_off = now, is_cut_off
         is_full = any(server.phase == WAITS_FOR_SPACE for server in self.members.of_role("server"))
         is_held_up = bool(self.context.unwritten) or is_full
-        for daemon in self.members.daemons.values():
+        for daemon in self._to_watch(now):
             self._watch(daemon, now, is_cut_off)
-            self._watch_start(daemon, now, is_held_up)
-            if daemon.alive and daemon.kill_at is not None and now >= daemon.kill_at:
+        if is_held_up or self.run.released_at is not None:
+            for daemon in self._starting:
+                self._watch_start(daemon, now, is_held_up)
+        for daemon in self._kills.by(now):
+            if daemon.alive:
                 daemon.kill_at = None
                 self._kill(daemon, "did not leave in time", now)
         if self.evaluations.overdue(now):
@@ -109,8 +122,17 @@ class FailureDetector(Part):
 
         They do not all hang at once, and those that are alive keep training with the servers.
         """
-        known = [d for d in self.members.daemons.values() if d.alive and d.registered]
-        return len(known) > 1 and all(now - d.heard_at > self.slow_s for d in known)
+        newest = self._by_contact.newest()
+        heard = takewhile(lambda daemon: now - daemon.heard_at <= self.slow_s, newest)
+        if any(daemon.alive and daemon.registered for daemon in heard):
+            return False
+        return sum(d.alive and d.registered for d in self.members.daemons.values()) > 1
+
+    def _to_watch(self, now: float) -> list[Daemon]:
+        """The daemons that are silent, or were out of touch."""
+        late = self._by_contact.silent_for(self.slow_s, now)
+        found = {daemon.name: daemon for daemon in (*late, *self._untouched)}
+        return sorted(found.values(), key=lambda daemon: daemon.place)
 
     def _watch_start(self, daemon: Daemon, now: float, is_held_up: bool) -> None:
         """Kill a replacement that does not get ready. The first start has its own deadline.

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from dlctl import frozen
 from dlctl import messages as m
@@ -20,13 +19,16 @@ from dlctl.flat import Layout
 from dlctl.machine import Peer
 from dlctl.messages import Json
 from dlctl.roles.coordinator.membership import Daemon
+from dlctl.roles.coordinator.records import Owner
 from dlctl.roles.coordinator.run_state import Part
 from dlctl.roles.protocol.files import Transfers, Wanted
+from dlctl.runs.memory import Entry, Memory
 from dlctl.util.names import HOME_AGENT
 
 
 @dataclass(eq=False)
-class FrozenParameters(Part):
+class FrozenParameters(Part, Owner):
+    PERSISTED = frozenset({"part"})
     transfers: Transfers
     part: Json | None
     """{"file", "sha256", "nbytes", "digests"} of the file in the run directory; initially of the
@@ -52,12 +54,12 @@ class FrozenParameters(Part):
         are_some = self._layout is not None and bool(frozen.entries(self._layout))
         return None if self.part is None and are_some else self.digests
 
-    def memory(self) -> Iterator[tuple[str, Any]]:
-        yield "frozen", self.part
+    def memory(self) -> Iterator[Entry]:
+        yield Entry("frozen", self.part)
 
-    def recall(self, memory: Json, now: float) -> None:
-        self.part = memory.get("frozen") or self.part
-        if layout := memory.get("layout"):
+    def recall(self, memory: Memory, now: float) -> None:
+        self.part = memory.value("frozen") or self.part
+        if layout := memory.value("layout"):
             self._layout = Layout.from_rows(layout)
 
     def on_model(self, worker: Daemon, layout: Layout, message: m.ModelReady, now: float) -> None:
@@ -91,9 +93,11 @@ class FrozenParameters(Part):
 
     def _have_written(self, now: float) -> None:
         """Ask a worker to write the file, unless one is writing it or has written it."""
-        able = [name for name, own in self._built.items() if own and name not in self._lacking]
-        if able and not self._writer and self.part is None and self._layout is not None:
-            self._writer = able[0]
+        if self._writer or self.part is not None or self._layout is None:
+            return
+        able = (name for name, own in self._built.items() if own and name not in self._lacking)
+        if writer := next(able, ""):
+            self._writer = writer
             self._file = frozen.run_file(self._layout, self._built[self._writer])
             key = ("frozen", self._writer)
             self.context.ask(key, self._writer, m.KeepFrozen(self._file), now)

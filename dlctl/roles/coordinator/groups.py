@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Peer
-from dlctl.messages import Json
+from dlctl.roles.coordinator.records import Owner
 from dlctl.roles.coordinator.run_state import Control, RunState
+from dlctl.runs.memory import Entry, Memory
 
 Member = tuple[int, int]
 """Slot and epoch."""
@@ -38,7 +38,9 @@ UNREACHABLE = (
 )
 
 
-class Groups:
+class Groups(Owner):
+    PERSISTED = frozenset({"left_out"})
+
     def __init__(self, run: RunState, control: Control, steps_done: Callable[[], int]) -> None:
         """steps_done: steps of the run that count."""
         self.run = run
@@ -46,10 +48,17 @@ class Groups:
         self.steps_done = steps_done
         self.limit_s = run.job.timeouts.silent_s
         self.is_wanted = "group" in run.algorithm.shape.links
+        workers = run.members.follow(("_state", "term", "asked_for_data", "drained"), "worker")
+        self._changes = workers
+        self._alive: frozenset[Member] = frozenset()
+        self._at_work: tuple[Member, ...] = ()
+        self._out_of_touch = run.members.select(
+            ("out_of_touch",), lambda d: d.role == "worker" and d.out_of_touch
+        )
         self.generation = 0
         """Unique among the groups of a run."""
         self.members: tuple[Member, ...] = ()
-        self.left_out: set[Member] = set()
+        self.left_out: frozenset[Member] = frozenset()
         """Those that have not answered. Their drivers compare what they still have (`sums.py`).
         Persisted: else the others would wait for them again after a coordinator's restart."""
         self._store = ""
@@ -66,21 +75,23 @@ class Groups:
         """Member -> its error, since the last group in which all members connected."""
         self._unmade_since = 0.0
 
-    def memory(self) -> Iterator[tuple[str, Any]]:
-        yield "group", [list(member) for member in sorted(self.left_out)]
+    def memory(self) -> Iterator[Entry]:
+        yield Entry("group", [list(member) for member in sorted(self.left_out)])
 
-    def recall(self, memory: Json, now: float) -> None:
-        self.left_out = {(slot, epoch) for slot, epoch in memory.get("group", [])}
+    def recall(self, memory: Memory, now: float) -> None:
+        self.left_out = frozenset((slot, epoch) for slot, epoch in memory.value("group", []))
 
     def advance(self, now: float) -> None:
         """Begin a new generation if one is needed."""
         if not self.is_wanted or self.run.state in ("pending", "starting"):
             return
-        there = {(d.index, d.term) for d in self.run.members.of_role("worker") if d.alive}
-        for name in set(self._names(self.left_out - there)) - set(self._names(self.members)):
-            self.run.context.retries.drop(("group", name))
-        self.left_out &= there
-        if self._unmade and (self._is_made() or not self._unmade.keys() & there):
+        if self._changes.take():
+            self._look()
+        if gone := self.left_out - self._alive:
+            for name in set(self._names(gone)) - set(self._names(self.members)):
+                self.run.context.retries.drop(("group", name))
+            self.left_out -= gone
+        if self._unmade and (self._is_made() or not self._unmade.keys() & self._alive):
             self._unmade.clear()
         self._leave_out_unreachable(now)
         if self._note_by is not None and now >= self._note_by:
@@ -90,8 +101,13 @@ class Groups:
             self.members, self._again_at, self._note_by = (), None, None
             return
         is_due = self._again_at is not None and now >= self._again_at
-        if wanted != self.members or is_due:
+        if (wanted is not self.members and wanted != self.members) or is_due:
             self._begin(wanted, now)
+
+    def _look(self) -> None:
+        workers, slots = self.run.members.of_role("worker"), set(self.run.members.live_slots())
+        self._alive = frozenset((d.index, d.term) for d in workers if d.alive)
+        self._at_work = tuple((d.index, d.term) for d in workers if d.index in slots)
 
     def _is_made(self) -> bool:
         """Whether all members report that they are connected."""
@@ -116,9 +132,9 @@ class Groups:
         """Leave out members on unreachable hosts: sums would wait until the host is given up."""
         away = {
             (worker.index, worker.term)
-            for worker in self.run.members.of_role("worker")
-            if worker.out_of_touch and now - worker.heard_at > self.limit_s
-        } & set(self.members)
+            for worker in self._out_of_touch
+            if now - worker.heard_at > self.limit_s
+        }.intersection(self.members)
         if away and away < set(self.members):
             self._continue_without(away)
 
@@ -129,9 +145,9 @@ class Groups:
         self.run.context.event("group", "", text)
 
     def _wanted(self) -> tuple[Member, ...]:
-        slots = set(self.run.members.live_slots())
-        rows = [(d.index, d.term) for d in self.run.members.of_role("worker") if d.index in slots]
-        return tuple(row for row in rows if row not in self.left_out)
+        if not self.left_out:
+            return self._at_work
+        return tuple(member for member in self._at_work if member not in self.left_out)
 
     def _begin(self, members: tuple[Member, ...], now: float) -> None:
         for name in self._names((*self.members, *sorted(self.left_out))):
@@ -182,14 +198,15 @@ class Groups:
         worker = self.run.members.get(name)
         if worker is not None and (worker.index, worker.term) in self.left_out:
             worker.heard_at = now  # Its heartbeat may be later: do not leave it out again.
-            self.left_out.discard((worker.index, worker.term))
+            self.left_out -= {(worker.index, worker.term)}
             self.advance(now)
 
     def on_broken(self, peer: Peer, message: m.GroupBroken, now: float) -> None:
         member = (message.slot, message.epoch)
         if self.run.members.worker(*member) is None:
             return
-        self.left_out.discard(member)
+        if member in self.left_out:
+            self.left_out -= {member}
         if message.generation != self.generation or member not in self.members:
             self.advance(now)
             return

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 from dlctl import messages as m
 from dlctl.algorithms.base import Lead
@@ -12,6 +11,7 @@ from dlctl.messages import Json
 from dlctl.roles.coordinator.driven import Driven
 from dlctl.roles.coordinator.portions import PortionPool
 from dlctl.roles.coordinator.run_state import RunState
+from dlctl.runs.memory import Entry, LeadState, Memory
 
 
 class MethodLead:
@@ -92,24 +92,24 @@ class MethodLead:
         """From a checkpoint's manifest."""
         self.side.steps_done = saved.get("steps", 0)
         if "lead" in saved:
-            self.resume(saved["lead"])
+            self._resume(LeadState(*saved["lead"]))
 
-    def resume(self, lead: Sequence[Any]) -> None:
-        """lead: [clock, state] of the lead, and the journal of a lead that drives the method."""
-        self.side.clock, state, journal = lead
-        self.side.resume(state)
+    def _resume(self, lead: LeadState) -> None:
+        self.side.clock = lead.clock
+        self.side.resume(lead.state)
         if self.driven is not None:
-            self.driven.journal = journal
+            self.driven.journal = lead.journal
 
     def to_json(self) -> Json:
         """For a checkpoint's manifest."""
         journaled = (self.side.state(), {}) if self.driven is None else self.driven.journaled()
-        return {"lead": [self.side.clock, *journaled]}
+        return {LeadState.KEY: LeadState(self.side.clock, *journaled).to_json()}
 
-    def memory(self) -> Iterator[tuple[str, Any]]:
-        yield from self.to_json().items()
+    def changes(self) -> Iterator[Entry]:
+        """The state is the method's own: whether it has changed is seen only by comparing it."""
+        yield from (Entry(key, value) for key, value in self.to_json().items())
 
-    def recall(self, memory: Json, now: float) -> None:
-        self.side.steps_done = memory["work"][0]
-        if "lead" in memory:
-            self.resume(memory["lead"])
+    def recall(self, memory: Memory, now: float) -> None:
+        self.side.steps_done = memory.work.steps
+        if lead := memory.piece(LeadState):
+            self._resume(lead)

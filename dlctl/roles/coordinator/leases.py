@@ -15,18 +15,17 @@ asks on demand is served like one that prefetches.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from dlctl import batches
 from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
-from dlctl.messages import Json
 from dlctl.roles.coordinator.data_pool import UNKNOWN, Range
 from dlctl.roles.coordinator.lead import MethodLead
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.run_progress import RunProgress
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.supply import DataSupply
+from dlctl.runs.memory import ANSWER, Entry, Memory
 
 NOTHING = Range(0, 0, 0, 0)
 """The answer to a worker for which there is no data now."""
@@ -42,6 +41,8 @@ class Leases:
         self.progress = progress
         self.answered: dict[int, m.Lease] = {}
         """Slot -> its newest lease, in case its request is resent."""
+        self._changed: set[int] = set()
+        """Slots whose newest lease has changed."""
         self._waiting: dict[int, m.LeaseRequest] = {}
         """Slot -> its newest request, until that is answered."""
 
@@ -108,6 +109,7 @@ class Leases:
             self.progress.samples, taken.shard,
         )  # fmt: skip
         self.answered[slot] = lease
+        self._changed.add(slot)
         self.run.context.send(f"worker-{slot}", lease)
 
     def backup_due(self) -> float | None:
@@ -135,6 +137,7 @@ class Leases:
         """The worker of a slot has died. Returns the number of portions to lease again."""
         self._waiting.pop(slot, None)
         self.answered.pop(slot, None)
+        self._changed.add(slot)
         if not self.data.is_open:
             return 0
         self.data.pool.wait_no_more(slot)
@@ -184,14 +187,19 @@ class Leases:
 
     # ------------------------------------------------------------ persisted state
 
-    def memory(self) -> Iterator[tuple[str, Any]]:
-        for slot, of in self.answered.items():
-            # In the order of the message's fields. Samples are 0: they would change the row at
-            # every answer.
-            row = (of.request, of.portion, of.data_epoch, of.start, of.stop, 0, of.shard)
-            yield f"answer/{slot}", row
+    def changes(self) -> Iterator[Entry]:
+        changed, self._changed = self._changed, set()
+        for slot in sorted(changed):
+            yield Entry(f"{ANSWER}{slot}", _row(self.answered.get(slot)))
 
-    def recall(self, memory: Json, now: float) -> None:
-        for key, value in memory.items():
-            if key.startswith("answer/"):
-                self.answered[int(key.removeprefix("answer/"))] = m.Lease(*value)
+    def recall(self, memory: Memory, now: float) -> None:
+        for slot, row in memory.under(ANSWER):
+            self.answered[int(slot)] = m.Lease(*row)
+
+
+def _row(lease: m.Lease | None) -> tuple[int, ...] | None:
+    """In the order of the message's fields; samples are 0: they only say how far the run was."""
+    if lease is None:
+        return None
+    where = lease.portion, lease.data_epoch, lease.start, lease.stop
+    return lease.request, *where, 0, lease.shard

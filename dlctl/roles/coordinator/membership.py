@@ -7,22 +7,26 @@ incarnations are ignored.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any
 
 from dlctl.machine import Peer
 from dlctl.messages import Json, ProcessExited
 from dlctl.roles.coordinator import crash_loops, daemon_states
+from dlctl.roles.coordinator.selections import Changes, Observed, Observer, Selection
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
+from dlctl.runs.memory import DAEMON, Entry, Memory
 from dlctl.util.names import HOME_AGENT
 from dlctl.util.text import NO_WORKER
 from dlctl.util.values import exit_in_words
 
 BACKOFF_S = {"agent": (0.5, 2.0), "server": (0.1, 2.0), "worker": (0.5, 30.0)}
 """Initial and maximum backoff before a restart. Short for servers: all workers wait for them."""
+ROLES = tuple(BACKOFF_S)
 LIFE_S = {"agent": 3.0, "server": 1.0, "worker": 10.0}
 """A process that was ready and lived longer did not die of its start: its death does not count
 with earlier ones, unless it exited on its own in the same way (`crash_loops`)."""
@@ -39,17 +43,20 @@ LASTING = (
     "leaving", "restarts", "deaths_in_row", "settings", "error",
 )  # fmt: skip
 """The fields of a daemon that are persisted (see `Persistence`)."""
-_lasting = attrgetter(*LASTING)  # Called after every event: a loop is slower.
+_lasting = attrgetter(*LASTING)
+_EXISTS = ""
+"""In place of an attribute: all observers, which are notified of new and of removed daemons."""
 
 
 @dataclass(slots=True)
-class Daemon:
+class Daemon(Observed):
     name: str
     role: str
     index: int
     agent: str = HOME_AGENT
     """The agent that starts it; for an agent its own name."""
     incarnation: int = 0
+    place: int = 0
     _state: str = field(default=daemon_states.PENDING, init=False)
     phase: str = ""
     waiting_for: str = ""
@@ -204,6 +211,23 @@ class Daemon:
         return {key: getattr(self, key) for key in _SHOWN} | {"updated_at": self.heard_at}
 
 
+def _place(daemon: Daemon) -> int:
+    return daemon.place
+
+
+def _index(daemon: Daemon) -> int:
+    return daemon.index
+
+
+def _has_role(role: str, daemon: Daemon) -> bool:
+    return daemon.role == role
+
+
+def _is_live(daemon: Daemon) -> bool:
+    is_worker = daemon.role == "worker"
+    return is_worker and daemon.alive and daemon.asked_for_data and not daemon.drained
+
+
 def describe_exit(status: int, cause: str = "") -> str:
     """An exit status in words, with the cause of a signal if known (never guessed)."""
     if status == STATUS_UNKNOWN:
@@ -228,14 +252,70 @@ class Membership:
         """
         self._before = before
         self.daemons: dict[str, Daemon] = {}
+        """To be changed by the methods of this class only."""
         self._takes_workers = takes_workers
+        self._places = count()
+        self._observers: dict[str, list[Observer]] = {}
+        """Attribute of a daemon -> the observers of its changes."""
+        self._roles = {role: self.select((), partial(_has_role, role), _index) for role in ROLES}
+        self._live = self.select(("_state", "asked_for_data", "drained"), _is_live, _index)
+        self._live_slots: tuple[int, tuple[int, ...]] = (0, ())
+        """(version of `_live`, the slots)"""
+        self._hosts = self.follow(("agent",))
+        self._hosted: dict[str, list[Daemon]] = {}
+        self._changed = self.follow([f"_{key}" if key == "state" else key for key in LASTING])
         for name, agent in [*((name, name) for name in agents), *placed.items()]:
             self._add(name, agent)
 
+    # ------------------------------------------------------------ observers
+
+    def select(
+        self,
+        fields: Collection[str],
+        condition: Callable[[Daemon], bool],
+        order: Callable[[Daemon], int] = _place,
+    ) -> Selection[Daemon]:
+        """From now on the daemons that meet a condition on these attributes."""
+        selection = Selection[Daemon](fields, condition, order)
+        self.observe(selection)
+        return selection
+
+    def follow(self, fields: Collection[str], role: str = "") -> Changes[Daemon]:
+        """From now on the daemons of a role whose attributes have changed; first all of them."""
+        changes = Changes[Daemon](fields, role)
+        self.observe(changes)
+        return changes
+
+    def observe(self, observer: Observer) -> None:
+        for name in (*observer.fields, _EXISTS):
+            self._observers.setdefault(name, []).append(observer)
+        for daemon in self.daemons.values():
+            observer.update(daemon)
+
+    # ------------------------------------------------------------ the daemons of a run
+
     def _add(self, name: str, agent: str) -> Daemon:
         role, _, index = name.partition("-")
-        self.daemons[name] = Daemon(name, role, int(index), agent, self._before.get(name, 0))
-        return self.daemons[name]
+        daemon = Daemon(name, role, int(index), agent, self._before.get(name, 0))
+        self._take_in(daemon)
+        return daemon
+
+    def _take_in(self, daemon: Daemon) -> None:
+        daemon.place = next(self._places)
+        self.daemons[daemon.name] = daemon
+        daemon.observed_by(self._observers)
+        for observer in self._observers.get(_EXISTS, ()):
+            observer.update(daemon)
+
+    def _let_go(self, daemon: Daemon) -> None:
+        del self.daemons[daemon.name]
+        daemon.observed_by({})
+        for observer in self._observers.get(_EXISTS, ()):
+            observer.drop(daemon)
+
+    def remove(self, name: str) -> None:
+        self._before[name] = self.daemons[name].incarnation
+        self._let_go(self.daemons[name])
 
     def add_worker(self) -> Daemon:
         """Add the next slot. If the slot existed before, its incarnation numbers continue."""
@@ -262,17 +342,28 @@ class Membership:
 
     def hosted_by(self, agent: Daemon) -> list[Daemon]:
         """The servers and workers that this agent starts."""
-        return [d for d in self.daemons.values() if d.agent == agent.name and d is not agent]
+        if self._hosts.take():
+            self._hosted = {}
+            for daemon in self.daemons.values():
+                if daemon.role != "agent":
+                    self._hosted.setdefault(daemon.agent, []).append(daemon)
+        return [*self._hosted.get(agent.name, ())]
 
-    def remove(self, name: str) -> None:
-        self._before[name] = self.daemons.pop(name).incarnation
+    def changes(self) -> Iterator[Entry]:
+        for daemon in self._changed.take():
+            is_there = self.daemons.get(daemon.name) is daemon
+            row = dict(zip(LASTING, _lasting(daemon), strict=True)) if is_there else None
+            yield Entry(DAEMON + daemon.name, row)
 
-    def memory(self) -> Iterator[tuple[str, Any]]:
-        for name, daemon in self.daemons.items():
-            yield f"daemon/{name}", _lasting(daemon)
+    def recall(self, memory: Memory, now: float) -> None:
+        """Take over exactly the daemons that an earlier coordinator has recorded."""
+        for daemon in list(self.daemons.values()):
+            self._let_go(daemon)
+        for name, lasting in memory.under(DAEMON):
+            self._restore(name, lasting, now)
 
-    def restore(self, name: str, lasting: Json, now: float) -> Daemon:
-        """Restore a daemon from an earlier coordinator's record; its times start over."""
+    def _restore(self, name: str, lasting: Json, now: float) -> None:
+        """Its times start over."""
         daemon = Daemon(name, lasting["role"], lasting["index"], lasting["agent"])
         daemon.restore_state(lasting["state"])
         for key in LASTING[1:]:  # An older dlctl may not have known all of them.
@@ -282,8 +373,7 @@ class Membership:
         daemon.heard_at = now
         daemon.started_at = now if daemon.alive else None
         daemon.retry_at = now if daemon.state == "backoff" else None
-        self.daemons[name] = daemon
-        return daemon
+        self._take_in(daemon)
 
     def get(self, name: str, incarnation: int | None = None) -> Daemon | None:
         """A daemon by name; None if unknown, or if this incarnation has been replaced."""
@@ -294,7 +384,7 @@ class Membership:
 
     def of_role(self, role: str) -> list[Daemon]:
         """In the order of their indices; records are restored in any order."""
-        return sorted((d for d in self.daemons.values() if d.role == role), key=lambda d: d.index)
+        return list(self._roles[role])
 
     def worker(self, slot: int, epoch: int) -> Daemon | None:
         """The live worker that has this slot in this epoch, or None.
@@ -307,12 +397,13 @@ class Membership:
         return daemon if daemon.term == epoch else None
 
     def live_slots(self) -> tuple[int, ...]:
-        """Slots that take part: their process is alive, has asked for data, and is not drained."""
-        return tuple(
-            d.index
-            for d in self.of_role("worker")
-            if d.alive and d.asked_for_data and not d.drained
-        )
+        """Slots that take part: their process is alive, has asked for data, and is not drained. The
+        same object, unless they have changed."""
+        version, slots = self._live_slots
+        if version != self._live.version:
+            slots = tuple(daemon.index for daemon in self._live)
+            self._live_slots = self._live.version, slots
+        return slots
 
     def no_worker_left(self) -> str:
         """Why the run cannot continue after a loss or a removal: all remaining workers are

@@ -15,22 +15,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Peer
-from dlctl.messages import Json
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.quorum import is_current
+from dlctl.roles.coordinator.records import Owner
 from dlctl.roles.coordinator.run_state import RunState
+from dlctl.runs.memory import Entry, Memory, Norm
 
 
-class Norms:
+class Norms(Owner):
+    PERSISTED = frozenset({"newest"})
+
     def __init__(self, run: RunState) -> None:
         self.run = run
-        self.newest: tuple[int, float] | None = None
-        """(clock, sum of squares)"""
+        self.newest: Norm | None = None
         self._parts: dict[int, m.NormPart] = {}
         """Shard -> its newest part."""
         self._waiting: set[int] = set()
@@ -60,14 +61,14 @@ class Norms:
                 self.run.context.send(f"server-{shard}", m.NormTotal(part.clock, total))
 
     def _total(self, clock: int) -> float | None:
-        if self.newest is not None and clock == self.newest[0]:
-            return self.newest[1]
+        if self.newest is not None and clock == self.newest.clock:
+            return self.newest.squared
         parts = [self._part(server, clock) for server in self.run.members.of_role("server")]
         known = [part for part in parts if part is not None]
         if len(known) < len(parts):
             return None
-        self.newest = clock, sum(known)
-        return self.newest[1]
+        self.newest = Norm(clock, sum(known))
+        return self.newest.squared
 
     def _part(self, server: Daemon, clock: int) -> float | None:
         """What a shard adds to the sum of this clock; None: unknown so far."""
@@ -77,10 +78,9 @@ class Norms:
         versions = [server.metrics.get("version", 0), said.clock if said is not None else 0]
         return 0.0 if max(versions) > clock else None
 
-    def memory(self) -> Iterator[tuple[str, Any]]:
-        yield "norm", self.newest
+    def memory(self) -> Iterator[Entry]:
+        yield Entry(Norm.KEY, self.newest)
 
-    def recall(self, memory: Json, now: float) -> None:
+    def recall(self, memory: Memory, now: float) -> None:
         """Keep the predecessor's sum."""
-        if said := memory.get("norm"):
-            self.newest = said[0], said[1]
+        self.newest = memory.piece(Norm) or self.newest

@@ -1,7 +1,8 @@
 """Sends all workers the list of peers: their slots, epochs and addresses.
 
 Every list has a number, and the newest counts. A worker receives it before it starts to train, and
-whenever a worker joins, leaves, dies or is replaced.
+whenever a worker joins, leaves, dies or is replaced. Many such changes in a row are in one list:
+after it was sent to many workers there is a pause.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Peer
 from dlctl.roles.coordinator.groups import LOST
+from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.run_state import Control, RunState
 
 _TCP = re.compile(
@@ -33,6 +35,13 @@ def is_address(text: str) -> bool:
     return is_short and _OTHER.fullmatch(text) is not None
 
 
+FEW = 8
+"""Up to so many receivers there is no pause after a list."""
+PAUSE_S = 0.002
+"""The pause for each receiver: with 50 of them at most ten lists a second."""
+_SHOWN = ("_state", "model_ready", "drained", "term", "address", "asked_for_data")
+
+
 class Peers:
     def __init__(self, run: RunState, control: Control) -> None:
         self.run = run
@@ -44,6 +53,9 @@ class Peers:
         has_model = bool({"peers", "memory"} & shape.links) and shape.model != "tables"
         self._hands_on = has_model and "group" not in shape.links
         """A joining worker gets its model from those that take part."""
+        self._changes = run.members.follow(_SHOWN, "worker")
+        self._is_stale = True
+        self._pause_until = 0.0
         self._has_members = False
         self._list: tuple[tuple[int, int, str, bool], ...] | None = None
         """Slot, epoch, address, and whether it takes part."""
@@ -63,26 +75,37 @@ class Peers:
 
     def advance(self, now: float) -> None:
         """Send the list if it has changed: also a worker that was not on it before gets it."""
-        members = self.run.members
-        slots = set(members.live_slots())
+        slots = self.run.members.live_slots()
         self._has_members |= bool(slots)
         if self._hands_on and self._has_members and not slots and self.run.shutdown is None:
             self.control.end("failed", LOST, now, at_once=True)
             return
-        workers = members.of_role("worker")
+        for worker in self._changes.take():
+            self._is_stale = True
+            if not _hears(worker):
+                self.run.context.retries.drop(("peers", worker.name))
+        if self._is_stale and now >= self._pause_until:
+            self._is_stale = False
+            self._send(frozenset(slots), now)
+
+    def deadline(self) -> float | None:
+        """When the next list may be sent."""
+        return self._pause_until if self._is_stale else None
+
+    def _send(self, slots: frozenset[int], now: float) -> None:
+        receivers = [worker for worker in self.run.members.of_role("worker") if _hears(worker)]
         rows = tuple(
             (d.index, d.term, d.address, d.index in slots)
-            for d in workers
-            if d.alive and d.model_ready and (self._keeps_drained or not d.drained)
+            for d in receivers
+            if self._keeps_drained or not d.drained
         )
-        is_new, self._list = rows != self._list, rows
-        message = self._message() if is_new else None
-        for worker in workers:
-            key = ("peers", worker.name)
-            if not worker.alive or not worker.model_ready:
-                self.run.context.retries.drop(key)
-            elif message is not None:
-                self.run.context.ask(key, worker.name, message, now)
+        if rows == self._list:
+            return
+        self._list = rows
+        message = self._message()
+        for worker in receivers:
+            self.run.context.ask(("peers", worker.name), worker.name, message, now)
+        self._pause_until = now + (len(receivers) * PAUSE_S if len(receivers) > FEW else 0.0)
 
     def _message(self) -> m.Peers:
         """The list; workers ignore one of a lower number."""
@@ -93,3 +116,7 @@ class Peers:
         keys = tuple(keyring.public(f"worker-{slot}") if self.has_links else "" for slot in slots)
         number = self.run.context.next_number()
         return m.Peers(number, slots, joining, epochs, addresses, keys)
+
+
+def _hears(worker: Daemon) -> bool:
+    return worker.alive and worker.model_ready

@@ -1,35 +1,7 @@
 """The coordinator's persisted state, and how the next coordinator of the run recovers from it.
 
-The state that decides what the coordinator does next is stored in small pieces under keys:
-
-    keys                the fingerprint of the run key that the daemons were started with
-    run                 state, reason, whether the workers have been released
-    clock               whole seconds since the release; then those since the newest checkpoint
-                        attempt
-    checkpoints         number of the newest checkpoint
-    work                steps, samples and loss; the size of the dataset; the newest evaluation
-    stream, names       of a dataset that is a stream: the number of its shards, their names
-    clients, files      of another dataset: the samples of each client, the digest of its files
-    order               the digest of the task's order, once the workers have been released
-    metrics             what else the task's loss returns
-    lead                the clock and the state of the method's lead; the journal of a lead that
-                        drives the method
-    scale               the rate's factor for the number of workers, and since when it applies
-    norm                the newest norm by which all shards clip an update: its clock, its square
-    quorum              the newest quorum decision for all shards: the clock, whose pushes count
-    group               the members that are left out: slot and epoch
-    evaluation          epochs or steps at the start of the newest evaluation; the one in progress
-                        (`Asked`)
-    finish              how often the task's `finish` was started, and its result
-    layout              the model's tensors
-    frozen              the file of the model's frozen parameters
-    end                 how the run ends, once it does
-    daemon/<name>       its incarnation, term, address and progress
-    portion/<e>/<p>     the slot that has it, or RETURNED or DONE; p = -1: all of epoch e; of a
-                        stream also p < -1: the state of a shard
-    answer/<slot>       the newest lease of a slot, in case it has to be resent
-    numbers             the newest number that was issued (`History.next_number`)
-    log/<daemon>.<i>    of a process on another host: its agent, how much of its log is copied
+Every part owns pieces of the state, and notices itself which of them may have changed
+(`Remembers`); `dlctl/runs/memory.py` lists the pieces.
 
 After every event the changed pieces become `Remember` effects, ahead of the messages of that event.
 So no other process learns of a decision that a crash could undo; on a full disk, of no decision
@@ -50,37 +22,29 @@ whose loss would cost pushes (`Lasting`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from dlctl.machine import Effect
 from dlctl.messages import Decided, Json, Lease, Message, NormTotal, Topology, VectorOp, Welcome
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
-from dlctl.roles.coordinator.evaluation import Asked, Evaluations
+from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.lead import MethodLead
-from dlctl.roles.coordinator.membership import LASTING, Daemon
+from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.records import Remember, Remembers
 from dlctl.roles.coordinator.registration import Past, Registration
 from dlctl.roles.coordinator.rotation import Rotation
-from dlctl.roles.coordinator.run_progress import RunProgress
 from dlctl.roles.coordinator.run_state import Part
 from dlctl.roles.coordinator.scaling import Scaling
 from dlctl.roles.coordinator.settings import SettingChanges
-from dlctl.roles.coordinator.supply import DataSupply
-from dlctl.runs.evaluated import Result
+from dlctl.runs.memory import DAEMON, Clock, End, Entry, Memory, Record, Run
 from dlctl.util.names import HOME_AGENT
 
 UNWRITTEN_S_MIN = 3.0
 """A healthy coordinator writes more often than this."""
-
-
-def has_released(memory: Json) -> bool:
-    """Whether the workers of this execution were released: from then on the checkpoint that it
-    resumed from is not needed.
-    """
-    return "run" in memory and memory["run"][2] is not None
 
 
 @dataclass(eq=False)
@@ -89,68 +53,46 @@ class Persistence(Part):
     parts: Sequence[Remembers]
     """Restored in this order."""
     registration: Registration
-    data: DataSupply
     lead: MethodLead
-    progress: RunProgress
     settings: SettingChanges
     evaluations: Evaluations
     checkpointing: Checkpointing
     scaling: Scaling
     rotation: Rotation
-    _known: dict[str, Any] = field(default_factory=dict, init=False)
+    _record: Record = field(default_factory=Record, init=False)
 
     # ------------------------------------------------------------ writing
 
     def changes(self, now: float) -> list[Effect]:
         """Effects that persist what an event has changed."""
-        memory = dict(self._memory(now))
-        for part in self.parts:
-            memory.update(part.memory())
-        changed: list[Effect] = [
-            Remember(key, _jsonable(key, value))
-            for key, value in memory.items()
-            if self._known.get(key) != value
-        ]
-        changed += [Remember(key, None) for key in sorted(self._known.keys() - memory.keys())]
-        self._known = memory
-        changed += [Remember(*portion) for portion in self.data.changed_portions()]
-        return changed
+        end = self.run.shutdown
+        owners: Sequence[Remembers] = self.parts if end is None else (*self.parts, end)
+        pieces = chain.from_iterable(owner.changes() for owner in owners)
+        changed = self._record.changes(chain(pieces, [Entry(Clock.KEY, self._clock(now))]))
+        return [Remember(key, value) for key, value in changed.items()]
 
-    def _memory(self, now: float) -> Iterator[tuple[str, Any]]:
-        """State that belongs to no single part."""
-        released_at = self.run.released_at
-        yield "keys", self.run.keyring.fingerprint
-        yield "run", (self.run.state, self.run.reason, None if released_at is None else True)
-        if released_at is not None:
-            worked_s = int(now - released_at)
-            yield "clock", [worked_s, self.checkpointing.since_s(released_at + worked_s)]
-        yield "checkpoints", self.checkpointing.number
-        newest, asked = self.evaluations.newest, self.evaluations.asked
-        found = None if newest is None else newest.to_json()
-        yield "work", (*self.progress.work(), *self.data.work(), found)
-        yield "evaluation", (self.progress.evaluated_at, None if asked is None else astuple(asked))
-        if self.evaluations.has_finish:
-            yield "finish", (self.evaluations.finishes, self.evaluations.finished)
-        if self.run.shutdown is not None:
-            end = self.run.shutdown
-            yield "end", (end.state, end.reason, end.grace_s, end.is_shutting_down())
-        yield from self.run.members.memory()
+    def _clock(self, now: float) -> Clock | None:
+        """It is persisted once a second, and when a checkpoint has been tried."""
+        if self.run.released_at is None:
+            return None
+        worked_s = int(now - self.run.released_at)
+        since_s = self.checkpointing.since_s(self.run.released_at + worked_s)
+        return Clock(worked_s, since_s)
 
     # ------------------------------------------------------------ reading
 
     def go_on(self, now: float) -> None:
         """Recover from the state that a dead coordinator has persisted."""
-        values = self.past.memory
-        state = values["run"][0]
-        was_released = has_released(values)
-        self._restore(values, now)
-        if was_released:
-            worked_s, checkpoint_s = values.get("clock", (0.0, 0.0))
-            self.run.released_at = now - worked_s
+        memory = Memory(self.past.memory)
+        was = memory.piece(Run) or Run()
+        self._restore(memory, now)
+        if memory.has_released:
+            clock = memory.piece(Clock) or Clock()
+            self.run.released_at = now - clock.worked_s
             self.registration.restore, self.registration.under_way = "", True
             # A failed run was saved when it failed. Another checkpoint at once, before it fails
             # again, would let a possibly ruined model count among the retained checkpoints.
-            since_s = 0.0 if state == "failed" else checkpoint_s + self.past.gone_s
+            since_s = 0.0 if was.state == "failed" else clock.checkpoint_s + self.past.gone_s
             self.checkpointing.schedule(now, since_s)
         gone = f" after {self.past.gone_s:.0f} s" if self.past.gone_s else ""
         forgotten, unwritten_s = "", self.past.unwritten_s
@@ -161,37 +103,35 @@ class Persistence(Part):
         self.run.context.event(
             "recover", "coordinator", text, forgotten=forgotten, code="coordinator-restarted"
         )
-        self.control.change_state("running" if was_released else "starting", "", now)
-        is_ending = "end" in values and state in ("stopping", "stopped", "finished")
+        self.control.change_state("running" if memory.has_released else "starting", "", now)
+        end = memory.piece(End) if was.state in ("stopping", "stopped", "finished") else None
         ours = self.run.keyring.fingerprint
         daemons = list(self.run.members.daemons.values())
-        if values.get("keys", ours) != ours:
+        if memory.value("keys", ours) != ours:
             daemons = [daemon for daemon in daemons if not daemon.alive]
             self.rotation.restart_all(now)
         for daemon in daemons:
-            self._recover(daemon, is_ending, now)
+            self._recover(daemon, end is not None, now)
         self.registration.assign(now)
-        if asked := values.get("evaluation", [0.0, None])[1]:
-            was = Asked(*asked)
-            if is_ending or not was.finishes:
-                self.evaluations.go_on(replace(was, is_last=was.is_last and is_ending), now)
-        if was_released:
+        if (asked := self.evaluations.interrupted(memory)) and (end or not asked.finishes):
+            is_last = asked.is_last and end is not None
+            self.evaluations.go_on(replace(asked, is_last=is_last), now)
+        if memory.has_released:
             self.lead.begin()
-        if is_ending:
-            end_state, end_reason, grace_s, is_shutting_down = values["end"]
-            self.control.end(end_state, end_reason, now, grace_s=grace_s, at_once=is_shutting_down)
+        if end is not None:
+            self.control.end(
+                end.state, end.reason, now, grace_s=end.grace_s, at_once=end.is_shutting_down
+            )
         else:
             self.scaling.go_on(now)
 
-    def _restore(self, values: Json, now: float) -> None:
-        self.run.members.daemons.clear()
-        for key, value in values.items():
-            kind, _, name = key.partition("/")
-            if kind == "daemon":
-                daemon = self.run.members.restore(name, value, now)
-                daemon.last_exit = self.past.daemons.get(name, {}).get("last_exit")
-            if kind != "portion":  # `changes` would delete them: `_memory` has no portions.
-                self._known[key] = value
+    def _restore(self, memory: Memory, now: float) -> None:
+        # All is written once more: `Lasting` learns from the first records what is on record.
+        self._record = Record(memory.stored)
+        for part in self.parts:
+            part.recall(memory, now)
+        for name, daemon in self.run.members.daemons.items():
+            daemon.last_exit = self.past.daemons.get(name, {}).get("last_exit")
         # The agent on this machine may be a newer process than the one on record, if its start
         # could not be written. It keeps running, and registers as if it had just been started.
         agent = self.run.members.daemons[HOME_AGENT]
@@ -199,13 +139,6 @@ class Persistence(Part):
         if newest > agent.incarnation:
             agent.incarnation = newest - 1
             agent.begin(now)
-        for part in self.parts:
-            part.recall(values, now)
-        newest = values["work"][5]
-        self.evaluations.newest = None if newest is None else Result.from_json(newest)
-        if "finish" in values:
-            self.evaluations.has_finish = True
-            self.evaluations.finishes, self.evaluations.finished = values["finish"]
 
     def _recover(self, daemon: Daemon, is_ending: bool, now: float) -> None:
         """Repeat requests that may have been lost; agents report the state of the rest."""
@@ -231,12 +164,6 @@ class Persistence(Part):
             self.registration.notify_moved(daemon, now)
         if daemon.alive and daemon.settings:
             self.settings.begin({daemon.name: daemon.settings}, now, lambda rows: None)
-
-
-def _jsonable(key: str, value: Any) -> Any:
-    if key.startswith("daemon/"):
-        return dict(zip(LASTING, value, strict=True))
-    return list(value) if isinstance(value, tuple) else value
 
 
 # ---------------------------------------------------------------- what must be on the disk first
@@ -272,7 +199,7 @@ class Lasting:
         if key == "lead":
             self._held.add(VectorOp)
         if key == "run":
-            is_released = has_released({key: value})
+            is_released = Memory({key: value}).has_released
             if is_released and self._is_before_release:
                 self._held.add(Lease)
                 self.is_on_disk = False
@@ -305,16 +232,17 @@ def corrected(memory: Mapping[str, Any], recovery: Mapping[str, list[str]]) -> d
     - Quarantined workers are restarted if there are no others, as no worker would be left to train;
       and if the run has failed: all others are restarted as well, and the cause may be fixed.
     """
-    rows = {key: row for key, row in memory.items() if key.startswith("daemon/")}
+    before = Memory(memory)
+    rows = {DAEMON + name: row for name, row in before.under(DAEMON)}
     changed: dict[str, Json] = {}
     for key, row in rows.items():
-        name = key.removeprefix("daemon/")
+        name = key.removeprefix(DAEMON)
         if name in recovery.get("served", ()):
             changed[key] = {**row, "has_served": True}
         elif name in recovery.get("gone", ()):
             changed[key] = {**row, "registered": False}
     workers = {key: row for key, row in rows.items() if row.get("role") == "worker"}
     lost = {key: row for key, row in workers.items() if row.get("state") == "quarantined"}
-    if lost == workers or memory["run"][0] == "failed":
+    if lost == workers or (before.piece(Run) or Run()).state == "failed":
         changed |= {key: {**row, "state": "stopped"} for key, row in lost.items()}
     return changed

@@ -20,16 +20,17 @@ next report acknowledges it. A decision is on the disk before it is sent, and ne
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dlctl import messages as m
 from dlctl.algorithms.base import Lead, Process
 from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Peer
-from dlctl.messages import Json
 from dlctl.roles.coordinator.membership import Daemon
+from dlctl.roles.coordinator.records import Owner
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.protocol.rows import packed, rows_in
+from dlctl.runs.memory import Entry, Memory, Quorum
 
 ROUNDING_S = 1e-6
 """At a deadline the time since it was set may be rounded down."""
@@ -45,14 +46,18 @@ class Report(NamedTuple):
     """(clock, slot, epoch, samples)"""
 
 
-class Quorums:
+class Quorums(Owner):
+    PERSISTED = frozenset({"newest"})
+
     def __init__(self, run: RunState, side: Lead) -> None:
         self.run = run
         self.side = side
         shard = run.algorithm.shard
         self.is_asked = shard is not None and shard.of(side.options).asks_lead
-        self.newest: tuple[int, tuple[Process, ...]] | None = None
-        """The newest decision: the clock, whose pushes count."""
+        self.newest: Quorum | None = None
+        """The newest decision."""
+        self._is_new = True
+        """Which of these processes have died was not looked up yet."""
         self._reports: dict[int, Report] = {}
         """By shard."""
         self._is_news = False
@@ -62,6 +67,7 @@ class Quorums:
         """(clock, the time at which all shards were seen to be at it)"""
         self._ask_after_s: float | None = None
         """How long after that the lead wants to be asked again; None: it does not."""
+        self._deaths = run.members.follow(("_state", "registered", "term"), "worker")
         self._gone: frozenset[Process] = frozenset()
         self._to_notify: set[int] = set()
 
@@ -92,7 +98,8 @@ class Quorums:
         members = self.run.members.live_slots()
         due_at = self.deadline()
         is_due = due_at is not None and now >= due_at
-        if self._is_news or is_due or members != self._members:
+        has_changed = members is not self._members and members != self._members
+        if self._is_news or is_due or has_changed:
             self._is_news, self._members, self._ask_after_s = False, members, None
             self._decide(now)
         self._send_decision()
@@ -131,12 +138,14 @@ class Quorums:
         self._take(clock, used)
 
     def _take(self, clock: int, used: tuple[Process, ...]) -> None:
-        self.newest = clock, used
+        self.newest, self._is_new = Quorum(clock, used), True
         self._to_notify.update(self._reports)
 
     def _is_under_way(self, known: Sequence[Report]) -> bool:
         """Whether a shard has not made the step of the newest decision."""
-        return self.newest is not None and any(r.clock <= self.newest[0] for r in known)
+        return self.newest is not None and any(
+            report.clock <= self.newest.clock for report in known
+        )
 
     def _is_alive(self, process: Process) -> bool:
         return self.run.members.worker(*process) is not None
@@ -147,25 +156,27 @@ class Quorums:
         """
         if self.newest is None:
             return
-        clock, used = self.newest
-        gone = frozenset(process for process in used if not self._is_alive(process))
-        if gone != self._gone:
-            self._gone = gone
-            self._to_notify.update(self._reports)
+        clock, used = self.newest.clock, self.newest.processes
+        if self._deaths.take() or self._is_new:
+            self._is_new = False
+            gone = frozenset(process for process in used if not self._is_alive(process))
+            if gone != self._gone:
+                self._gone = gone
+                self._to_notify.update(self._reports)
         notified, self._to_notify = self._to_notify, set()
         for shard in sorted(notified):
             if self._reports[shard].clock <= clock:
-                decided = m.Decided(clock, packed(used), packed(gone))
+                decided = m.Decided(clock, packed(used), packed(self._gone))
                 self.run.context.send(f"server-{shard}", decided)
 
-    def memory(self) -> Iterator[tuple[str, Any]]:
-        yield "quorum", self.newest
+    def memory(self) -> Iterator[Entry]:
+        yield Entry(Quorum.KEY, self.newest)
 
-    def recall(self, memory: Json, now: float) -> None:
+    def recall(self, memory: Memory, now: float) -> None:
         """Keep the predecessor's decision."""
-        if decided := memory.get("quorum"):
-            clock, used = decided
-            self.newest = clock, tuple((slot, epoch) for slot, epoch in used)
+        if decided := memory.piece(Quorum):
+            used = tuple((slot, epoch) for slot, epoch in decided.processes)
+            self.newest = Quorum(decided.clock, used)
 
 
 def is_current(server: Daemon, generation: int) -> bool:

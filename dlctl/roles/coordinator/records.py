@@ -9,14 +9,15 @@ database can be written; the others a little later.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar, Protocol
 
 from dlctl.machine import Effect, Event, Exit
 from dlctl.messages import Drain, Json, Kill
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.protocol.context import COORDINATOR, EXIT_RESTART, Context
+from dlctl.runs.memory import Entry, Fields, Memory
 from dlctl.util.record import record
 from dlctl.util.text import of_daemon
 
@@ -146,11 +147,35 @@ WARNINGS = (
 class Remembers(Protocol):
     """A part of the coordinator whose state is persisted."""
 
-    def memory(self) -> Iterator[tuple[str, Any]]:
-        """Key and value, as JSON, of all of its state; called after every event."""
+    def changes(self) -> Iterable[Entry | Fields]:
+        """The pieces that may have changed since the last call; called after every event."""
 
-    def recall(self, memory: Json, now: float) -> None:
+    def recall(self, memory: Memory, now: float) -> None:
         """Restore the state that an earlier coordinator has persisted; `memory` has all parts."""
+
+
+class Owner:
+    """A part that owns few pieces. They may have changed when one of the attributes in `PERSISTED`
+    was assigned: values that are changed in place do not belong there.
+    """
+
+    PERSISTED: ClassVar[frozenset[str]]
+    _has_changed = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        if name in self.PERSISTED:
+            object.__setattr__(self, "_has_changed", True)
+
+    def changes(self) -> Iterable[Entry | Fields]:
+        if not self._has_changed:
+            return ()
+        self._has_changed = False
+        return self.memory()
+
+    def memory(self) -> Iterator[Entry | Fields]:
+        """All pieces, or fields of pieces, that it owns."""
+        raise NotImplementedError
 
 
 class History(Context):
@@ -161,19 +186,25 @@ class History(Context):
     number = 0
     """The newest number that identifies an evaluation, a change, a list or a group."""
 
+    _has_new_number = True
+
     def next_number(self) -> int:
         """A number that no coordinator of this run has issued before."""
         self.number += 1
+        self._has_new_number = True
         return self.number
 
-    def memory(self) -> Iterator[tuple[str, Any]]:
-        yield "numbers", [self.number]
+    def changes(self) -> Iterator[Entry]:
+        if self._has_new_number:
+            self._has_new_number = False
+            yield Entry("numbers", [self.number])
 
-    def recall(self, memory: Json, now: float) -> None:
+    def recall(self, memory: Memory, now: float) -> None:
         """Numbers stay unique even if some are not on record: all coordinators of a run share one
         machine's clock, and none issues a thousand numbers per second.
         """
-        self.number = max(*memory["numbers"], int(now * 1000))
+        self.number = max(*memory.value("numbers"), int(now * 1000))
+        self._has_new_number = True
 
     def event(self, kind: str, daemon: str, text: str, **data: Any) -> None:
         """A line of the run's history, and of the coordinator's log."""

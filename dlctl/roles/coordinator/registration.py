@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 from dlctl import batches, placement
 from dlctl import messages as m
@@ -21,10 +20,11 @@ from dlctl.machine import Peer
 from dlctl.messages import Json
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.membership import Daemon
-from dlctl.roles.coordinator.records import IssueTerm
+from dlctl.roles.coordinator.records import IssueTerm, Owner
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.protocol.authz import keys_of
 from dlctl.roles.protocol.token import sign
+from dlctl.runs.memory import Entry, Memory
 from dlctl.settings import EVERY_RUN
 
 FINDS_BATCH_SIZE = "worker-0"
@@ -59,7 +59,9 @@ class Past:
     """Bytes of the logs in the run directory, by process: "worker-0.3"."""
 
 
-class Registration:
+class Registration(Owner):
+    PERSISTED = frozenset({"layout"})
+
     def __init__(self, run: RunState, past: Past) -> None:
         self.run = run
         self.context = run.context
@@ -73,24 +75,23 @@ class Registration:
         """The workers have been released."""
         self.layout: Layout | None = None
         self._bytes, self._samples = b"", 0
-        self._rows: list[Any] = []
         self._before = Layout.from_rows(past.manifest["layout"]) if past.manifest else None
         self._terms = dict(past.terms)
+        self._agents = placement.agents(run.job.places)
         self.frozen: Callable[[], bytes | None] = lambda: b""
         """The digests of the run's frozen parameters; None: not settled yet, so not to be sent."""
 
-    def memory(self) -> Iterator[tuple[str, Any]]:
-        if self.layout is not None:
-            yield "layout", self._rows
+    def memory(self) -> Iterator[Entry]:
+        yield Entry("layout", None if self.layout is None else self.layout.to_rows())
 
-    def recall(self, memory: Json, now: float) -> None:
-        if rows := memory.get("layout"):
-            self.keep_layout(Layout.from_rows(rows), memory["work"][3])
+    def recall(self, memory: Memory, now: float) -> None:
+        if rows := memory.value("layout"):
+            self.keep_layout(Layout.from_rows(rows), memory.work.dataset_samples)
 
     def keep_layout(self, layout: Layout, samples: int) -> None:
         """The layout of the run's model, and the samples of its dataset."""
         if layout != self.layout:
-            self.layout, self._bytes, self._rows = layout, layout.to_bytes(), layout.to_rows()
+            self.layout, self._bytes = layout, layout.to_bytes()
         self._samples = samples
 
     def whose(self, peer: Peer, message: m.Message) -> str:
@@ -137,7 +138,7 @@ class Registration:
             return None
         daemon.heard(peer, now)
         # The name from the job file, if it has one.
-        daemon.host = placement.agents(self.run.job.places)[daemon.agent].name or message.host
+        daemon.host = self._agents[daemon.agent].name or message.host
         daemon.pid = message.pid
         if daemon.registered:
             # Its welcome may wait until the term is on record; send a sign of life meanwhile.
@@ -240,15 +241,17 @@ class Registration:
                 key = (f"moved{server.index}", worker.name)
                 self.context.ask(key, worker.name, moved, now)
 
-    def introduce(self) -> None:
-        """Send the waiting workers the servers' addresses, once all servers serve."""
+    def introduce(self, newcomer: Daemon | None = None) -> None:
+        """Send the waiting workers the servers' addresses, once all servers serve; only to the
+        newcomer if nothing has changed for the others.
+        """
         servers = self.members.of_role("server")
         addresses = tuple(server.address for server in servers)
         keys = tuple(self.keyring.public(server.name) for server in servers)
         frozen = self.frozen()
         if frozen is None or not all(addresses) or batches.is_open(self.run.job):
             return
-        for worker in self.members.of_role("worker"):
+        for worker in [newcomer] if newcomer else self.members.of_role("worker"):
             if worker.model_ready and not worker.asked_for_data:
                 # Before the release no worker has pushed anything, so a replacement restores what
                 # its predecessor restored.

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
-from dlctl.messages import Json
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.files import (
@@ -28,13 +26,12 @@ from dlctl.roles.protocol.files import (
     RotateLog,
     TakeLog,
 )
+from dlctl.runs.memory import LOG, Entry, Memory
 from dlctl.util.names import HOME_AGENT
 
 LOOK_S = 1.0
 """Polling interval of a file that has been copied up to its end."""
 PIECE_BYTES = 256 * 1024
-MEMORY = "log/"
-"""Prefix of the keys under which the progress of the copies is persisted."""
 
 
 @dataclass(slots=True)
@@ -73,6 +70,8 @@ class LogMirror:
         self.members = members
         self.sizes = sizes
         self._files: dict[str, _File] = {}
+        self._changed: dict[str, str] = {}
+        """Logs that have changed since they were persisted -> their labels."""
         self._numbers = RequestNumbers()
         self._look_at = 0.0
         self._is_ending = False
@@ -87,21 +86,21 @@ class LogMirror:
     def _add(self, label: str, agent: str, part: int = 0, offset: int = 0) -> None:
         log = _File(label, agent, f"{LOGS}/{label}.jsonl", part, offset)
         self._files[log.name] = log
+        self._changed[log.name] = label
         if label.startswith("worker"):
             record = _File(label, agent, f"{ACKS}/{label}")
             self._files[record.name] = record
 
-    def memory(self) -> Iterator[tuple[str, Any]]:
-        """Agent and part of each log."""
-        for file in self._files.values():
-            if file.is_log:
-                yield MEMORY + file.label, [file.agent, file.part]
+    def changes(self) -> Iterator[Entry]:
+        """Agent and part of each log that has changed since the last call."""
+        changed, self._changed = self._changed, {}
+        for name, label in changed.items():
+            file = self._files.get(name)
+            yield Entry(LOG + label, None if file is None else [file.agent, file.part])
 
-    def recall(self, memory: Json, now: float) -> None:
-        for key, value in memory.items():
-            if key.startswith(MEMORY):
-                label = key.removeprefix(MEMORY)
-                self._add(label, value[0], value[1], self.sizes.get(label, 0) if value[1] else 0)
+    def recall(self, memory: Memory, now: float) -> None:
+        for label, (agent, part) in memory.under(LOG):
+            self._add(label, agent, part, self.sizes.get(label, 0) if part else 0)
 
     def lose(self, agent: str) -> None:
         """Stop copying from a host that is given up."""
@@ -121,6 +120,8 @@ class LogMirror:
 
     def _close(self, file: _File) -> None:
         del self._files[file.name]
+        if file.is_log:
+            self._changed[file.name] = file.label
         self.context.retries.drop(file.key)
 
     # ------------------------------------------------------------ asking
@@ -185,6 +186,7 @@ class LogMirror:
             if log.offset:
                 self.context.do(RotateLog(log.name))
             log.part, log.offset = message.part, 0
+            self._changed[log.name] = log.label
         if message.offset != log.offset:
             return False
         if message.data:

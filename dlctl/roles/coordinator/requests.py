@@ -172,13 +172,14 @@ class Requests(Part):
 
     def tell(self, now: float) -> None:
         """Tell waiting clients which daemons delay them, at changes; short waits are left out."""
-        if self.run.shutdown is not None and self._stop_requests:
-            requests, phase = self._stop_requests, self.run.shutdown.step
-            names = self.run.shutdown.pending()
-        else:
-            requests, phase = self._save_requests, shutdown.SAVING
-            names = self.checkpointing.late()
-        if not requests or not names or now < self._send_at:
+        end, is_stopping = self.run.shutdown, bool(self._stop_requests)
+        requests = self._stop_requests if end and is_stopping else self._save_requests
+        if not requests or now < self._send_at:
+            return
+        phase, names = shutdown.SAVING, self.checkpointing.late()
+        if end and is_stopping:
+            phase, names = end.step, end.pending()
+        if not names:
             return
         # For how long a daemon is stuck is no change.
         key = phase, *((name, bool(self._stuck(name))) for name in names)

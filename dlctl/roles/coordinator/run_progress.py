@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 from dlctl import messages as m
 from dlctl.messages import Json
 from dlctl.roles.coordinator.lead import MethodLead
+from dlctl.roles.coordinator.records import Owner
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.supply import DataSupply
 from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX
 from dlctl.roles.protocol.meters import follow
+from dlctl.runs.memory import Entry, Evaluation, Fields, Memory, Work
 
 LOSS_WEIGHT = 0.1
 """Of the newest portion in the running mean of the loss."""
 
 
-class RunProgress:
+class RunProgress(Owner):
+    PERSISTED = frozenset({"steps", "samples", "loss", "metrics", "evaluated_at"})
+
     def __init__(self, run: RunState, data: DataSupply, lead: MethodLead) -> None:
         self.run = run
         self.data = data
@@ -122,17 +125,16 @@ class RunProgress:
         metrics = {"metrics": dict(self.metrics)} if self.metrics else {}
         return {"steps": self.steps, "samples": self.samples, "loss": self.loss, **metrics}
 
-    def work(self) -> tuple[int, int, float | None]:
-        return self.steps, self.samples, self.loss
+    def memory(self) -> Iterator[Entry | Fields]:
+        yield Fields(Work, {"steps": self.steps, "samples": self.samples, "loss": self.loss})
+        yield Fields(Evaluation, {"since": self.evaluated_at})
+        yield Entry("metrics", dict(self.metrics))
 
-    def memory(self) -> Iterator[tuple[str, Any]]:
-        """All but `work` and `evaluated_at`, which are pieces together with other parts' state."""
-        yield "metrics", dict(self.metrics)
-
-    def recall(self, memory: Json, now: float) -> None:
-        self.steps, self.samples, self.loss = memory["work"][:3]
-        self.metrics = dict(memory.get("metrics", {}))
-        self.evaluated_at = memory.get("evaluation", [0.0])[0]
+    def recall(self, memory: Memory, now: float) -> None:
+        work = memory.work
+        self.steps, self.samples, self.loss = work.steps, work.samples, work.loss
+        self.metrics = dict(memory.value("metrics", {}))
+        self.evaluated_at = (memory.piece(Evaluation) or Evaluation()).since
 
 
 def _means(done: m.PortionDone) -> dict[str, float]:

@@ -5,7 +5,7 @@ Only the coordinator itself changes the run's state and begins its shutdown (`Co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -14,9 +14,10 @@ from dlctl.config import JobFile
 from dlctl.errors import DlctlError
 from dlctl.messages import Json
 from dlctl.roles.coordinator.membership import Daemon, Membership
-from dlctl.roles.coordinator.records import History
+from dlctl.roles.coordinator.records import History, Owner
 from dlctl.roles.coordinator.shutdown import RunShutdown
 from dlctl.roles.protocol.keyring import Keyring
+from dlctl.runs.memory import Entry, Memory, Run
 
 
 class Control(Protocol):
@@ -68,8 +69,9 @@ NEXT: Mapping[str, frozenset[str]] = {
 """State of the run -> states that may follow. States that are missing here are final."""
 
 
-@dataclass(slots=True)
-class RunState:
+@dataclass(eq=False)
+class RunState(Owner):
+    PERSISTED = frozenset({"state", "reason", "released_at"})
     run_id: str
     job: JobFile
     """With the batch size, once it is found."""
@@ -88,6 +90,14 @@ class RunState:
     """How the run ends, once it does."""
     status_due_at: float = field(default=0.0, init=False)
     """When `status` is to be written next."""
+
+    def memory(self) -> Iterator[Entry]:
+        yield Entry("keys", self.keyring.fingerprint)
+        released = None if self.released_at is None else True
+        yield Entry(Run.KEY, Run(self.state, self.reason, released))
+
+    def recall(self, memory: Memory, now: float) -> None:
+        """Which state follows on a restart depends on other parts, too (`Persistence.go_on`)."""
 
     @property
     def is_working(self) -> bool:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dlctl import schedule
 from dlctl.messages import Json
+from dlctl.roles.coordinator.records import Owner
 from dlctl.roles.coordinator.run_progress import RunProgress
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.supply import DataSupply
+from dlctl.runs.memory import Entry, Memory
 
 
-class ScaledRate:
+class ScaledRate(Owner):
+    PERSISTED = frozenset({"scale"})
+
     def __init__(self, run: RunState, data: DataSupply, progress: RunProgress) -> None:
         self.run = run
         self.data = data
@@ -31,7 +35,7 @@ class ScaledRate:
             since = max(self.data.pool.samples_leased(), self.progress.samples)
             self.scale = self.scale.to(after, since, warmup)
 
-    def restore(self, saved: Json) -> None:
+    def restore(self, saved: Mapping[str, Any]) -> None:
         """From a checkpoint's manifest."""
         if self.scale is not None and saved.get("scale"):
             self.scale = schedule.Scale(*saved["scale"])
@@ -40,8 +44,8 @@ class ScaledRate:
         """For a checkpoint's manifest."""
         return {"scale": self.scale} if self.scale is not None else {}
 
-    def memory(self) -> Iterator[tuple[str, Any]]:
-        yield "scale", self.scale
+    def memory(self) -> Iterator[Entry]:
+        yield Entry("scale", self.scale)
 
-    def recall(self, memory: Json, now: float) -> None:
-        self.restore(memory)
+    def recall(self, memory: Memory, now: float) -> None:
+        self.restore(memory.stored)

@@ -16,7 +16,7 @@ from the record: unless that says that all is done, it needs the servers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from dlctl import messages as m
@@ -24,9 +24,10 @@ from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import SAVE_S_MAX, Checkpointing
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.membership import Daemon, Membership
-from dlctl.roles.coordinator.records import History, PutOnRecord
+from dlctl.roles.coordinator.records import History, Owner, PutOnRecord
 from dlctl.roles.coordinator.remote_files import LogMirror
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
+from dlctl.runs.memory import End, Entry, Memory
 from dlctl.util.text import KILLED
 
 DRAINING, EVALUATING, SAVING, FINISHING, RECORDING, SHUTTING_DOWN, COLLECTING, LEAVING, OVER = (
@@ -61,7 +62,8 @@ def stop_reason(origin: object, *, kill: bool = False) -> str:
 
 
 @dataclass(eq=False)
-class RunShutdown:
+class RunShutdown(Owner):
+    PERSISTED = frozenset({"state", "reason", "steps"})
     state: str
     """stopped, finished or failed."""
     reason: str
@@ -86,7 +88,17 @@ class RunShutdown:
     """Of the current step: last evaluations or last checkpoints that were started."""
 
     def __post_init__(self) -> None:
+        self._draining = self.members.select(
+            ("_state", "drained"), lambda d: d.state == "draining" and not d.drained
+        )
+        self._alive = self.members.select(("_state",), lambda d: d.alive)
         self.steps += [RECORDING, SHUTTING_DOWN, COLLECTING, LEAVING, OVER]
+
+    def memory(self) -> Iterator[Entry]:
+        yield Entry(End.KEY, End(self.state, self.reason, self.grace_s, self.is_shutting_down()))
+
+    def recall(self, memory: Memory, now: float) -> None:
+        """It is begun anew (`Persistence.go_on`)."""
 
     @property
     def step(self) -> str:
@@ -134,7 +146,7 @@ class RunShutdown:
     def advance(self, now: float) -> None:
         """Advance through the steps as far as possible."""
         self._work(now)
-        while self.step != OVER and (not self.pending() or self._is_over(now)):
+        while self.step != OVER and (not self._waits() or self._is_over(now)):
             self._finish_step()
             self.begin(now)
             self._work(now)
@@ -182,24 +194,32 @@ class RunShutdown:
 
     def pending(self) -> list[str]:
         """What the current step waits for."""
-        daemons = self.members.daemons.values()
+        return list(self._pending())
+
+    def _pending(self) -> Iterable[str]:
         if self.is_in_vain():
-            return []
+            return ()
         if self.step == DRAINING:
-            late = [d for d in daemons if d.state == "draining" and not d.drained]
-            return [d.name for d in late if not d.out_of_touch]
+            return (daemon.name for daemon in self._draining if not daemon.out_of_touch)
         if self.step in (EVALUATING, FINISHING):
-            return [self.evaluations.worker] if self.evaluations.worker else []
+            return filter(None, [self.evaluations.worker])
         if self.step == SAVING:
-            if self._attempts and not self.checkpointing.active:
-                error = self.checkpointing.last_error
-                return [f"another attempt: {error}"] if self._saves_again() else []
-            return self.checkpointing.waits_for()
+            return self._unsaved()
         if self.step == RECORDING:
             return self._unrecorded()
         if self.step == COLLECTING:
             return self.mirror.pending()
-        return [d.name for d in self._leavers() if d.alive and self._is_observable(d)]
+        leavers = filter(self._leaves, self._alive)
+        return (daemon.name for daemon in leavers if self._is_observable(daemon))
+
+    def _waits(self) -> bool:
+        return any(True for _ in self._pending())
+
+    def _unsaved(self) -> list[str]:
+        if not self._attempts or self.checkpointing.active:
+            return self.checkpointing.waits_for()
+        error = self.checkpointing.last_error
+        return [f"another attempt: {error}"] if self._saves_again() else []
 
     def _unrecorded(self) -> list[str]:
         """A failed run needs no record: its recovery uses the servers' state in any case."""
@@ -215,9 +235,12 @@ class RunShutdown:
         # An agent on an unreachable host may reconnect in time to get the request.
         return is_there and not (daemon.out_of_touch and daemon.role != "agent")
 
+    def _leaves(self, daemon: Daemon) -> bool:
+        """Whether it is asked to exit in this step."""
+        return (daemon.role == "agent") == (self.step == LEAVING)
+
     def _leavers(self) -> list[Daemon]:
-        agents = self.step == LEAVING
-        return [d for d in self.members.daemons.values() if (d.role == "agent") == agents]
+        return [daemon for daemon in self.members.daemons.values() if self._leaves(daemon)]
 
     def drain_late(self, worker: Daemon, now: float) -> None:
         """Drain a worker that became ready, or came back, only now. There is no data for it any
@@ -285,7 +308,7 @@ class RunShutdown:
             self.evaluations.end_finish()
         elif self.step == SAVING:
             self._check_last_checkpoint(is_killed)
-        self.steps.pop(0)
+        self.steps = self.steps[1:]
         self._attempts = 0
 
     def _check_last_checkpoint(self, is_killed: bool) -> None:

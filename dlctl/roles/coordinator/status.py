@@ -77,6 +77,10 @@ def _count(metrics: Json, name: str) -> int:
 REPORT_S = 0.5
 ROW_S = 1.0
 """Between two rows of the run's time series, which is thinned out later (`runs/series.py`)."""
+SMALL = 16
+"""Up to so many daemons there is no pause after a status."""
+PAUSE_S = 0.001
+"""The pause for each further daemon."""
 RATE_S = 2.0
 """The window over which rates are measured."""
 
@@ -94,13 +98,20 @@ class StatusReport:
     settings: SettingChanges
 
     def __post_init__(self) -> None:
-        self._row_due_at = 0.0
+        self._row_due_at = self._pause_until = 0.0
+        self._troubled = self.run.members.select(("_state",), lambda d: d.state != "running")
         self._has_last_row = False
         """A short run may have hardly another one."""
         self._pace = Pace(RATE_S)
 
+    def due_at(self) -> float:
+        """A large run's status takes long: at many changes in a row it is not written each time."""
+        return max(self.run.status_due_at, self._pause_until)
+
     def report(self, now: float) -> None:
         self.run.status_due_at = now + REPORT_S
+        more = len(self.run.members.daemons) - SMALL
+        self._pause_until = now + min(max(0, more) * PAUSE_S, REPORT_S)
         run, daemons = self.look(now)
         self.run.context.do(Snapshot(run, daemons))
         is_last = not self._has_last_row and self._is_done()
@@ -196,10 +207,10 @@ class StatusReport:
 
     def health(self) -> tuple[str, str]:
         """The state of a run that trains, and the unhealthy daemons as the reason."""
-        troubled = [d.name for d in self.run.members.daemons.values() if d.state != "running"]
-        more = len(troubled) - NAMED_MAX
-        names = troubled[:NAMED_MAX] + ([f"and {more} more"] if more > 0 else [])
-        return "degraded" if troubled else "running", ", ".join(names)
+        names = [daemon.name for daemon in self._troubled.first(NAMED_MAX)]
+        more = len(self._troubled) - NAMED_MAX
+        names += [f"and {more} more"] if more > 0 else []
+        return "degraded" if names else "running", ", ".join(names)
 
     def waiting(self, now: float) -> str:
         """The daemons that the run waits for now, and why; "" if for none."""

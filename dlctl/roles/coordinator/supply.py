@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 from dlctl import batches
 from dlctl.errors import DlctlError
@@ -13,11 +12,17 @@ from dlctl.roles.coordinator import data_pools
 from dlctl.roles.coordinator.data_pool import DataPool
 from dlctl.roles.coordinator.dataset import Dataset
 from dlctl.roles.coordinator.lead import MethodLead
+from dlctl.roles.coordinator.records import Owner
 from dlctl.roles.coordinator.run_state import RunState
+from dlctl.runs.memory import PORTION, Entry, Fields, Memory, Work
 from dlctl.util.text import plural
 
 
-class DataSupply:
+class DataSupply(Owner):
+    PERSISTED = frozenset(
+        {"dataset", "batch_size", "_lists_unknown", "_order", "_next", "_is_released"}
+    )
+
     def __init__(self, run: RunState, lead: MethodLead) -> None:
         self.run = run
         self.lead = lead
@@ -35,6 +40,9 @@ class DataSupply:
         """Digest of the task's sample order, from the first worker that reported."""
         self._saved: Json = {}
         """Of the checkpoint that the run resumes from."""
+        self._next = (0, 0)
+        """The next portion of the pool, and whether the workers were released, as persisted."""
+        self._is_released = False
 
     @property
     def is_open(self) -> bool:
@@ -126,36 +134,40 @@ class DataSupply:
         data = {**self.pool.to_json(), **self.dataset.to_json()}
         return {"portion_samples": portion_samples, **found, **data}
 
-    def changed_portions(self) -> Iterator[tuple[str, Any]]:
-        """Keys and values for `Persistence`."""
+    def changes(self) -> Iterator[Entry | Fields]:
+        if self._pool is not None and self._pool.next != self._next:
+            self._next = self._pool.next
+        if self._is_released != (self.run.released_at is not None):
+            self._is_released = not self._is_released
+        yield from super().changes()
+        yield from self.changed_portions()
+
+    def changed_portions(self) -> Iterator[Entry]:
         for epoch, portion, standing in self._pool.take_changes() if self._pool else ():
-            yield f"portion/{epoch}/{portion}", standing
+            yield Entry(f"{PORTION}{epoch}/{portion}", standing)
 
-    def work(self) -> tuple[int, tuple[int, int]]:
-        """The size of the dataset, and the next portion."""
-        return self.dataset.samples, self._pool.next if self._pool is not None else (0, 0)
-
-    def memory(self) -> Iterator[tuple[str, Any]]:
-        """All but the portions (`changed_portions`) and `work`."""
-        yield "stream", self.dataset.shards
-        yield "clients", self.dataset.clients
-        yield "names", None if self._lists_unknown else self.dataset.names
-        yield "files", self.dataset.files
+    def memory(self) -> Iterator[Entry | Fields]:
+        """All but the portions."""
+        yield Fields(Work, {"dataset_samples": self.dataset.samples, "next": self._next})
+        yield Entry("stream", self.dataset.shards)
+        yield Entry("clients", self.dataset.clients)
+        yield Entry("names", None if self._lists_unknown else self.dataset.names)
+        yield Entry("files", self.dataset.files)
         # A task may change until its workers are released.
-        yield "order", None if self.run.released_at is None else self._order
-        yield "batch_size", self.batch_size
+        yield Entry("order", self._order if self._is_released else None)
+        yield Entry("batch_size", self.batch_size)
 
-    def recall(self, memory: Json, now: float) -> None:
-        self.find_batch_size(memory.get("batch_size", 0))
-        size, next_ = memory["work"][3:5]
-        shards, clients = memory.get("stream", 0), tuple(memory.get("clients", ()))
-        names, files = memory.get("names"), memory.get("files", "")
-        dataset = Dataset(size, shards, clients, names or "", files)
+    def recall(self, memory: Memory, now: float) -> None:
+        self.find_batch_size(memory.value("batch_size", 0))
+        work = memory.work
+        shards, clients = memory.value("stream", 0), tuple(memory.value("clients", ()))
+        names, files = memory.value("names"), memory.value("files", "")
+        dataset = Dataset(work.dataset_samples, shards, clients, names or "", files)
         self._lists_unknown = names is None and any(dataset)
-        self._order = memory.get("order")
+        self._order = memory.value("order")
         if any(dataset):
             self._saved = {}
             self.open_dataset(dataset)
-            keys = (key.split("/")[1:] for key in memory if key.startswith("portion/"))
-            standing = {(int(e), int(p)): memory[f"portion/{e}/{p}"] for e, p in keys}
-            self.pool.go_on((next_[0], next_[1]), standing)
+            rows = ((key.split("/"), value) for key, value in memory.under(PORTION))
+            standing = {(int(epoch), int(portion)): value for (epoch, portion), value in rows}
+            self.pool.go_on((work.next[0], work.next[1]), standing)

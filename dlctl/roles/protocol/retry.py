@@ -15,9 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from itertools import count
 
 from dlctl.machine import Send
 from dlctl.messages import Ask, Message, ReadFile, Register
+from dlctl.util.deadlines import Deadlines
 
 APART = (Ask, ReadFile, Register)
 """They are answered between two steps, or once a disk has done something: their round trips are
@@ -41,6 +43,8 @@ measured time to the answer is not the peer's."""
 @dataclass(slots=True)
 class _Item:
     key: Hashable
+    place: int
+    """In the order of the first copies."""
     peer: str
     message: Message
     nbytes: int
@@ -64,6 +68,9 @@ class Retries:
         self.repeated = 0
         """Messages resent so far."""
         self._items: dict[Hashable, _Item] = {}
+        self._of_peer: dict[str, dict[Hashable, _Item]] = {}
+        self._deadlines = Deadlines()
+        self._places = count()
         self._round_trip_s: dict[type[Message], float] = {}
         """By `_Item.kind`."""
         self._bytes_per_s: dict[str, float] = {}
@@ -73,17 +80,32 @@ class Retries:
 
     def add(self, key: Hashable, peer: str, message: Message, now: float, nbytes: int = 0) -> Send:
         """Send `message` now, and resend it until `done(key)`."""
-        item = _Item(key, peer, message, nbytes, now, now, now, due=now)
-        self._items[key] = item
+        older = self._items.get(key)
+        if older is not None:
+            del self._of_peer[older.peer][key]
+        place = next(self._places) if older is None else older.place
+        item = _Item(key, place, peer, message, nbytes, now, now, now, due=now)
+        self._items[key] = self._of_peer.setdefault(peer, {})[key] = item
         self._rearm(item, now)
         return Send(peer, message)
+
+    def _take(self, key: Hashable) -> _Item | None:
+        item = self._items.pop(key, None)
+        if item is not None:
+            del self._of_peer[item.peer][key]
+            self._deadlines.set(key, None)
+        return item
+
+    def _set_due(self, item: _Item, due: float) -> None:
+        item.due = due
+        self._deadlines.set(item.key, due)
 
     def done(self, key: Hashable, now: float, nbytes: int | None = None) -> float | None:
         """The answer has arrived: seconds since the first copy; None if nothing waited for it.
 
         nbytes: actual bytes, if they may differ from the expected ones.
         """
-        item = self._items.pop(key, None)
+        item = self._take(key)
         if item is None:
             return None
         item.nbytes = item.nbytes if nbytes is None else nbytes
@@ -114,27 +136,29 @@ class Retries:
 
     def _hurry(self, peer: str, now: float) -> None:
         """A peer answers again after an outage: resend other messages to it soon."""
-        for item in self._items.values():
-            if item.peer == peer and item.copies > 1:
+        for item in self._of_peer.get(peer, {}).values():
+            if item.copies > 1:
                 item.backoff = 1
-                item.due = min(item.due, now + self.resend_s + self._needs_s(item))
+                soon = now + self.resend_s + self._needs_s(item)
+                self._set_due(item, min(item.due, soon))
 
     def again(self, peer: str, until: float, now: float) -> None:
         """Messages sent to this peer until then are lost, or their answers are: they are due now,
         and their times so far are not measured.
         """
-        for item in self._items.values():
-            if item.peer == peer and item.sent <= until:
-                item.backoff, item.due, item.copies = 1, now, 0
+        for item in self._of_peer.get(peer, {}).values():
+            if item.sent <= until:
+                item.backoff, item.copies = 1, 0
+                self._set_due(item, now)
 
     def put_off(self, key: Hashable, now: float) -> None:
         """The peer has the message and will answer when it can: resend it much later."""
         item = self._items.get(key)
         if item is not None:
-            item.due = max(item.due, now + self.resend_s * PUT_OFF)
+            self._set_due(item, max(item.due, now + self.resend_s * PUT_OFF))
 
     def drop(self, key: Hashable) -> None:
-        self._items.pop(key, None)
+        self._take(key)
 
     def message(self, key: Hashable) -> Message | None:
         item = self._items.get(key)
@@ -151,10 +175,11 @@ class Retries:
 
     def due(self, now: float) -> list[Send]:
         """The messages to resend by now, in the order of their first copies."""
-        return [self._repeat(item, now) for item in self._items.values() if item.due <= now]
+        items = (self._items[key] for key in self._deadlines.by(now))
+        return [self._repeat(item, now) for item in sorted(items, key=lambda item: item.place)]
 
     def deadline(self) -> float | None:
-        return min((item.due for item in self._items.values()), default=None)
+        return self._deadlines.first()
 
     def waiting(self) -> Iterator[tuple[Hashable, str, float]]:
         """(key, peer, since) of all unanswered messages that are not measured apart."""
@@ -179,6 +204,7 @@ class Retries:
         longest_s = max(pause_s, AGE_S_MAX)
         item.sent_before = now if now > item.due + AWAY_S else item.sent
         item.sent = now
-        item.due = now + min(pause_s * item.backoff, longest_s) + self._needs_s(item) * item.backoff
+        wait_s = min(pause_s * item.backoff, longest_s) + self._needs_s(item) * item.backoff
+        self._set_due(item, now + wait_s)
         item.backoff = min(2 * item.backoff, BACKOFF_MAX)
         item.copies += 1

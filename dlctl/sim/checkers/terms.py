@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from dlctl import messages as m
 from dlctl.machine import Effect, Peer, Send
 from dlctl.messages import APPLIED, HELD
 from dlctl.roles.coordinator.records import IssueTerm
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.process import Process
+from dlctl.sim.store import Store
 from dlctl.sim.world import World
 
 
@@ -17,7 +16,7 @@ class TermsChecker(Checker):
     """Also: once a new generation of a shard has served, no older one accepts a push."""
 
     def __init__(self) -> None:
-        self._on_record: Mapping[str, int] = {}
+        self._store = Store()
         """Of the run: while the disk is full, terms issued by a coordinator are lost if it dies."""
         self._issued: dict[tuple[Process, str], int] = {}
         """(coordinator, name) -> the newest that it has issued."""
@@ -34,7 +33,7 @@ class TermsChecker(Checker):
         """(shard, slot) -> the newest epoch that the shard has admitted."""
 
     def at_start(self, world: World) -> None:
-        self._on_record = world.store.terms
+        self._store = world.store
 
     def on_effect(self, process: Process, effect: Effect) -> None:
         if isinstance(effect, IssueTerm):
@@ -75,7 +74,7 @@ class TermsChecker(Checker):
         client = process.network.client(peer)
         if welcome.name.startswith("agent") or not isinstance(client, Process):
             return
-        name, on_record = welcome.name, self._on_record.get(welcome.name)
+        name, on_record = welcome.name, self._store.terms.get(welcome.name)
         if welcome.term != self._issued.get((process, name), on_record):
             raise self.broken(f"term {welcome.term} of {name} is not on record")
 

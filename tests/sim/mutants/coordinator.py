@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 from planting import Patch, mutant
 
@@ -26,6 +27,7 @@ from dlctl.roles.coordinator.scaling import Scaling
 from dlctl.roles.coordinator.shutdown import RunShutdown
 from dlctl.roles.coordinator.streams import StreamPool
 from dlctl.roles.coordinator.supply import DataSupply
+from dlctl.runs.terms import Terms
 from dlctl.util import listing
 
 
@@ -79,6 +81,21 @@ def epoch_is_not_recorded(patch: Patch) -> None:
             daemon.term = self._terms[daemon.name] = self._terms.get(daemon.name, 0) + 1
 
     patch.setattr(Registration, "_issue_term", issue_term)
+
+
+@mutant(
+    "an epoch is given out before it is on the disk", "TermsChecker", scenario="recovery", seeds=20
+)
+def epoch_is_not_synced(patch: Patch) -> None:
+    honest = Terms.append
+
+    def append(self):
+        file = self._file
+        self._file = SimpleNamespace(write=file.write, sync=lambda: None)
+        honest(self)
+        self._file = file
+
+    patch.setattr(Terms, "append", append)
 
 
 @mutant("a portion that is leased is given to another worker, too", "LeasesChecker")

@@ -1,0 +1,182 @@
+"""The run's terms: epochs of workers and generations of servers, in a file that only grows.
+
+    server-0=2 worker-0=3 67b9f769
+
+A line has the terms that were issued together, and the CRC-32 of what is before it, in hexadecimal
+digits. It is synced before one of its terms is sent. So a crash or a power loss can tear only the
+last line, whose terms nobody has: it is not counted, and overwritten. Any other line that is not as
+it was written is damage, and no term is issued any more: it could be one that a process has.
+
+Runs of earlier versions have their terms in the database. The first coordinator that opens them
+appends these.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import Protocol
+
+from dlctl.errors import DlctlError
+from dlctl.runs.database import RunDb
+from dlctl.runs.memory import DAEMON, Memory
+from dlctl.util import regular
+from dlctl.util.fsync import sync_directory
+
+FILE = "terms"
+_SUM_BYTES = 9
+
+
+class File(Protocol):
+    def read(self) -> bytes:
+        """All of it; b"" if it does not exist. Raises OSError."""
+
+    def write(self, at: int, data: bytes) -> None:
+        """Truncate it to `at` bytes, and append these. Raises OSError."""
+
+    def sync(self) -> None:
+        """Make it survive a power loss. Raises OSError."""
+
+
+class Terms:
+    """The file, for appending; by one process at a time. It is not touched before `append`."""
+
+    def __init__(self, file: File, before: Mapping[str, int] = MappingProxyType({})) -> None:
+        """before: terms known from elsewhere; those that are newer are appended, too.
+
+        Raises DlctlError if the file is damaged, or cannot be read.
+        """
+        self._file = file
+        known, self._size = _read(file)
+        self._news = {name: term for name, term in before.items() if term > known.get(name, -1)}
+        self.is_synced = False
+        """All of them are on the disk. Of what a predecessor has appended this is not known."""
+
+    def issue(self, name: str, term: int) -> None:
+        """To be appended."""
+        self._news[name], self.is_synced = term, False
+
+    def append(self) -> None:
+        """Append and sync what is new. Raises OSError; then nothing of it counts, and the next call
+        tries again.
+        """
+        if self.is_synced:
+            return
+        line = _line(self._news) if self._news else b""
+        self._file.write(self._size, line)
+        self._file.sync()
+        self._size += len(line)
+        self._news, self.is_synced = {}, True
+
+
+class OnDisk:
+    """The file of a run directory. It is created by the first `write`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / FILE
+        self._descriptor: int | None = None
+        self._is_named = False
+        """Its name is on the disk."""
+
+    def read(self) -> bytes:
+        with suppress(FileNotFoundError):
+            return regular.read_bytes(self._path)
+        return b""
+
+    def write(self, at: int, data: bytes) -> None:
+        if self._descriptor is None:
+            self._descriptor = regular.descriptor(self._path, os.O_RDWR | os.O_CREAT)
+        os.ftruncate(self._descriptor, at)
+        if os.pwrite(self._descriptor, data, at) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+
+    def sync(self) -> None:
+        assert self._descriptor is not None
+        os.fsync(self._descriptor)
+        if not self._is_named:
+            sync_directory(self._path.parent)
+            self._is_named = True
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def newest(directory: Path, db: RunDb) -> dict[str, int]:
+    """The newest terms of a run. Raises DlctlError if they are damaged, or cannot be read.
+
+    Those that a coordinator remembered of its daemons count, too: if the last line of the file is
+    unreadable, nothing tells whether it was torn or damaged.
+    """
+    try:
+        known, _ = _read(OnDisk(directory))
+    except DlctlError as error:
+        raise DlctlError(
+            f"cannot use the run's terms: {error.message}",
+            where=str(directory / FILE),
+            hint=f"dlctl recover --dry-run -j {directory.name}",
+        ) from error
+    rows = Memory(db.memory()).under(DAEMON)
+    remembered = [(name, row.get("term", 0)) for name, row in rows]
+    for name, term in (*db.old_terms().items(), *remembered):
+        if term > known.get(name, 0):
+            known[name] = term
+    return known
+
+
+def damage(directory: Path) -> str:
+    """What is wrong with the file, as in "line 3 of terms is not what was written"; "" if nothing
+    is.
+    """
+    try:
+        _read(OnDisk(directory))
+    except DlctlError as error:
+        return error.message
+    return ""
+
+
+def in_lines(data: bytes) -> tuple[dict[str, int], int]:
+    """The newest terms, and the length of the lines that count. Raises ValueError for damage."""
+    known, size = dict[str, int](), 0
+    lines = re.findall(rb"[^\n]*\n|[^\n]+", data)
+    for number, line in enumerate(lines, 1):
+        text, rest = line[:-_SUM_BYTES], line[-_SUM_BYTES:]
+        if rest == _sum(text):
+            pairs = (pair.partition("=") for pair in text.decode().split())
+            known |= {name: int(term) for name, _, term in pairs}
+            size += len(line)
+        elif number < len(lines) or _are_two(line):
+            raise ValueError(f"line {number} of {FILE} is not what was written")
+    return known, size
+
+
+def _are_two(line: bytes) -> bool:
+    """Whether they are two lines, and the end of the first one is damaged."""
+    sums = (found.start() for found in re.finditer(rb"(?=([0-9a-f]{8}))", line))
+    whole = (at + _SUM_BYTES for at in sums if _sum(line[:at])[:-1] == line[at : at + 8])
+    return any(line[at:].strip(b"\0") for at in whole)
+
+
+def _line(terms: Mapping[str, int]) -> bytes:
+    text = "".join(f"{name}={term} " for name, term in sorted(terms.items())).encode()
+    return text + _sum(text)
+
+
+def _sum(text: bytes) -> bytes:
+    return b"%08x\n" % zlib.crc32(text)
+
+
+def _read(file: File) -> tuple[dict[str, int], int]:
+    try:
+        return in_lines(file.read())
+    except ValueError as error:
+        raise DlctlError(str(error)) from error
+    except OSError as error:
+        raise DlctlError(f"{FILE} cannot be read: {error}") from error
