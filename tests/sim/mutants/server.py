@@ -182,7 +182,7 @@ def a_table_is_not_committed(patch: Patch) -> None:
 
 @mutant(
     "a push is acknowledged as buffered, and lost with its server", "BufferedChecker",
-    "LivenessChecker", scenario="toys", first=4, seeds=60,
+    "LivenessChecker", scenario="toys", first=39, seeds=10,
 )  # fmt: skip
 def what_is_buffered_is_not_committed(patch: Patch) -> None:
     honest = TableShard.commit
