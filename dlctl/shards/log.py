@@ -1,9 +1,9 @@
 """The log of a shard on a disk, and the writes that make its commits durable.
 
 A `Write` has bytes of its own: the arrays that it was made of may change before it is performed.
-Writes are performed in the order in which they were made. One sync covers consecutive records of a
-log; the writes of two logs are never reordered, since a commit of one table may depend on an
-earlier one of another table (`dlctl/roles/server/vectors.py`).
+Writes are performed in the order in which they were made, several together: one sync covers all of
+their records in a log. Of records in several logs a crash may leave any. Where a commit of one
+table depends on an earlier one of another table, it is performed alone.
 """
 
 from __future__ import annotations
@@ -63,6 +63,9 @@ class Write:
     """b"": none. Behind a record it only starts the journal over: if the disk has no room for it,
     the journal goes on."""
     point: Point
+    in_order: bool = False
+    """Whether all writes before it must be durable before any of it is written, and all of it
+    before any that follows."""
 
     @property
     def nbytes(self) -> int:
@@ -74,22 +77,20 @@ class Write:
 
 
 def perform_first(writes: Sequence[Write]) -> int:
-    """Perform the first writes, as many as one sync covers; returns how many are durable now.
+    """Perform the first writes together; returns how many are durable now.
 
     Raises DlctlError if the disk fails: no later write may be performed.
     """
-    first = writes[0]
+    count = together(writes)
+    first, last = writes[0], writes[count - 1]
     if not first.record:
         first.log.begin(first.number, [first.base])
         first.point("base written")
         first.point("commit written")
         return 1
-    count = 1
-    while count < len(writes) and _joins(writes[count], writes[count - 1]):
-        count += 1
-    first.log.append([write.record for write in writes[:count]])
-    first.point("record written")
-    last = writes[count - 1]
+    for log, records in by_log(writes[:count]):
+        log.append(records)
+        first.point("record written")
     if last.base:
         with suppress(NoRoom):
             last.log.begin(last.number, [last.base])
@@ -98,6 +99,21 @@ def perform_first(writes: Sequence[Write]) -> int:
     return count
 
 
-def _joins(write: Write, before: Write) -> bool:
-    """Whether its record is covered by the sync of the one before it."""
-    return write.log is before.log and bool(write.record) and not before.base
+def together(writes: Sequence[Write]) -> int:
+    """How many of the first writes may be performed together: up to a base, and none in order."""
+    first, count = writes[0], 1
+    if first.in_order or not first.record:
+        return count
+    while count < len(writes) and not writes[count - 1].base:
+        if writes[count].in_order or not writes[count].record:
+            break
+        count += 1
+    return count
+
+
+def by_log(writes: Sequence[Write]) -> list[tuple[Log, list[bytes]]]:
+    """The records of each log."""
+    logs: dict[int, tuple[Log, list[bytes]]] = {}
+    for write in writes:
+        logs.setdefault(id(write.log), (write.log, []))[1].append(write.record)
+    return list(logs.values())

@@ -29,7 +29,7 @@ from dlctl.shards.base import (
 )
 from dlctl.shards.image import Form, has_updates
 from dlctl.shards.journaled import Journaled
-from dlctl.shards.log import perform_first
+from dlctl.shards.log import by_log, perform_first, together
 from dlctl.shards.mapped import Mapped
 from dlctl.shards.memory import Memory, fresh
 from dlctl.shards.records import Bytes
@@ -201,9 +201,10 @@ class CommitDriver:
         """Write what is queued by now; what comes later waits for the next sync."""
         commits = list(self._queue)
         self._is_syncing = True
-        log = commits[0].write.log
-        if isinstance(log, MemoryLog):
-            log.unsynced = b"".join(c.write.record for c in commits if c.write.log is log)
+        writes = [commit.write for commit in commits]
+        for log, records in by_log(writes[: together(writes)]):
+            if isinstance(log, MemoryLog):
+                log.unsynced = b"".join(records)
         self.process.timeline.after(self.disk.commit_s, lambda: self._synced(commits))
 
     def _synced(self, commits: list[Commit]) -> None:

@@ -252,6 +252,49 @@ def test_the_first_values_are_durable_before_anybody_hears_of_them() -> None:
     assert life.successor().w == [2, 1, 1, 1]
 
 
+@pytest.mark.parametrize("durable", range(5))
+def test_operations_of_the_lead_are_made_once_whichever_of_them_a_power_loss_undoes(
+    durable: int,
+) -> None:
+    """Each reads what the one before it has changed, so none may survive without those before."""
+    method = registry.load("algorithms", "sandblaster")
+
+    def begun() -> OnDisk:
+        life = OnDisk(algorithm=method)
+        life.tell(m.Members((0,)))
+        life.sync_all()
+        return life
+
+    def values(life: OnDisk) -> list[list[float]]:
+        assert life.server.serving is not None
+        return [table.shard.w.tolist() for table in life.server.serving.tables]
+
+    alone, life = begun(), begun()
+    assert life.server.serving is not None
+    first, second, *_ = (t.declared.name for t in life.server.serving.tables)
+    ops = m.VectorOp(
+        1, ("axpy",) * 4, (first, second) * 2, (second, first) * 2, (1.0, 2.0, 3.0, 4.0)
+    )  # fmt: skip
+    for each in (alone, life):
+        each.server.serving.tables[0].shard.storage.fill({"w": np.ones(SIZE, "f4")}, None)  # type: ignore[union-attr]
+        each.server.serving.tables[0].commit()  # type: ignore[union-attr]
+        each.tell(m.Heard())
+        each.sync_all()
+    assert [type(said) for _, said in alone.sent(alone.tell(ops))] == []
+    assert [type(said) for _, said in alone.sync_all()] == [m.VectorResult]
+    life.tell(ops)
+    done = 0
+    while done < durable and life.queue:
+        count = perform_first([commit.write for commit in life.queue])
+        del life.queue[:count]
+        done += count
+    assert done == durable
+    successor = OnDisk(life.keeping.copy(), 2, keep=True, algorithm=method)
+    successor.tell(ops)
+    successor.sync_all()
+    assert values(successor) == values(alone)
+
+
 def test_a_saved_checkpoint_is_reported_behind_the_commits_before_it() -> None:
     """It may hold what is under way; it counts when it is reported."""
     life = OnDisk()
@@ -313,6 +356,7 @@ def test_a_server_exits_when_its_commits_are_durable_and_their_acks_have_left(
     assert life.exit is None
     assert life.say(life.message(2)) == []
     assert life.version == 2, "it takes nothing any more"
+    assert life.server.deadline() is None
     assert acks(life.sync()) == [(0, APPLIED)]
     assert life.exit is None
     assert acks(life.sync()) == [(1, APPLIED)]
@@ -345,7 +389,7 @@ def test_a_server_that_was_replaced_exits_behind_its_commits_and_changes_nothing
     life.say(life.message(0))
     life.tell(m.Dismiss("server-0 has been replaced"))
     life.say(life.message(1))
-    assert (life.exit, life.version) == (None, 1)
+    assert (life.exit, life.version, life.server.deadline()) == (None, 1, None)
     assert acks(life.sync()) == [(0, APPLIED)]
     assert life.exit is not None
     assert life.exit.code == EXIT_FENCED
@@ -383,14 +427,25 @@ class FullDisk:
         raise NoRoom("no space left on device")
 
 
-def write(log: Any, record: bytes = b"record", base: bytes = b"") -> Write:
-    return Write(log, 1, record, base, no_point)
+def write(
+    log: Any, record: bytes = b"record", base: bytes = b"", *, in_order: bool = False
+) -> Write:
+    return Write(log, 1, record, base, no_point, in_order)
 
 
-def test_a_sync_covers_consecutive_records_of_one_log() -> None:
+def test_one_sync_of_each_log_covers_the_records_of_several() -> None:
     log, other = FullDisk(), FullDisk()
-    assert perform_first([write(log), write(log), write(other), write(log)]) == 2
-    assert (log.appended, other.appended) == ([2], [])
+    assert perform_first([write(log), write(other), write(log), write(log)]) == 4
+    assert (log.appended, other.appended) == ([3], [1])
+
+
+def test_a_commit_that_depends_on_those_of_other_tables_is_written_behind_them() -> None:
+    log, other = FullDisk(), FullDisk()
+    writes = [write(log), write(other), write(log, in_order=True), write(other)]
+    for done in ([[1], [1]], [[1, 1], [1]], [[1, 1], [1, 1]]):
+        del writes[: perform_first(writes)]
+        assert [log.appended, other.appended] == done
+    assert not writes
 
 
 def test_records_behind_a_new_base_are_not_of_the_journal_before_it() -> None:

@@ -67,12 +67,15 @@ class Commits:
         self._answers: Counter[Peer] = Counter()
         """Answers with values among that."""
         self.is_ending = False
-        """Whether the exit of the process is among that: no event may change anything any more."""
+        """Whether the exit of the process is among that."""
 
-    def begin(self, write: Write | None) -> None:
-        """A table was committed; None: it is durable."""
+    def begin(self, write: Write | None, *, in_order: bool = False) -> None:
+        """A table was committed; None: it is durable. in_order: it depends on commits of other
+        tables before it, or others after it depend on it.
+        """
         if write is not None:
             self._begun += 1
+            write = replace(write, in_order=True) if in_order else write
             self.context.do(Commit(self._begun, write))
 
     @property

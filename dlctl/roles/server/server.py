@@ -120,9 +120,9 @@ class Server:
         leaving: list[Effect] = []
         if isinstance(event, Committed):
             leaving = self.commits.committed(event.number)
-        elif self._leaving is None and not self.commits.is_ending:
+        elif not self._is_ending:
             self._take(event, now)
-        if self._leaving is None and not self.commits.is_ending:
+        if not self._is_ending:
             self._report_if_due(now)
             if self._reporting is not None:
                 self._reporting.report_changes(now)
@@ -164,7 +164,14 @@ class Server:
             case StopRequested():
                 self._leaving = event
 
+    @property
+    def _is_ending(self) -> bool:
+        """Whether only commits are waited for: no event may change anything any more."""
+        return self._leaving is not None or self.commits.is_ending
+
     def deadline(self) -> float | None:
+        if self._is_ending:
+            return None
         times = [self.context.retries.deadline(), self._lifeline.deadline(), self._look_at]
         times += [self._report_at] if self._welcome else []
         return min((t for t in times if t is not None), default=None)

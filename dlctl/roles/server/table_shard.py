@@ -144,8 +144,10 @@ class TableShard:
 
     # ------------------------------------------------------------ what survives
 
-    def commit(self) -> None:
-        """Commit everything so far; what is sent from now on depends on it."""
+    def commit(self, *, in_order: bool = False) -> None:
+        """Commit everything so far; what is sent from now on depends on it. in_order: see
+        `Commits.begin`.
+        """
         self._committed = self.shard.version
         if self.shard.storage.survives:
             self.commits.begin(
@@ -158,7 +160,8 @@ class TableShard:
                         "op": self.newest_op,
                         **self.more_state(),
                     }
-                )
+                ),
+                in_order=in_order,
             )
 
     def resume(self) -> Json:
@@ -229,7 +232,7 @@ class TableShard:
         self.shard.lr = 0.0  # The old values are overwritten: `optim.plain.Accrue`.
         self.shard.apply(values)
         self.newest_op = number
-        self.commit()
+        self.commit(in_order=True)
         self._answer_held_fetches()
 
     # ------------------------------------------------------------ pushes
