@@ -31,7 +31,7 @@ class Disk:
     def __init__(self) -> None:
         self.begun = threading.Semaphore(0)
         self._may_end = threading.Semaphore(0)
-        self.synced: list[list[bytes]] = []
+        self.synced: list[bytes] = []
         self.error: DlctlError | None = None
 
     def append(self, parts: list[bytes]) -> None:
@@ -39,7 +39,7 @@ class Disk:
         assert self._may_end.acquire(timeout=LIMIT_S)
         if self.error is not None:
             raise self.error
-        self.synced.append(parts)
+        self.synced.append(b"".join(parts))
 
     def await_begin(self) -> None:
         assert self.begun.acquire(timeout=LIMIT_S)
@@ -108,7 +108,7 @@ def test_a_sync_covers_all_commits_that_were_begun_during_the_last() -> None:
     server.disk.await_begin()
     server.disk.end()
     assert server.stage.await_told(2) == [Committed(1), Committed(4)]
-    assert server.disk.synced == [[b"1"], [b"2", b"3", b"4"]]
+    assert server.disk.synced == [b"1", b"234"]
 
 
 def test_behind_an_error_nothing_is_written_or_confirmed() -> None:

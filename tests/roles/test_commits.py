@@ -421,7 +421,7 @@ class FullDisk:
         self.appended: list[int] = []
 
     def append(self, parts: list[bytes]) -> None:
-        self.appended.append(len(parts))
+        self.appended.append(b"".join(parts).count(b"record"))
 
     def begin(self, number: int, parts: list[bytes]) -> None:
         raise NoRoom("no space left on device")

@@ -27,7 +27,7 @@ from dataclasses import fields, replace
 import numpy as np
 
 from dlctl.machine import Effect, Event, Exit, Peer, Send
-from dlctl.messages import Message, Report
+from dlctl.messages import Buffers, Message, Parameters, Report, SparseParameters
 from dlctl.roles.protocol.context import Context
 from dlctl.shards.log import Write
 from dlctl.util.record import record
@@ -36,6 +36,7 @@ WAITS_FOR_DISK = "waiting for its disk"
 """The phase in such a report."""
 ANSWERS_MAX = 8
 """Per peer, answers with values that wait here. It has no use for more at once, and asks again."""
+_ANSWERS = (Parameters, SparseParameters, Buffers)
 
 
 @record
@@ -105,11 +106,12 @@ class Commits:
     def _wait(self, effect: Effect) -> None:
         if isinstance(effect, Exit):
             self.is_ending = True
-        elif isinstance(effect, Send) and effect.message.borrows:
+        elif isinstance(effect, Send) and isinstance(effect.message, _ANSWERS):
             if self._answers[effect.peer] == ANSWERS_MAX:
                 return
             self._answers[effect.peer] += 1
-            effect = Send(effect.peer, _with_own_arrays(effect.message))
+            if effect.message.borrows:
+                effect = Send(effect.peer, _with_own_arrays(effect.message))
         self._held.append((self._passed, effect))
 
     def committed(self, number: int) -> list[Effect]:
@@ -120,9 +122,11 @@ class Commits:
         leaving: list[Effect] = []
         while self._held and self._held[0][0] <= self._durable:
             _, effect = self._held.popleft()
-            if isinstance(effect, Send) and effect.message.borrows:
-                self._answers[effect.peer] -= 1
             leaving.append(effect)
+            if isinstance(effect, Send) and isinstance(effect.message, _ANSWERS):
+                self._answers[effect.peer] -= 1
+                if not self._answers[effect.peer]:
+                    del self._answers[effect.peer]
         return leaving
 
 
