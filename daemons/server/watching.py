@@ -48,8 +48,10 @@ class Watch:
                 # Without its directory the run no longer exists and does not need the state.
                 # One that cannot be read is no news of the state: `Path.is_dir` would raise.
                 if os.path.isdir(self._run_directory) and table.is_missing():
+                    # A commit may be replacing the files: then they are there when it is done.
                     self._await_commits()
-                    log.warning(RESTORED, table.put_back())
+                    if place := table.put_back():
+                        log.warning(RESTORED, place)
             except (DlctlError, OSError) as error:
                 # While this process is alive, the state exists, and this can be retried. Incomplete
                 # files are harmless: a commit writes everything, or ends the server.

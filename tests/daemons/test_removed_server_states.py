@@ -231,6 +231,20 @@ def test_a_log_that_could_not_be_put_back_and_is_not_there_is_put_back_later(
     assert snapshot(kept.found()[0]) == snapshot(kept.model)
 
 
+def test_files_that_a_commit_is_replacing_are_not_taken_for_lost(
+    make: MakeKept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Between the journal of a new base and its name."""
+    kept = make("disk")
+    kept.push(0)
+    (base,) = kept.place().glob("*.base-*")
+    elsewhere = base.rename(base.with_suffix(".tmp"))
+    watch = Watch(kept.storages, kept.run, lambda: elsewhere.rename(base) and None)
+    watch()
+    assert caplog.messages == []
+    assert [*kept.place().glob("*.base-*")] == [base]
+
+
 def test_after_an_error_of_the_log_nothing_is_acknowledged_by_this_server(
     make: MakeKept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
