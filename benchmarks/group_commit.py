@@ -41,11 +41,13 @@ from daemons.server import __main__
 
 
 def measure(*, quick: bool) -> list[Figure]:
-    rounds, pushes = (1, 32) if quick else (3, 800)
+    rounds = 1 if quick else 3
     packed, pushed = _push()
     figures = []
-    for workers, asked in ((WORKERS, ASKED), (1, None)):
-        what = f"{workers} workers, sparse pushes / a sync for each"
+    for workers, pushes, asked in ((WORKERS, 400, ASKED), (1, 100, None)):
+        pushes = 2 * workers if quick else pushes
+        crowd = "one worker" if workers == 1 else f"{workers} workers"
+        what = f"{crowd}, sparse pushes / a sync for each"
         with ExitStack() as stack:
             sides = [stack.enter_context(_crowd(workers, start)) for start in (None, _start_alone)]
             values = [[side.rate(packed, pushes) for side in sides] for _ in range(rounds + 1)][1:]
