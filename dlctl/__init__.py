@@ -30,7 +30,9 @@ virtual time. All four roles implement one contract, `dlctl/machine.py`. The con
 
     coordinator.py       events in, effects out
     membership.py        daemons, their states and epochs       failure_detector.py   dead daemons
-    lease_scheduler.py   which worker leases which portion      portions.py           the portions
+    supply.py            the dataset, as workers have built it  leases.py             who has what
+    data_pool.py         portions of it, of any kind            run_progress.py       how far it is
+    lead.py              the lead of the method                 driven.py             its batches
     checkpointing.py     when to save, and which daemons        settings.py           `dlctl set`
     persistence.py       state for the next coordinator         shutdown.py           end of a run
 

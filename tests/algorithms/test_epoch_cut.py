@@ -40,14 +40,14 @@ class Work:
 
     def take(self, slot: int) -> tuple[int, int] | None:
         self._look()
-        if self.lead.may_lease(slot, 0) or (taken := self.pool.take(slot)) is None:
+        if self.lead.may_lease(slot, 0) or (taken := self.pool.take(slot, 0.0)) is None:
             return None
         self.at_work[slot] = taken.data_epoch, taken.portion
         return self.at_work[slot]
 
     def finish(self, slot: int) -> None:
         epoch, portion = self.at_work.pop(slot)
-        if self.pool.finish(epoch, portion):
+        if self.pool.finish(epoch, portion, 0.0):
             self.lead.portion_done(slot, 1, 10, epoch)
             self.done.append((slot, epoch, portion))
         self._look()
@@ -149,7 +149,7 @@ def test_what_comes_back_from_an_epoch_that_is_over_is_dropped():
     assert work.take(1) == (0, 0)
     work.do(0, 2)
     assert work.lead.data_epoch == 1
-    work.pool.release(1)
+    work.pool.give_back(1)
     assert work.take(0) == (1, 0)
     assert 0 in work.pool.to_json()["complete_epochs"]
 
@@ -212,9 +212,9 @@ def test_somebody_can_always_go_on_until_all_is_done(fraction, workers):
 def test_how_far_an_epoch_has_come():
     pool = PortionPool(100, 10)
     pool.limit = 15
-    pool.take(0)
-    pool.take(1)
-    pool.finish(0, 1)
+    pool.take(0, 0.0)
+    pool.take(1, 0.0)
+    pool.finish(0, 1, 0.0)
     assert pool.standing(0) == DataEpoch(10, 8, {0: 1})
     assert pool.standing(1) == DataEpoch(5, 5, {})
     assert pool.standing(2) == DataEpoch(0, 0, {})

@@ -517,7 +517,7 @@ class Replicas:
         samples = self.problem.samples
         pool = PortionPool(samples, self.portion_samples)
         pool.limit = pool.per_epoch
-        while (taken := pool.take(0)) is not None:
+        while (taken := pool.take(0, 0.0)) is not None:
             lease = m.Lease(0, taken.portion, clock, taken.start, taken.stop)
             portion = Portion(lease, self.batch_size)
             where = (taken.start, taken.stop)

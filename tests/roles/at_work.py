@@ -11,9 +11,9 @@ from dlctl.flat import TRAINED, Entry, Layout
 from dlctl.machine import DeadlineReached, Effect, Note, Received, Send, Started
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.coordinator import Coordinator
-from dlctl.roles.coordinator.lease_scheduler import Dataset
+from dlctl.roles.coordinator.data_pool import Range
+from dlctl.roles.coordinator.dataset import Dataset
 from dlctl.roles.coordinator.membership import Daemon
-from dlctl.roles.coordinator.portions import Range
 from dlctl.roles.coordinator.records import AddEvent
 from dlctl.roles.coordinator.registration import Past
 from dlctl.roles.protocol.keyring import Keyring
@@ -48,10 +48,10 @@ class AtWork:
             if not daemon.alive:
                 self.machine.start_daemon(daemon, self.now)
             self.joins(daemon)
-        self.machine.scheduler.take_dataset("worker-0", dataset)
+        self.machine.take_dataset("worker-0", dataset)
         self.machine.registration.keep_layout(layout(2), dataset.samples)
         self.machine.change_state("running", "", self.now)
-        self.machine.scheduler.release(self.now)
+        self.machine.release(self.now)
         self.machine.context.clear()
 
     def joins(self, daemon: Daemon) -> None:
@@ -87,7 +87,7 @@ class AtWork:
         return effects
 
     def lease(self, slot: int) -> Range:
-        taken = self.machine.scheduler.pool.take(slot)
+        taken = self.machine.data.pool.take(slot, self.now)
         assert taken is not None
         return taken
 

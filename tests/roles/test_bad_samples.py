@@ -7,8 +7,8 @@ from at_work import SAMPLES, AtWork, events, refused, sent
 
 from dlctl import messages as m
 from dlctl.machine import Effect
-from dlctl.roles.coordinator.lease_scheduler import Dataset
-from dlctl.roles.coordinator.portions import Range
+from dlctl.roles.coordinator.data_pool import Range
+from dlctl.roles.coordinator.dataset import Dataset
 
 SAID = "it is torn; 3 samples of epoch 0 could not be loaded, and data.bad_samples_max is 2"
 
@@ -108,7 +108,7 @@ def test_a_sample_that_the_dataset_does_not_have_is_refused(dataset: Dataset, mo
 
 def test_a_task_may_choose_the_samples_of_an_epoch_from_a_larger_dataset() -> None:
     run = tolerant()
-    run.machine.scheduler._order = "digest of its first epoch"
+    run.machine.data._order = "digest of its first epoch"
     assert events(fails(run, 1, run.lease(1), 10 * SAMPLES), "sample")
 
 
@@ -131,6 +131,6 @@ def test_a_report_that_comes_again_after_a_restart_of_the_coordinator_is_believe
     """Also of a portion that another coordinator has leased: its records may be stale."""
     run = tolerant()
     lease = run.lease(1)
-    pool = run.machine.scheduler.pool
+    pool = run.machine.data.pool
     pool.go_on(pool.next, {(lease.data_epoch, lease.portion): 1})  # type: ignore[arg-type]
     assert events(fails(run, 1, lease, 5), "sample")

@@ -10,16 +10,10 @@ import pytest
 
 from dlctl import messages as m
 from dlctl.algorithms.base import BatchRequest, Change, Lead, Snapshot, Sum, Table, VectorRequest
-from dlctl.algorithms.sandblaster import SANDBLASTER
-from dlctl.config import Choice, Data, Job, JobFile, Workers
 from dlctl.machine import Send
-from dlctl.roles.coordinator.driven import DrivenMethod
-from dlctl.roles.coordinator.lease_scheduler import LeaseScheduler
-from dlctl.roles.coordinator.portions import DONE, PortionPool
-from dlctl.roles.coordinator.records import History
-from dlctl.roles.coordinator.run_state import RunState
+from dlctl.roles.coordinator.driven import Driven, DrivenMethod
+from dlctl.roles.coordinator.portions import PortionPool
 from dlctl.roles.protocol.context import Context
-from dlctl.roles.protocol.keyring import Keyring
 
 SERVERS = 2
 TABLES = [Table(name="w", rule="lead"), Table(name="g", rule="lead")]
@@ -61,9 +55,7 @@ class Driver:
         if before is not None:
             self.lead.resume(json.loads(json.dumps(before.driven.snapshot)))
             journal = json.loads(json.dumps(before.driven.to_json()))
-            saved = before.pool.to_json()
-            portions = saved["portions"] if portion == 10 else []
-            self.pool.restore(saved["complete_epochs"], portions)
+            self.pool.restore(before.pool.to_json())
         self.driven = DrivenMethod(self.context, self.lead, self.pool, TABLES, SERVERS, journal)
         self.driven.advance(0.0)
 
@@ -76,9 +68,9 @@ class Driver:
             self.driven.on_result(m.VectorResult(number, shard, number, sums), 0.0)
 
     def portion(self, loss: float) -> None:
-        taken = self.pool.take(0)
+        taken = self.pool.take(0, 0.0)
         assert taken is not None
-        self.pool.finish(taken.data_epoch, taken.portion)
+        self.pool.finish(taken.data_epoch, taken.portion, 0.0)
         self.driven.on_portion(
             m.PortionDone(0, 1, taken.data_epoch, taken.portion, 1, taken.stop - taken.start, loss)
         )
@@ -155,11 +147,11 @@ def test_with_other_portions_the_batch_begins_anew_under_a_greater_number():
     first.one_round(1)
     first.portion(7.0)
     second = Driver(first, portion=7)
-    assert second.pool.take(0).data_epoch == 2, "batch 1 had begun, and is given up"
-    second.pool.release(0)
+    assert second.pool.take(0, 0.0).data_epoch == 2, "batch 1 had begun, and is given up"
+    second.pool.give_back(0)
     third = Driver(second, portion=7)
-    assert third.pool.take(0).data_epoch == 2, "who takes its place then knows of that"
-    third.pool.release(0)
+    assert third.pool.take(0, 0.0).data_epoch == 2, "who takes its place then knows of that"
+    third.pool.give_back(0)
     for _ in range(3):
         third.portion(1.0)
     assert third.driven.to_json()["results"][-1][1] == ["3.0", "20"]
@@ -172,43 +164,6 @@ def test_a_portion_without_a_loss_makes_the_batch_infinite():
     again.portion(2.0)
     ((_, result),) = again.driven.to_json()["results"]
     assert result == ["inf", "20"]
-
-
-class Idle:
-    """Worker 0, which lives and works on nothing."""
-
-    name, index, asked_for_data, metrics = "worker-0", 0, True, {"portions": 0, "request": 7}
-
-    def live_slots(self):
-        return (0,)
-
-    def worker(self, slot, epoch):
-        return self
-
-    def get(self, name):
-        return self
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-def test_a_portion_that_is_only_on_record_as_leased_is_leased_again(ahead):
-    """Its end was told to a coordinator whose disk was full, and which has died."""
-    job = JobFile(
-        job=Job(name="driven", task="none"), algorithm=Choice(name="sandblaster"),
-        workers=Workers(batch_size=8), data=Data(portion_batches=1),
-    )  # fmt: skip
-    idle, context = Idle(), History(1.0)
-    scheduler = LeaseScheduler(RunState("run", job, SANDBLASTER, Keyring(b""), context, idle))
-    on_record = {"portion/0/0": DONE, "portion/0/1": 0}
-    scheduler.recall({"work": [1, 8, 0.1, 16, [1, 0], None], **on_record}, 0.0)
-    scheduler.released_at = 0.0
-    scheduler.begin_driving()
-    scheduler.drive(0.0)
-    scheduler.on_request(m.LeaseRequest(0, 1, 7, ahead), 0.0)
-    assert [e for e in context.clear() if isinstance(e, Send)] == []
-    scheduler.on_report(idle, 1.0)
-    leases = [e.message for e in context.clear() if isinstance(e, Send)]
-    assert leases
-    assert {(lease.data_epoch, lease.portion) for lease in leases} == {(0, 1)}
 
 
 class Broken(Counting):
@@ -273,3 +228,29 @@ def test_a_coordinator_that_has_lost_what_it_wrote_says_so_and_does_not_wait_for
     driver.driven.advance(0.0)
     driver.driven.on_result(m.VectorResult(1, 0, 9, ()), 0.0)
     assert "has done vector operation 9" in driver.driven.failed
+
+
+def test_before_the_workers_are_released_a_method_has_only_what_was_saved_of_it():
+    context, lead = Context(resend_s=1.0), Counting(None, rounds=1)
+    driven = Driven(context, lead, TABLES, SERVERS)
+    driven.journal = {"number": 3}
+    driven.begin()
+    assert not driven.advance(0.0), "the dataset is not known"
+    assert driven.journaled() == ({"rounds": 1, "seen": []}, {"number": 3})
+    assert (driven.over, driven.failed, driven.waits_for(9.0)) == ("", "", "")
+
+
+def test_a_method_begins_with_a_batch_of_its_dataset_and_goes_on_with_what_is_done_of_it():
+    driven = Driven(Context(resend_s=1.0), Counting(None), TABLES, SERVERS)
+    pool = driven.supply(20, 10)
+    pool.limit = 100
+    driven.begin()
+    assert pool.take(0, 0.0) is None, "no batch was asked for yet"
+    assert driven.advance(0.0)
+    for _ in range(2):
+        taken = pool.take(0, 0.0)
+        pool.finish(taken.data_epoch, taken.portion, 0.0)
+        driven.on_portion(m.PortionDone(0, 1, *taken[:2], 1, 10, 1.5))
+    state, journal = driven.journaled()
+    assert (state, journal["results"][0][1]) == ({"rounds": 0, "seen": []}, ["3.0", "20"])
+    assert pool.take(0, 0.0) is None, "the next batch begins when its turn comes"

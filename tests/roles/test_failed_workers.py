@@ -92,7 +92,7 @@ def test_who_is_restarted_has_not_failed_any_more() -> None:
 
 def test_a_run_that_waits_for_its_workers_does_not_begin_with_fewer() -> None:
     run = AtWork(3)
-    run.machine.scheduler.released_at = None
+    run.machine.run.released_at = None
     run.fails(1, TORN)
     assert (run.state, run.reason) == ("failed", f"worker-1: {TORN}")
 
@@ -132,7 +132,7 @@ def test_an_error_that_no_message_would_hold_is_cut(released: bool) -> None:
     """A tensor's type is text from the worker."""
     run = AtWork(3)
     if not released:
-        run.machine.scheduler.released_at = None
+        run.machine.run.released_at = None
     other = Layout((Entry("weight", TRAINED, (2,), "x" * 10**6, ()),))
     effects = run.hear(1, m.ModelReady("worker-1", other.to_bytes(), 64))
     assert (run.worker(1).error or run.reason).startswith("worker-1 builds another model")
@@ -183,7 +183,7 @@ def test_one_worker_that_dies_again_and_again_ends_only_a_run_that_waits_for_it(
     """After so many starts nobody waits for it any more."""
     run = AtWork(3)
     if not released:
-        run.machine.scheduler.released_at = None
+        run.machine.run.released_at = None
     for _ in range(run.machine.run.job.workers.restarts_max + 1):
         run.wait(40.0)
         run.joins(run.worker(1))

@@ -81,7 +81,7 @@ def test_a_refused_model_or_dataset_is_forgotten_and_the_run_goes_on(
     assert "layout" not in refused.memory
     corrected = Led({**refused.memory, "run": ["failed", why, None]})
     assert corrected.builds(3) == "starting", corrected.reason
-    assert corrected.machine.scheduler.epochs_done() == 1.0, "what the checkpoint has is done"
+    assert corrected.machine.progress.epochs_done() == 1.0, "what the checkpoint has is done"
     assert corrected.memory["layout"] == layout(3).to_rows()
 
 

@@ -68,8 +68,8 @@ class Led:
                 self.events.append(effect.text)
 
     @property
-    def scheduler(self) -> Any:
-        return self.machine.scheduler
+    def pool(self) -> Any:
+        return self.machine.data.pool
 
     def builds(self, name: str, listed: str = "", **fields: Any) -> str:
         """What the run, or the worker once the run has begun, fails of when a worker has built its
@@ -87,13 +87,13 @@ class Led:
         """The next portions of a slot, which does them: the number of a shard, start and stop."""
         taken = []
         for _ in range(count):
-            portion = self.scheduler.pool.take(slot)
-            self.scheduler.pool.finish(portion.data_epoch, portion.portion)
+            portion = self.pool.take(slot, 0.0)
+            self.pool.finish(portion.data_epoch, portion.portion, 0.0)
             taken.append((portion.shard, portion.start, portion.stop))
         return taken
 
     def saves(self) -> dict[str, Any]:
-        data: dict[str, Any] = json.loads(json.dumps(self.scheduler.to_json()))
+        data: dict[str, Any] = json.loads(json.dumps(self.machine.manifest()["data"]))
         return data
 
 
@@ -162,7 +162,7 @@ def test_what_an_earlier_dlctl_has_recorded_of_a_stream_goes_on_by_the_names(aga
         led = Led(STREAM, led.memory)
     assert led.builds("worker-0", "a b c d") == ""
     assert led.builds("worker-1", "d c b a") == ""
-    assert led.scheduler.pool.samples_done == 32
+    assert led.pool.samples_done == 32
     assert led.saves()["stream_names"] == ["a", "b", "c", "d"]
     led = Led(STREAM, led.memory)
     assert 'it lacks "d"' in led.builds("worker-0", "a b c")
@@ -197,7 +197,7 @@ def test_the_next_coordinator_leases_the_same_shards_by_the_same_numbers() -> No
     led.builds("worker-1", "c a b d")
     led = Led(STREAM, led.memory)
     assert led.builds("worker-1", "b a d c") == ""
-    assert led.scheduler.pool.samples_done == 32
+    assert led.pool.samples_done == 32
     assert [led.takes(slot)[0] for slot in (0, 1)] == [(0, 0, 16), (2, 0, 16)]
 
 
@@ -211,7 +211,7 @@ def test_what_is_done_of_a_shard_at_a_checkpoint_is_done_by_its_name() -> None:
     assert led.builds("worker-1", "0 b x a d c") == ""
     assert led.builds("worker-0", "a b c d x 0") == ""
     assert led.events == ["2 shards of the stream are new since the checkpoint"]
-    assert led.scheduler.pool.samples_done == 48
+    assert led.pool.samples_done == 48
     # Sorted: 0 a b c d x. The new ones are begun last.
     assert [led.takes(slot)[0] for slot in range(6)] == [
         (3, 0, 16), (2, 0, 16), (0, 0, 16), (5, 0, 16), (1, 16, 32), (4, 32, 48),
@@ -224,21 +224,21 @@ def test_what_is_done_of_a_shard_at_a_checkpoint_is_done_by_its_name() -> None:
 def test_a_new_shard_belongs_to_the_newest_data_epoch_alone() -> None:
     led = Led(STREAM)
     led.builds("worker-0", "b c")
-    pool = led.scheduler.pool
-    held = [pool.take(0), pool.take(1)]
+    pool = led.pool
+    held = [pool.take(0, 0.0), pool.take(1, 0.0)]
     for shard in (0, 1):
         pool.ended(0, shard, 16)
-    pool.finish(0, held[0].portion)
-    assert pool.take(0).data_epoch == 1
+    pool.finish(0, held[0].portion, 0.0)
+    assert pool.take(0, 0.0).data_epoch == 1
     data = led.saves()
     assert len(data["stream"][1]) == 2
     led = Led(STREAM, data=data)
     assert led.builds("worker-0", "a b c") == ""
-    pool = led.scheduler.pool
-    left = [pool.take(slot) for slot in range(4)]
+    pool = led.pool
+    left = [pool.take(slot, 0.0) for slot in range(4)]
     assert [(one.data_epoch, one.shard) for one in left] == [(0, 2), (1, 1), (1, 0), (1, 2)]
     for one in left[:1]:
-        pool.finish(one.data_epoch, one.portion)
+        pool.finish(one.data_epoch, one.portion, 0.0)
     assert pool.samples_in_all() == 32
 
 
@@ -292,12 +292,12 @@ def test_a_run_that_resumes_with_other_files_begins_its_data_epoch_again(
     led = Led(MAP)
     led.builds("worker-0", samples=64, files=before)
     for _ in range(6):
-        portion = led.scheduler.pool.take(0)
-        led.scheduler.pool.finish(portion.data_epoch, portion.portion)
+        portion = led.pool.take(0, 0.0)
+        led.pool.finish(portion.data_epoch, portion.portion, 0.0)
     led = Led(MAP, data=led.saves())
     assert led.builds("worker-1", samples=64, files=now) == ""
     assert led.builds("worker-0", samples=64, files=now) == ""
-    assert led.scheduler.epochs_done() == done
+    assert led.machine.progress.epochs_done() == done
     assert [OTHER_FILES in text for text in led.events] == [True] * (done == 1.0)
     assert led.saves().get("dataset_files", "") == now
 
@@ -306,7 +306,7 @@ def test_the_next_coordinator_knows_the_order_of_the_samples() -> None:
     led = Led(MAP)
     led.builds("worker-0", samples=64, order="ab")
     assert "order" not in led.memory, "the task may still change"
-    led.scheduler.release(3.0)
+    led.machine.release(3.0)
     led.builds("worker-1", samples=64, order="ab")
     assert led.memory["order"] == "ab"
     led = Led(MAP, led.memory)

@@ -8,8 +8,7 @@ import pytest
 from at_work import AtWork, refused, sent
 
 from dlctl import messages as m
-from dlctl.roles.coordinator.lease_scheduler import Dataset
-from dlctl.roles.coordinator.streams import StreamPool
+from dlctl.roles.coordinator.dataset import Dataset
 
 
 class Streamed(AtWork):
@@ -27,9 +26,8 @@ class Streamed(AtWork):
         return lease
 
     def ends(self) -> list[int]:
-        pool = self.machine.scheduler.pool
-        assert isinstance(pool, StreamPool)
-        return [shard.end for shard in pool._passes[0]]
+        pool = self.machine.data.pool
+        return [shard.end for shard in pool.epochs.open[0].shards]
 
 
 @pytest.mark.parametrize(
@@ -65,8 +63,7 @@ def test_a_portion_in_which_the_shard_cannot_end_is_not_done_with_that(end: int)
 
 def test_the_next_coordinator_believes_who_has_the_portion_according_to_its_records() -> None:
     run = Streamed()
-    pool = run.machine.scheduler.pool
-    assert isinstance(pool, StreamPool)
+    pool = run.machine.data.pool
     shards = {(0, -2): [0, 1, 0, -1], (0, -3): [0, 1, 0, -1]}
     pool.go_on((0, 0), {(0, 0): 0, (0, 1): 1, **shards})
     run.asks(1, 0, 1, 5)
@@ -83,8 +80,7 @@ def test_an_end_at_the_boundary_of_two_portions_is_believed_of_who_has_either() 
 def test_what_is_held_elsewhere_costs_nothing_when_an_end_is_reported() -> None:
     """A message has room for thousands of ends."""
     run = Streamed()
-    pool = run.machine.scheduler.pool
-    assert isinstance(pool, StreamPool)
+    pool = run.machine.data.pool
     asked = 0
 
     class Counted(dict[tuple[int, int], int]):
@@ -93,6 +89,6 @@ def test_what_is_held_elsewhere_costs_nothing_when_an_end_is_reported() -> None:
             asked += 1
             return super().__iter__()
 
-    pool._leased = Counted(pool._leased)
+    pool.holders._leased = Counted(pool.holders._leased)
     pool.on_end(1, 0, 1, 17)
     assert (asked, run.ends()) == (0, [-1, -1])

@@ -34,7 +34,7 @@ class Liar:
             simulation.at(EVERY_S * (1 + number), self.lie)
 
     def lie(self) -> None:
-        if self.coordinator.scheduler.released_at is None:
+        if self.coordinator.run.released_at is None:
             return
         process = self.world.process(self.name)
         identity = getattr(getattr(process.machine, "joining", None), "identity", None)
@@ -55,7 +55,7 @@ class Liar:
 
     def portion(self) -> tuple[int, int]:
         """Often one that is leased, to whomever."""
-        leased = sorted(self.coordinator.scheduler.pool._leased)
+        leased = sorted(self.coordinator.data.pool.holders.leased)
         is_known = leased and self.dice.random() < 3 / 4
         return self.any(leased) if is_known else (self.number, self.number)
 
@@ -73,7 +73,7 @@ class Liar:
         other = Layout((Entry("w", TRAINED, (3,), "float32"),)).to_bytes()
         layout = self.coordinator.registration.layout.to_bytes()
         layout = self.any((layout, layout, other, b"[[", b"[]"))
-        samples = self.any((self.coordinator.scheduler.dataset.samples, self.number))
+        samples = self.any((self.coordinator.data.dataset.samples, self.number))
         return m.ModelReady(self.name, layout, samples, order=self.any(("", "another")))
 
     def say_that_it_does_anything(self, me: tuple[int, int]) -> m.Message:

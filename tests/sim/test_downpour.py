@@ -272,7 +272,7 @@ def test_one_replica_warms_the_servers_up_and_the_others_start_from_what_it_left
             if isinstance(effect, Compute) and process.name not in self.seen:
                 shard = simulation.world.machine("server-0").serving.shard
                 self.seen[process.name] = (
-                    simulation.world.machine("coordinator").scheduler.steps,
+                    simulation.world.machine("coordinator").progress.steps,
                     process.machine.training.side.parameters.copy(),
                     shard.slots["sum"].copy(),
                 )

@@ -50,15 +50,15 @@ def in_hand(world: World, message: m.Message) -> m.Message:
     """A portion that its worker has now can be done; all others are done or somebody else's."""
     if not isinstance(message, m.PortionDone):
         return message
-    leased = world.machine(COORDINATOR).scheduler.pool._leased
+    leased = world.machine(COORDINATOR).data.pool.holders.leased
     mine = [key for key, slot in leased.items() if slot == message.slot]
     return replace(message, data_epoch=mine[0][0], portion=mine[0][1]) if mine else message
 
 
 def recorded(machine: Any) -> tuple[Any, ...]:
-    scheduler = machine.scheduler
-    pool = scheduler._pool
-    return scheduler.steps, scheduler.samples, scheduler.dataset, pool and pool.to_json()
+    data, progress = machine.data, machine.progress
+    done = data.is_open and data.pool.to_json()
+    return progress.steps, progress.samples, data.dataset, done
 
 
 NAMES = registry.names("algorithms")

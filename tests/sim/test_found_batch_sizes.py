@@ -103,13 +103,13 @@ def test_only_the_first_worker_is_told_to_find_it_and_the_others_wait() -> None:
     assert led.registers("worker-0").finds
     assert not led.registers("worker-1").finds
     led.builds("worker-1")
-    assert led.machine.scheduler.dataset.samples == 0, "how large are portions?"
+    assert led.machine.data.dataset.samples == 0, "how large are portions?"
     led.builds("worker-0", 16)
-    assert led.machine.scheduler.pool.portion_samples == 2 * 16
+    assert led.machine.data.pool.portion_samples == 2 * 16
     led.builds("worker-0", 64)
-    assert led.machine.scheduler.batch_size == 16, "the first word counts"
+    assert led.machine.data.batch_size == 16, "the first word counts"
     again = Led(Past(memory=led.memory, terms={"worker-0": 1, "worker-1": 1}))
-    assert again.machine.scheduler.batch_size == 16
+    assert again.machine.data.batch_size == 16
     assert again.machine.run.job.workers.batch_size == 16
 
 
@@ -120,4 +120,4 @@ def test_a_run_that_goes_on_from_a_checkpoint_keeps_it() -> None:
     led = Led(Past(restore="checkpoints/1", manifest={"layout": rows, "data": data}))
     assert not led.registers("worker-0").finds
     led.builds("worker-0")
-    assert led.machine.scheduler.pool.to_json()["portions"] == [[0, 1]]
+    assert led.machine.data.pool.to_json()["portions"] == [[0, 1]]

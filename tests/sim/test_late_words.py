@@ -66,22 +66,20 @@ def test_who_says_that_it_trains_takes_part_although_nobody_remembers_it(metrics
 def test_what_a_worker_said_before_it_got_data_does_not_prove_that_it_has_nothing():
     """An older report may be read late: the coordinator was frozen, or the link broke."""
     simulation = in_the_middle()
-    scheduler, worker = (
-        simulation.world.machine(COORDINATOR).scheduler,
-        known(simulation, "worker-0"),
-    )
-    leased = []
-    while taken := scheduler.pool.take(0):
-        leased.append(taken)
+    machine, worker = simulation.world.machine(COORDINATOR), known(simulation, "worker-0")
+    leases, pool = machine.leases, machine.data.pool
     now = simulation.world.process(COORDINATOR).clock()
+    leased = []
+    while taken := pool.take(0, now):
+        leased.append(taken)
 
     def ask(request: int) -> m.Lease:
-        scheduler.on_request(m.LeaseRequest(0, worker.term, request, False), now)
-        return scheduler.answered[0]
+        leases.on_request(m.LeaseRequest(0, worker.term, request, False), now)
+        return leases.answered[0]
 
     def report(request: int, portions: int = 0) -> None:
         worker.metrics = {"portions": portions, "request": request}
-        scheduler.on_report(worker, now)
+        leases.on_report(worker, now)
 
     assert ask(1001).stop == 0
     report(1000)
@@ -90,9 +88,7 @@ def test_what_a_worker_said_before_it_got_data_does_not_prove_that_it_has_nothin
     report(1002)
     assert ask(1003).stop > 0
     report(1003)
-    held = [key for key, slot in scheduler.pool._leased.items() if slot == 0]
+    held = [key for key, slot in pool.holders.leased.items() if slot == 0]
     assert len(held) == 1, "the answer may have overtaken the report"
     *_, last = leased
-    assert scheduler.pool.may_finish(0, last.data_epoch, last.portion), (
-        "it may come late all the same"
-    )
+    assert pool.may_finish(0, last.data_epoch, last.portion), "it may come late all the same"

@@ -41,9 +41,9 @@ def tell(world: World, message: m.Message, peer: Any) -> list[Effect]:
     return process.machine.handle(Received(peer, message), process.clock())
 
 
-def held(scheduler: Any, slot: int) -> m.PortionDone:
+def held(world: Any, slot: int) -> m.PortionDone:
     """What the worker of a slot may say is done."""
-    taken = scheduler.pool.take(slot)
+    taken = world.machine(COORDINATOR).data.pool.take(slot, 0.0)
     return m.PortionDone(slot, 1, taken.data_epoch, taken.portion, 2, 16, 4.0)
 
 
@@ -57,54 +57,54 @@ def held(scheduler: Any, slot: int) -> m.PortionDone:
 )
 def test_more_steps_or_samples_than_a_portion_has_are_refused(absurd, why):
     world = in_the_middle().world
-    scheduler = world.machine(COORDINATOR).scheduler
-    done, before = held(scheduler, 0), (scheduler.steps, scheduler.samples, scheduler.loss)
+    progress = world.machine(COORDINATOR).progress
+    done, before = held(world, 0), (progress.steps, progress.samples, progress.loss)
     effects = tell(world, replace(done, **absurd), b"x")
     notes = [effect.text for effect in effects if isinstance(effect, Note)]
     assert [note.endswith(why) for note in notes] == [True]
     assert not [effect for effect in effects if isinstance(effect, Send)], "it is not noted"
-    assert (scheduler.steps, scheduler.samples, scheduler.loss) == before
+    assert (progress.steps, progress.samples, progress.loss) == before
     tell(world, done, b"x")
-    assert (scheduler.steps, scheduler.samples) == (before[0] + 2, before[1] + 16)
+    assert (progress.steps, progress.samples) == (before[0] + 2, before[1] + 16)
 
 
 @pytest.mark.parametrize("loss_sum", [math.nan, math.inf, -math.inf, 1.7e308])
 def test_no_loss_makes_the_mean_of_all_something_else_than_a_number(loss_sum):
     world = in_the_middle().world
-    scheduler = world.machine(COORDINATOR).scheduler
+    progress = world.machine(COORDINATOR).progress
     for sign in (1.0, -1.0, 1.0):
-        before = scheduler.steps
-        tell(world, replace(held(scheduler, 0), loss_sum=sign * loss_sum, samples=1), b"x")
-        assert scheduler.steps == before + 2
-        assert math.isfinite(scheduler.loss)
+        before = progress.steps
+        tell(world, replace(held(world, 0), loss_sum=sign * loss_sum, samples=1), b"x")
+        assert progress.steps == before + 2
+        assert math.isfinite(progress.loss)
 
 
 def test_of_a_portion_s_metrics_only_numbers_count_and_no_more_than_there_may_be():
     world = in_the_middle().world
-    scheduler = world.machine(COORDINATOR).scheduler
+    progress = world.machine(COORDINATOR).progress
     said = {
         "good": [32.0, 16], "half": [4.0, 8], "nan": [math.nan, 16], "inf": [math.inf, 16],
         "more": [1.0, 17], "none": [1.0, 0], "text": "1", "pair": [1.0, 2, 3], "flat": 1.0,
     }  # fmt: skip
-    tell(world, replace(held(scheduler, 0), metric_sums=said), b"x")
-    assert scheduler.metrics == {"good": 2.0, "half": 0.5}
+    tell(world, replace(held(world, 0), metric_sums=said), b"x")
+    assert progress.metrics == {"good": 2.0, "half": 0.5}
     many = {"good": [48.0, 16]} | {f"{n}" * 300: [1.0, 1] for n in range(100, 200)}
-    tell(world, replace(held(scheduler, 0), metric_sums=many), b"x")
-    assert scheduler.metrics["good"] == pytest.approx(2.1), "the newest has a tenth"
-    assert len(scheduler.metrics) == 64
-    assert max(map(len, scheduler.metrics)) == 200
+    tell(world, replace(held(world, 0), metric_sums=many), b"x")
+    assert progress.metrics["good"] == pytest.approx(2.1), "the newest has a tenth"
+    assert len(progress.metrics) == 64
+    assert max(map(len, progress.metrics)) == 200
 
 
 def test_a_portion_of_somebody_else_is_not_done():
     simulation = in_the_middle()
-    scheduler = simulation.world.machine(COORDINATOR).scheduler
-    steps = scheduler.steps
+    machine = simulation.world.machine(COORDINATOR)
+    steps = machine.progress.steps
     for epoch in range(2):
         for portion in range(8):
-            if not scheduler.pool.may_finish(0, epoch, portion):
+            if not machine.data.pool.may_finish(0, epoch, portion):
                 said = m.PortionDone(0, 1, epoch, portion, 2, 16, 4.0)
                 tell(simulation.world, said, b"x")
-    assert scheduler.steps == steps
+    assert machine.progress.steps == steps
     assert simulation.run().state == "finished"
 
 

@@ -168,7 +168,7 @@ def test_a_portion_that_its_worker_never_got_is_not_waited_for():
     """Two coordinators have answered one question, and the worker has taken the other answer."""
     simulation = begun(cells=800, epochs=8, step_s=0.1, once=True)
     world = simulation.world
-    simulation.at(FULL_S, lambda: world.coordinator.machine.scheduler.pool.take(0))
+    simulation.at(FULL_S, lambda: world.coordinator.machine.data.pool.take(0, FULL_S))
     outcome = simulation.run(100.0)
     assert outcome.state == "finished", outcome.reason
 

@@ -46,4 +46,4 @@ def test_a_drained_worker_that_outlives_its_run_is_replaced_when_that_goes_on(aw
     outcome = simulation.run(300.0)
     assert outcome.state == "finished", outcome.store.texts("state")
     assert [str(p) for p in world.processes if p.name == "worker-1"] == ["worker-1.1", "worker-1.2"]
-    assert world.machine(COORDINATOR).scheduler.epochs_done() == 12.0
+    assert world.machine(COORDINATOR).progress.epochs_done() == 12.0

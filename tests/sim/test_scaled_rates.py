@@ -56,7 +56,7 @@ def run(
 @pytest.mark.parametrize("kill", ["", "server-1", "coordinator", "worker-0"])
 def test_the_rate_goes_to_that_of_the_new_number_over_a_warm_up(kill: str) -> None:
     outcome, rates = run(Store(), 12.0, (6.0, 4), kill=kill)
-    since, before, after = outcome.world.machine("coordinator").scheduler.scale
+    since, before, after = outcome.world.machine("coordinator").rate.scale
     assert (before, after) == (1.0, 2.0)
     assert WARMUP < since < 8 * SAMPLES
     assert set(rates.of) == {0, 1}
@@ -75,7 +75,7 @@ def test_a_run_that_goes_on_has_the_number_of_its_job_again() -> None:
     first, _ = run(store, 8.0, (3.0, 6))
     assert first.world.machine("server-0").serving.shard.optimizer.lr == pytest.approx(3 * LR)
     second, rates = run(store, 14.0)
-    assert second.world.machine("coordinator").scheduler.scale == (8 * SAMPLES, 3.0, 1.0)
+    assert second.world.machine("coordinator").rate.scale == (8 * SAMPLES, 3.0, 1.0)
     for samples, rate in rates.of[0].items():
         part = min(1.0, (samples - 8 * SAMPLES) / WARMUP)
         assert rate == pytest.approx(LR * (3 - 2 * part), rel=1e-12)

@@ -18,7 +18,7 @@ from dlctl import messages as m
 from dlctl import wire
 from dlctl.machine import Exit, Hush, Received, Send
 from dlctl.messages import MESSAGES, Array, Json, Packed
-from dlctl.roles.coordinator.lease_scheduler import Dataset
+from dlctl.roles.coordinator.dataset import Dataset
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.token import sign
 from dlctl.roles.server.abuse_guard import HUSH_S, USELESS_MAX
@@ -312,6 +312,6 @@ def test_a_dataset_that_nobody_can_go_through_is_cut_at_once(limit, portions):
     job = job_file(workers=2, optimizer=ACCOUNT, batch_size=8, portion_batches=4, **limit)
     simulation = Simulation(job, Ledger(shards=1, samples=128, cells=300))
     simulation.run(0.02)
-    scheduler = simulation.world.machine(COORDINATOR).scheduler
-    scheduler.open_dataset(Dataset(2**62))
-    assert scheduler.pool.limit == portions
+    data = simulation.world.machine(COORDINATOR).data
+    data.open_dataset(Dataset(2**62))
+    assert data.pool.limit == portions

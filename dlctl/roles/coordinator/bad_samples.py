@@ -11,21 +11,49 @@ from collections import Counter
 
 from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
+from dlctl.roles.coordinator.records import History
+from dlctl.roles.coordinator.supply import DataSupply
 
 EPOCHS_KEPT = 2
 """Around the end of a data epoch, portions of two epochs are leased."""
 
 
 class BadSamples:
-    def __init__(self, most: int) -> None:
+    def __init__(self, context: History, data: DataSupply, most: int) -> None:
         """most: samples of an epoch without which the run continues."""
+        self.context = context
+        self.data = data
         self.most = most
         self._found: dict[int, dict[int, tuple[int, int]]] = {}
         """Data epoch -> sample -> the slot that has reported it first, and its portion."""
         self._counts: Counter[tuple[int, int, int]] = Counter()
         """(data epoch, slot, portion) -> how many of `_found` it has."""
 
-    def add(self, said: m.SampleFailed, portion_samples: int) -> int:
+    def on_failed(self, said: m.SampleFailed) -> str:
+        """A worker has skipped a sample. Returns the worker's error if that is one too many.
+
+        Raises RemoteProtocolError if the sample cannot be in a portion that the worker has.
+        """
+        data, epoch = self.data, said.data_epoch
+        if not data.is_open or not data.pool.may_finish(said.slot, epoch, said.portion):
+            raise RemoteProtocolError(f"it does not have portion {said.portion} of epoch {epoch}")
+        rows = data.rows()
+        if not said.sample < rows:
+            raise RemoteProtocolError(f"the dataset has {rows} samples")
+        start, stop = data.pool.bounds(said.portion)
+        count = self._add(said, stop - start)
+        if not count:
+            return ""
+        of = f"{count} of at most {self.most} in epoch {epoch}"
+        text = f"sample {said.sample} could not be loaded ({of}): {said.error}"
+        self.context.event("sample", f"worker-{said.slot}", text, detail=said.detail)
+        if count <= self.most:
+            return ""
+        self._forget(said.slot)
+        which = f"{count} samples of epoch {epoch} could not be loaded"
+        return f"{said.error}; {which}, and data.bad_samples_max is {self.most}"
+
+    def _add(self, said: m.SampleFailed, portion_samples: int) -> int:
         """Count a sample once in an epoch: a portion that is leased again has the same ones.
         Returns how many the epoch has with it; 0 if it was known.
 
@@ -44,7 +72,7 @@ class BadSamples:
         self._counts[by] += 1
         return len(found)
 
-    def forget(self, slot: int) -> None:
+    def _forget(self, slot: int) -> None:
         """Do not count what this slot has reported."""
         for epoch, found in self._found.items():
             self._found[epoch] = {n: of for n, of in found.items() if of[0] != slot}

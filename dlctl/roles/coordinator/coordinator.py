@@ -7,7 +7,8 @@ This file connects its parts: a daemon's way from registration to training, and 
 
 All parts read the `RunState`. To act on the run as a whole they call `Control`, which is this
 class. The parts: the daemons (`membership`), how they join and find each other (`registration`),
-failures (`failure_detector`, `host_failures`), leases of data (`scheduler`, `leases`), live
+failures (`failure_detector`, `host_failures`), the method's `lead`, the `data` and who has which
+part of it (`leases`), how far the run is (`progress`), the `rate` by the number of workers, live
 `settings`, adding, removing and restarting daemons (`scaling`), `checkpointing`, `evaluations`,
 the `requests` of the command line, the persisted state (`persistence`), and the end of a run
 (`shutdown`).
@@ -37,6 +38,7 @@ from dlctl.machine import (
 )
 from dlctl.messages import Json
 from dlctl.roles.coordinator import daemon_states, shutdown
+from dlctl.roles.coordinator.bad_samples import BadSamples
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.dataset import Dataset
 from dlctl.roles.coordinator.evaluation import Evaluations
@@ -44,7 +46,8 @@ from dlctl.roles.coordinator.failure_detector import ERROR_CHARS_MAX, FailureDet
 from dlctl.roles.coordinator.frozen import FrozenParameters
 from dlctl.roles.coordinator.groups import Groups
 from dlctl.roles.coordinator.host_failures import HostFailures
-from dlctl.roles.coordinator.lease_scheduler import LeaseScheduler
+from dlctl.roles.coordinator.lead import MethodLead
+from dlctl.roles.coordinator.leases import Leases
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.norms import Norms
 from dlctl.roles.coordinator.peers import Peers
@@ -61,11 +64,14 @@ from dlctl.roles.coordinator.registration import Past, Registration
 from dlctl.roles.coordinator.remote_files import LogMirror
 from dlctl.roles.coordinator.requests import Clients, Requests
 from dlctl.roles.coordinator.rotation import Rotation
+from dlctl.roles.coordinator.run_progress import RunProgress
 from dlctl.roles.coordinator.run_state import RunState
+from dlctl.roles.coordinator.scaled_rate import ScaledRate
 from dlctl.roles.coordinator.scaling import Scaling
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.coordinator.shutdown import RunShutdown
 from dlctl.roles.coordinator.status import Reports, StatusReport, Totals
+from dlctl.roles.coordinator.supply import DataSupply
 from dlctl.roles.protocol.authz import CLIENT, READER, Authz, keys_of
 from dlctl.roles.protocol.effects import AgentWaits, HostsTaken, OnRecord, ProcessEnded, Unwritten
 from dlctl.roles.protocol.files import (
@@ -107,22 +113,27 @@ class Coordinator:
             run, self, self.transfers, past.manifest.get("frozen"), self.registration.introduce
         )
         self.registration.frozen = self.frozen.told
-        self.scheduler = LeaseScheduler(run)
+        self.lead = MethodLead(run)
+        self.data = DataSupply(run, self.lead)
+        self.progress = RunProgress(run, self.data, self.lead)
+        self.rate = ScaledRate(run, self.data, self.progress)
+        self.leases = Leases(run, self.data, self.lead, self.progress)
+        self.bad_samples = BadSamples(context, self.data, job.data.bad_samples_max)
         live = settings.of_job(asdict(job), algorithm.live)
         self.settings = SettingChanges(context, members, live)
         self.settings.go_on(past.settings)
         target = Target.parse(job.job.stop.target) if job.job.stop.target else None
         self.evaluations = Evaluations(
-            context, members, lambda: self.scheduler.steps, target, job.evaluation.finish_s,
+            context, members, lambda: self.progress.steps, target, job.evaluation.finish_s,
             Best.parse(job.checkpoints.best),
             of_average=job.average.evaluate,
         )  # fmt: skip
         self.peers = Peers(run, self)
-        self.groups = Groups(run, self, lambda: self.scheduler.steps)
-        self.quorums = Quorums(run, self.scheduler.side)
+        self.groups = Groups(run, self, lambda: self.progress.steps)
+        self.quorums = Quorums(run, self.lead.side)
         self.norms = Norms(run)
         self.checkpointing = Checkpointing(context, members, job, past.checkpoints, self.transfers)
-        self.scaling = Scaling(run, self, self.scheduler)
+        self.scaling = Scaling(run, self, self.leases, self.rate)
         self.rotation = Rotation(run, self, self.clients.answer, self.scaling)
         self._build_observers(past)
 
@@ -132,22 +143,29 @@ class Coordinator:
         self.host_failures = HostFailures(
             run,
             self,
-            self.scheduler,
+            self.leases,
             self.evaluations,
             self.checkpointing,
             self.transfers,
             self.mirror,
         )
         self.failure_detector = FailureDetector(
-            run, self, self.scheduler, self.evaluations, self.checkpointing, self.frozen,
+            run, self, self.leases, self.evaluations, self.checkpointing, self.frozen,
             self.scaling, self.host_failures,
         )  # fmt: skip
         totals = Totals(past.totals, past.daemons)
         self.status = StatusReport(
-            run, self.scheduler, self.checkpointing, self.evaluations, totals
+            run,
+            self.data,
+            self.lead,
+            self.progress,
+            self.leases,
+            self.checkpointing,
+            self.evaluations,
+            totals,
         )
         self.reports = Reports(
-            run, self, self.scheduler, self.evaluations, self.failure_detector, totals
+            run, self, self.leases, self.evaluations, self.failure_detector, totals
         )
         self.requests = Requests(
             run, self, self.clients, status=self.status, settings=self.settings,
@@ -156,15 +174,18 @@ class Coordinator:
         self.persistence = Persistence(
             run, self, past,
             (
-                self.context, self.scheduler, self.registration, self.frozen, self.quorums,
+                self.context, self.progress, self.lead, self.rate, self.data, self.leases,
+                self.registration, self.frozen, self.quorums,
                 self.norms, self.groups, self.mirror,
             ),
-            registration=self.registration, scheduler=self.scheduler, settings=self.settings,
+            registration=self.registration, data=self.data, lead=self.lead,
+            progress=self.progress, settings=self.settings,
             evaluations=self.evaluations, checkpointing=self.checkpointing, scaling=self.scaling,
             rotation=self.rotation,
         )  # fmt: skip
         self._dispatch = self._handlers()
-        self.scheduler.restore(past.manifest.get("data", {}))
+        for part in (self.progress, self.lead, self.rate, self.data):
+            part.restore(past.manifest.get("data", {}))
         self.evaluations.newest = evaluated.Result.of_keys(past.manifest)
 
     def _handlers(self) -> dict[type, Callable[[Peer, Any, float], None]]:
@@ -183,7 +204,7 @@ class Coordinator:
             m.LeaseRequest: self._on_lease_request,
             m.PortionDone: self._on_portion_done,
             m.SampleFailed: self._on_sample_failed,
-            m.VectorResult: self.scheduler.on_vector_result,
+            m.VectorResult: self.lead.on_vector_result,
             m.Holding: self.quorums.on_holding,
             m.NormPart: self.norms.on_part,
             m.Report: self.reports.on_report,
@@ -260,7 +281,7 @@ class Coordinator:
             self.checkpointing.deadline() if end is None or is_saving else None,
         ]
         if end is None:
-            times += [self.scheduler.deadline(), None if is_saving else self.scheduler.copy_due()]
+            times += [self.progress.deadline(), None if is_saving else self.leases.backup_due()]
         else:
             times.append(end.until)
         times += [d.retry_at for d in self.members.daemons.values() if self._may_begin(d)]
@@ -366,11 +387,11 @@ class Coordinator:
             # A refused model changes no state: a run that had not begun can, once it is fixed.
             layout = self.registration.check_model(worker, message.layout)
             self.run.algorithm.shape.check_sizes(layout)
-            if self.scheduler.find_batch_size(message.batch_size):
+            if self.data.find_batch_size(message.batch_size):
                 text = f"batch size {message.batch_size}: the largest power of two that fits"
                 self.context.event("batch", worker.name, text)
             dataset = Dataset.built(message)
-            self.scheduler.take_dataset(worker.name, dataset, message.order)
+            self.take_dataset(worker.name, dataset, message.order)
             self.frozen.on_model(worker, layout, message, now)
             self.registration.keep_layout(layout, message.samples)
             worker.model_ready = True
@@ -382,10 +403,16 @@ class Coordinator:
             raise
         except DlctlError as error:
             text = f"{error.message}; {error.hint}"[:ERROR_CHARS_MAX]
-            if self.scheduler.released_at is None:
+            if self.run.released_at is None:
                 self.end("failed", text, now)
             else:
                 self.failure_detector.fail(worker, text, now)
+
+    def take_dataset(self, worker: str, dataset: Dataset, order: str = "") -> None:
+        """A worker has built the dataset. Raises DlctlError if it cannot be that of this run."""
+        if self.data.take_dataset(worker, dataset, order):
+            self.progress.begin()
+            self.rate.rescale(self.run.job.workers.count)
 
     # ------------------------------------------------------------ training
 
@@ -393,7 +420,7 @@ class Coordinator:
         if worker := self._worker(peer, message.slot, message.epoch):
             self.reports.heard(worker, peer, now)
             self.reports.is_at_work(worker, now)
-            self.scheduler.on_request(message, now)
+            self.leases.on_request(message, now)
 
     def _worker(self, peer: Peer, slot: int, epoch: int) -> Daemon | None:
         """The live worker. A process that it has replaced is dismissed; one that has failed, too,
@@ -414,7 +441,7 @@ class Coordinator:
             ):
                 self.change_state("running", "", now)
                 self.notify_members()
-                self.scheduler.release(now)
+                self.release(now)
                 self.registration.restore, self.registration.under_way = "", True
                 self.checkpointing.schedule(now)
             elif now - self.run.started_at > self.run.job.timeouts.ready_s:
@@ -424,19 +451,26 @@ class Coordinator:
             if state != self.run.state:
                 self.change_state(state, reason, now)
             self.run.reason = reason  # It changes too often for an event each time.
-            if fault := self.scheduler.failed():
+            if fault := self.progress.failed():
                 self.end("failed", fault, now)
-            elif reason := self.scheduler.enough(now):
+            elif reason := self.progress.enough(now):
                 self.end("finished", reason, now)
             elif self.checkpointing.is_due(now) or (
                 self.evaluations.is_to_save and not self.checkpointing.active
             ):
                 self.evaluations.is_to_save = False
                 self.begin_checkpoint(now)
-            elif self.scheduler.evaluation_due():
+            elif self.progress.evaluation_due():
                 self.evaluations.begin(now)
-            if self.run.shutdown is None and not self.checkpointing.active:
-                self.scheduler.drive(now)
+            is_held = self.run.shutdown is not None or self.checkpointing.active
+            if not is_held and self.lead.advance(now):
+                self.leases.grant(now)
+
+    def release(self, now: float) -> None:
+        """All workers are ready: they start to train."""
+        self.run.released_at = now
+        self.lead.begin()
+        self.leases.grant(now)
 
     def admit_members(self, now: float) -> None:
         names = [*self.members.daemons, CLIENT, READER]
@@ -450,12 +484,12 @@ class Coordinator:
         if self.run.state in ("pending", "starting"):
             return
         for receiver in [server] if server is not None else self.members.of_role("server"):
-            members = m.Members(self.members.live_slots(), self.scheduler.scale or ())
+            members = m.Members(self.members.live_slots(), self.rate.scale or ())
             self.context.send(receiver.name, members)
 
     def _on_portion_done(self, peer: Peer, done: m.PortionDone, now: float) -> None:
         if self._worker(peer, done.slot, done.epoch):
-            self.scheduler.on_portion_done(done, now)
+            self.leases.settle(done, now)
             self.context.send(peer, m.PortionNoted(done.data_epoch, done.portion))
 
     def _on_sample_failed(self, peer: Peer, message: m.SampleFailed, now: float) -> None:
@@ -463,7 +497,7 @@ class Coordinator:
         worker = self._worker(peer, message.slot, message.epoch)
         if worker is None:
             return
-        if error := self.scheduler.sample_failed(message):
+        if error := self.bad_samples.on_failed(message):
             self.failure_detector.fail(worker, error, now, message.detail)
 
     def _on_file_data(self, peer: Peer, message: m.FileData, now: float) -> None:
@@ -473,27 +507,35 @@ class Coordinator:
 
     def begin_checkpoint(self, now: float, listener: Callable[[Json], None] | None = None) -> None:
         """Begin one with the run's state now, or join the current one."""
+        end = self.run.shutdown
+        is_last = end is not None and end.step == shutdown.SAVING
+        self.checkpointing.begin(self.progress.steps, self.manifest(), now, listener, is_last)
+
+    def manifest(self) -> Json:
+        """The state of the run, for a checkpoint's manifest."""
         end, layout = self.run.shutdown, self.registration.layout
         assert layout is not None
-        is_last = end is not None and end.step == shutdown.SAVING
         job, frozen = self.run.job, self.frozen.part
         manifest: Json = {
             "run_id": self.run.run_id,
             "job": job.job.name,
-            "samples": self.scheduler.samples,
+            "samples": self.progress.samples,
             "layout": layout.to_rows(),
             "size": layout.size(),
             "algorithm": job.algorithm.name,
             "optimizer": job.optimizer.name,
             "inner": job.inner.name,
-            "data": self.scheduler.to_json(),
+            "data": {
+                **self.progress.to_json(), **self.data.to_json(), **self.lead.to_json(),
+                **self.rate.to_json(),
+            },
             **evaluated.keys(self.evaluations.newest),
             **({"frozen": frozen} if frozen else {}),
             **({MEAN: True} if self.run.algorithm.shape.model == "mean" else {}),
-        }
+        }  # fmt: skip
         if end is not None and end.state == "failed":
             manifest[FAILURE] = end.reason[:FAILURE_CHARS]
-        self.checkpointing.begin(self.scheduler.steps, manifest, now, listener, is_last)
+        return manifest
 
     # ------------------------------------------------------------ the end
 
@@ -507,7 +549,7 @@ class Coordinator:
                 self.run.shutdown.state, self.run.shutdown.reason = state, reason
             return
         shards_live = all(s.alive or s.retry_at is not None for s in self.members.of_role("server"))
-        worked = self.scheduler.released_at is not None and shards_live and not at_once
+        worked = self.run.released_at is not None and shards_live and not at_once
         wanted = {
             shutdown.DRAINING: worked,
             shutdown.EVALUATING: worked and state == "finished",
@@ -522,7 +564,7 @@ class Coordinator:
         )  # fmt: skip
         self.change_state("stopping", reason, now)
         self.run.shutdown.begin(now)
-        self.scheduler.grant(now)
+        self.leases.grant(now)
 
     def _on_drained(self, peer: Peer, message: m.Drained, now: float) -> None:
         worker = self.members.get(message.name)

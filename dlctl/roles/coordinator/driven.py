@@ -33,12 +33,81 @@ from dlctl.algorithms.base import (
 )
 from dlctl.algorithms.tables import PARTS_MAX
 from dlctl.messages import Json
+from dlctl.roles.coordinator.batch_pool import BatchPool
 from dlctl.roles.coordinator.portions import PortionPool
 from dlctl.roles.protocol.context import Context
 
 LATE_S = 2.0
 """An operation that takes longer is shown in `status`, with the shards that have not answered."""
 _CHANGES, _SUMS = {"copy", "axpy"}, {"dot", "norm1"}
+
+
+class Driven:
+    """What the coordinator has of a method that it drives: its batches, and its generator once the
+    workers have been released.
+    """
+
+    def __init__(self, context: Context, lead: Lead, tables: Sequence[Table], servers: int) -> None:
+        self.context = context
+        self.lead = lead
+        self.tables = tables
+        self.servers = servers
+        self.journal: Json = {}
+        """From the checkpoint or the predecessor."""
+        self._pool: BatchPool | None = None
+        self._method: DrivenMethod | None = None
+
+    def supply(self, samples: int, portion_samples: int) -> BatchPool:
+        """The dataset is known: its supply of batches."""
+        self._pool = BatchPool(samples, portion_samples)
+        return self._pool
+
+    def begin(self) -> None:
+        """Start or resume the method, if the dataset is known."""
+        if self._pool is not None:
+            self._pool.limit = 0
+            self._method = DrivenMethod(
+                self.context, self.lead, self._pool, self.tables, self.servers, self.journal
+            )
+
+    @property
+    def has_begun(self) -> bool:
+        return self._method is not None
+
+    @property
+    def over(self) -> str:
+        """Why the method has ended; "" while it runs."""
+        return self._method.over if self._method is not None else ""
+
+    @property
+    def failed(self) -> str:
+        """Why it cannot continue; "" if it can."""
+        return self._method.failed if self._method is not None else ""
+
+    def advance(self, now: float) -> bool:
+        """Begin its current request if needed; False: it has not begun. Must not be called during
+        a checkpoint.
+        """
+        if self._method is not None:
+            self._method.advance(now)
+        return self.has_begun
+
+    def on_result(self, result: m.VectorResult, now: float) -> None:
+        if self._method is not None:
+            self._method.on_result(result, now)
+
+    def on_portion(self, done: m.PortionDone) -> None:
+        if self._method is not None:
+            self._method.on_portion(done)
+
+    def waits_for(self, now: float) -> str:
+        return self._method.waits_for(now) if self._method is not None else ""
+
+    def journaled(self) -> tuple[Json, Json]:
+        """The lead's state, and the journal of what has been sent into the generator since."""
+        if self._method is None:
+            return self.lead.state(), self.journal
+        return self._method.snapshot, self._method.to_json()
 
 
 class DrivenMethod:
@@ -80,12 +149,15 @@ class DrivenMethod:
         self._request: VectorRequest | BatchRequest | None = None
         """The current request."""
         self._begun_at: float | None = None
-        if pool.per_epoch > PARTS_MAX:
+        self._check_parts()
+        self._replay(journal)
+
+    def _check_parts(self) -> None:
+        if self.pool.per_epoch > PARTS_MAX:
             self.failed = (
-                f"a batch has {pool.per_epoch} portions; at most {PARTS_MAX} are possible: "
+                f"a batch has {self.pool.per_epoch} portions; at most {PARTS_MAX} are possible: "
                 "make them larger with data.portion_batches"
             )
-        self._replay(journal)
 
     def to_json(self) -> Json:
         """The journal."""

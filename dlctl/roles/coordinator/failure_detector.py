@@ -20,7 +20,7 @@ from dlctl.roles.coordinator.crash_loops import NO_ROOM, UNSAID, blame
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.frozen import FrozenParameters
 from dlctl.roles.coordinator.host_failures import HostFailures
-from dlctl.roles.coordinator.lease_scheduler import LeaseScheduler
+from dlctl.roles.coordinator.leases import Leases
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.run_state import Part
 from dlctl.roles.coordinator.scaling import Scaling
@@ -65,7 +65,7 @@ def _why(daemon: Daemon, said: str) -> str:
 
 @dataclass(eq=False)
 class FailureDetector(Part):
-    scheduler: LeaseScheduler
+    leases: Leases
     evaluations: Evaluations
     checkpointing: Checkpointing
     frozen: FrozenParameters
@@ -122,7 +122,7 @@ class FailureDetector(Part):
             daemon.held_up_at = now
         ready_s, begun = self.run.job.timeouts.ready_s, daemon.started_at
         late = begun is not None and now - max(begun, daemon.held_up_at) > ready_s
-        if late and daemon.state == "starting" and self.scheduler.released_at is not None:
+        if late and daemon.state == "starting" and self.run.released_at is not None:
             daemon.started_at = now
             self._kill(daemon, f"not ready after {ready_s:.0f} s ({daemon.phase})", now)
 
@@ -262,10 +262,10 @@ class FailureDetector(Part):
             self._restart(server, "resumes with its state: nothing acknowledged is lost", now)
             return
         reason = _why(server, said)
-        if self.scheduler.released_at is not None and self.run.keeps_shards():
+        if self.run.released_at is not None and self.run.keeps_shards():
             died = plural(server.deaths_in_row, "time")
             reason += f"; it has died {died} in a row, and the state of its shard is kept"
-        elif self.scheduler.released_at is not None:
+        elif self.run.released_at is not None:
             reason += "; its shard is lost"
         self.control.end("failed", reason, now)
 
@@ -307,7 +307,7 @@ class FailureDetector(Part):
 
     def _lose_worker(self, worker: Daemon, status: int, said: str, now: float) -> None:
         """The others continue: its portions are leased again, barriers no longer count it."""
-        portions = self.scheduler.gone(worker.index, now)
+        portions = self.leases.gone(worker.index, now)
         self.control.notify_members()
         if self.run.shutdown is not None:
             return
@@ -331,7 +331,7 @@ class FailureDetector(Part):
         if last.get("had_lived") and last["in_row"] > 1:
             words = f"{ENDED_BY_ITSELF} ({_text(worker)}){blame(last)}"
             words = ": ".join(filter(None, (words, said)))
-        if self.scheduler.released_at is None:
+        if self.run.released_at is None:
             self.control.end("failed", f"{worker.name}: {words}", now)
         else:
             self._quarantine(worker, words, now)
@@ -349,7 +349,7 @@ class FailureDetector(Part):
         others = [other for other in self.members.of_role("worker") if other is not worker]
         alike = [w.name for w in others if w.error and are_alike(w.error, worker.error)]
         are_lost = all(w.error or w.state == daemon_states.QUARANTINED for w in others)
-        if alike or are_lost or self.scheduler.released_at is None:
+        if alike or are_lost or self.run.released_at is None:
             names = ", ".join([*alike, worker.name])
             self.control.end("failed", f"{names}: {worker.error}", now)
             return

@@ -17,7 +17,7 @@ from dlctl.messages import ProcessExited
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.evaluation import Evaluations
-from dlctl.roles.coordinator.lease_scheduler import LeaseScheduler
+from dlctl.roles.coordinator.leases import Leases
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.remote_files import LogMirror
 from dlctl.roles.coordinator.run_state import Part
@@ -30,7 +30,7 @@ from dlctl.util.text import grave
 
 @dataclass(eq=False)
 class HostFailures(Part):
-    scheduler: LeaseScheduler
+    leases: Leases
     evaluations: Evaluations
     checkpointing: Checkpointing
     transfers: Transfers
@@ -121,7 +121,7 @@ class HostFailures(Part):
                 daemon.change_state(daemon_states.FAILED)
             daemon.retry_at = None
             if daemon.role == "worker":
-                self.scheduler.gone(daemon.index, now)
+                self.leases.gone(daemon.index, now)
             self.evaluations.gone(daemon.name)
 
     def _give_up(self, agent: Daemon, now: float) -> None:

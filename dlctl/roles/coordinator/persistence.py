@@ -59,14 +59,16 @@ from dlctl.messages import Decided, Json, Lease, Message, NormTotal, Topology, V
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.evaluation import Asked, Evaluations
-from dlctl.roles.coordinator.lease_scheduler import LeaseScheduler
+from dlctl.roles.coordinator.lead import MethodLead
 from dlctl.roles.coordinator.membership import LASTING, Daemon
 from dlctl.roles.coordinator.records import Remember, Remembers
 from dlctl.roles.coordinator.registration import Past, Registration
 from dlctl.roles.coordinator.rotation import Rotation
+from dlctl.roles.coordinator.run_progress import RunProgress
 from dlctl.roles.coordinator.run_state import Part
 from dlctl.roles.coordinator.scaling import Scaling
 from dlctl.roles.coordinator.settings import SettingChanges
+from dlctl.roles.coordinator.supply import DataSupply
 from dlctl.runs.evaluated import Result
 from dlctl.util.names import HOME_AGENT
 
@@ -87,7 +89,9 @@ class Persistence(Part):
     parts: Sequence[Remembers]
     """Restored in this order."""
     registration: Registration
-    scheduler: LeaseScheduler
+    data: DataSupply
+    lead: MethodLead
+    progress: RunProgress
     settings: SettingChanges
     evaluations: Evaluations
     checkpointing: Checkpointing
@@ -109,12 +113,12 @@ class Persistence(Part):
         ]
         changed += [Remember(key, None) for key in sorted(self._known.keys() - memory.keys())]
         self._known = memory
-        changed += [Remember(*portion) for portion in self.scheduler.changed_portions()]
+        changed += [Remember(*portion) for portion in self.data.changed_portions()]
         return changed
 
     def _memory(self, now: float) -> Iterator[tuple[str, Any]]:
         """State that belongs to no single part."""
-        released_at = self.scheduler.released_at
+        released_at = self.run.released_at
         yield "keys", self.run.keyring.fingerprint
         yield "run", (self.run.state, self.run.reason, None if released_at is None else True)
         if released_at is not None:
@@ -122,9 +126,9 @@ class Persistence(Part):
             yield "clock", [worked_s, self.checkpointing.since_s(released_at + worked_s)]
         yield "checkpoints", self.checkpointing.number
         newest, asked = self.evaluations.newest, self.evaluations.asked
-        yield "work", (*self.scheduler.work(), None if newest is None else newest.to_json())
-        evaluated_at = self.scheduler.evaluated_at
-        yield "evaluation", (evaluated_at, None if asked is None else astuple(asked))
+        found = None if newest is None else newest.to_json()
+        yield "work", (*self.progress.work(), *self.data.work(), found)
+        yield "evaluation", (self.progress.evaluated_at, None if asked is None else astuple(asked))
         if self.evaluations.has_finish:
             yield "finish", (self.evaluations.finishes, self.evaluations.finished)
         if self.run.shutdown is not None:
@@ -142,7 +146,7 @@ class Persistence(Part):
         self._restore(values, now)
         if was_released:
             worked_s, checkpoint_s = values.get("clock", (0.0, 0.0))
-            self.scheduler.released_at = now - worked_s
+            self.run.released_at = now - worked_s
             self.registration.restore, self.registration.under_way = "", True
             # A failed run was saved when it failed. Another checkpoint at once, before it fails
             # again, would let a possibly ruined model count among the retained checkpoints.
@@ -172,7 +176,7 @@ class Persistence(Part):
             if is_ending or not was.finishes:
                 self.evaluations.go_on(replace(was, is_last=was.is_last and is_ending), now)
         if was_released:
-            self.scheduler.begin_driving()
+            self.lead.begin()
         if is_ending:
             end_state, end_reason, grace_s, is_shutting_down = values["end"]
             self.control.end(end_state, end_reason, now, grace_s=grace_s, at_once=is_shutting_down)

@@ -82,6 +82,8 @@ class RunState:
     """Why it is in that state."""
     started_at: float = field(default=0.0, init=False)
     """When this coordinator began to wait for all daemons to be ready."""
+    released_at: float | None = field(default=None, init=False)
+    """When the workers were released to train."""
     shutdown: RunShutdown | None = field(default=None, init=False)
     """How the run ends, once it does."""
     status_due_at: float = field(default=0.0, init=False)

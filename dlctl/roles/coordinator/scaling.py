@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from dlctl import messages as m
 from dlctl.errors import DlctlError
 from dlctl.messages import Json
-from dlctl.roles.coordinator.lease_scheduler import LeaseScheduler
+from dlctl.roles.coordinator.leases import Leases
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.run_state import Part
+from dlctl.roles.coordinator.scaled_rate import ScaledRate
 from dlctl.util.names import HOME_AGENT
 
 RESTART, REMOVAL = "restart", "removal"
@@ -26,7 +27,8 @@ RESTART, REMOVAL = "restart", "removal"
 
 @dataclass(eq=False)
 class Scaling(Part):
-    scheduler: LeaseScheduler
+    leases: Leases
+    rate: ScaledRate
     _hands_over: str = field(default="", init=False)
     """Why this coordinator exits as soon as it can; "" while it stays."""
 
@@ -61,7 +63,7 @@ class Scaling(Part):
         if count != before:
             text = f"workers {before} -> {count}"
             self.context.event("scale", "", text, before=before, after=count)
-            self.scheduler.rescale(count)
+            self.rate.rescale(count)
             self.control.notify_members()
         return {"before": before, "after": count, "starting": started, "leaving": left}
 
@@ -119,7 +121,7 @@ class Scaling(Part):
     def _gone(self, daemon: Daemon, now: float) -> None:
         why, daemon.leaving = daemon.leaving, ""
         if daemon.role == "worker":
-            self.scheduler.gone(daemon.index, now)
+            self.leases.gone(daemon.index, now)
         if why == REMOVAL:
             self.members.remove(daemon.name)
             self.control.admit_members(now)

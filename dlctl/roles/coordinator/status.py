@@ -16,10 +16,13 @@ from dlctl.roles.coordinator import daemon_states, problems
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.failure_detector import FailureDetector
-from dlctl.roles.coordinator.lease_scheduler import LeaseScheduler
+from dlctl.roles.coordinator.lead import MethodLead
+from dlctl.roles.coordinator.leases import Leases
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.records import AddMetric, Snapshot
+from dlctl.roles.coordinator.run_progress import RunProgress
 from dlctl.roles.coordinator.run_state import Part, RunState
+from dlctl.roles.coordinator.supply import DataSupply
 from dlctl.roles.protocol.meters import Pace
 from dlctl.runs import evaluated
 from dlctl.runs.series import EVALUATION, RUN
@@ -80,7 +83,10 @@ RATE_S = 2.0
 @dataclass(eq=False)
 class StatusReport:
     run: RunState
-    scheduler: LeaseScheduler
+    data: DataSupply
+    lead: MethodLead
+    progress: RunProgress
+    leases: Leases
     checkpointing: Checkpointing
     evaluations: Evaluations
     totals: Totals
@@ -98,12 +104,12 @@ class StatusReport:
         is_last = not self._has_last_row and self._is_done()
         if is_last or (self.run.is_working and now >= self._row_due_at):
             self._row_due_at, self._has_last_row = now + ROW_S, is_last
-            self.run.context.do(AddMetric(RUN, self.scheduler.steps, self._row(run), is_last))
+            self.run.context.do(AddMetric(RUN, self.progress.steps, self._row(run), is_last))
 
     def _is_done(self) -> bool:
         """Whether it has trained, and no step will follow."""
         end = self.run.shutdown
-        return end is not None and end.is_shutting_down() and self.scheduler.released_at is not None
+        return end is not None and end.is_shutting_down() and self.run.released_at is not None
 
     def _row(self, run: Json) -> Json:
         """A row of the run's time series (`runs/series.py`), taken from what `status` shows."""
@@ -122,26 +128,26 @@ class StatusReport:
     def look(self, now: float) -> tuple[Json, tuple[Json, ...]]:
         """The run's keys, and the daemons' rows."""
         steps_per_s, samples_per_s = self._rates(now)
-        scheduler, checkpointing = self.scheduler, self.checkpointing
+        lead, progress, checkpointing = self.lead, self.progress, self.checkpointing
         daemons = self.run.members.daemons.values()
         over = self.run.shutdown is not None and self.run.shutdown.is_leaving()
         newest = self.evaluations.newest
         run = {
             "state": self.run.state,
             "reason": self.run.reason,
-            "step": scheduler.steps,
-            "samples": scheduler.samples,
+            "step": progress.steps,
+            "samples": progress.samples,
             "steps_per_s": steps_per_s,
             "samples_per_s": samples_per_s,
-            "data_epoch": round(scheduler.epochs_done(), 4),
+            "data_epoch": round(progress.epochs_done(), 4),
             "progress": self._progress(now),
-            "loss": scheduler.loss,
-            "metrics": dict(scheduler.metrics),
+            "loss": progress.loss,
+            "metrics": dict(progress.metrics),
             **evaluated.keys(newest),
             "finish": self.evaluations.finished,
             "target_error": self.evaluations.out_of_reach,
-            "loss_noise": scheduler.side.loss_noise(),
-            "ready_at": scheduler.released_at,
+            "loss_noise": lead.side.loss_noise(),
+            "ready_at": self.run.released_at,
             "updated_at": now,
             "ended_at": now if over else None,
             "waiting": self.waiting(now),
@@ -150,10 +156,10 @@ class StatusReport:
             "totals": self.totals.look(now, is_working=self.run.is_working),
             "settings": {d.name: d.settings for d in daemons if d.settings},
         }
-        if figures := scheduler.side.figures() | (dict(newest.method) if newest else {}):
+        if figures := lead.side.figures() | (dict(newest.method) if newest else {}):
             run["method"] = figures
-        if scheduler.batch_size:
-            run["batch_size"] = scheduler.batch_size
+        if self.data.batch_size:
+            run["batch_size"] = self.data.batch_size
         if rates := self._learning_rates():
             run["rates"] = rates
         if (noise := self._noise_scale()) is not None:
@@ -197,7 +203,7 @@ class StatusReport:
         if end is not None:
             pending = end.pending()
             return f"{', '.join(pending)} ({end.step})" if pending else ""
-        return self.unready() if self.run.state == "starting" else self.scheduler.held_back(now)
+        return self.unready() if self.run.state == "starting" else self.leases.held_back(now)
 
     def unready(self) -> str:
         """The daemons that are not ready and that the others wait for, and what they are doing."""
@@ -216,19 +222,18 @@ class StatusReport:
 
     def _rates(self, now: float) -> tuple[float | None, float | None]:
         """Steps and samples per second; None while there is nothing to measure."""
-        scheduler = self.scheduler
-        if scheduler.released_at is None:
+        if self.run.released_at is None:
             return None, None
-        rates = self._pace.look(now, (scheduler.steps, scheduler.samples))
+        rates = self._pace.look(now, (self.progress.steps, self.progress.samples))
         return (None, None) if rates is None else (round(rates[0], 2), round(rates[1], 2))
 
     def _progress(self, now: float) -> float | None:
         """Progress of the run, 0..1: by its data or by its time, whichever ends it first."""
-        scheduler, seconds = self.scheduler, self.run.job.job.stop.seconds
-        by_data = scheduler.progress()
-        if seconds is None or scheduler.released_at is None:
+        seconds = self.run.job.job.stop.seconds
+        by_data = self.progress.fraction()
+        if seconds is None or self.run.released_at is None:
             return by_data
-        return max(by_data or 0.0, min(1.0, (now - scheduler.released_at) / seconds))
+        return max(by_data or 0.0, min(1.0, (now - self.run.released_at) / seconds))
 
 
 # ---------------------------------------------------------------- what daemons report
@@ -236,7 +241,7 @@ class StatusReport:
 
 @dataclass(eq=False)
 class Reports(Part):
-    scheduler: LeaseScheduler
+    leases: Leases
     evaluations: Evaluations
     failure_detector: FailureDetector
     totals: Totals
@@ -263,7 +268,7 @@ class Reports(Part):
         daemon.metrics = report.metrics
         if daemon.role == "worker":
             self.totals.count(daemon.name, daemon.incarnation, report.metrics)
-            self.scheduler.on_report(daemon, now)
+            self.leases.on_report(daemon, now)
         self.evaluations.on_report(daemon, now)
         self.context.send(daemon.name, m.Heard())
         if daemon.role == "agent":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 
@@ -106,13 +107,13 @@ class LeasesChecker(Checker):
         assert isinstance(peer, bytes)
         client = coordinator.network.client(peer)
         if not isinstance(client, Process):
-            self._unreceived.add(lease)
+            self._unreceived.add(replace(lease, samples=0))  # As the next coordinator has it.
             return
         if (client, lease.request) in self._answered:
             return  # The same answer again, to a question that came again.
         self._answered.add((client, lease.request))
-        if lease in self._unreceived:  # As well. Somebody else may have done the portion since.
-            self._unreceived.remove(lease)
+        if (known := replace(lease, samples=0)) in self._unreceived:
+            self._unreceived.remove(known)  # As well. Somebody else may have done it since.
             if self.copies:
                 return
         if self.forgets:

@@ -98,10 +98,10 @@ class LeadChecker(Checker):
     def at_end(self, world: World) -> None:
         if world.store.run.get("state") != "finished":
             return
-        scheduler = world.coordinator.machine.scheduler  # type: ignore[attr-defined]
-        if scheduler.side.clock != scheduler.pool.done_count:
-            done = f"{scheduler.pool.done_count} portions are done"
-            raise self.broken(f"the lead is at clock {scheduler.side.clock}, and {done}")
+        machine = world.coordinator.machine
+        clock, done = machine.lead.side.clock, machine.data.pool.done_count  # type: ignore[attr-defined]
+        if clock != done:
+            raise self.broken(f"the lead is at clock {clock}, and {done} portions are done")
 
 
 class GroupChecker(Checker):

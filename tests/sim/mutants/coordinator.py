@@ -9,19 +9,23 @@ from planting import Patch, mutant
 from dlctl import messages as m
 from dlctl.roles.coordinator import quorum
 from dlctl.roles.coordinator.coordinator import Coordinator
+from dlctl.roles.coordinator.data_pool import Range
 from dlctl.roles.coordinator.driven import DrivenMethod
 from dlctl.roles.coordinator.failure_detector import FailureDetector
 from dlctl.roles.coordinator.groups import Groups
-from dlctl.roles.coordinator.lease_scheduler import LeaseScheduler
+from dlctl.roles.coordinator.holders import Holders
+from dlctl.roles.coordinator.lead import MethodLead
+from dlctl.roles.coordinator.leases import Leases
 from dlctl.roles.coordinator.norms import Norms
 from dlctl.roles.coordinator.persistence import Lasting
-from dlctl.roles.coordinator.portions import Leases, PortionPool, Range
+from dlctl.roles.coordinator.portions import PortionPool
 from dlctl.roles.coordinator.quorum import Quorums
 from dlctl.roles.coordinator.records import IssueTerm
 from dlctl.roles.coordinator.registration import Registration
 from dlctl.roles.coordinator.scaling import Scaling
 from dlctl.roles.coordinator.shutdown import RunShutdown
 from dlctl.roles.coordinator.streams import StreamPool
+from dlctl.roles.coordinator.supply import DataSupply
 from dlctl.util import listing
 
 
@@ -44,17 +48,18 @@ def the_journal_is_behind(patch: Patch) -> None:
     "LivenessChecker", scenario="sandblaster", first=12,
 )  # fmt: skip
 def copies_die_with_the_original(patch: Patch) -> None:
-    honest = Leases.release
+    honest = Holders.give_back
 
-    def release(self, slot):
-        mine = {key for key, owner in self._leased.items() if owner == slot}
-        copied = mine & self._copies.keys()
+    def give_back(self, slot):
+        copied = [
+            key for key, owner in self.leased.items() if owner == slot and self.is_copied(key)
+        ]
         back = honest(self, slot)
         for key in copied:
-            self._leased.pop(key, None)
+            self.forget(key)
         return back
 
-    patch.setattr(Leases, "release", release)
+    patch.setattr(Holders, "give_back", give_back)
 
 
 @mutant("a slot's epoch is not raised for its next worker", "TermsChecker")
@@ -80,25 +85,25 @@ def epoch_is_not_recorded(patch: Patch) -> None:
 def leased_twice(patch: Patch) -> None:
     honest = PortionPool.take
 
-    def take(self, slot):
-        for key, owner in self._leased.items():
+    def take(self, slot, now):
+        for key, owner in self.holders.leased.items():
             if owner != slot and sum(key) % 3 == 1:
                 return Range(*key, *self.bounds(key[1]))
-        return honest(self, slot)
+        return honest(self, slot, now)
 
     patch.setattr(PortionPool, "take", take)
 
 
 @mutant("what a dead worker had of a stream counts as done", "StreamChecker", scenario="streams")
 def dead_is_done(patch: Patch) -> None:
-    honest = StreamPool.release
+    honest = StreamPool.give_back
 
-    def release(self, slot):
-        for key in honest(self, slot):
-            self.finish(*key)
+    def give_back(self, slot, *, lives=False):
+        for key in honest(self, slot, lives=lives):
+            self.finish(*key, 0.0)
         return []
 
-    patch.setattr(StreamPool, "release", release)
+    patch.setattr(StreamPool, "give_back", give_back)
 
 
 @mutant(
@@ -108,30 +113,30 @@ def dead_is_done(patch: Patch) -> None:
     first=1,
 )
 def done_is_leased_again(patch: Patch) -> None:
-    honest = PortionPool.release
+    honest = PortionPool.give_back
 
-    def release(self, slot):
+    def give_back(self, slot, *, lives=False):
         done = [(epoch, p) for epoch in sorted(self._done) for p in sorted(self._done[epoch])]
-        self._returned += done[-1:]
-        return honest(self, slot)
+        self.holders.put_back(done[-1:])
+        return honest(self, slot, lives=lives)
 
-    patch.setattr(PortionPool, "release", release)
+    patch.setattr(PortionPool, "give_back", give_back)
 
 
 @mutant("the portions of the dead are forgotten", "LivenessChecker", first=1)
 def portions_of_the_dead(patch: Patch) -> None:
-    patch.setattr(LeaseScheduler, "gone", lambda self, slot, now: 0)
+    patch.setattr(Leases, "gone", lambda self, slot, now: 0)
 
 
 @mutant("a portion that was given back counts as done", "SamplesChecker", seeds=30, first=4)
 def given_back_is_done(patch: Patch) -> None:
-    def release(self, slot):
-        back = sorted(key for key, owner in self._leased.items() if owner == slot)
+    def give_back(self, slot, *, lives=False):
+        back = sorted(key for key, owner in self.holders.leased.items() if owner == slot)
         for key in back:
-            self.finish(*key)
+            self.finish(*key, 0.0)
         return []
 
-    patch.setattr(PortionPool, "release", release)
+    patch.setattr(PortionPool, "give_back", give_back)
 
 
 @mutant(
@@ -139,7 +144,7 @@ def given_back_is_done(patch: Patch) -> None:
     scenario="recovery", seeds=20,
 )  # fmt: skip
 def portions_are_not_remembered(patch: Patch) -> None:
-    patch.setattr(LeaseScheduler, "changed_portions", lambda self: iter(()))
+    patch.setattr(DataSupply, "changed_portions", lambda self: iter(()))
 
 
 @mutant(
@@ -214,7 +219,7 @@ def nothing_noted_nothing_saved(patch: Patch) -> None:
     honest = Coordinator.begin_checkpoint
 
     def begin_checkpoint(self, now, listener=None):
-        if self.run.shutdown is None or self.scheduler.steps:
+        if self.run.shutdown is None or self.progress.steps:
             honest(self, now, listener)
 
     patch.setattr(Coordinator, "begin_checkpoint", begin_checkpoint)
@@ -243,11 +248,11 @@ def the_dead_are_counted(patch: Patch) -> None:
     first=25,
 )  # fmt: skip
 def the_lead_forgets_its_clock(patch: Patch) -> None:
-    def restore_lead(self, lead):
-        _, state, self._journal = lead
+    def resume(self, lead):
+        _, state, _ = lead
         self.side.resume(state)
 
-    patch.setattr(LeaseScheduler, "restore_lead", restore_lead)
+    patch.setattr(MethodLead, "resume", resume)
 
 
 @mutant(

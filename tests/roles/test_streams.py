@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dlctl.roles.coordinator.portions import Range
+from dlctl.roles.coordinator.data_pool import Range
 from dlctl.roles.coordinator.streams import StreamPool
 
 BATCH, PORTION = 4, 8
@@ -32,7 +32,7 @@ class Run:
         return StreamPool(len(self.lengths), PORTION, BATCH, *self.most)
 
     def take(self, slot: int) -> Range | None:
-        taken = self.pool.take(slot)
+        taken = self.pool.take(slot, 0.0)
         if taken is not None:
             self.held.setdefault(slot, []).append(taken)
         return taken
@@ -48,12 +48,12 @@ class Run:
         if not self.pool.may_finish(slot, portion.data_epoch, portion.portion):
             assert stop == portion.start, "only what is behind an end is forgotten"
             return
-        self.pool.finish(portion.data_epoch, portion.portion, end)
+        self.pool.finish(portion.data_epoch, portion.portion, 0.0, end)
         self.seen.update((portion.data_epoch, portion.shard, n) for n in range(portion.start, stop))
 
     def die(self, slot: int) -> None:
         self.held.pop(slot, None)
-        self.pool.release(slot)
+        self.pool.give_back(slot)
 
     def keep(self) -> None:
         for epoch, portion, value in self.pool.take_changes():
@@ -70,9 +70,9 @@ class Run:
 
     def resume(self) -> None:
         """From a checkpoint: nobody has anything."""
-        saved = json.loads(json.dumps(self.pool.to_json()["stream"]))
+        saved = json.loads(json.dumps(self.pool.to_json()))
         self.pool, self.held, self.record = self.new(), {}, {}
-        self.pool.restore(saved, PORTION)
+        self.pool.restore(saved)
 
     def go(self, slots: int) -> None:
         """To the end, one after the other."""
@@ -119,7 +119,7 @@ def test_what_was_leased_behind_an_end_is_empty_and_what_comes_back_from_there_i
         run.finish(slot)
     assert run.seen == everything([20], 1)
     assert run.pool.epochs_done() == 1.0
-    assert (run.pool.samples_done, run.pool.steps_done) == (20, 5)
+    assert (run.pool.samples_done, run.pool.epochs.steps_done) == (20, 5)
     assert run.take(0) == Range(1, 0, 0, 8, 0), "the next data epoch"
 
 
@@ -136,7 +136,7 @@ def test_a_run_takes_whole_portions_up_to_its_limit_and_makes_up_for_short_ones(
     run = Run([12, 12, 12], samples, steps)
     run.go(2)
     assert run.pool.samples_done == 32
-    assert run.pool.take(0) is None
+    assert run.pool.take(0, 0.0) is None
     assert run.pool.progress() == 1.0
 
 
@@ -158,7 +158,7 @@ def test_a_stream_that_gives_nothing_is_an_error(before, text):
         if run.pool.epochs_done():
             run.lengths = [0, 0]
     assert text in run.pool.failed
-    assert run.pool.take(0) is None
+    assert run.pool.take(0, 0.0) is None
 
 
 def test_other_portions_than_at_the_checkpoint_begin_behind_what_is_done():
@@ -167,9 +167,9 @@ def test_other_portions_than_at_the_checkpoint_begin_behind_what_is_done():
         run.take(0)
         run.finish(0)
     pool = StreamPool(2, 12, 4, 100)
-    pool.restore(run.pool.to_json()["stream"], PORTION)
-    assert (pool.samples_done, pool.steps_done) == (24, 6)
-    assert [pool.take(0), pool.take(1)] == [Range(0, 0, 24, 36, 0), Range(0, 1, 0, 12, 1)]
+    pool.restore(run.pool.to_json())
+    assert (pool.samples_done, pool.epochs.steps_done) == (24, 6)
+    assert [pool.take(0, 0.0), pool.take(1, 0.0)] == [Range(0, 0, 24, 36, 0), Range(0, 1, 0, 12, 1)]
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -203,8 +203,10 @@ def test_every_sample_is_done_once_whatever_happens(seed):
 
 def test_portions_of_older_passes_in_a_checkpoint_are_on_record_for_the_next_coordinator() -> None:
     pool = StreamPool(1, PORTION, BATCH)
-    pool.restore([[], [[0, [[0, 1, 12, []]]], [1, [[0, 0, -1, []]]]]], PORTION)
+    pool.restore(
+        {"stream": [[], [[0, [[0, 1, 12, []]]], [1, [[0, 0, -1, []]]]]], "portion_samples": PORTION}
+    )
     record = {(epoch, n): value for epoch, n, value in pool.take_changes() if value is not None}
     following = StreamPool(1, PORTION, BATCH)
     following.go_on(pool.next, record)
-    assert following._returned == pool._returned != []
+    assert list(following.holders.returned) == list(pool.holders.returned) != []

@@ -1,0 +1,115 @@
+"""The lead of the run's method: who may work now, when a data epoch is over, how it has gone on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dlctl import messages as m
+from dlctl.algorithms.base import Lead
+from dlctl.machine import Peer
+from dlctl.messages import Json
+from dlctl.roles.coordinator.driven import Driven
+from dlctl.roles.coordinator.portions import PortionPool
+from dlctl.roles.coordinator.run_state import RunState
+
+
+class MethodLead:
+    def __init__(self, run: RunState) -> None:
+        options = run.algorithm.Options(**run.job.algorithm.options)
+        self.side: Lead = run.algorithm.lead(options)
+        self.cuts_epochs = type(self.side).cut_epoch is not Lead.cut_epoch
+        self.driven: Driven | None = None
+        """The method, if the coordinator drives it."""
+        if type(self.side).drive is not Lead.drive:
+            tables, servers = run.algorithm.shape.tables_of(options), run.job.servers.count
+            self.driven = Driven(run.context, self.side, tables, servers)
+        self._pool: PortionPool | None = None
+        """Whose data epochs the lead ends."""
+        self._slots: tuple[int, ...] = ()
+        """`members` of the lead, as they were given."""
+
+    # ------------------------------------------------------------ who may work
+
+    def may_lease(self, slot: int, first_slot: int) -> str:
+        """Why `slot` has to wait; "" if it may work now. first_slot: the lowest that is alive."""
+        return self.side.may_lease(slot, first_slot)
+
+    def on_done(self, done: m.PortionDone, steps: int) -> None:
+        """A portion is done, for the first time. steps: of the run, with those of the portion."""
+        self.side.steps_done = steps
+        self.side.portion_done(done.slot, done.steps, done.samples, done.data_epoch)
+        if self.driven is not None:
+            self.driven.on_portion(done)
+
+    def failed(self) -> str:
+        """Why the method cannot continue; "" if it can."""
+        return self.driven.failed if self.driven is not None else ""
+
+    # ------------------------------------------------------------ data epochs
+
+    def follow(self, pool: PortionPool) -> None:
+        """The dataset is cut into portions."""
+        self._pool = pool
+
+    def end_epochs(self, slots: tuple[int, ...]) -> None:
+        """Drop the rest of the data epochs that the method has ended, with returned portions.
+        slots: of the workers that take part.
+        """
+        if not self.cuts_epochs or self._pool is None:
+            return
+        if slots is not self._slots:
+            self._slots, self.side.members = slots, frozenset(slots)
+        self.update_epoch()
+        while self.side.epoch.portions and self.side.cut_epoch():
+            self.side.data_epoch += 1
+            self.update_epoch()
+        self._pool.drop(before=self.side.data_epoch)
+
+    def update_epoch(self) -> None:
+        """A portion is leased or done: tell a method that ends its data epochs."""
+        if self.cuts_epochs and self._pool is not None:
+            self.side.epoch = self._pool.standing(self.side.data_epoch)
+
+    # ------------------------------------------------------------ a method that is driven
+
+    def begin(self) -> None:
+        """The workers train: start or resume a method that the coordinator drives."""
+        if self.driven is not None:
+            self.driven.begin()
+
+    def advance(self, now: float) -> bool:
+        """Let a driven method make its next request, if one is waiting; False: it is not driven."""
+        return self.driven is not None and self.driven.advance(now)
+
+    def on_vector_result(self, peer: Peer, result: m.VectorResult, now: float) -> None:
+        if self.driven is not None:
+            self.driven.on_result(result, now)
+
+    # ------------------------------------------------------------ persisted state
+
+    def restore(self, saved: Json) -> None:
+        """From a checkpoint's manifest."""
+        self.side.steps_done = saved.get("steps", 0)
+        if "lead" in saved:
+            self.resume(saved["lead"])
+
+    def resume(self, lead: Sequence[Any]) -> None:
+        """lead: [clock, state] of the lead, and the journal of a lead that drives the method."""
+        self.side.clock, state, journal = lead
+        self.side.resume(state)
+        if self.driven is not None:
+            self.driven.journal = journal
+
+    def to_json(self) -> Json:
+        """For a checkpoint's manifest."""
+        journaled = (self.side.state(), {}) if self.driven is None else self.driven.journaled()
+        return {"lead": [self.side.clock, *journaled]}
+
+    def memory(self) -> Iterator[tuple[str, Any]]:
+        yield from self.to_json().items()
+
+    def recall(self, memory: Json, now: float) -> None:
+        self.side.steps_done = memory["work"][0]
+        if "lead" in memory:
+            self.resume(memory["lead"])

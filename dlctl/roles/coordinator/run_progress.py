@@ -1,0 +1,145 @@
+"""How far the run is: steps, samples and loss, when it has finished, when it is to be evaluated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from dlctl import messages as m
+from dlctl.messages import Json
+from dlctl.roles.coordinator.lead import MethodLead
+from dlctl.roles.coordinator.run_state import RunState
+from dlctl.roles.coordinator.supply import DataSupply
+from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX
+from dlctl.roles.protocol.meters import follow
+
+LOSS_WEIGHT = 0.1
+"""Of the newest portion in the running mean of the loss."""
+
+
+class RunProgress:
+    def __init__(self, run: RunState, data: DataSupply, lead: MethodLead) -> None:
+        self.run = run
+        self.data = data
+        self.lead = lead
+        self.steps = self.samples = 0
+        self.loss: float | None = None
+        self.metrics: dict[str, float] = {}
+        """What else the task's loss returns, as running means like that of the loss."""
+        self.evaluated_at = 0.0
+        """`_evaluation_clock` at the start of the newest evaluation."""
+        self._has_own_sizes = any(host.batch_size for host in run.job.places)
+
+    def count(self, done: m.PortionDone) -> None:
+        """A portion is done, for the first time."""
+        self.steps += done.steps
+        self.samples += done.samples
+        if done.samples:
+            loss = done.loss_sum / done.samples
+            mean = loss if self.loss is None else self.loss + LOSS_WEIGHT * (loss - self.loss)
+            self.loss = mean if math.isfinite(mean) else self.loss  # It is persisted.
+            follow(self.metrics, _means(done), LOSS_WEIGHT)
+
+    # ------------------------------------------------------------ the end
+
+    def enough(self, now: float) -> str:
+        """Why the run has finished; "" if it has not."""
+        stop = self.run.job.job.stop
+        if not self.data.is_open or self.run.released_at is None:
+            return ""
+        if self.lead.driven is not None:
+            if self.lead.driven.over:
+                return self.lead.driven.over
+        elif self.data.pool.is_finished():
+            return f"{self.data.pool.amount_done()} are done"
+        if self._counts_steps and stop.steps and self.steps >= stop.steps:
+            return f"{self.steps:,} steps are done"
+        if stop.seconds is not None and now - self.run.released_at >= stop.seconds:
+            return f"{stop.seconds:g} seconds are over"
+        if self.data.dataset.clients and stop.samples and self.samples >= stop.samples:
+            return f"{self.samples:,} samples are done"
+        return ""
+
+    def failed(self) -> str:
+        """Why the data or the method ends before the run; "" if the run can continue."""
+        return (self.data.pool.failed if self.data.is_open else "") or self.lead.failed()
+
+    def deadline(self) -> float | None:
+        seconds, since = self.run.job.job.stop.seconds, self.run.released_at
+        return None if seconds is None or since is None else since + seconds
+
+    @property
+    def _counts_steps(self) -> bool:
+        """Whether the steps of a portion are known only when it is done."""
+        return self._has_own_sizes or bool(self.data.dataset.clients)
+
+    # ------------------------------------------------------------ evaluations
+
+    def begin(self) -> None:
+        """There are portions from now on: the first evaluation is counted from here."""
+        self.evaluated_at = self._evaluation_clock()
+
+    def evaluation_due(self) -> bool:
+        """Whether enough steps or epochs have passed since the start of the last evaluation.
+        Returns True once per evaluation.
+        """
+        every = self.run.job.evaluation.every_steps or self.run.job.evaluation.every_epochs
+        if not every or not self.data.is_open or self.lead.driven is not None:
+            return False
+        clock = self._evaluation_clock()
+        if clock < self.evaluated_at + every:
+            return False
+        self.evaluated_at = clock
+        return True
+
+    def _evaluation_clock(self) -> float:
+        """The clock of evaluations: all workers' steps, or epochs."""
+        return self.steps if self.run.job.evaluation.every_steps else self.epochs_done()
+
+    # ------------------------------------------------------------ figures
+
+    def epochs_done(self) -> float:
+        return self.data.pool.epochs_done() if self.data.is_open else 0.0
+
+    def fraction(self) -> float | None:
+        """Progress of the run by its data, 0..1; None if unknown."""
+        if not self.data.is_open or self.lead.driven is not None:
+            return None
+        steps = self.run.job.job.stop.steps if self._counts_steps else None
+        by_data = self.data.pool.progress()
+        return by_data if not steps else min(1.0, max(by_data or 0.0, self.steps / steps))
+
+    # ------------------------------------------------------------ persisted state
+
+    def restore(self, saved: Json) -> None:
+        """From a checkpoint's manifest."""
+        self.steps, self.samples = saved.get("steps", 0), saved.get("samples", 0)
+        self.loss, self.metrics = saved.get("loss"), dict(saved.get("metrics", {}))
+
+    def to_json(self) -> Json:
+        """For a checkpoint's manifest."""
+        metrics = {"metrics": dict(self.metrics)} if self.metrics else {}
+        return {"steps": self.steps, "samples": self.samples, "loss": self.loss, **metrics}
+
+    def work(self) -> tuple[int, int, float | None]:
+        return self.steps, self.samples, self.loss
+
+    def memory(self) -> Iterator[tuple[str, Any]]:
+        """All but `work` and `evaluated_at`, which are pieces together with other parts' state."""
+        yield "metrics", dict(self.metrics)
+
+    def recall(self, memory: Json, now: float) -> None:
+        self.steps, self.samples, self.loss = memory["work"][:3]
+        self.metrics = dict(memory.get("metrics", {}))
+        self.evaluated_at = memory.get("evaluation", [0.0])[0]
+
+
+def _means(done: m.PortionDone) -> dict[str, float]:
+    """The means of a portion's metrics besides the loss; implausible reports are left out."""
+    found = {}
+    for name, said in done.metric_sums.items():
+        match said:
+            case [float(total), int(samples)] if 0 < samples <= done.samples:
+                found[name[:METRIC_NAME_CHARS_MAX]] = total / samples
+    return found

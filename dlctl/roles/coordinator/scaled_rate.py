@@ -1,0 +1,47 @@
+"""The rate, if it scales with the number of workers: its factor, and since when that applies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from dlctl import schedule
+from dlctl.messages import Json
+from dlctl.roles.coordinator.run_progress import RunProgress
+from dlctl.roles.coordinator.run_state import RunState
+from dlctl.roles.coordinator.supply import DataSupply
+
+
+class ScaledRate:
+    def __init__(self, run: RunState, data: DataSupply, progress: RunProgress) -> None:
+        self.run = run
+        self.data = data
+        self.progress = progress
+        job = run.job
+        self.scale = schedule.first_scale(job) if schedule.scales(job.schedule) else None
+        """None: it does not scale."""
+
+    def rescale(self, workers: int) -> None:
+        """The number of workers changes. The scaled rate applies from the first sample that has not
+        been leased yet: all servers receive it before that sample.
+        """
+        after = schedule.multiple(self.run.job, workers)
+        if self.scale is not None and self.scale.after != after:
+            warmup = schedule.warmup_samples(self.run.job, self.data.dataset.samples)
+            since = max(self.data.pool.samples_leased(), self.progress.samples)
+            self.scale = self.scale.to(after, since, warmup)
+
+    def restore(self, saved: Json) -> None:
+        """From a checkpoint's manifest."""
+        if self.scale is not None and saved.get("scale"):
+            self.scale = schedule.Scale(*saved["scale"])
+
+    def to_json(self) -> Json:
+        """For a checkpoint's manifest."""
+        return {"scale": self.scale} if self.scale is not None else {}
+
+    def memory(self) -> Iterator[tuple[str, Any]]:
+        yield "scale", self.scale
+
+    def recall(self, memory: Json, now: float) -> None:
+        self.restore(memory)
