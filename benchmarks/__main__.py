@@ -24,6 +24,7 @@ CHAPTERS = {
     "apply": "an update of 25,000,000 parameters, dense and sparse, against a memcpy",
     "cli": "--help, --version and completion, against importing click",
     "shard_durability": "the cost of durable shards, against shards in plain memory",
+    "group_commit": "pushes of 16 workers to a shard on a disk, against a sync for each",
     "hosts": "`dlctl start` on three hosts over ssh, against the same on one machine",
     "encryption": "CURVE against plain TCP: raw, and training at 1 Gbit/s",
     "roundtrip": "push and fetch, against raw TCP, pyzmq, gloo, torch RPC and Ray",

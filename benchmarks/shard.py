@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -111,6 +112,10 @@ class Worker:
         seq = version = self._seq
         return m.Push(self.slot, EPOCH, GENERATION, seq, version, 0, 0, 32, 0, delta)
 
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        """For a poller of several workers."""
+        return [socket for socket, _ in self.end.poller.sockets]
+
     @property
     def pushes(self) -> int:
         """Number of pushes sent."""
@@ -118,12 +123,13 @@ class Worker:
 
     def push(self, delta: m.Packed) -> m.Ack:
         """Returns when the shard has acknowledged it."""
-        self._send_push(delta)
+        self.send_push(delta)
         _, ack = self.end.wait_for(m.Ack)
         assert ack.outcome == m.APPLIED, ack
         return ack
 
-    def _send_push(self, delta: m.Packed) -> None:
+    def send_push(self, delta: m.Packed) -> None:
+        """Returns at once."""
         self.end.transport.send(SERVER, self.next_push(delta))
         self._seq += 1
 
@@ -143,7 +149,7 @@ class Worker:
         """
         have = (self._basis.generation, self._basis.version)
         self._request += 1
-        self._send_push(delta)
+        self.send_push(delta)
         self.end.transport.send(SERVER, m.Fetch(self.slot, EPOCH, self._request, 0, *have))
         _, answer = self.end.wait_for(m.Parameters, m.SparseParameters)
         assert answer.version >= self._seq, answer  # Other workers may have pushed, too.
@@ -182,6 +188,7 @@ def serving(
     compressor: str = "none",
     durability: str = "process",
     workers: int = 1,
+    start: Callable[..., subprocess.Popen[bytes]] = local.start,
 ) -> Iterator[list[Invitation]]:
     """A server process that owns `size` parameters, and an invitation for each worker."""
     run = directory / f"bench-{secrets.token_hex(4)}"
@@ -201,7 +208,7 @@ def serving(
     control = coordinator.transport.listen(addresses.of_coordinator(run.name, job).bind)
     coordinator.transport.admit(keys_of(keyring, [SERVER]))
     credentials = Credentials(keyring.secret(SERVER), keyring.public(COORDINATOR))
-    process = local.start(run, "server", SERVER, 1, control, credentials)
+    process = start(run, "server", SERVER, 1, control, credentials)
     try:
         names = [f"worker-{slot}" for slot in range(workers)]
         peer, address = _assign(coordinator, size, keyring, names)

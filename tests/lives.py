@@ -42,5 +42,12 @@ class Keeping:
         other.passes = self.passes  # type: ignore[method-assign]
         return other
 
+    def copy(self) -> Keeping:
+        """What is on the disk now."""
+        other = Keeping(self.durability)
+        other.log = self.log.copy()
+        other.tables = {name: table.copy() for name, table in self.tables.items()}
+        return other
+
     def discard(self) -> None:
         self.buffer = bytearray()

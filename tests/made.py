@@ -15,10 +15,12 @@ from dlctl.compress.values import Precision
 from dlctl.config import JobFile
 from dlctl.flat import Layout, slice_bounds
 from dlctl.inner import NONE
+from dlctl.machine import Effect, Event
 from dlctl.messages import Array, Assign, Joined
 from dlctl.optim.base import Optimizer
 from dlctl.optim.sgd import SGD
 from dlctl.roles.protocol.context import Birth, Context
+from dlctl.roles.server.commits import Commit, Commits, Committed
 from dlctl.roles.server.server import Server
 from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.server.table_shard import TableShard
@@ -171,6 +173,20 @@ def server(
     return Server(birth, job, "ipc://x", method, optimizer, compressor, storages or InMemory())
 
 
+def handled(server: Server, event: Event, now: float = 0.0) -> list[Effect]:
+    """What a server does about an event once the commits that it begins are on a disk."""
+    effects = server.handle(event, now)
+    done: list[Effect] = []
+    while effects:
+        effect = effects.pop(0)
+        if isinstance(effect, Commit):
+            effect.write.perform()
+            effects += server.handle(Committed(effect.number), now)
+        else:
+            done.append(effect)
+    return done
+
+
 def serving(
     shard: Shard,
     side: ShardSide,
@@ -185,10 +201,10 @@ def serving(
     """A server at work on these parameters."""
     context = Context(1.0)
     table = TableShard(
-        context=context, declared=MODEL, table=0, index=0, generation=generation, lo=assigned.lo,
-        hi=assigned.hi, shard=shard, side=side, compressor_name=compressor[0],
-        compressor=compressor[1], push_norm_max=1e9, fetch_values=fetch_values,
-        step_samples=1024,
+        context=context, commits=Commits(context), declared=MODEL, table=0, index=0,
+        generation=generation, lo=assigned.lo, hi=assigned.hi, shard=shard, side=side,
+        compressor_name=compressor[0], compressor=compressor[1], push_norm_max=1e9,
+        fetch_values=fetch_values, step_samples=1024,
     )  # fmt: skip
     made = ShardProtocol(context, run_id, key, assigned, [table])
     made.initialised = True

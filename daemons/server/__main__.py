@@ -8,6 +8,7 @@ from daemons import parent_watch, process, signals
 from daemons.files.arrays import serve_files
 from daemons.loop import Loop
 from daemons.server import failpoint
+from daemons.server.committing import Committing
 from daemons.server.storages import choose_storages
 from daemons.server.watching import Watch
 from dlctl import registry
@@ -28,7 +29,7 @@ def serve(context: process.DaemonContext) -> int:
     loop.transport.connect(COORDINATOR, context.control, context.credentials.coordinator)
     point = failpoint.from_environment(os.environ)
     storages = choose_storages(context.directory, job.servers, point)
-    loop.chores.append(Watch(storages, context.directory))
+    loop.chores.append(Watch(storages, context.directory, Committing(loop).await_all))
     loop.transport.early = Push
     machine = Server(
         birth,

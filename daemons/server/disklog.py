@@ -3,6 +3,9 @@
 After a failed write or fsync the content on the disk is unknown, and a later fsync of the same file
 may wrongly succeed. So a failed commit ends the server, and the next server reads the files. After
 a failed `put_back` the next commit writes everything to new files.
+
+A thread writes the commits (`committing.py`). `put_back`, `discard` and the end of the server come
+between two commits, when that thread has nothing to do.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +25,7 @@ from daemons.server.files import (
     open_locked,
     own_directory,
 )
-from dlctl.errors import os_errors_as
+from dlctl.errors import DlctlError, os_errors_as
 from dlctl.shards.base import Point, Spec
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.records import Bytes
@@ -104,7 +108,7 @@ class DiskLog(TablesInFiles):
         except OSError as error:
             raise failure("write the state", self.directory, error, size_bytes) from error
 
-    def begin(self, number: int, parts: list[Bytes]) -> None:
+    def begin(self, number: int, parts: Sequence[Bytes]) -> None:
         base, journal = self._path("base", number), self._path("journal", number)
         size_bytes = sum(map(len, parts))
         self.check_space(size_bytes)
@@ -144,24 +148,33 @@ class DiskLog(TablesInFiles):
             os.close(self._journal)
         self._journal, self._journal_path, self._base_path = descriptor, journal, base
 
-    def append(self, parts: list[Bytes]) -> None:
+    def append(self, parts: Sequence[Bytes]) -> None:
+        if self._journal < 0:
+            why = "cannot write to the journal: an earlier write has failed"
+            raise DlctlError(why, where=str(self._journal_path))
         try:
             _write(self._journal, parts)
+            self.point("journal written")
             os.fdatasync(self._journal)
         except OSError as error:
+            # Part of a record may be there, and nothing that follows it would be found.
+            self._use(-1, self._journal_path, self._base_path)
             raise failure("write to the journal", self._journal_path, error) from error
 
     # ------------------------------------------------------------ files that were removed
 
-    def put_back(self) -> str:
+    def is_missing(self) -> bool:
         if self._storage is None or self._journal < 0:
-            return ""
+            return False
         is_locked = is_there(self._lock_path, self._lock)
         is_whole = is_there(self._journal_path, self._journal) and self._base_path.exists()
-        if is_locked and is_whole:
+        return not (is_locked and is_whole)
+
+    def put_back(self) -> str:
+        if self._storage is None or not self.is_missing():
             return ""
         own_directory(self.directory)
-        if not is_locked:
+        if not is_there(self._lock_path, self._lock):
             lock = open_locked(self._lock_path, NEW)
             os.close(self._lock)
             self._lock = lock
@@ -190,7 +203,7 @@ class DiskLog(TablesInFiles):
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
 
 
-def _create(path: Path, parts: list[Bytes]) -> int:
+def _create(path: Path, parts: Sequence[Bytes]) -> int:
     """A new file with this content, on the disk; returns its descriptor, for appending."""
     path.unlink(missing_ok=True)
     descriptor = os.open(path, _CREATE, 0o600)
@@ -203,7 +216,7 @@ def _create(path: Path, parts: list[Bytes]) -> int:
     return descriptor
 
 
-def _write(descriptor: int, parts: list[Bytes]) -> None:
+def _write(descriptor: int, parts: Sequence[Bytes]) -> None:
     """Write everything, also if the kernel accepts only a part at a time."""
     for part in parts:
         left = memoryview(part)

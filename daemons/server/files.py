@@ -147,9 +147,13 @@ class TablesInFiles(ABC):
             one._remove()
 
     @abstractmethod
+    def is_missing(self) -> bool:
+        """Whether a file of this table was removed or renamed while in use."""
+
+    @abstractmethod
     def put_back(self) -> str:
-        """Re-create the files of this table if one was removed or renamed while in use, between two
-        events. Returns their place; "" if all are there. Raises DlctlError and OSError.
+        """Re-create the files of this table if one is missing, between two events, while no commit
+        is under way. Returns their place; "" if all are there. Raises DlctlError and OSError.
         """
 
     @abstractmethod

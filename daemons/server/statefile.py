@@ -101,9 +101,15 @@ class StateFile(TablesInFiles):
 
     # ------------------------------------------------------------ files that were removed
 
+    def is_missing(self) -> bool:
+        path = self._path
+        return (
+            self._storage is not None and path is not None and not is_there(path, self._descriptor)
+        )
+
     def put_back(self) -> str:
         path = self._path
-        if self._storage is None or path is None or is_there(path, self._descriptor):
+        if self._storage is None or path is None or not self.is_missing():
             return ""
         descriptor, buffer = _make(path, self._storage.size_bytes, NEW)
         self._storage.move(buffer)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from daemons.process import reason_of
@@ -29,9 +30,13 @@ class Watch:
     between, a removed state is lost.
     """
 
-    def __init__(self, storages: Storages, run_directory: Path) -> None:
+    def __init__(
+        self, storages: Storages, run_directory: Path, await_commits: Callable[[], None]
+    ) -> None:
+        """await_commits: returns when no commit is under way."""
         self._storages = storages
         self._run_directory = run_directory
+        self._await_commits = await_commits
         self._reported = ""
 
     def __call__(self) -> None:
@@ -42,8 +47,11 @@ class Watch:
             try:
                 # Without its directory the run no longer exists and does not need the state.
                 # One that cannot be read is no news of the state: `Path.is_dir` would raise.
-                if os.path.isdir(self._run_directory) and (place := table.put_back()):
-                    log.warning(RESTORED, place)
+                if os.path.isdir(self._run_directory) and table.is_missing():
+                    # A commit may be replacing the files: then they are there when it is done.
+                    self._await_commits()
+                    if place := table.put_back():
+                        log.warning(RESTORED, place)
             except (DlctlError, OSError) as error:
                 # While this process is alive, the state exists, and this can be retried. Incomplete
                 # files are harmless: a commit writes everything, or ends the server.

@@ -84,6 +84,8 @@ class Transport:
         self.early: type[Message] | None = None
         """Large messages of this kind are also received while they are still arriving."""
         self.crowd: ConnectionLimit | None = None
+        self._accepts = True
+        """Whether what peers send to the ROUTER is read."""
         self._muted: dict[str, float] = {}
         """Name -> time until which its messages are discarded."""
 
@@ -134,6 +136,16 @@ class Transport:
         if crowd is not None:
             crowd.begin()
         return str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
+
+    def accept(self, accepts: bool) -> None:
+        """Read what peers send to the address that this process listens at, or leave it queued."""
+        if accepts is self._accepts or self._router is None:
+            return
+        self._accepts = accepts
+        if accepts:
+            self.poller.register(self._router, zmq.POLLIN)
+        else:
+            self.poller.unregister(self._router)
 
     def hush(self, name: str, for_s: float) -> None:
         """Discard all messages with this name's key for `for_s` seconds, without decoding them."""
@@ -278,7 +290,8 @@ class Transport:
         self.bulk.lender.close()
 
     def _forget(self, socket: zmq.Socket[bytes]) -> None:
-        self.poller.unregister(socket)
+        if self._accepts or socket is not self._router:
+            self.poller.unregister(socket)
         self.handshakes.forget(socket)
         self._names.pop(socket, None)
         self._local.discard(socket)

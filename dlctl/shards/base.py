@@ -1,8 +1,12 @@
 """A shard, and the contract of its storage.
 
-An update takes effect in the shard immediately and becomes durable with the next `commit`. Nothing
-may be acknowledged before the commit that holds it. A commit is atomic: whenever a server is
-killed, the next one finds the state of a commit, never anything between two.
+An update takes effect in the shard immediately and becomes durable with the next commit. Nothing
+may be acknowledged before the commit that holds it is durable. A commit is atomic: whenever a
+server is killed, the next one finds the state of a commit, never anything between two.
+
+Of a state in memory a commit is durable at once: further updates rely on that, and it costs less
+than anything that could be awaited. Of a state on a disk a commit is a `Write` that somebody has to
+perform, and updates go on meanwhile.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -23,6 +27,9 @@ from dlctl.optim.blocks import Rule, check_length
 from dlctl.shards.history import Changes, History
 from dlctl.util.names import AVERAGE
 from dlctl.vector import all_finite, euclidean_norm
+
+if TYPE_CHECKING:
+    from dlctl.shards.log import Write
 
 W = "w"
 """The name of the parameters among the vectors of a shard; all others are slots."""
@@ -38,7 +45,7 @@ POINTS = (
     "block scattered", "vector copied", "commit half written", "vector filled", "extras filled",
     "state sealed", "state copied",
     # of a journal
-    "record written", "base written",
+    "journal written", "record written", "base written",
 )  # fmt: skip
 """All kill points; not every commit passes each of them."""
 
@@ -217,8 +224,10 @@ class Storage(Protocol):
         """Set whole vectors ("w", slots by name), and the extras, which may be set once."""
         ...
 
-    def commit(self, state: Json) -> None:
-        """Make all changes since the last commit durable, together with `state`."""
+    def commit(self, state: Json) -> Write | None:
+        """Commit all changes since the last commit, together with `state`. None: they are durable.
+        Else they are once this write, and all before it, are performed.
+        """
         ...
 
     def resume(self, optimizer: Optimizer) -> Json:
@@ -409,8 +418,15 @@ class Shard:
         return self.history.since(version, self.version, self.w if seen is None else seen)
 
     def commit(self, meta: Json) -> None:
-        """Make all updates so far durable, with `meta`: the other state needed to resume."""
-        self.storage.commit(
+        """Commit all updates so far, durable when this returns."""
+        if (write := self.record(meta)) is not None:
+            write.perform()
+
+    def record(self, meta: Json) -> Write | None:
+        """Commit all updates so far, with `meta`: the other state needed to resume. None: they are
+        durable. Else they are once this write, and all before it, are performed.
+        """
+        return self.storage.commit(
             {
                 "version": self.version,
                 "samples": self.samples,

@@ -1,10 +1,12 @@
 """`durability = "disk"`: plain arrays, and every commit in a journal before it is acknowledged.
 
-A commit writes its updates as they were pushed, and the optimiser's learning rate, counters and
-state. Recovery loads the newest base, a snapshot of everything, and replays the updates of the
-journal; the rules are pure, so the result is identical bit for bit. When the journal has grown
-larger than the state, a new base is written and the journal starts over, so opening is always fast
-and the disk holds at most about three states.
+A commit is a record of its updates as they were pushed, and of the optimiser's learning rate,
+counters and state: a copy, so further updates may follow before it is written. Recovery loads the
+newest base, a snapshot of everything, and replays the updates of the journal; the rules are pure,
+so the result is identical bit for bit. When the journal has grown larger than the state, a new base
+is written and the journal starts over, so opening is always fast and the disk holds at most about
+three states. A base is a copy, too: until it is written, the memory holds the state twice, as it
+does while a checkpoint is saved.
 
 A server that opens a log writes a new base, into new files. After a failed sync the kernel may
 consider pages clean that were never written: data that was read may not be on the disk, and
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +31,6 @@ from dlctl.shards.base import (
     FLOAT32_MAX,
     NOTHING,
     Extras,
-    NoRoom,
     Point,
     Spec,
     Unusable,
@@ -39,42 +40,11 @@ from dlctl.shards.base import (
     not_replaced,
     unusable,
 )
+from dlctl.shards.log import Log, Write
 from dlctl.shards.memory import Memory, fresh
 from dlctl.shards.records import Bytes, Record
 
 FORMAT = 5
-
-
-class Log(Protocol):
-    """The files of one shard: bases, each with a journal. When a method returns, its data is on the
-    disk.
-
-    Every method raises DlctlError, naming the file, if the disk fails. The content of the disk is
-    then unknown: only a new base may follow, or the end of the server.
-    """
-
-    where: str
-    """The place, for messages."""
-
-    def bases(self) -> list[int]:
-        """The numbers of all bases, newest first."""
-        ...
-
-    def read_base(self, number: int) -> bytes: ...
-
-    def read_journal(self, number: int) -> bytes:
-        """b"" if it does not exist."""
-        ...
-
-    def begin(self, number: int, parts: list[Bytes]) -> None:
-        """Write a base and begin its journal; remove all others when both are on the disk. Raises
-        NoRoom if the disk is full: either the log is unchanged, and records may follow, or the base
-        may already exist, and `append` refuses all records."""
-        ...
-
-    def append(self, parts: list[Bytes]) -> None:
-        """Write a record to the end of the journal that was begun."""
-        ...
 
 
 class Journaled(Memory):
@@ -94,13 +64,14 @@ class Journaled(Memory):
         """Updates since the last commit."""
         self._was_filled = False
         self._is_doubtful = False
-        """Whether the content of the log is unknown, because a write has not been confirmed. Then
-        nothing is appended; the next commit writes a base."""
+        """Whether the content of the log is unknown, because it could not be rewritten. Then the
+        next commit writes a base."""
         self._updated = False
         """Whether there was an update since the values were set."""
         self._state: Json = {}
         """Of the last commit."""
         self._journal_bytes = 0
+        """Of the records since the last base."""
         self._rotate_at_bytes = self._state_bytes()
 
     @staticmethod
@@ -130,21 +101,23 @@ class Journaled(Memory):
 
     # ------------------------------------------------------------ writing
 
-    def commit(self, state: Json) -> None:
+    def commit(self, state: Json) -> Write:
         self._point("commit begun")
         self._number += 1
         self._state = state
-        if self._was_filled or self._is_doubtful:
-            self._write_base()
-        else:
-            self._write_record()
-            if self._journal_bytes > self._rotate_at_bytes:
-                self._rotate()
-        self._deltas, self._was_filled = [], False
-        self._point("commit written")
+        record = base = b""
+        if not (self._was_filled or self._is_doubtful):
+            record = b"".join(self._record())
+            self._journal_bytes += len(record)
+        if not record or self._journal_bytes > self._rotate_at_bytes:
+            # If there is no room for it, the next attempt is as many records later.
+            base, self._journal_bytes = b"".join(self._base()), 0
+        self._deltas, self._was_filled, self._is_doubtful = [], False, False
+        return Write(self._log, self._number, record, base, self._point)
 
     def rewrite(self) -> None:
-        """Write everything again, into new files; the old ones may be gone.
+        """Write everything again, into new files; the old ones may be gone. No write may be under
+        way.
 
         Uncommitted updates are left to their commit, which then writes everything. If this fails,
         the caller may continue: the next commit writes everything, or fails, too.
@@ -155,43 +128,33 @@ class Journaled(Memory):
             self._write_base()
 
     def close(self) -> None:
-        """Write a last record, so that damage before it is distinguished from a truncated end."""
-        if self._deltas or self._was_filled or self._is_doubtful or not self._journal_bytes:
+        """Write a last record, so that damage before it is distinguished from a truncated end. No
+        write may be under way.
+        """
+        if self._deltas or self._was_filled or self._is_doubtful or not self._state:
             return
         self._number += 1
         with suppress(DlctlError):  # The last commit is what counts, and it is on the disk.
-            self._write_record()
+            self._log.append(self._record())
 
-    def _write_record(self) -> None:
+    def _record(self) -> list[Bytes]:
         arrays: list[Array] = []
         updates: list[list[Any]] = []
         for (values, indices, _), lr, told in self._deltas:
             arrays += [values] if indices is None else [values, indices]
             updates.append([values.size, indices is not None, lr, *([dict(told)] if told else [])])
-        parts = records.pack(self._number, {"state": self._state, "updates": updates}, arrays)
-        self._is_doubtful = True
-        self._log.append(parts)
-        self._is_doubtful = False
-        self._journal_bytes += sum(map(len, parts))
-        self._point("record written")
+        return records.pack(self._number, {"state": self._state, "updates": updates}, arrays)
 
-    def _rotate(self) -> None:
-        """Start the journal over if the disk has room for a base, else retry later: all commits are
-        in the present journal, and in the new base if that was written."""
-        try:
-            self._write_base()
-        except NoRoom:
-            self._is_doubtful = False
-            self._rotate_at_bytes = self._journal_bytes + self._state_bytes()
-
-    def _write_base(self) -> None:
+    def _base(self) -> list[Bytes]:
         body = {**self._identity(), "state": self._state, "updated": self._updated}
         body["extras"] = self.extras.averaged.size
-        arrays = [*self._vectors.values(), self.extras.averaged]
+        return records.pack(self._number, body, [*self._vectors.values(), self.extras.averaged])
+
+    def _write_base(self) -> None:
+        """Between two commits: when this returns, it is on the disk."""
         self._is_doubtful = True
-        self._log.begin(self._number, records.pack(self._number, body, arrays))
-        self._is_doubtful = False
-        self._journal_bytes, self._rotate_at_bytes = 0, self._state_bytes()
+        self._log.begin(self._number, self._base())
+        self._is_doubtful, self._journal_bytes = False, 0
         self._point("base written")
 
     def _identity(self) -> Json:

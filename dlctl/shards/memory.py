@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from dlctl.messages import Array, Json
 from dlctl.optim.base import Optimizer
 from dlctl.optim.blocks import Rule, update_in_place
 from dlctl.shards.base import NOTHING, Extras, Shard, Spec, Unusable, W
+
+if TYPE_CHECKING:
+    from dlctl.shards.log import Write
 
 
 class Memory:
@@ -55,8 +59,9 @@ class Memory:
             # A copy: the array may be a view that keeps a whole message or file in memory.
             self._extras = Extras(np.array(extras.averaged))
 
-    def commit(self, state: Json) -> None:
+    def commit(self, state: Json) -> Write | None:
         """Nothing is durable."""
+        return None
 
     def resume(self, optimizer: Optimizer) -> Json:
         return {}

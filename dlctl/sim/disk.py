@@ -17,6 +17,8 @@ def _never() -> bool:
 class Disk:
     save_s: float = SAVE_S
     """From the request to save a file to its completion."""
+    commit_s: float = 0.0
+    """From the begin of a sync of a server's journal to its completion."""
     slow_s: Mapping[str, float] = field(default_factory=dict)
     """Process -> the same, for processes whose files take longer."""
     full: int = 0

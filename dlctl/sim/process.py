@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from dlctl.errors import DlctlError
 from dlctl.machine import (
     Admit,
     Coming,
@@ -25,7 +26,6 @@ from dlctl.machine import (
     StopRequested,
 )
 from dlctl.messages import Message
-from dlctl.shards.base import NoRoom
 from dlctl.sim.network import Network
 from dlctl.sim.timeline import Timeline
 from dlctl.util.names import HOME_AGENT
@@ -169,15 +169,17 @@ class Process:
         try:
             return self.machine.handle(event, now)
         except Crashed as crash:
-            self._crash(crash)
-        except NoRoom as error:  # of a commit: it exits, as a real process does
-            self._write(Note("error", error.message))
-            self.end(error.exit_code)
+            self.crash(crash)
         return []
 
-    def _crash(self, crash: Crashed) -> None:
+    def crash(self, crash: Crashed) -> None:
         self._note(f"{self} crashes at {crash}")
         self.end(-9)
+
+    def fail(self, error: DlctlError) -> None:
+        """End by an error that no machine handles, as a real process does."""
+        self._write(Note("error", error.message))
+        self.end(error.exit_code)
 
     def _admit(self, effect: Admit) -> None:
         self.admitted = effect.names

@@ -1,16 +1,22 @@
 """Where simulated servers keep their shards: the real storages, on memory that outlives a process.
 
 A crash at a point (`crashpoints.py`) happens in the middle of an update or a commit: the bytes stay
-as they were at that instant, and the next server has to recover from them.
+as they were at that instant, and the next server has to recover from them. Of records whose sync
+was under way the next server finds all, nothing, or a part: as after a kill, or a loss of power.
 """
 
 from __future__ import annotations
 
 import copy
+import zlib
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from dlctl.messages import Array
 from dlctl.optim.base import Optimizer
+from dlctl.roles.server.commits import Commit, Committed
 from dlctl.shards.base import (
     Held,
     NoRoom,
@@ -23,13 +29,20 @@ from dlctl.shards.base import (
 )
 from dlctl.shards.image import Form, has_updates
 from dlctl.shards.journaled import Journaled
+from dlctl.shards.log import by_log, perform_first, together
 from dlctl.shards.mapped import Mapped
 from dlctl.shards.memory import Memory, fresh
 from dlctl.shards.records import Bytes
 from dlctl.sim.disk import NO_SPACE, Disk
-from dlctl.sim.process import Process
+from dlctl.sim.process import Crashed, Process
 
 BOOT_ID = "the one boot of a simulated machine"
+
+
+class Survivor(NamedTuple):
+    version: int
+    w: Array
+    """float32[n]: the parameters."""
 
 
 @dataclass(slots=True)
@@ -52,6 +65,8 @@ class MemoryLog:
     """Number -> (base, journal)."""
     current: int = 0
     where: str = "the simulated disk"
+    unsynced: bytes = b""
+    """Records whose sync is under way."""
 
     def bases(self) -> list[int]:
         return sorted(self.files, reverse=True)
@@ -67,15 +82,24 @@ class MemoryLog:
         files = {n: (base, bytearray(journal)) for n, (base, journal) in self.files.items()}
         return MemoryLog(files=files, current=self.current)
 
-    def begin(self, number: int, parts: list[Bytes]) -> None:
+    def crash(self) -> None:
+        """Its process has died: what becomes of records that were not synced depends on them only,
+        so that it is the same in every run of a seed."""
+        dice = zlib.crc32(self.unsynced)
+        kept = (0, len(self.unsynced), dice % (len(self.unsynced) + 1))[dice % 3]
+        self.files[self.current][1].extend(self.unsynced[:kept])
+        self.unsynced = b""
+
+    def begin(self, number: int, parts: Sequence[Bytes]) -> None:
         if self.disk.full or self.disk.tight:
             raise NoRoom(NO_SPACE, where=self.where)
         self.files = {number: (b"".join(parts), bytearray())}
         self.current = number
 
-    def append(self, parts: list[Bytes]) -> None:
+    def append(self, parts: Sequence[Bytes]) -> None:
         if self.disk.full:
             raise NoRoom(NO_SPACE, where=self.where)
+        self.unsynced = b""
         self.files[self.current][1].extend(b"".join(parts))
 
 
@@ -134,11 +158,13 @@ class KeptStates:
             # The old holder believes that it owns the state, and must not write into this server's.
             kept.image = bytearray(kept.image) if kept.image is not None else None
             kept.log = kept.log.copy() if kept.log is not None else None
+        if kept.log is not None and holder is not self.process:
+            kept.log.crash()
         kept.holder, self._spec = self.process, spec
         return kept
 
-    def survivor(self, optimizer: Optimizer) -> Array | None:
-        """float32[n]: the parameters that the next server would find now; None: none."""
+    def survivor(self, optimizer: Optimizer) -> Survivor | None:
+        """What the next server would find if the power failed now; None: nothing."""
         if self._spec is None or self.durability == "none":
             return None
         now = self.kept[_key(self._spec)]
@@ -146,14 +172,58 @@ class KeptStates:
         log = now.log.copy() if now.log is not None else None
         copies, durability = {_key(self._spec): Kept(image, log)}, self.durability
         storage = KeptStates(self.process, copies, durability, no_point, Disk()).reopen(self._spec)
-        storage.resume(copy.deepcopy(optimizer))
-        return storage.w
+        state = storage.resume(copy.deepcopy(optimizer))
+        return Survivor(state.get("version", 0), storage.w)
 
     def discard(self) -> None:
         for other in self._others.values():
             other.discard()
         if self._spec is not None:
             self.kept.pop(_key(self._spec), None)
+
+
+class CommitDriver:
+    """Performs the commits of one simulated server, each sync taking `Disk.commit_s`."""
+
+    def __init__(self, process: Process, disk: Disk) -> None:
+        self.process = process
+        self.disk = disk
+        self._queue: deque[Commit] = deque()
+        self._is_syncing = False
+        process.perform(Commit, self._begin)
+
+    def _begin(self, commit: Commit) -> None:
+        self._queue.append(commit)
+        if not self._is_syncing:
+            self._sync()
+
+    def _sync(self) -> None:
+        """Write what is queued by now; what comes later waits for the next sync."""
+        commits = list(self._queue)
+        self._is_syncing = True
+        writes = [commit.write for commit in commits]
+        for log, records in by_log(writes[: together(writes)]):
+            if isinstance(log, MemoryLog):
+                log.unsynced = b"".join(records)
+        self.process.timeline.after(self.disk.commit_s, lambda: self._synced(commits))
+
+    def _synced(self, commits: list[Commit]) -> None:
+        if not self.process.alive:
+            return
+        self._is_syncing = False
+        try:
+            count = perform_first([commit.write for commit in commits])
+        except Crashed as crash:
+            self.process.crash(crash)
+            return
+        except NoRoom as error:
+            self.process.fail(error)
+            return
+        for _ in range(count):
+            self._queue.popleft()
+        self.process.post(Committed(commits[count - 1].number))
+        if self._queue:
+            self._sync()
 
 
 def _key(spec: Spec) -> int | str:

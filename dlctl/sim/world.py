@@ -46,7 +46,7 @@ from dlctl.sim.network import Network, NetworkOptions
 from dlctl.sim.objectives import Objective
 from dlctl.sim.process import Observer, Process
 from dlctl.sim.shared_models import SharedModels
-from dlctl.sim.states import KeptStates
+from dlctl.sim.states import CommitDriver, KeptStates
 from dlctl.sim.store import Store
 from dlctl.sim.supervision import Supervision
 from dlctl.sim.timeline import Timeline
@@ -269,6 +269,7 @@ class World:
 
     def _server(self, process: Process, birth: Birth) -> Machine:
         FilesDriver(process, self.store, self.disk, self.host_disks)
+        CommitDriver(process, self.disk)
         address = f"sim://{birth.name}"
         self.network.listen(address, process)
         job = self.job

@@ -16,6 +16,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "sim"))
 from lives import Keeping
+from made import handled
 from simulated import job_file
 from stolen_key import FIXED, extremes, numbers_of
 
@@ -71,7 +72,7 @@ class Life:
     def tell(self, peer: Any, message: m.Message, identity: str = "") -> list[Effect]:
         """Over the wire, there and back: what is sent has to be readable, too."""
         decoded = wire.decode([bytes(frame) for frame in wire.encode(message)])
-        effects = self.server.handle(Received(peer, decoded, identity), 0.0)
+        effects = handled(self.server, Received(peer, decoded, identity))
         for effect in effects:
             assert not isinstance(effect, Exit), effect
             if isinstance(effect, Send):

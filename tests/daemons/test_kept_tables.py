@@ -219,7 +219,7 @@ def test_all_that_was_removed_is_put_back_at_one_look(
 ) -> None:
     tables = make().begin()
     tables.push()
-    watch = Watch(tables.storages, tables.run)
+    watch = Watch(tables.storages, tables.run, lambda: None)
     place = tables.kept().path.parent
     shutil.rmtree(place)
     with caplog.at_level(logging.WARNING, "dlctl"):
@@ -237,7 +237,7 @@ def test_a_table_that_cannot_be_put_back_does_not_keep_the_others_from_it(
     make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tables = make().begin()
-    watch = Watch(tables.storages, tables.run)
+    watch = Watch(tables.storages, tables.run, lambda: None)
     for table in TABLES:
         for path in tables.files(table):
             path.unlink()

@@ -45,7 +45,7 @@ class Kept:
         self.storages: Any = choose_storages(run, self.servers, no_point)
         self.shard = Shard(adagrad(), self.storages.create(SPEC))
         self.model = plain(adagrad(), SPEC)
-        self.watch = Watch(self.storages, run)
+        self.watch = Watch(self.storages, run, lambda: None)
 
     def push(self, number: int) -> None:
         for shard in (self.shard, self.model):
@@ -231,22 +231,34 @@ def test_a_log_that_could_not_be_put_back_and_is_not_there_is_put_back_later(
     assert snapshot(kept.found()[0]) == snapshot(kept.model)
 
 
-def test_after_an_error_of_the_log_nothing_is_acknowledged_without_a_new_base(
+def test_files_that_a_commit_is_replacing_are_not_taken_for_lost(
+    make: MakeKept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Between the journal of a new base and its name."""
+    kept = make("disk")
+    kept.push(0)
+    (base,) = kept.place().glob("*.base-*")
+    elsewhere = base.rename(base.with_suffix(".tmp"))
+    watch = Watch(kept.storages, kept.run, lambda: elsewhere.rename(base) and None)
+    watch()
+    assert caplog.messages == []
+    assert [*kept.place().glob("*.base-*")] == [base]
+
+
+def test_after_an_error_of_the_log_nothing_is_acknowledged_by_this_server(
     make: MakeKept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if somebody catches the error and goes on: behind half a record none can be read."""
     kept = make("disk")
     kept.push(0)
-    for number in (1, 2):
-        with monkeypatch.context() as context:
-            fail_once(context, "write")
-            with pytest.raises(DlctlError, match="No space left"):
-                kept.push(number)
-    kept.push(3)
-    kept.push(4)
+    wanted = snapshot(kept.model)
+    fail_once(monkeypatch, "write")
+    for why in ("No space left", "an earlier write has failed", "an earlier write has failed"):
+        with pytest.raises(DlctlError, match=why):
+            kept.push(1)
     kept.die()
     again, meta = kept.found()
-    assert (snapshot(again), meta) == (snapshot(kept.shard), {"number": 4})
+    assert (snapshot(again), meta) == (wanted, {"number": 0})
 
 
 def test_after_an_error_of_the_log_an_end_in_order_writes_nothing_behind_half_a_record(
@@ -305,7 +317,7 @@ def test_nothing_comes_back_of_a_run_that_is_over_or_was_removed(
 def test_a_run_directory_that_cannot_be_read_is_not_taken_for_a_lost_state(
     make: MakeKept, caplog: pytest.LogCaptureFixture
 ) -> None:
-    Watch(make("process").storages, Path("/", "x" * 300))()
+    Watch(make("process").storages, Path("/", "x" * 300), lambda: None)()
     assert not caplog.messages
 
 

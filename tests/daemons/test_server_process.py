@@ -158,11 +158,12 @@ POINTS = [
     ("process", "topk", "block scattered:3"),
     ("disk", "topk", "commit begun:6"),
     ("disk", "none", "record written:4"),
+    ("disk", "topk", "journal written:4"),
     ("disk", "none", "base written:3"),
 ]
 
 
-@pytest.mark.per_commit(3)
+@pytest.mark.per_commit(4)
 @pytest.mark.parametrize(("durability", "compressor", "failpoint"), POINTS)
 def test_the_next_server_has_every_acknowledged_push_and_none_twice(
     make_run: MakeRun, durability: str, compressor: str, failpoint: str

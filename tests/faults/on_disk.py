@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from dlctl.roles.server.commits import WAITS_FOR_DISK
 from dlctl.runs import lineage
 
 from .job import SERVERS, WORKERS, Broken, Job, Options, pause
@@ -229,6 +230,33 @@ def fail_fdatasync(trial: Trial, job: Job) -> Incident:
     said = [e["text"] for e in job.events(last) if e["kind"] == "exit" and e["daemon"] == name]
     incident.require("exit 1" in said[0], f"the server ended otherwise: {said}")
     incident.false_failovers = replaced(job, before, name)
+    return incident
+
+
+@row(
+    "disk-slow-journal",
+    f'durability = "disk": each fdatasync takes {SLOW_S:g} s longer: status says so, pushes are '
+    "settled, nobody is replaced",
+    needs=(root, tool("strace")),
+)
+def disk_slow_journal(trial: Trial) -> None:
+    trial.run(delay_fdatasync, ON_DISK)
+
+
+def delay_fdatasync(trial: Trial, job: Job) -> Incident:
+    shard = trial.rng.randrange(SERVERS)
+    name, before = f"server-{shard}", job.incarnations()
+    with failing(job, name, f"fdatasync:delay_enter={SLOW_S * 1e6:.0f}"):
+        began = time.monotonic()
+        detected = job.until(
+            "status says so", lambda: job.daemons()[name]["phase"] == WAITS_FOR_DISK, 20.0
+        )
+        counts = job.watch.now()
+        job.until("pushes are settled", lambda: job.watch.shard_grown(shard, counts))
+    healed = time.monotonic()
+    resumed = job.until("all is well", lambda: job.daemons()[name]["phase"] == "serving", 20.0)
+    incident = Incident(detect_s=detected - began, resume_s=resumed - healed)
+    incident.false_failovers = replaced(job, before)
     return incident
 
 

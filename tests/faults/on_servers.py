@@ -19,6 +19,7 @@ SPARSE_POINTS = (
     "undo begun", "undo block written", "block scattered", "commit begun", "commit half written",
     "commit written",
 )  # fmt: skip
+DISK_POINTS = ("commit begun", "journal written", "record written", "commit written")
 PASSES = (1000, 2000)
 """Some seconds of pushes."""
 BIG = Options(cells=1 << 21, work=0, push="off")
@@ -93,6 +94,11 @@ def server_failpoint(trial: Trial) -> None:
 @row("server-failpoint-sparse", "the same in sparse updates, which take another way")
 def server_failpoint_sparse(trial: Trial) -> None:
     at_points(trial, SPARSE_POINTS, SPARSE)
+
+
+@row("server-failpoint-disk", "the same at the steps of a commit on a disk")
+def server_failpoint_disk(trial: Trial) -> None:
+    at_points(trial, DISK_POINTS, ON_DISK)
 
 
 def at_points(trial: Trial, points: tuple[str, ...], options: Options) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from lives import Keeping
-from made import server
+from made import handled, server
 
 from dlctl import messages as m
 from dlctl import registry, wire
@@ -88,7 +88,7 @@ class Life:
         self.effects = self.tell(m.Assign(lo, hi, LAYOUT, restore, keep, step_samples=64))
 
     def tell(self, message: m.Message, peer: Any = COORDINATOR) -> list[Any]:
-        return self.server.handle(Received(peer, message), 0.0)
+        return handled(self.server, Received(peer, message))
 
     def ask(self, message: m.Message) -> list[Any]:
         """What is answered to a worker."""

@@ -22,6 +22,7 @@ from simulated import (
     FullAtEnd,
     FullAtRelease,
     KillAtDecision,
+    KillInCommit,
     StopAtWork,
     job_file,
     ledger_checkers,
@@ -39,6 +40,7 @@ from dlctl.sim.checkers import (
     BufferedChecker,
     Checker,
     ClockChecker,
+    DurableChecker,
     FetchesChecker,
     GroupChecker,
     LeadChecker,
@@ -174,6 +176,13 @@ def and_rare_faults(seed: int, faults: Faults, durability: str) -> Faults:
     return faults
 
 
+def syncing(seed: int, simulation: Simulation) -> Simulation:
+    """The same on a disk whose syncs take no time, as on a good one, or as on a very slow one."""
+    dice = np.random.default_rng([seed, 13])
+    simulation.world.disk.commit_s = float(dice.choice([0.0, 0.004, 0.15]))
+    return simulation
+
+
 # ---------------------------------------------------------------- the ledger
 
 
@@ -209,10 +218,10 @@ def _ledger(
     # Behind the checkers of a method's own: these say more of what it does wrong.
     ahead = int(job.algorithm.options.get("overlap", False))
     checkers += (ClockChecker(ahead=ahead),) if averages and in_step else ()
-    return Simulation(
+    return syncing(seed, Simulation(
         job, problem, seed, network=poor_network(seed), compute=COMPUTE, faults=faults,
         checkers=checkers,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def downpour(seed: int) -> Simulation:
@@ -322,6 +331,31 @@ def recovery(seed: int) -> Simulation:
     )  # fmt: skip
 
 
+def commits(seed: int) -> Simulation:
+    """On a disk whose syncs take long enough for many pushes: servers die while commits are under
+    way, and everything at once on every sixth seed.
+    """
+    name, method, compression = (
+        ("downpour", {}, "none"),
+        ("downpour", {"push_every_steps": 2, "fetch_every_steps": 1}, "topk"),
+        ("sync", {}, "none"),
+        ("local-sgd", {"local_steps": 2, "inner_lr": 1.0}, "none"),
+    )[seed % 4]  # fmt: skip
+    faults = recovery_faults(seed) if seed % 2 else mixed_faults(seed)
+    simulation = _ledger(
+        seed, faults, averages=name != "downpour", shares=name == "sync", durabilities=("disk",),
+        algorithm=(name, method), more=lambda _: DurableChecker(),
+        compression=(compression, {"density": 0.005} if compression == "topk" else {}),
+    )  # fmt: skip
+    dice = np.random.default_rng([seed, 14])
+    sync_s = simulation.world.disk.commit_s = float(dice.choice([0.01, 0.05, 0.25]))
+    for _ in range(2):
+        name = f"server-{dice.integers(SERVERS)}"
+        after_s = float(dice.uniform(0.0, sync_s))
+        KillInCommit(simulation, name, int(dice.integers(5, 40)), after_s)
+    return simulation
+
+
 def sync_recovery(seed: int) -> Simulation:
     """The same with a barrier, whose held pushes die with their server; in every other run all
     servers clip together.
@@ -412,7 +446,9 @@ def _driven(seed: int, checkers: tuple[Checker, ...], **circumstances: object) -
         durability=("process", "process", "disk")[seed % 3],
     )  # fmt: skip
     problem = LeastSquares(samples=64)
-    return Simulation(job, problem, seed, compute=COMPUTE, checkers=checkers, **circumstances)
+    return syncing(
+        seed, Simulation(job, problem, seed, compute=COMPUTE, checkers=checkers, **circumstances)
+    )
 
 
 @cache
@@ -472,6 +508,7 @@ def toys(seed: int) -> Simulation:
         job, problem, seed, network=poor_network(seed), compute=COMPUTE, faults=faults,
         checkers=checkers,
     )  # fmt: skip
+    syncing(seed, simulation)
     simulation.world.groups.torn = 0.1
     if name == "toy-quorum" and seed % 4 == 1:
         KillAtDecision(simulation, 2 + seed % 3, f"server-{seed // 12 % SERVERS}")
@@ -531,10 +568,10 @@ def streams(seed: int) -> Simulation:
         StreamChecker(lengths, 4, epochs), LeasesChecker(0, forgets=forgets),
         LivenessChecker(faults.heal_at_s), SavedChecker(book), NothingLeft(),
     )  # fmt: skip
-    return Simulation(
+    return syncing(seed, Simulation(
         job, problem, seed, network=poor_network(seed), compute=COMPUTE, faults=faults,
         checkers=checkers,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 LIED_TO: tuple[tuple[str, dict[str, Any], dict[str, bool]], ...] = (
@@ -576,6 +613,7 @@ def stolen_keys(seed: int) -> Simulation:
         FetchesChecker(), LivenessChecker(HEAL_AT_S), NothingLeft(),
     )  # fmt: skip
     simulation = Simulation(job, problem, seed, compute=COMPUTE, faults=faults, checkers=checkers)
+    syncing(seed, simulation)
     Thief(simulation, seed, book, from_s=float(dice.uniform(0.8, 1.2)), until_s=HEAL_AT_S - 1.0)
     return simulation
 
@@ -621,6 +659,7 @@ SCENARIOS: dict[str, Callable[[int], Simulation]] = {
     "ways": ways,
     "sandblaster": sandblaster,
     "recovery": recovery,
+    "commits": commits,
     "sync-recovery": sync_recovery,
     "full-disks": full_disks,
     "stops": stops,

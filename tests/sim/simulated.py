@@ -15,6 +15,7 @@ from dlctl.jobfile import effective_options
 from dlctl.machine import Send
 from dlctl.messages import Array, Decided, Json, Push, Shutdown
 from dlctl.roles.coordinator.records import Remember
+from dlctl.roles.server.commits import Commit
 from dlctl.runs.memory import Memory
 from dlctl.sim.checkers import (
     AcksChecker,
@@ -238,6 +239,27 @@ class KillAtDecision(Checker):
         assert self.chosen is not None
         for name in (f"worker-{self.chosen[0]}", *self._others):
             self._world.kill(name)
+
+
+class KillInCommit(Checker):
+    """A server dies while its commit of this number is under way."""
+
+    def __init__(self, simulation: Simulation, name: str, number: int, after_s: float) -> None:
+        """after_s: the begin of the commit."""
+        self._simulation = simulation
+        self._name, self._number, self._after_s = name, number, after_s
+        simulation.world.observers.append(self)
+
+    def on_effect(self, process: Any, effect: Any) -> None:
+        is_it = isinstance(effect, Commit) and effect.number == self._number
+        if is_it and process.name == self._name:
+            self._number = -1
+            self._simulation.at(process.timeline.now + self._after_s, lambda: self._kill(process))
+
+    def _kill(self, process: Any) -> None:
+        if process.alive and process.machine.commits.under_way:
+            self._simulation.injector.struck["kill in a commit"] += 1
+            process.end(-9)
 
 
 class FullAt(Checker):

@@ -5,7 +5,7 @@
                          +--+ no disk space to rewrite the stored state
 
 `ShardProtocol` is the running shard. A worker's message that arrives before this server has its
-slice is dropped: the worker resends it.
+slice is dropped: the worker resends it. What is sent may have to wait for commits (`commits.py`).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from dlctl.machine import (
     Peer,
     Received,
     Reconnected,
+    Send,
     Started,
     StopRequested,
 )
@@ -54,6 +55,7 @@ from dlctl.roles.protocol.live_values import LiveValues
 from dlctl.roles.protocol.saving import Restoring, Saving
 from dlctl.roles.protocol.watchdog import Watchdog
 from dlctl.roles.server.abuse_guard import AbuseGuard
+from dlctl.roles.server.commits import WAITS_FOR_DISK, Commits, Committed
 from dlctl.roles.server.reporting import Reporting
 from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.server.table_shard import TableShard
@@ -63,6 +65,8 @@ from dlctl.shards.base import Diverged, Extras, Held, NoRoom, Shard, Spec, Stora
 from dlctl.shards.memory import InMemory
 from dlctl.util.names import WAITS_FOR_SPACE
 
+SLOW_COMMIT_S = 1.0
+"""A commit that takes longer is reported."""
 LOOK_S = 2.0
 """Between two attempts to open a shard for which the disk has no space."""
 
@@ -84,6 +88,7 @@ class Server:
             # State shared by the coordinator and all shards cannot be resumed by a single shard.
             self.storages = InMemory()
         self.context = Context(self.job.timeouts.resend_s)
+        self.commits = Commits(self.context)
         self.lr = self.job.optimizer.options.get("lr")
         """The learning rate, as long as there is no shard that has it."""
         self.live = LiveValues(self.context, self.birth.name, {"lr": (self, "lr")})
@@ -104,10 +109,32 @@ class Server:
         self._look_at: float | None = None
         """When it looks for space again."""
         self._report_at = 0.0
+        self._reported: dict[str, Any] = {}
+        """The metrics of the last report that has left."""
+        self._leaving: m.Shutdown | StopRequested | None = None
+        """The server exits as soon as no commit is under way."""
 
     # ------------------------------------------------------------ the machine
 
     def handle(self, event: Event, now: float) -> list[Effect]:
+        leaving: list[Effect] = []
+        if isinstance(event, Committed):
+            leaving = self.commits.committed(event.number)
+        elif not self._is_ending:
+            self._take(event, now)
+        if not self._is_ending:
+            self._report_if_due(now)
+            if self._reporting is not None:
+                self._reporting.report_changes(now)
+        elif self._leaving is not None and not self.commits.under_way:
+            self._leave(self._leaving)
+        leaving += self.commits.hold(self.context.clear(), now)
+        for effect in leaving:
+            if isinstance(effect, Send) and isinstance(effect.message, m.Report):
+                self._reported = effect.message.metrics
+        return leaving
+
+    def _take(self, event: Event, now: float) -> None:
         match event:
             case Received(peer, message, identity):
                 self._on_message(peer, message, identity, now)
@@ -134,15 +161,17 @@ class Server:
             case Started():
                 self._lifeline.heard(now)
                 self.context.ask("register", COORDINATOR, self.birth, now)
-            case StopRequested(reason):
-                self._close()
-                self.context.do(Exit(0, reason))
-        self._report_if_due(now)
-        if self._reporting is not None:
-            self._reporting.report_changes(now)
-        return self.context.clear()
+            case StopRequested():
+                self._leaving = event
+
+    @property
+    def _is_ending(self) -> bool:
+        """Whether only commits are waited for: no event may change anything any more."""
+        return self._leaving is not None or self.commits.is_ending
 
     def deadline(self) -> float | None:
+        if self._is_ending:
+            return None
         times = [self.context.retries.deadline(), self._lifeline.deadline(), self._look_at]
         times += [self._report_at] if self._welcome else []
         return min((t for t in times if t is not None), default=None)
@@ -251,7 +280,7 @@ class Server:
         side.lo = lo
         side.measures_noise = not number and takes_gradients
         return TableShard(
-            context=self.context, declared=table, table=number, index=index,
+            context=self.context, commits=self.commits, declared=table, table=number, index=index,
             generation=welcome.term, lo=lo, hi=hi, shard=shard, side=side,
             push_norm_max=servers.push_norm_max, seed=self.job.job.seed,
             rows=RowSlice(RowTables(layout), servers.count, index) if table.of_rows else None,
@@ -387,15 +416,16 @@ class Server:
     def _on_shutdown(self, message: m.Shutdown, now: float) -> None:
         self._report_at = now
         self._report_if_due(now)
-        self._close()
-        if not message.keep_state:
-            self.storages.discard()
-        self.context.do(Exit(0, message.reason))
+        self._leaving = message
 
-    def _close(self) -> None:
+    def _leave(self, why: m.Shutdown | StopRequested) -> None:
+        """Exit, in an orderly way: no commit is under way, and all that was sent has left."""
         if self.serving is not None:
             for table in self.serving.tables:
                 table.shard.storage.close()
+        if isinstance(why, m.Shutdown) and not why.keep_state:
+            self.storages.discard()
+        self.context.do(Exit(0, why.reason))
 
     def phase(self) -> tuple[str, str]:
         """(what this server does, which process it waits for)."""
@@ -422,10 +452,19 @@ class Server:
         if self._welcome is None or now < self._report_at:
             return
         self._report_at = now + REPORT_S
+        if self.commits.waits_s(now) > SLOW_COMMIT_S:
+            self._report_slow_disk(now)
+            return
         metrics = self.serving.metrics(now) if self.serving else {}
         metrics["settings"] = self.live.values()
         report = m.Report(self.birth.name, self.birth.incarnation, *self.phase(), metrics)
         self.context.send(COORDINATOR, report)
+
+    def _report_slow_disk(self, now: float) -> None:
+        """Tell nothing but that, and since when: the rest is not durable."""
+        wait = {"commits": self.commits.under_way, "commit_wait_s": self.commits.waits_s(now)}
+        of = (self.birth.name, self.birth.incarnation, WAITS_FOR_DISK, "")
+        self.context.send(COORDINATOR, m.Report(*of, {**self._reported, **wait}))
 
     _FROM_COORDINATOR: ClassVar[dict[type, Callable[[Any, Any, float], None]]] = {
         m.Welcome: _on_welcome,

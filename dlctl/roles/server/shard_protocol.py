@@ -117,7 +117,7 @@ class ShardProtocol:
         `initialised`, then holds for all tables.
         """
         for table in reversed(self.tables):
-            table.commit()
+            table.commit(in_order=True)
 
     def close(self, last_checkpoint: int) -> None:
         """Apply no more updates, neither here nor in a server that replaces this one."""

@@ -4,9 +4,9 @@ A push passes these checks in order: its epoch (fencing), its connection (only t
 presented the token of the epoch), its number (exactly once), its content (sizes and indices within
 the shard, every value finite). Then the method's shard side applies it, holds it in a barrier,
 buffers it or drops it. Of an invalid push the shard side is only notified, since others may wait
-for it. Then everything is committed: shard, numbers and the state of the method. Only then is the
-ack sent. An uncommitted push was never acknowledged, so it is resent to a server that replaces this
-one.
+for it. Then everything is committed: shard, numbers and the state of the method. The ack leaves
+when that commit is durable (`commits.py`). Before that the push was never acknowledged, so it is
+resent to a server that replaces this one.
 
 Each table has numbers, a version, a clock and commits of its own: the tables of a server share
 nothing but the set of joined workers.
@@ -31,6 +31,7 @@ from dlctl.machine import Peer
 from dlctl.messages import Json
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.meters import Rates, Staleness
+from dlctl.roles.server.commits import Commits
 from dlctl.roles.server.dedup import NEW, Dedup
 from dlctl.rows import RowSlice
 from dlctl.shards.base import Shard, W
@@ -93,6 +94,8 @@ HELD_FETCHES_MAX = 8
 @dataclass(kw_only=True, eq=False)
 class TableShard:
     context: Context
+    commits: Commits
+    """Of the server."""
     declared: Table
     table: int
     index: int
@@ -128,7 +131,7 @@ class TableShard:
         self.summary = Summary(fetch_values)
         self._early_apply = EarlyApply(self.shard)
         self._committed = 0
-        """The version of the last commit."""
+        """The version of the newest commit, which may be under way."""
         if self.rows is not None:
             self.shard.remembers = False  # No worker has all of it.
         self._held_fetches: dict[tuple[int, int], tuple[Peer, m.Fetch | m.FetchRows]] = {}
@@ -141,19 +144,24 @@ class TableShard:
 
     # ------------------------------------------------------------ what survives
 
-    def commit(self) -> None:
-        """Make everything so far durable; nothing may be acknowledged before this."""
+    def commit(self, *, in_order: bool = False) -> None:
+        """Commit everything so far; what is sent from now on depends on it. in_order: see
+        `Commits.begin`.
+        """
         self._committed = self.shard.version
         if self.shard.storage.survives:
-            self.shard.commit(
-                {
-                    "deliveries": self.dedup.to_json(),
-                    "fates": self.dedup.fates(),
-                    "side": self.side.state(),
-                    "refused": sorted(map(list, self.refused.items())),
-                    "op": self.newest_op,
-                    **self.more_state(),
-                }
+            self.commits.begin(
+                self.shard.record(
+                    {
+                        "deliveries": self.dedup.to_json(),
+                        "fates": self.dedup.fates(),
+                        "side": self.side.state(),
+                        "refused": sorted(map(list, self.refused.items())),
+                        "op": self.newest_op,
+                        **self.more_state(),
+                    }
+                ),
+                in_order=in_order,
             )
 
     def resume(self) -> Json:
@@ -224,7 +232,7 @@ class TableShard:
         self.shard.lr = 0.0  # The old values are overwritten: `optim.plain.Accrue`.
         self.shard.apply(values)
         self.newest_op = number
-        self.commit()
+        self.commit(in_order=True)
         self._answer_held_fetches()
 
     # ------------------------------------------------------------ pushes

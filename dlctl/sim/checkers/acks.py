@@ -18,7 +18,7 @@ def durable(server: Process) -> Array:
     """
     machine: Any = server.machine
     found = machine.storages.survivor(machine.serving.shard.optimizer)
-    weights: Array = machine.serving.shard.w if found is None else found
+    weights: Array = machine.serving.shard.w if found is None else found.w
     return weights
 
 

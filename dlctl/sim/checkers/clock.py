@@ -12,6 +12,7 @@ from dlctl.messages import Array, Message
 from dlctl.roles.protocol.effects import Compute
 from dlctl.sim.checkers.arrivals import when_placed
 from dlctl.sim.checkers.base import Checker
+from dlctl.sim.checkers.versions import Versions
 from dlctl.sim.process import Process
 
 Where = tuple[Process, int]
@@ -29,6 +30,7 @@ class ClockChecker(Checker):
 
     def __init__(self, *, ahead: int = 0) -> None:
         self.ahead = ahead
+        self._versions = Versions()
         self._states: defaultdict[tuple[int, bytes], set[int]] = defaultdict(set)
         """(shard, its parameters as sent) -> the steps at which it had them: several, if no worker
         had any data at some."""
@@ -43,6 +45,7 @@ class ClockChecker(Checker):
 
     def on_message(self, process: Process, peer: Peer, message: Message) -> None:
         """A worker is about to receive an answer: from now on its model is checked."""
+        self._versions.on_message(process)
 
         def placed(shard: int, model: Array) -> None:
             self._placed[process, shard] = model
@@ -53,9 +56,9 @@ class ClockChecker(Checker):
         match effect:
             case Compute():
                 self._on_compute(process, effect)
-            case Send(_, m.Parameters(shard) | m.SparseParameters(shard)):
-                held = process.machine.serving.shard  # type: ignore[attr-defined]
-                self._states[shard, held.w.tobytes()].add(held.version)
+            case Send(_, m.Parameters(shard) | m.SparseParameters(shard) as answer):
+                sent = self._versions.of(process, answer.version).exact
+                self._states[shard, sent.tobytes()].add(answer.version)
             case Send(peer, m.Push() as push):
                 self._on_push(process, int(str(peer).rpartition("-")[2]), push)
 

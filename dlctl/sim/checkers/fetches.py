@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from dlctl import messages as m
-from dlctl.compress.values import as_float32
 from dlctl.machine import Effect, Peer, Send
 from dlctl.messages import Array
 from dlctl.roles.worker.basis import Slice
 from dlctl.roles.worker.shard_client import ShardClient
 from dlctl.sim.checkers.base import Checker
+from dlctl.sim.checkers.versions import Versions
 from dlctl.sim.process import Process
 
 NEARLY = 2.0**-6
@@ -32,11 +32,12 @@ class FetchesChecker(Checker):
         """(shard, generation) -> the largest parameter so far."""
         self._exact: set[tuple[Process, Peer, int]] = set()
         """(server, client, request) of requests for exact values."""
+        self._versions = Versions()
         self._shards: dict[tuple[int, int, int], Array] = {}
         """(shard, generation, version) -> its parameters, as sent to workers."""
 
     def on_effect(self, process: Process, effect: Effect) -> None:
-        """A server answers: its current state is this version."""
+        """A server answers: its state is, or was, this version."""
         if not isinstance(effect, Send) or not isinstance(effect.message, _ANSWERS):
             return
         answer, serving = effect.message, process.machine.serving  # type: ignore[attr-defined]
@@ -47,12 +48,12 @@ class FetchesChecker(Checker):
             return  # It is evaluated, and no model is made of it.
         if is_rounded and answer.values.itemsize != 2:
             raise self.broken(f"{process} does not round what {effect.peer!r} trains with")
-        seen = as_float32(serving.parameters.summary.of(serving.shard))
+        exact, seen = self._versions.of(process, answer.version)
         key = (answer.shard, answer.generation, answer.version)
         if not np.array_equal(self._shards.setdefault(key, seen.copy()), seen):
             raise self.broken(f"{process} has two states that are version {answer.version}")
         if is_rounded:
-            self._check_is_near(process, key[:2], seen, serving.shard.w)
+            self._check_is_near(process, key[:2], seen, exact)
 
     def _check_is_near(self, process: Process, key: tuple[int, int], seen: Array, w: Array) -> None:
         largest = max(float(np.abs(w).max(initial=0.0)), self._largest.get(key, 0.0))
@@ -62,6 +63,7 @@ class FetchesChecker(Checker):
 
     def on_message(self, process: Process, peer: Peer, message: m.Message) -> None:
         """A worker is about to receive an answer: from now on its model is checked."""
+        self._versions.on_message(process)
         if isinstance(message, m.Fetch) and message.exact:
             self._exact.add((process, peer, message.request))
         training = getattr(process.machine, "training", None)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 
 from dlctl import messages as m
-from dlctl.machine import Effect, Send
+from dlctl.machine import Effect, Peer, Send
 from dlctl.messages import APPLIED, DUPLICATE, Array
 from dlctl.roles.protocol.effects import Compute
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.checkers.book import Book, Key
+from dlctl.sim.checkers.versions import Versions
 from dlctl.sim.process import Process
 
 
@@ -26,6 +27,7 @@ class StalenessChecker(Checker):
 
     def __init__(self, book: Book) -> None:
         self.book = book
+        self._parameters = Versions()
         self.reported: list[int] = []
         """For every applied push, in order."""
         self._applied: defaultdict[int, set[Key]] = defaultdict(set)
@@ -39,6 +41,12 @@ class StalenessChecker(Checker):
         self._asked: dict[Process, tuple[float, dict[int, set[int]]]] = {}
         """Worker -> when it has begun its current gradient, and the same for that."""
         self._pushed: set[Key] = set()
+
+    def on_message(self, process: Process, peer: Peer, message: m.Message) -> None:
+        self._parameters.on_message(process)
+        serving = getattr(process.machine, "serving", None)
+        if serving is not None and serving.initialised:
+            self._meet(process, serving.index)
 
     def on_effect(self, process: Process, effect: Effect) -> None:
         if isinstance(effect, Compute):
@@ -81,7 +89,7 @@ class StalenessChecker(Checker):
                 f"{self._version(message.shard)} pushes"
             )
         of_shard = self._versions[message.shard]
-        w = server.machine.serving.shard.w  # type: ignore[attr-defined]
+        w = self._parameters.of(server, message.version).exact
         of_shard.setdefault(_gradients(w), set()).add(message.version)
 
     def _on_ack(self, key: Key, ack: m.Ack) -> None:

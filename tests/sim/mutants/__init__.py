@@ -9,6 +9,7 @@ A module has the bugs of one part of the system. `MUTANTS` has all of them, by n
 
 from planting import MUTANTS as MUTANTS
 
+from mutants import commits as commits
 from mutants import coordinator as coordinator
 from mutants import methods as methods
 from mutants import server as server

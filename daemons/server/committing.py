@@ -1,0 +1,85 @@
+"""Performs the commits of a server in a thread: one sync for all that were begun during the last.
+
+    loop     push, push, push ...  | Commit 7, 8, 9 are queued  | Committed(9): the acks leave
+    thread   sync of 6             | sync of 7, 8, 9            | ...
+
+The loop applies pushes meanwhile. Each commit is confirmed in its order. If one fails, the server
+ends with its error: none that follows is written, and nothing that waits for it has left.
+
+The queued bytes are bounded: beyond `QUEUED_MAX` nothing is read from workers until the thread has
+caught up, so they wait for their acks, as they would for a slower server.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from itertools import islice
+
+from daemons.loop import Loop
+from dlctl.roles.server.commits import Commit, Committed
+from dlctl.shards.log import perform_first
+
+QUEUED_MAX = 64 << 20
+"""Bytes. The commits of the messages that are already received come on top."""
+TOGETHER_MAX = 1024
+"""Commits that one sync covers at most."""
+
+
+class Committing:
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._queue: deque[Commit] = deque()
+        """Commits that are not durable, the first of them being written."""
+        self._queued_bytes = 0
+        self._has_failed = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        loop.perform(Commit, self._begin)
+        loop.after_events = self._read_or_wait
+
+    # ------------------------------------------------------------ in the loop
+
+    def _begin(self, commit: Commit) -> None:
+        if self._thread is None:  # Most servers never need one.
+            self._thread = threading.Thread(target=self._work, name="commits", daemon=True)
+            self._thread.start()
+        with self._changed:
+            if self._has_failed:
+                return
+            self._queue.append(commit)
+            self._queued_bytes += commit.write.nbytes
+            self._changed.notify_all()
+
+    def await_all(self) -> None:
+        """Return when no commit is under way."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_failed or not self._queue)
+
+    def _read_or_wait(self) -> None:
+        """Before the loop waits for messages again."""
+        self._loop.transport.accept(self._queued_bytes <= QUEUED_MAX)
+
+    # ------------------------------------------------------------ in the thread
+
+    def _work(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._queue)
+                    commits = list(islice(self._queue, TOGETHER_MAX))
+                count = perform_first([commit.write for commit in commits])
+                self._confirm(commits[:count])
+        except Exception as error:
+            with self._changed:
+                self._has_failed = True
+                self._changed.notify_all()
+            self._loop.fail(error)
+
+    def _confirm(self, commits: list[Commit]) -> None:
+        with self._changed:
+            for commit in commits:
+                self._queue.popleft()
+                self._queued_bytes -= commit.write.nbytes
+            self._changed.notify_all()
+        self._loop.post(Committed(commits[-1].number))

@@ -1,0 +1,43 @@
+"""The parameters of servers at the versions that their answers are of.
+
+An answer leaves when the commits before it are durable, and by then its shard has gone on.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dlctl.compress.values import as_float32
+from dlctl.messages import Array
+from dlctl.sim.process import Process
+
+
+class Parameters(NamedTuple):
+    exact: Array
+    seen: Array
+    """As workers see them: perhaps rounded."""
+
+
+class Versions:
+    def __init__(self) -> None:
+        self._passed: dict[tuple[Process, int], Parameters] = {}
+
+    def on_message(self, process: Process) -> None:
+        """A process is about to handle a message, which may change its shard."""
+        commits = getattr(process.machine, "commits", None)
+        serving = getattr(process.machine, "serving", None)
+        if commits is not None and commits.under_way and serving is not None:
+            key = (process, serving.shard.version)
+            if key not in self._passed:
+                exact, seen = _present(process)
+                self._passed[key] = Parameters(exact.copy(), seen.copy())
+
+    def of(self, server: Process, version: int) -> Parameters:
+        """Views, valid until the server handles a message."""
+        present: int = server.machine.serving.shard.version  # type: ignore[attr-defined]
+        return _present(server) if version == present else self._passed[server, version]
+
+
+def _present(server: Process) -> Parameters:
+    serving = server.machine.serving  # type: ignore[attr-defined]
+    return Parameters(serving.shard.w, as_float32(serving.parameters.summary.of(serving.shard)))

@@ -1,0 +1,185 @@
+"""The thread that performs a server's commits: one sync for many, in order, and within limits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from daemons.server import committing
+from daemons.server.committing import Committing
+from daemons.transport.sockets import Transport
+from dlctl import messages as m
+from dlctl.errors import DlctlError
+from dlctl.roles.protocol.context import COORDINATOR
+from dlctl.roles.server.commits import Commit, Committed
+from dlctl.shards.base import no_point
+from dlctl.shards.log import Write
+
+LIMIT_S = 20.0
+
+
+class Disk:
+    """A log each of whose syncs has to be allowed."""
+
+    where = "here"
+
+    def __init__(self) -> None:
+        self.begun = threading.Semaphore(0)
+        self._may_end = threading.Semaphore(0)
+        self.synced: list[bytes] = []
+        self.error: DlctlError | None = None
+
+    def append(self, parts: list[bytes]) -> None:
+        self.begun.release()
+        assert self._may_end.acquire(timeout=LIMIT_S)
+        if self.error is not None:
+            raise self.error
+        self.synced.append(b"".join(parts))
+
+    def await_begin(self) -> None:
+        assert self.begun.acquire(timeout=LIMIT_S)
+
+    def end(self) -> None:
+        self._may_end.release()
+
+
+class Stage:
+    """The loop, as far as the thread sees it."""
+
+    def __init__(self) -> None:
+        self.performers: dict[type, Any] = {}
+        self.told: list[Any] = []
+        self._changed = threading.Condition()
+        self.accepts = True
+        self.after_events: Any = None
+        self.transport = self
+
+    def perform(self, kind: type, how: Any) -> None:
+        self.performers[kind] = how
+
+    def post(self, event: Any) -> None:
+        with self._changed:
+            self.told.append(event)
+            self._changed.notify_all()
+
+    fail = post
+
+    def accept(self, accepts: bool) -> None:
+        self.accepts = accepts
+
+    def await_told(self, count: int) -> list[Any]:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.told) >= count, LIMIT_S)
+        return self.told
+
+
+class Server:
+    """A loop that begins commits, and the thread that performs them."""
+
+    def __init__(self) -> None:
+        self.stage, self.disk, self._number = Stage(), Disk(), 0
+        self.committing = Committing(self.stage)  # type: ignore[arg-type]
+
+    def commit(self, record: bytes) -> None:
+        self._number += 1
+        write = Write(self.disk, self._number, record, b"", no_point)  # type: ignore[arg-type]
+        self.stage.performers[Commit](Commit(self._number, write))
+
+    def turn(self) -> bool:
+        """The loop is about to wait for messages: whether it reads what workers send."""
+        self.stage.after_events()
+        return self.stage.accepts
+
+
+def test_a_sync_covers_all_commits_that_were_begun_during_the_last() -> None:
+    server = Server()
+    server.commit(b"1")
+    server.disk.await_begin()
+    for record in (b"2", b"3", b"4"):
+        server.commit(record)
+    assert server.stage.told == []
+    server.disk.end()
+    assert server.stage.await_told(1) == [Committed(1)]
+    server.disk.await_begin()
+    server.disk.end()
+    assert server.stage.await_told(2) == [Committed(1), Committed(4)]
+    assert server.disk.synced == [b"1", b"234"]
+
+
+def test_behind_an_error_nothing_is_written_or_confirmed() -> None:
+    """The loop ends with it; what it begins until then is in vain."""
+    server = Server()
+    server.disk.error = DlctlError("the disk is broken")
+    server.commit(b"1")
+    server.disk.await_begin()
+    server.commit(b"2")
+    server.disk.end()
+    assert server.stage.await_told(1) == [server.disk.error]
+    server.commit(b"3")
+    server.committing.await_all()
+    assert (server.disk.synced, len(server.stage.told)) == ([], 1)
+
+
+def test_beyond_a_limit_nothing_is_read_until_the_disk_has_caught_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(committing, "QUEUED_MAX", 5)
+    server = Server()
+    server.commit(b"four")
+    assert server.turn()
+    server.disk.await_begin()
+    server.commit(b"two more"[:2])
+    assert not server.turn()
+    server.disk.end()
+    server.stage.await_told(1)
+    assert server.turn()
+    server.disk.end()
+    server.committing.await_all()
+    assert server.stage.await_told(2)[-1] == Committed(2)
+
+
+def test_a_limit_of_one_syncs_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The baseline of the benchmark."""
+    monkeypatch.setattr(committing, "TOGETHER_MAX", 1)
+    server = Server()
+    for record in (b"1", b"2", b"3"):
+        server.commit(record)
+        server.disk.end()
+    assert server.stage.await_told(3) == [Committed(1), Committed(2), Committed(3)]
+
+
+# ---------------------------------------------------------------- reading
+
+
+@pytest.fixture
+def ends(tmp_path: Path) -> Iterator[tuple[Transport, Transport]]:
+    """A server's end and a worker's, which are connected."""
+    server, worker = Transport(zmq.Poller()), Transport(zmq.Poller())
+    address = f"ipc://{tmp_path}/server"
+    server.listen(address)
+    worker.connect(COORDINATOR, address)
+    yield server, worker
+    worker.close()
+    server.close()
+
+
+def test_what_is_sent_to_a_server_that_does_not_read_comes_later(
+    ends: tuple[Transport, Transport],
+) -> None:
+    server, worker = ends
+    server.accept(False)
+    server.accept(False)
+    worker.send(COORDINATOR, m.Heard())
+    assert server.poller.poll(200) == []
+    server.accept(True)
+    ((socket, _),) = server.poller.poll(int(1000 * LIMIT_S))
+    assert [type(came.message) for came in server.receive(socket)] == [m.Heard]  # type: ignore[union-attr]
+
+
+def test_a_server_that_does_not_read_can_be_closed(ends: tuple[Transport, Transport]) -> None:
+    ends[0].accept(False)
