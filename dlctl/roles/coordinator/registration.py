@@ -28,6 +28,8 @@ from dlctl.runs.memory import Entry, Memory
 from dlctl.settings import EVERY_RUN
 
 FINDS_BATCH_SIZE = "worker-0"
+FEW = 8
+"""Waiting workers that are sent the servers' addresses at every arrival of another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,11 @@ class Registration(Owner):
         self._before = Layout.from_rows(past.manifest["layout"]) if past.manifest else None
         self._terms = dict(past.terms)
         self._agents = placement.agents(run.job.places)
+        self._waiting = run.members.select(
+            ("model_ready", "asked_for_data"),
+            lambda d: d.role == "worker" and d.model_ready and not d.asked_for_data,
+            lambda d: d.index,
+        )
         self.frozen: Callable[[], bytes | None] = lambda: b""
         """The digests of the run's frozen parameters; None: not settled yet, so not to be sent."""
 
@@ -242,22 +249,24 @@ class Registration(Owner):
                 self.context.ask(key, worker.name, moved, now)
 
     def introduce(self, newcomer: Daemon | None = None) -> None:
-        """Send the waiting workers the servers' addresses, once all servers serve; only to the
-        newcomer if nothing has changed for the others.
+        """Send the waiting workers the servers' addresses, once all servers serve. If only one
+        worker is new, the others have been sent them: they are sent them again if they are few.
         """
+        waiting = list(self._waiting)
         servers = self.members.of_role("server")
         addresses = tuple(server.address for server in servers)
         keys = tuple(self.keyring.public(server.name) for server in servers)
         frozen = self.frozen()
         if frozen is None or not all(addresses) or batches.is_open(self.run.job):
             return
-        for worker in [newcomer] if newcomer else self.members.of_role("worker"):
-            if worker.model_ready and not worker.asked_for_data:
-                # Before the release no worker has pushed anything, so a replacement restores what
-                # its predecessor restored.
-                initialise = worker.index == 0 and not self.restore
-                topology = m.Topology(
-                    addresses, keys, initialise, self.restore, self.under_way, frozen,
-                    batches.size(self.run.job, worker.agent),
-                )  # fmt: skip
-                self.context.send(worker.name, topology)
+        if newcomer is not None and len(waiting) > FEW:
+            waiting = [worker for worker in waiting if worker is newcomer]
+        for worker in waiting:
+            # Before the release no worker has pushed anything, so a replacement restores what its
+            # predecessor restored.
+            initialise = worker.index == 0 and not self.restore
+            topology = m.Topology(
+                addresses, keys, initialise, self.restore, self.under_way, frozen,
+                batches.size(self.run.job, worker.agent),
+            )  # fmt: skip
+            self.context.send(worker.name, topology)

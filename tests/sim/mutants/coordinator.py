@@ -266,10 +266,9 @@ def the_dead_are_counted(patch: Patch) -> None:
 )  # fmt: skip
 def the_lead_forgets_its_clock(patch: Patch) -> None:
     def resume(self, lead):
-        _, state, _ = lead
-        self.side.resume(state)
+        self.side.resume(lead.state)
 
-    patch.setattr(MethodLead, "resume", resume)
+    patch.setattr(MethodLead, "_resume", resume)
 
 
 @mutant(
