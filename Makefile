@@ -9,17 +9,25 @@ export PYTHONDONTWRITEBYTECODE :=
 	lint faults hosts slurm rampage bench peers man docs figures clean install
 
 # Most modules of torch are never imported: compiling them all takes longer than installing them.
-# Those that are, are compiled here: the processes of the tests would all do that at the same time.
-install: $(VENV)/.installed
+# Those that are, are compiled here: the processes of a run would all do that at the same time.
+# The build hook is for wheels only; what it needs is not installed here.
+PIP = HATCH_BUILD_NO_HOOKS=true $(BIN)/pip install -q --no-compile -c constraints.txt
+COMPILED = daemons.worker.compute, daemons.transport.sockets, dlctl.ops.launch, dlctl.cli.commands.run
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+# What training needs, and then what is tested and measured with.
+$(VENV)/.torch: pyproject.toml constraints.txt
 	$(PY) -m venv $(VENV)
-	$(BIN)/pip install -q --upgrade -c constraints.txt pip
-	$(BIN)/pip install -q --no-compile -c constraints.txt -e '.[torch,examples,plot,prometheus,tensorboard]' --group dev
-	$(BIN)/python -c 'import torch'
+	$(PIP) -e '.[torch]'
+	$(BIN)/python -c 'import $(COMPILED)'
 	touch $@
 
-demo: install
+install: $(VENV)/.installed
+$(VENV)/.installed: $(VENV)/.torch
+	$(PIP) --upgrade pip
+	$(PIP) -e '.[torch,plot,prometheus,tensorboard]' --group dev
+	touch $@
+
+demo: $(VENV)/.torch
 	$(BIN)/dlctl run --fresh examples/digits/job.toml
 
 # What only computes and waits for no clock; then what starts processes, which wait for each other.

@@ -159,8 +159,8 @@ def measure(*, quick: bool) -> list[Figure]:
     """quick: the first method only."""
     names = registry.names("algorithms")[: 1 if quick else None]
     with sandbox() as directory:
-        shutil.copy(EXAMPLES / "digits" / "train.py", directory)
-        shutil.copy(EXAMPLES / "chargpt" / "task.py", directory)
+        for file in ("digits/train.py", "digits/digits.npz", "chargpt/task.py"):
+            shutil.copy(EXAMPLES / file, directory)
         figures = [_digits(directory, name) for name in names]
         return figures + [_gpt(directory, name) for name in names]
 

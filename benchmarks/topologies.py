@@ -25,7 +25,7 @@ from benchmarks.sandbox import Dlctl, sandbox
 from dlctl.runs import database
 
 CHAPTER = "topologies"
-EXAMPLE = Path(__file__).parents[1] / "examples" / "digits" / "train.py"
+EXAMPLE = Path(__file__).parents[1] / "examples" / "digits"
 WRONG_ASKED, LIMIT_S, LOOK_S = 5.0, 180.0, 0.3
 KILL_AFTER = 12_000
 """In samples; an epoch has 1,437."""
@@ -126,7 +126,8 @@ def _measured(name: str, run: Run) -> Figure:
 
 def _written(directory: Path, run: Run, more: str, stop: str) -> Path:
     """The job file. `more`: added to the task."""
-    shutil.copy(EXAMPLE, directory)
+    for file in ("train.py", "digits.npz"):
+        shutil.copy(EXAMPLE / file, directory)
     with (directory / "train.py").open("a") as file:
         file.write(more)
     job = directory / "job.toml"

@@ -49,7 +49,7 @@ class DaemonContext:
 
 
 def read_job(directory: Path) -> config.JobFile:
-    return config.from_dict(config.JobFile, json.loads(regular.read_bytes(directory / "job.json")))
+    return config.of_stored(json.loads(regular.read_bytes(directory / "job.json")))
 
 
 def agent_of(directory: Path) -> str:

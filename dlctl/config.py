@@ -4,7 +4,7 @@ The text under each field is the manual: `dlctl-job(5)` is generated from it. Li
 types, so that `jobfile/` reports every violation at once, with file and line. Daemons read the
 resolved job (`job.json` in the run directory) with `from_dict` and need no validator.
 
-Options of an algorithm, compressor or optimiser are defined next to their owner.
+Options of an algorithm, compressor, optimiser or launcher are defined next to their owner.
 """
 
 from __future__ import annotations
@@ -256,23 +256,31 @@ class Replica:
     push. The worker itself, the first process, evaluates alone, with the values of one module at a
     time or, on a GPU, with the whole model; the others are idle meanwhile. Needs a method with
     servers; an inner optimiser steps slices, or with stages whole parameters. With fsdp the buffers
-    of the model, as of BatchNorm, are those of the first process."""
+    of the model, as of BatchNorm, are those of the first process.
+
+    Refused: methods without servers, with tables of rows or with their own engine; torch.compile,
+    fp16, batch_size = "auto", workers.processes; a parameter with a hook on its gradient, and a
+    model that copy.deepcopy cannot copy."""
 
     __pydantic_config__ = STRICT
 
     fsdp: Annotated[int, Ge(1), Le(256)] = 1
     """Processes that each own a slice of the parameters, gradients and optimiser states, by FSDP2
     (fully_shard) over the modules in nn.Sequential and nn.ModuleList, and compute a part of every
-    batch. A task's `parallelize(model, mesh)` replaces fully_shard."""
+    batch. A task's `parallelize(model, mesh)` replaces fully_shard. Refused, also with `tensor`:
+    inner optimisers that need whole parameters (muon, adafactor, sparseadam, those of other
+    packages). A batch has at least as many samples as processes."""
     tensor: Annotated[int, Ge(1), Le(256)] = 1
     """Processes that compute every batch together, by tensor parallelism:
     `task.tensor_plan(model)` states which modules are split, {"blocks.*.hidden": "colwise",
     "blocks.*.out": "rowwise"}; each process has the other modules whole. Alternatively
-    `task.parallelize(model, mesh)` does it."""
+    `task.parallelize(model, mesh)` does it. A task that has neither is refused, and so is a pattern
+    that matches no module."""
     pipeline: Annotated[int, Ge(1), Le(256)] = 1
     """Pipeline stages: the best divisible nn.Sequential or nn.ModuleList is split into stages of
     similar size in bytes; `task.stages(model)` may choose them, with a list of module names for
-    each stage."""
+    each stage. Refused: a loss that calls the modules in another order, one of them twice, or
+    without gradients (reentrant checkpointing), or that changes a value between two of them."""
     microbatches: Annotated[int, Ge(0), Le(4096)] = 0
     """Micro-batches of a batch for the stages; 0: twice as many as stages, and at most as many as
     samples."""
@@ -477,66 +485,37 @@ class Host:
     """Where dlctl stores its files on this host, a full path; "": ~/.local/state/dlctl/hosts."""
 
     @property
-    def launcher(self) -> str:
-        """The name of its launcher, as in the registry."""
-        return "ssh" if self.ssh else "local"
+    def name(self) -> str:
+        """Its name in the job file; "": this machine."""
+        return self.ssh
 
     @property
     def is_other(self) -> bool:
-        """Whether it is another machine than the coordinator's."""
-        return self.launcher != "local"
+        """Whether it has an agent of its own, with files of its own."""
+        return bool(self.ssh)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node(Host):
-    """A node that Slurm chooses. Its name is known when its agent registers."""
+class Allocated(Host):
+    """A host that the launcher brings: the job file does not list it."""
+
+    name: str = ""
+    """"": not known before its agent registers."""
 
     @property
-    def launcher(self) -> str:
-        return "slurm"
+    def is_other(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slurm:
-    """The job of a batch system; without [[hosts]]."""
+class Launch:
+    """The launcher of all agents but that of the coordinator's machine, which is always local."""
 
-    __pydantic_config__ = STRICT
-
-    nodes: Annotated[int, Ge(0), Le(1024)] = 0
-    """Nodes of the job, with an agent on each; servers and workers are spread over them."""
-    partition: str = ""
-    """Where to run; "": Slurm's default, as with the following keys."""
-    time: str = ""
-    """Time limit of the job, as in "90m" or "2h"; Slurm counts whole minutes."""
-    account: str = ""
-    """The account that the job is charged to."""
-    qos: str = ""
-    """Quality of service."""
-    constraint: str = ""
-    """Features that the nodes must have, as in "gpu&ib"."""
-    cpus_per_node: Annotated[int, Ge(0), Le(65536)] = 0
-    """Processors of each node; 0: Slurm's default, which may be one."""
-    gpus_per_node: Annotated[int, Ge(0), Le(1024)] = 0
-    """GPUs of each node."""
-    memory: str = ""
-    """Memory of each node, as sbatch takes it: "16G"; "0" is all of it."""
-    extra: tuple[str, ...] = ()
-    """More options of sbatch, one string each, without additional quotes: ["--exclusive",
-    "--comment=for ann"]."""
-    requeue: bool = False
-    """Whether Slurm may requeue the job when it was preempted, or a node has failed. The run waits
-    meanwhile, and continues if its shards are still on their nodes."""
-    queue_s: Seconds = 86400.0
-    """Longest wait in the queue; after that the job is cancelled and the run fails."""
-    notice_s: Annotated[float, Ge(0), Le(65535)] = 120.0
-    """How long before the time limit the run is saved and stopped; Slurm may be 60 s early."""
-    python: str = ""
-    """The Python on the nodes that has dlctl and torch; "": at the same path as here."""
-    dir: str = ""
-    """A directory that this machine and all nodes share, a full path: for requests and replies;
-    "": ~/.local/state/dlctl/slurm."""
-    scratch: str = ""
-    """Where dlctl stores its files on each node, a full path; "": /tmp/dlctl-slurm-USERID."""
+    name: str = "local"
+    options: dict[str, Any] = field(default_factory=dict)
+    places: tuple[Allocated, ...] = ()
+    """The hosts that it brings, in the order of their agents; (): it takes those of [[hosts]]. They
+    follow from the options, and are here because daemons do not load the launcher."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -583,7 +562,7 @@ class JobFile:
     evaluation: Evaluation = Evaluation()
     average: Average = Average()
     hosts: tuple[Host, ...] = ()
-    slurm: Slurm = Slurm()
+    launcher: Launch = Launch()
     log: Log = Log()
     network: Network = Network()
     timeouts: Timeouts = Timeouts()
@@ -595,8 +574,8 @@ class JobFile:
 
     @property
     def places(self) -> tuple[Host, ...]:
-        """The hosts, or the nodes of Slurm's job."""
-        return tuple(Node() for _ in range(self.slurm.nodes)) or self.hosts
+        """The hosts of the job file, or those that the launcher brings."""
+        return self.launcher.places or self.hosts
 
     @property
     def has_other_hosts(self) -> bool:
@@ -614,6 +593,27 @@ class JobFile:
 
 def to_dict(job: JobFile) -> dict[str, Any]:
     return dataclasses.asdict(job)
+
+
+def of_stored(values: dict[str, Any]) -> JobFile:
+    """The job of a run directory, as `to_dict` or an earlier version has written it."""
+    return from_dict(JobFile, current(values))
+
+
+def current(stored: dict[str, Any]) -> dict[str, Any]:
+    """A stored job in today's form. Earlier versions had no `launcher`: it followed from the hosts,
+    or from the number of nodes that were requested from Slurm.
+    """
+    if "launcher" in stored:
+        return stored
+    rest = dict(stored)
+    asked, hosts = rest.pop("slurm", {}), rest.get("hosts", ())
+    name = "ssh" if any(host.get("ssh") for host in hosts) else "local"
+    launcher: dict[str, Any] = {"name": name, "options": {}, "places": []}
+    if nodes := asked.get("nodes", 0):
+        places = [dataclasses.asdict(Allocated()) for _ in range(nodes)]
+        launcher = {"name": "slurm", "options": asked, "places": places}
+    return {**rest, "launcher": launcher}
 
 
 T = TypeVar("T")

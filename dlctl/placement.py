@@ -2,7 +2,7 @@
 
 `agent-0` is on the coordinator's machine and always exists: it restarts a coordinator that has
 died. Every other host has its own agent, agent-1, agent-2 ... in the order of the
-job file; or every node of a Slurm job, in the order of the allocation.
+job file, or in that of the launcher if it brings the hosts.
 """
 
 from __future__ import annotations

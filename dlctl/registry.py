@@ -13,6 +13,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dlctl import outdated
 from dlctl.errors import UsageError
 from dlctl.util.did_you_mean import did_you_mean
 
@@ -27,9 +28,20 @@ class Entry:
     summary: str
     note: str = ""
     """A caveat, as a sentence without its full stop."""
+    origin: str = ""
+    """The package that it is from, with its version; "": dlctl."""
 
     def load(self) -> Any:
-        return attribute(self.target)
+        """Raises ImportError and AttributeError, and for another package ImportError only, which
+        names the package whatever goes wrong in it.
+        """
+        if not self.origin:
+            return attribute(self.target)
+        try:
+            return attribute(self.target)
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            raise ImportError(f"{self.origin}: importing {self.target}: {what}") from error
 
 
 BUILT_IN: dict[str, dict[str, Entry]] = {
@@ -215,8 +227,8 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
     },
     "launchers": {
         "local": Entry("dlctl.launch.local:Local", "processes on this machine"),
-        "ssh": Entry("dlctl.launch.remote:Ssh", "agents on other machines, placed over ssh"),
-        "slurm": Entry("dlctl.launch.slurm:SlurmLauncher", "agents on the nodes of a Slurm job"),
+        "ssh": Entry("dlctl.launch.ssh:Ssh", "agents on other machines, started over ssh"),
+        "slurm": Entry("dlctl.launch.slurm:Slurm", "agents on the nodes of a Slurm job"),
     },
 }
 
@@ -226,9 +238,13 @@ SECTIONS = {
     "optimizer": "optimizers",
     "compression": "compressors",
 }
-"""Section of the job file -> kind of the registry that its `name` is looked up in."""
+"""Section of the job file -> kind of the registry that its `name` is looked up in; these may have
+live settings. The section [launcher] has `launchers`.
+"""
 BY_PATH = {"inner_optimizers": Entry("dlctl.inner:FOREIGN", "a class of yours")}
 """Kinds whose names may be "package.module:Class", and what such an entry is."""
+BASES = {"compressors": "dlctl.compress.base.Compressor"}
+"""Kinds whose components are classes -> the base of all of them."""
 ALIASES: dict[str, str] = {
     # algorithms
     "all-reduce": "allreduce", "asgd": "downpour", "async": "downpour", "async-sgd": "downpour",
@@ -287,7 +303,12 @@ def _by_path(kind: str, name: str) -> Entry | None:
 
 
 def load(kind: str, name: str) -> Any:
-    return find(kind, name).load()
+    """Raises ImportError or AttributeError if a component from elsewhere cannot be loaded."""
+    entry = find(kind, name)
+    if name in BUILT_IN[kind] or name not in _third_party(kind):
+        return entry.load()
+    what = f'{singular(kind)} "{name}" {entry.summary}'
+    return outdated.checked(entry.load, what, BASES.get(kind, ""))
 
 
 @cache
@@ -295,8 +316,12 @@ def _third_party(kind: str) -> dict[str, Entry]:
     from importlib.metadata import entry_points
 
     found = entry_points(group=f"dlctl.{kind}")
-    return {point.name: Entry(point.value, _origin(point)) for point in found}
+    origins = {point.name: _origin(point) for point in found}
+    return {
+        point.name: Entry(point.value, f"from {origins[point.name]}", origin=origins[point.name])
+        for point in found
+    }
 
 
 def _origin(point: EntryPoint) -> str:
-    return f"from {point.dist.name} {point.dist.version}" if point.dist else "from elsewhere"
+    return f"{point.dist.name} {point.dist.version}" if point.dist else "elsewhere"

@@ -1,22 +1,37 @@
 """The settings that may change during a run: which roles have them, and how values are written.
 
-Keys of every run are here. A method, a compressor and an optimiser declare theirs in their own
-files (`live`), and `of_job` collects those of a job. The coordinator checks values to be set;
-`parse` reads the output of `LiveSettings.format` back to the same value.
+Keys of every run are here. An option of a method or a compressor says itself that it is live
+(`Live`); optimisers declare their rates (`live`). `of_job` collects those of a job. The coordinator
+checks values to be set; `parse` reads the output of `LiveSettings.format` back to the same value.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cache, partial
+from types import MappingProxyType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from dlctl import registry
+from dlctl import outdated, registry
 from dlctl.errors import UsageError
-from dlctl.util import bounds
+from dlctl.util import bounds, keydocs
 from dlctl.util.did_you_mean import did_you_mean
+from dlctl.util.live import Live as Live
+from dlctl.util.live import is_live
 from dlctl.util.units import format_rate, format_size, parse_rate, parse_size
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -38,7 +53,8 @@ def accept_any(value: Any, options: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    help: str
+    help: str = ""
+    """What it is; "": the first words about the option of that name."""
     parse: Callable[[str], Any]
     """The JSON value of a user's text. Raises ValueError with the fault, for example with the valid
     range."""
@@ -54,26 +70,6 @@ class Setting:
 
 
 # ---------------------------------------------------------------- how values are written
-
-
-def interval(text: str) -> int | str:
-    """A number of steps, or "auto"."""
-    if text == AUTO:
-        return AUTO
-    if not _is_count(text):
-        raise ValueError(f'"{text}" is neither a whole number from 1 to {COUNT_MAX} nor "{AUTO}"')
-    return int(text)
-
-
-def count(text: str) -> int:
-    """A whole number from 1 on."""
-    if not _is_count(text):
-        raise ValueError(f'"{text}" is not a whole number from 1 to {COUNT_MAX}')
-    return int(text)
-
-
-def _is_count(text: str) -> bool:
-    return text.isascii() and text.isdigit() and 1 <= int(text) <= COUNT_MAX
 
 
 def number(text: str) -> float:
@@ -100,10 +96,59 @@ def number_within(hint: Any) -> Callable[[str], float]:
     return parse
 
 
-def fraction(text: str) -> float:
-    """A number above 0 and at most 1."""
-    if not 0 < (found := number(text)) <= 1:
-        raise ValueError(f'"{text}" is not above 0 and at most 1')
+class Form(NamedTuple):
+    """One way in which users may write a value."""
+
+    what: str
+    """As in "a number > 0"."""
+    read: Callable[[str], Any]
+    """The value of a text. Raises ValueError."""
+
+
+def written_as(hint: Any) -> Callable[[str], Any]:
+    """How users write a value of an option's type: a whole number, a number, or one of some words,
+    as "auto". Raises TypeError for another type.
+    """
+    inner = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    is_union = get_origin(inner) in (Union, UnionType)
+    forms = [_form(part) for part in (get_args(inner) if is_union else (hint,))]
+
+    def parse(text: str) -> Any:
+        for form in forms:
+            with suppress(ValueError):
+                return form.read(text)
+        raise ValueError(f'"{text}" is not {" or ".join(form.what for form in forms)}')
+
+    return parse
+
+
+def _form(hint: Any) -> Form:
+    kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    if get_origin(kind) is Literal:
+        words = {word: word for word in get_args(kind)}
+        return Form(" or ".join(f'"{word}"' for word in words), partial(_one_of, words))
+    ends = [end for found in bounds.bounds(hint) for end in found]
+    if kind is float:
+        return Form(" ".join(["a number", " and ".join(ends)]).strip(), number_within(hint))
+    if kind is not int:
+        raise TypeError(f"what changes live is a number, or one of some words: {hint}")
+    if not any(end.startswith("<") for end in ends):
+        ends.append(f"<= {COUNT_MAX}")
+    return Form(f"a whole number {' and '.join(ends)}", partial(_whole, hint))
+
+
+def _one_of(words: Mapping[str, str], text: str) -> str:
+    if text not in words:
+        raise ValueError(text)
+    return words[text]
+
+
+def _whole(hint: Any, text: str) -> int:
+    """No more digits than of the largest number: a longer text takes long to convert."""
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(COUNT_MAX))):
+        raise ValueError(text)
+    if (found := int(text)) > COUNT_MAX or not bounds.holds(hint, found):
+        raise ValueError(text)
     return found
 
 
@@ -238,14 +283,38 @@ def of_job(
     return LiveSettings(by_key, sections, options)
 
 
+def of_options(options: Any) -> Mapping[str, Setting]:
+    """The options of a component that say that they are live (`Live`). options: their class."""
+    return _of_options(options)
+
+
+@cache
+def _of_options(options: Any) -> Mapping[str, Setting]:
+    if not is_dataclass(options):
+        return MappingProxyType({})
+    hints = get_type_hints(options, include_extras=True)
+    keys = [option.name for option in fields(options) if is_live(hints[option.name])]
+    return MappingProxyType({key: Setting(parse=written_as(hints[key])) for key in keys})
+
+
 def declared(kind: str, name: str) -> Mapping[str, Setting]:
-    """The declarations of a component of the registry; none if it does not exist any more."""
+    """The live settings of a component of the registry; none if it does not exist any more."""
     try:
-        component = registry.load(kind, name)
+        live: Mapping[str, Setting] = registry.load(kind, name).live
     except (UsageError, ImportError, AttributeError):
         return {}
-    live: Mapping[str, Setting] = getattr(component, "live", {})
     return live
+
+
+def _explained(key: str, setting: Setting, options: type[Any]) -> Setting:
+    """With the first words about its option, where it has no text of its own."""
+    if setting.help:
+        return setting
+    (option,) = (option for option in keydocs.keys(options) if option.name == key)
+    text = option.text.removesuffix(keydocs.CHANGES).rstrip(" .")
+    clause = re.split(r"[.;:] ", text)[0] or key
+    words = [word for word in option.type.split(" or ") if word.startswith('"')]
+    return replace(setting, help=", or ".join([f"{clause[:1].lower()}{clause[1:]}", *words]))
 
 
 def every() -> Iterator[tuple[str, Setting, list[str]]]:
@@ -257,9 +326,11 @@ def every() -> Iterator[tuple[str, Setting, list[str]]]:
     for kind in registry.SECTIONS.values():
         for name in registry.names(kind):
             for key, setting in declared(kind, name).items():
-                if key not in GENERAL:
-                    found.setdefault(key, setting)
-                    owners.setdefault(key, []).append(name)
+                if key in GENERAL:
+                    continue
+                if key not in found:
+                    found[key] = _explained(key, setting, registry.load(kind, name).Options)
+                owners.setdefault(key, []).append(name)
     for key, setting in found.items():
         yield key, setting, owners[key]
 
@@ -274,3 +345,7 @@ def flat(job: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
             yield from flat(item, here)
         else:
             yield here, item
+
+
+if not TYPE_CHECKING:
+    __getattr__ = outdated.names_of(__name__)

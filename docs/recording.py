@@ -72,7 +72,7 @@ def draw(shots: list[tuple[str, str]]) -> str:
 
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="digits-") as folder:
-        for file in ("job.toml", "train.py"):
+        for file in ("job.toml", "train.py", "digits.npz"):
             shutil.copy(EXAMPLE / file, folder)
         os.chdir(folder)
         svg = draw(record())

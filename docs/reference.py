@@ -23,7 +23,7 @@ from dlctl import registry
 from dlctl.cli.app import SECTIONS, cli
 from dlctl.cli.commands.algorithms import default_of
 from dlctl.cli.group import Documented, summary_and_body
-from dlctl.config import Choice, JobFile
+from dlctl.config import Choice, JobFile, Launch
 from dlctl.ops.codes import CODES
 from dlctl.util.keydocs import Key, keys
 
@@ -60,9 +60,14 @@ ABOUT = {
     "evaluation": "When the task's `evaluate` is called.",
     "network": "How the daemons reach each other.",
     "hosts": "The machines of the run, one section each; see [dlctl-hosts(7)](dlctl-hosts.md).",
-    "slurm": "The request to Slurm; the daemons run in one Slurm job. See "
-    "[dlctl-slurm(7)](dlctl-slurm.md).",
+    "launcher": "What starts the agents on other hosts; the agent of this machine is always local. "
+    "This section is preferred. Two shorter forms, of earlier versions, mean the same: without it, "
+    'hosts in `[[hosts]]` have `name = "ssh"`; and a section that is called as a launcher, such '
+    "as `[slurm]`, is this section with that name and the same keys. Other packages may add "
+    "launchers with entry points `dlctl.launchers`; `dlctl algorithms` lists all.",
 }
+PAGES = {"ssh": "dlctl-hosts", "slurm": "dlctl-slurm"}
+"""Launcher -> its handwritten page."""
 ALSO_ABOUT = {"sync": ("dlctl.algorithms.sync",)}
 """Method -> further modules whose docstrings are on its page."""
 
@@ -188,7 +193,7 @@ def _sections() -> str:
     hints, found = get_type_hints(JobFile), []
     for field in dataclasses.fields(JobFile):
         section, is_list = section_of(hints[field.name])
-        if section is Choice:
+        if section in (Choice, Launch):
             default = "" if field.default is dataclasses.MISSING else field.default.name
             body = _choices(field.name, default)
         else:
@@ -206,7 +211,7 @@ def _about(section: str, owner: type[Any]) -> str:
 
 
 def _choices(section: str, default: str) -> str:
-    kind = registry.SECTIONS[section]
+    kind = "launchers" if section == "launcher" else registry.SECTIONS[section]
     names = ", ".join(_code(name) for name in registry.BUILT_IN[kind])
     parts = [
         _items([(_code(f'name = "{default}"'), f"One of {names}. The other keys depend on it.")])
@@ -215,6 +220,8 @@ def _choices(section: str, default: str) -> str:
         text = [_wrap(f"{_sentence(entry.summary)} {_sentence(entry.note)}")]
         if kind == "algorithms":
             text = [_wrap(f"{_sentence(entry.summary)} See [{name}](../methods/{name}.md).")]
+        elif kind == "launchers" and name in PAGES:
+            text = [_wrap(f"{_sentence(entry.summary)} See [{PAGES[name]}(7)]({PAGES[name]}.md).")]
         text += [key_items(keys(entry.load().Options))]
         text += _defaults(name) if kind == "algorithms" else []
         heading = _code(f'name = "{name}"')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 import dlctl
 from dlctl import jobfile, registry
 from dlctl.cli.app import cli
+from dlctl.config import Replica
+from dlctl.jobfile import replicas
 
 ROOT = Path(__file__).parent.parent
 SITE = ROOT / "docs"
@@ -86,6 +89,14 @@ def test_every_fault_that_is_tried_on_real_processes_has_its_line(path: str) -> 
     rows = set(re.findall(r'^@row\(\s*"([\w-]+)"', TESTS, re.M))
     lines = [line for line in (ROOT / path).read_text().splitlines() if line.startswith("| ")]
     assert rows - set(re.findall(r"`([\w-]+)`", "\n".join(lines))) == set()
+
+
+def test_what_a_replica_cannot_be_split_by_is_in_the_manual() -> None:
+    ways = {field.name for field in fields(Replica)} & {"fsdp", "tensor", "pipeline"}
+    for page in ("docs/model.md", "docs/manual/dlctl-job.md"):
+        text = " ".join((ROOT / page).read_text().split())
+        assert [name for name in (*replicas.WHOLE, *ways) if name not in text] == [], page
+        assert [word for word in ("reentrant", "hook on its gradient") if word not in text] == []
 
 
 def test_the_table_of_methods_is_complete() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import get_type_hints
+from dataclasses import dataclass
+from typing import Annotated, Literal, NamedTuple, get_type_hints
 
 import pytest
+from annotated_types import Ge, Le, Lt
 
 from dlctl import registry, settings
 from dlctl.errors import UsageError
-from dlctl.util import numeric_limits
+from dlctl.settings import Live
+from dlctl.util import keydocs, numeric_limits
 
 GOOD = {
     "push_every_steps": ["1", "4", "1000000", "auto"],
@@ -129,10 +132,77 @@ def test_a_value_of_a_setting_from_another_version_is_shown_as_it_is():
 
 
 def test_an_interval_that_cannot_be_is_refused_with_what_it_can_be():
-    with pytest.raises(
-        UsageError, match='"fast" is neither a whole number from 1 to 1000000 nor "auto"'
-    ):
+    expected = '"fast" is not a whole number >= 1 and <= 1000000 or "auto"'
+    with pytest.raises(UsageError, match=expected):
         LIVE.parse("push_every_steps", "fast")
+
+
+@dataclass(kw_only=True)
+class Options:
+    """As a method would have them."""
+
+    warmup: Live[Annotated[float, Ge(0), Lt(1)]] = 0.5
+    """Part of the run. More about it."""
+    rounds: Live[Annotated[int, Ge(2), Le(9)] | Literal["auto", "all"]] = "auto"
+    """Rounds of all, R; there are more."""
+    size: int = 3
+    """It does not change."""
+
+
+class Wrong(NamedTuple):
+    names: Live[list[str]]
+
+
+def test_an_option_says_itself_that_it_is_live_and_its_type_says_how_it_is_written():
+    live = settings.of_options(Options)
+    assert list(live) == ["warmup", "rounds"]
+    assert [live["warmup"].parse(text) for text in ("0", "0.25", "1e-3")] == [0.0, 0.25, 0.001]
+    assert [live["rounds"].parse(text) for text in ("2", "9", "auto", "all")] == [
+        2,
+        9,
+        "auto",
+        "all",
+    ]
+    for key, text in (
+        ("warmup", "1"),
+        ("warmup", "all"),
+        ("warmup", "nan"),
+        ("rounds", "1"),
+        ("rounds", "10"),
+        ("rounds", "2.5"),
+        ("rounds", "9" * 5000),
+        ("rounds", ""),
+    ):
+        with pytest.raises(ValueError, match=r" is not a (whole )?number"):
+            live[key].parse(text)
+
+
+def test_an_option_whose_source_is_not_there_is_called_by_its_name() -> None:
+    found: dict[str, type] = {}
+    exec("@dataclass\nclass Options:\n    rate: Live[float] = 1.0", globals(), found)
+    (key,) = keydocs.keys(found["Options"])
+    assert (key.name, key.text) == ("rate", "Changes live.")
+    (setting,) = settings.of_options(found["Options"]).values()
+    assert settings._explained("rate", setting, found["Options"]).help == "rate"
+    (rounds,) = [
+        setting for key, setting in settings.of_options(Options).items() if key == "rounds"
+    ]
+    words = 'rounds of all, R, or "auto", or "all"'
+    assert settings._explained("rounds", rounds, Options).help == words
+
+
+def test_an_option_of_another_type_cannot_be_live():
+    with pytest.raises(TypeError, match=r"list\[str\]"):
+        settings.written_as(get_type_hints(Wrong, include_extras=True)["names"])
+
+
+def test_the_pages_say_of_a_live_option_that_it_is_one():
+    texts = {key.name: key.text for key in keydocs.keys(Options)}
+    assert texts == {
+        "warmup": "Part of the run. More about it. Changes live.",
+        "rounds": "Rounds of all, R; there are more. Changes live.",
+        "size": "It does not change.",
+    }
 
 
 def test_a_job_has_the_settings_of_its_own_components_and_of_every_run():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,6 +59,10 @@ OPENED_OTHERWISE = {
     "daemons/worker/stream.py": "no file",
 }
 """Who opens what without `dlctl.util.regular`."""
+FOLDERS = [ROOT, *(ROOT / name for name in ("dlctl", "daemons", "docs", "examples", "tests"))]
+"""A path in a document or a comment begins in one of these, or beside the file that has it."""
+FILE_NAME = re.compile(r"(?<![\w/.\-~$*{}<>])((?:[\w\-]+/)*[\w\-]+\.(?:py|md|toml))\b(?![\w/*(])")
+
 TAKEN_BY_OTHERS = {
     "daemonize", "daemonizer", "interfaces", "message", "pid", "prefab", "signal", "startstop",
 }  # fmt: skip
@@ -69,6 +75,14 @@ def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]
 
 def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
+
+
+def ours(path: Path) -> bool:
+    """Whether it is no part of an environment, a cache, a run or a build."""
+    parts = path.relative_to(ROOT).parts
+    return not {"runs", "build", "dist", "__pycache__"} & {*parts[:-1], *parts[-1:]} and not any(
+        part.startswith(".") for part in parts
+    )
 
 
 def parsed() -> dict[str, ast.Module]:
@@ -146,3 +160,40 @@ def test_every_module_is_used_somewhere() -> None:
         if not any(path.stem in found for other, found in words.items() if other != path):
             dead.append(name(path))
     assert dead == []
+
+
+def prose(path: Path) -> str:
+    """A document; of a module its comments and docstrings, those of fields too."""
+    text = path.read_text()
+    if path.suffix != ".py":
+        return text
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    found = [token.string for token in tokens if token.type == tokenize.COMMENT]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            found.append(str(node.value.value))
+    return "\n".join(found)
+
+
+def test_every_file_of_the_project_that_a_text_names_exists() -> None:
+    """A path whose first folder is not the project's, and a bare name, may be a user's file; those
+    between backticks in the code are ours.
+    """
+    code = [*CODE, *TESTS, *ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("docs/*.py"),
+            *ROOT.glob("examples/*/*.py")]  # fmt: skip
+    documents = [path for path in ROOT.glob("**/*.md") if ours(path)]
+    names = {path.name for path in ROOT.glob("**/*.*") if ours(path)}
+    folders = {folder.name for folder in ROOT.glob("**/") if ours(folder) and folder != ROOT}
+    missing = []
+    for path in [*code, *documents]:
+        text = prose(path)
+        for found in FILE_NAME.findall(text):
+            first, is_path, _ = found.partition("/")
+            if not is_path:
+                if path in CODE and f"`{found}`" in text and found not in names:
+                    missing.append((name(path), found))
+            elif first in folders and not any(
+                (folder / found).exists() for folder in (*FOLDERS, path.parent)
+            ):
+                missing.append((name(path), found))
+    assert missing == []

@@ -10,8 +10,11 @@ import logging
 from daemons import process
 from daemons.log_tail import LINES, exit_code, last_lines
 from daemons.loop import Loop
-from dlctl import placement, registry
-from dlctl.launch.base import Credentials, Ended, Launcher, Notice, Order, Waiting
+from dlctl import placement
+from dlctl.config import Host
+from dlctl.launch import launcher
+from dlctl.launch.base import AgentControl, Credentials, Ended, News, Notice, Order, Waiting
+from dlctl.launch.launcher import Launcher
 from dlctl.messages import ProcessExited
 from dlctl.roles.coordinator.records import KillAgent, LaunchAgent
 from dlctl.roles.protocol.effects import AgentWaits, HostsTaken, ProcessEnded
@@ -20,6 +23,8 @@ from dlctl.runs import paths
 from dlctl.runs.database import RunDb
 
 log = logging.getLogger("dlctl")
+HOME = "local"
+"""The launcher of the agent on this machine."""
 
 
 class Agents:
@@ -31,17 +36,22 @@ class Agents:
         self.loop = loop
         self.control = control
         self.public = public
-        self._launchers: dict[str, Launcher] = {}
-        """Agent -> the launcher of its host."""
+        self._controls: dict[str, AgentControl] = {}
+        """Agent -> the control of its launcher."""
         hosts = placement.agents(context.job.places)
-        for kind in sorted({host.launcher for host in hosts.values()}):
-            own = {name: host for name, host in hosts.items() if host.launcher == kind}
-            load = registry.load("launchers", kind)
-            launcher = load(context.directory, own, loop, self._on_report)
-            self._launchers |= dict.fromkeys(own, launcher)
-            loop.chores.append(launcher.look)
+        others = {name: host for name, host in hosts.items() if host.is_other}
+        self._control(
+            {name: hosts[name] for name in hosts.keys() - others}, launcher.made(HOME, {})
+        )
+        if others:
+            self._control(others, launcher.of(context.job))
         loop.perform(LaunchAgent, self._launch)
-        loop.perform(KillAgent, lambda effect: self._launchers[effect.name].kill(effect.name))
+        loop.perform(KillAgent, lambda effect: self._controls[effect.name].kill(effect.name))
+
+    def _control(self, hosts: dict[str, Host], own: Launcher) -> None:
+        control = own.agents(self.context.directory, hosts, self.loop, self._on_report)
+        self._controls |= dict.fromkeys(hosts, control)
+        self.loop.chores.append(control.look)
 
     def adopt(self, db: RunDb) -> dict[str, int]:
         """Adopt the running agents of this run: name -> incarnation.
@@ -50,21 +60,21 @@ class Agents:
         """
         recorded = _recorded(db)
         found: dict[str, int] = {}
-        for launcher in set(self._launchers.values()):
-            found |= launcher.adopt(recorded)
+        for control in set(self._controls.values()):
+            found |= control.adopt(recorded)
         return found
 
     def _launch(self, effect: LaunchAgent) -> None:
         credentials = Credentials(effect.secret, self.public)
         order = Order(effect.name, effect.incarnation, self.control, credentials)
-        self._launchers[effect.name].start(order)
+        self._controls[effect.name].start(order)
 
     def close(self) -> None:
-        """The run has ended: see `Launcher.close`."""
-        for launcher in set(self._launchers.values()):
-            launcher.close()
+        """The run has ended: see `AgentControl.close`."""
+        for control in set(self._controls.values()):
+            control.close()
 
-    def _on_report(self, news: Ended | Waiting | Notice) -> None:
+    def _on_report(self, news: News) -> None:
         match news:
             case Ended():
                 self._ended(news)

@@ -106,7 +106,7 @@ def _job(request: Request, directory: Path, files: dict[PurePosixPath, bytes]) -
     """The resolved job, with the path of its task on this machine."""
     job: dict[str, Any] = field(request, "job", dict)
     try:
-        file, _, name = config.from_dict(config.JobFile, job).job.task.rpartition(":")
+        file, _, name = config.of_stored(job).job.task.rpartition(":")
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise UsageError(f"the job of the request is invalid: {error}") from error
     if _relative(file) not in files:

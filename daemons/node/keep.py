@@ -1,12 +1,15 @@
-"""`python -P -m daemons.node.keep DIRECTORY [--requeue]`: the keeper of one node of a Slurm job.
+"""`python -P -m daemons.node.keep NODE DIRECTORY [OPTION]...`: the keeper of one node of a batch
+system.
 
-It is the task of srun on this node. It takes the orders in DIRECTORY (see
-`dlctl.launch.slurmfiles`), starts the agent exactly as ssh would (`daemons.node`), reports the
-result, and starts a newer incarnation when ordered. It is the subreaper of orphaned processes on
-this node, so that Slurm accounts all of them to the job.
+It is what the batch system starts on this node; NODE is "module:Class" of the launcher, which knows
+the system's variables. It takes the orders in DIRECTORY (see `dlctl.launch.orderfiles`), starts the
+agent exactly as a login would (`daemons.node`), reports the result, and starts a newer incarnation
+when ordered. It is the subreaper of orphaned processes on this node, so that the batch system
+accounts all of them to the job.
 
-With SIGTERM, Slurm ends the job on this node: the keeper starts nothing any more. When it exits, no
-process or file remains on the node, unless Slurm requeues the job: then shards may be reused.
+With SIGTERM the job ends on this node: the keeper starts nothing any more. When it exits, no
+process or file remains on the node, unless the job will be run there again: then shards may be
+reused.
 """
 
 from __future__ import annotations
@@ -19,14 +22,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from daemons.node.end import agents, end, kill
 from daemons.node.requests import host_directory
+from dlctl import registry
 from dlctl.errors import DlctlError
-from dlctl.launch import answers, commands, slurmfiles, slurmscript, slurmwords
+from dlctl.launch import answers, commands, orderfiles
 from dlctl.util.processes import start_of
 
 POLL_S = 1.0
@@ -34,27 +39,41 @@ IDLE_S_MAX = 600.0
 """Without an agent: the coordinator has died, or cannot write its orders to this directory."""
 BEGIN_S_MAX = 80.0
 GRACE_S = 4
-"""For the daemons of this node to exit before SIGKILL; Slurm kills the keeper after KillWait."""
-ASK_S = 3.0
+"""For the daemons of this node to exit before SIGKILL; soon the batch system kills the keeper."""
 PR_SET_CHILD_SUBREAPER = 36
 ENDED_BY_TERM = 143
 Json = dict[str, Any]
 
 
+class Node(Protocol):
+    """The node, as its batch system describes it."""
+
+    owner: str
+    """What the batch system is called."""
+    shared: str
+    """How to give the orders a directory that all nodes share, as a hint."""
+    agent: str
+    name: str
+    attempt: int
+    """Of this job, from 0."""
+
+    def __init__(self, environment: Mapping[str, str], options: Sequence[str]) -> None:
+        """Raises KeyError and ValueError if this process is not on such a node."""
+        ...
+
+    def returns(self) -> bool:
+        """Whether the job, which is ending here, will be run once more."""
+        ...
+
+
 class Keeper:
-    def __init__(
-        self, directory: Path, agent: str, node: str, job_id: str, attempt: int, may_requeue: bool
-    ) -> None:
-        """`attempt`: of this job, from 0. `may_requeue`: Slurm may start another attempt."""
+    def __init__(self, directory: Path, node: Node) -> None:
         self.directory = directory
-        self.agent = agent
         self.node = node
-        self.job_id = job_id
-        self.attempt = attempt
-        self.may_requeue = may_requeue
-        before = slurmfiles.read(slurmfiles.answer(directory, agent))
+        self.agent = node.agent
+        before = orderfiles.read(orderfiles.answer(directory, self.agent))
         # Orders of an earlier attempt are not repeated: their agents ended with it.
-        is_of_another = before.get("attempt") != attempt
+        is_of_another = before.get("attempt") != node.attempt
         self._done = int(before.get("incarnation", 0)) if is_of_another else 0
         self._seen: tuple[int, int] | None = None
         """Inode and modification time of the last order file read."""
@@ -89,7 +108,7 @@ class Keeper:
 
     def _why_over(self) -> str:
         if self._is_terminated:
-            return "Slurm ends the job on this node"
+            return f"{self.node.owner} ends the job on this node"
         if self._is_run_over():
             return "the run is over"
         if self._pid or self._begin:
@@ -100,7 +119,7 @@ class Keeper:
     def _is_run_over(self) -> bool:
         """False if the file server does not answer."""
         try:
-            return slurmfiles.OVER in os.listdir(self.directory)
+            return orderfiles.OVER in os.listdir(self.directory)
         except FileNotFoundError:
             return True
         except OSError:
@@ -109,20 +128,21 @@ class Keeper:
     # ------------------------------------------------------------ orders
 
     def _take_order(self) -> None:
-        path = slurmfiles.order(self.directory, self.agent)
+        path = orderfiles.order(self.directory, self.agent)
         try:
             info = path.stat()
         except OSError:
             return
         if self._begin is not None or (info.st_ino, info.st_mtime_ns) == self._seen:
             return
-        request = slurmfiles.read(path)
+        request = orderfiles.read(path)
         if not request:
             return  # It could not be read; retry.
         self._seen = info.st_ino, info.st_mtime_ns
         incarnation = request.get("incarnation")
         if type(incarnation) is int and incarnation > self._done:
             self._done, self._request = incarnation, request
+            self._pid = 0  # An older agent is killed by `begin`: its end is no news.
             self._answer("begins")
             try:
                 self._start()
@@ -131,7 +151,7 @@ class Keeper:
                 self._answer("failed", value=answers.as_value(why), status=why.exit_code)
 
     def _start(self) -> None:
-        """Start what ssh would run on a host: one request on standard input, one answer.
+        """Start what a login would run on a host: one request on standard input, one answer.
 
         Raises OSError.
         """
@@ -154,7 +174,7 @@ class Keeper:
             return
         assert begin.stdout is not None
         with begin.stdout as pipe:
-            said = answers.read(self.node, begin.returncode, pipe.read(), b"")
+            said = answers.read(self.node.name, begin.returncode, pipe.read(), b"")
         self._begin = None
         if said.is_good and said.value is not None:
             self._pid = int(said.value["pid"])
@@ -164,8 +184,8 @@ class Keeper:
 
     def _take_kill(self) -> None:
         """Kill only the agent: its daemons keep running, and the next agent adopts them."""
-        path = slurmfiles.kill(self.directory, self.agent)
-        incarnation = slurmfiles.read(path).get("incarnation")
+        path = orderfiles.kill(self.directory, self.agent)
+        incarnation = orderfiles.read(path).get("incarnation")
         if incarnation is None:
             return
         with suppress(OSError):
@@ -178,14 +198,17 @@ class Keeper:
                 self._answer("ended")
 
     def _answer(self, state: str, **more: Any) -> None:
-        path = slurmfiles.answer(self.directory, self.agent)
-        value = {"attempt": self.attempt, "incarnation": self._done, "state": state, **more}
+        path = orderfiles.answer(self.directory, self.agent)
+        value = {"attempt": self.node.attempt, "incarnation": self._done, "state": state, **more}
         try:
-            slurmfiles.write(path, {**value, "node": self.node})
+            orderfiles.write(path, {**value, "node": self.node.name})
         except FileNotFoundError:
             pass  # The run is over: no answer is needed.
         except OSError as error:
-            print(f"error: {self.agent} on {self.node}: cannot report {state}: {error}", flush=True)
+            print(
+                f"error: {self.agent} on {self.node.name}: cannot report {state}: {error}",
+                flush=True,
+            )
 
     # ------------------------------------------------------------ processes
 
@@ -211,10 +234,10 @@ class Keeper:
     # ------------------------------------------------------------ exit
 
     def _leave(self, why: str) -> None:
-        # Slurm may send it twice; child processes inherit that it is ignored.
+        # It may be sent twice; child processes inherit that it is ignored.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        is_requeued = self._is_terminated and self.may_requeue and self._is_requeued()
-        print(f"{self.agent} on {self.node}: the keeper exits: {why}", flush=True)
+        returns = self._is_terminated and self.node.returns()
+        print(f"{self.agent} on {self.node.name}: the keeper exits: {why}", flush=True)
         if self._begin is not None:
             self._begin.kill()
             self._begin.wait()
@@ -222,40 +245,28 @@ class Keeper:
             names = ("run_id", "agent", "dir")
             request = {name: self._request[name] for name in names}
             grace_s = GRACE_S if self._is_terminated else 0
-            purge = {"purge": not is_requeued, "only_agent": False, "grace_s": grace_s}
+            purge = {"purge": not returns, "only_agent": False, "grace_s": grace_s}
             end({**request, **purge})
-
-    def _is_requeued(self) -> bool:
-        """Whether Slurm will run this job once more. The state is "COMPLETING" in any case, but the
-        restart counter is already incremented. True if it is unknown.
-        """
-        with suppress(OSError):
-            said = commands.wait(["scontrol", "-o", "show", "job", self.job_id], ASK_S)
-            facts = slurmwords.read(said)
-            return facts is None or facts.restarts > self.attempt
-        return True
 
 
 def main(argv: list[str], environment: dict[str, str]) -> int:
     """The exit code."""
     try:
-        directory = Path(argv[1])
-        slurmfiles.check(directory)
-        number = int(environment["SLURM_NODEID"]) + 1
-        node, job_id = environment["SLURMD_NODENAME"], environment["SLURM_JOB_ID"]
-    except (IndexError, KeyError, ValueError):
-        print("error: this is for Slurm to run: srun python -P -m daemons.node.keep DIRECTORY")
+        kind: type[Node] = registry.attribute(argv[1])
+        directory = Path(argv[2])
+        node = kind(environment, argv[3:])
+    except (IndexError, KeyError, ValueError, ImportError, AttributeError):
+        print("error: a batch system runs this: python -P -m daemons.node.keep NODE DIRECTORY")
         return 2
+    try:
+        orderfiles.check(directory)
     except (OSError, DlctlError) as error:
-        name = environment.get("SLURMD_NODENAME", "")
-        print(f"error: {name}: the directory of the orders cannot be used on this node: {error}; "
-              "set dir in [slurm] to one that all nodes share", flush=True)  # fmt: skip
+        what = "the directory of the orders cannot be used on this node"
+        print(f"error: {node.name}: {what}: {error}; {node.shared}", flush=True)
         return 1
-    attempt = int(environment.get("SLURM_RESTART_COUNT", 0))
-    os.environ["DLCTL_HOST"] = node
+    os.environ["DLCTL_HOST"] = node.name
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    may_requeue = slurmscript.REQUEUE in argv
-    return Keeper(directory, f"agent-{number}", node, job_id, attempt, may_requeue).run()
+    return Keeper(directory, node).run()
 
 
 if __name__ == "__main__":

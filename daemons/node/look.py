@@ -35,7 +35,7 @@ def servers_of(directory: Path) -> config.Servers:
     """
     path = directory / "job.json"
     try:
-        return config.from_dict(config.JobFile, json.loads(regular.read_bytes(path))).servers
+        return config.of_stored(json.loads(regular.read_bytes(path))).servers
     except FileNotFoundError:
         return config.Servers()
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:

@@ -88,7 +88,7 @@ def serve(main: Main, context: process.DaemonContext) -> int:
         reached = addresses.of_worker(birth.run_id, birth.name, job, context.agent, context.control)
     if "group" in method.shape.links:
         host = addresses.host_of(reached.bind) if job.has_other_hosts else addresses.LOOPBACK
-        group = GroupThread(loop, host)
+        group = GroupThread(loop, host, thread.device)
         loop.perform(OpenStore, group.open)
         loop.perform(JoinGroup, group.join)
         loop.perform(Reduce, group.reduce, anywhere=True)

@@ -144,6 +144,10 @@ class ComputeThread:
         if self._ranks is None:
             self._sums = {"begin_sum": begin}
 
+    def device(self) -> Any:
+        """The torch.device of the replica's model, once it is built."""
+        return self._replica.device
+
     def _put(self, how: Callable[[Any], Event | None], effect: Effect) -> None:
         self._work.put(partial(how, effect))
 

@@ -1,4 +1,5 @@
-"""The threads of a worker's group: sums over all replicas, by torch.distributed's gloo.
+"""The threads of a worker's group: sums over all replicas, by torch.distributed's gloo, or NCCL
+(`sum_backends.py`).
 
 The group re-forms within the same process whenever members join or leave: each generation gets a
 new one, which is not torch's global default group. Its traffic is neither encrypted nor
@@ -10,10 +11,10 @@ operation ends when it times out or its connections close. For the same reason m
 for a straggler inside a gloo operation but at the store, for the messages of all members, and look
 up every second whether the generation is still theirs.
 
-A gradient may be summed while it is computed (`early_sum.py`), in the compute thread. These
-operations have no time limit: they last until the slowest member starts its own. The group waits
-for them once all members have arrived; they end early when members that moved to another generation
-close their connections.
+With gloo a gradient may be summed while it is computed (`early_sum.py`), in the compute thread.
+These operations have no time limit: they last until the slowest member starts its own. The group
+waits for them once all members have arrived; they end early when members that moved to another
+generation close their connections.
 """
 
 from __future__ import annotations
@@ -34,6 +35,15 @@ import torch.distributed
 from daemons.loop import Loop
 from daemons.process import in_words
 from daemons.worker.early_sum import EarlySum
+from daemons.worker.sum_backends import (
+    Device,
+    GivenUp,
+    Gloo,
+    Nccl,
+    device_of,
+    join_nccl,
+    uses_nccl,
+)
 from dlctl import messages as m
 from dlctl.errors import DlctlError
 from dlctl.machine import Event
@@ -67,22 +77,21 @@ ends its wait.
 """
 STORE_S = 10.0
 """Timeout of one store operation until the members' timeout is known."""
-NEVER = timedelta(days=7)
-"""Timeout of a part of a sum."""
 STORES_KEPT = 2
 """Members that do not know of the new store may still read the old one."""
-
-
-class _GivenUp(Exception):
-    """This generation has been superseded."""
 
 
 class GroupThread:
     """The loop's interface to the group; every effect is answered by an event."""
 
-    def __init__(self, loop: Loop, host: str) -> None:
-        """host: the address of this machine at which the other members reach it."""
+    def __init__(self, loop: Loop, host: str, device: Callable[[], torch.device]) -> None:
+        """host: the address of this machine at which the other members reach it. device: of the
+        replica, once it is built.
+        """
         self.host = host
+        self.device = device
+        self.has_nccl = True
+        """Until it has failed."""
         self._loop = loop
         self._lock = threading.Lock()
         """Held while the records or the generation change."""
@@ -169,7 +178,7 @@ class GroupThread:
 
     def _check(self, member: _Member) -> None:
         if not self.is_current(member):
-            raise _GivenUp
+            raise GivenUp
 
 
 class _Member:
@@ -180,7 +189,7 @@ class _Member:
         self.has_failed = self._is_made = False
         self._owner = owner
         self._store: Any = None
-        self._group: Any = None
+        self._group: Gloo | Nccl | None = None
         self._rank = self._size = 0
         self._timeout_s = STORE_S
         self._sums = 0
@@ -211,7 +220,7 @@ class _Member:
         while (work := self._work.get()) is not None:
             try:
                 work(self)
-            except _GivenUp:
+            except GivenUp:
                 break
             except ModelLost as error:
                 self._fail(error.message, m.MODEL_LOST)
@@ -230,6 +239,8 @@ class _Member:
             self._group = self._store = self._early = None
         if early is not None:
             early.free()
+        if group is not None:
+            group.end()
         del group
 
     def _fail(self, reason: str, why: str) -> None:
@@ -262,14 +273,27 @@ class _Member:
             raise ConnectionError(text) from error
         store = dist.TCPStore(host, int(port), None, False, timeout, wait_for_workers=False)
         self._store = dist.PrefixStore(f"generation-{effect.generation}", store)
-        claims = self._exchange("claim", self._owner.claim(), effect.timeout_s)
+        own = device_of(self._owner.device()) if self._owner.has_nccl else Device()
+        told = self._exchange("claim", (self._owner.claim(), own), effect.timeout_s)
         if self._size > 1:
-            options = dist.ProcessGroupGloo._Options()
-            options._timeout = timeout
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._owner.host)]
-            self._group = dist.ProcessGroupGloo(self._store, self._rank, self._size, options)
+            self._group = self._joined([Device(*device) for _, device in told])
         self._is_made = True
-        self._owner.agree(self, [Claim(*claim) for claim in claims])
+        self._owner.agree(self, [Claim(*claim) for claim, _ in told])
+
+    def _joined(self, devices: list[Device]) -> Gloo | Nccl:
+        """Raises what torch raises if the group cannot be made; the next one of this process is not
+        tried with NCCL then.
+        """
+        within_s = self._timeout_s
+        if not uses_nccl(devices):
+            return Gloo(self._store, self._rank, self._size, self._owner.host, within_s)
+        self._owner.has_nccl = False
+        made = join_nccl(
+            self._store, self._rank, self._size, self._owner.device(), within_s,
+            self._is_over.is_set,
+        )  # fmt: skip
+        self._owner.has_nccl = True
+        return made
 
     def begin_sum(self, size: int, weight: float) -> EarlySum | None:
         """Called in the compute thread."""
@@ -277,7 +301,7 @@ class _Member:
             if self._early is not None:  # That gradient was discarded.
                 self._early.is_void = True
                 return None
-            if self._group is None or not self._is_made:
+            if self._group is None or not self._is_made or not self._group.takes_parts:
                 return None
             if self._memory is None or len(self._memory) != size:
                 self._memory = torch.empty(size, dtype=torch.float32, device="cpu")
@@ -289,9 +313,7 @@ class _Member:
         with self._in_group:
             if self._group is None:
                 raise ConnectionError("the group is not there any more")
-            options = dist.AllreduceOptions()
-            options.timeout = NEVER
-            return self._group.allreduce([part], options)
+            return self._group.start(part)
 
     def reduce(self, effect: Reduce) -> None:
         self._sums += 1
@@ -307,7 +329,7 @@ class _Member:
             raise
         except DlctlError as error:  # All replicas fail alike: the run cannot continue.
             self._owner.post(self, TaskFailed(in_words(error), ""))
-            raise _GivenUp from error
+            raise GivenUp from error
         vector = self._summed_early(early, effect.vector, plan) if plan.begun else None
         if vector is None:
             vector = self._summed(effect.vector, plan)
@@ -335,7 +357,7 @@ class _Member:
         if any(plan.weights):
             tensor = torch.from_numpy(vector).to(getattr(torch, plan.dtype))
             if self._group is not None:
-                self._group.allreduce([tensor]).wait(timedelta(seconds=self._timeout_s))
+                self._group.sum(tensor, self._timeout_s, self._is_over.is_set)
             vector = tensor.float().numpy()
         return vector if total == 1.0 else vector * np.float32(total)
 
@@ -371,7 +393,7 @@ class _Member:
             except dist.DistStoreError:
                 self._report_missing(keys, until)
         if self._is_over.is_set():
-            raise _GivenUp
+            raise GivenUp
         self._store.set_timeout(timedelta(seconds=self._timeout_s))
         return [json.loads(text) for text in found]
 
@@ -390,16 +412,16 @@ class _Member:
                 return False
             except dist.DistStoreError:
                 if self._is_over.is_set():
-                    raise _GivenUp from None
+                    raise GivenUp from None
                 if time.monotonic() > until:
                     raise TimeoutError("a member did not record a sum in time") from None
 
     def _report_missing(self, keys: list[str], until: float) -> None:
-        """Report whose keys are missing. Raises TimeoutError if it is past `until`, and _GivenUp if
+        """Report whose keys are missing. Raises TimeoutError if it is past `until`, and GivenUp if
         the generation is over.
         """
         if self._is_over.is_set():
-            raise _GivenUp
+            raise GivenUp
         missing = tuple(rank for rank, key in enumerate(keys) if not self._store.check([key]))
         if not missing:  # They have come just now.
             return

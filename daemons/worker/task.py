@@ -241,9 +241,25 @@ class Task:
                 if callable(set_epoch := getattr(given, "set_epoch", None)):
                     set_epoch(epoch)
         returned, rows = self._numbers("sampler", dataset, epoch)
+        for order in (given, returned):
+            self._refuse_one_ranks(order)
         if rows.ndim != 1 or rows.dtype.kind not in "iu" or not rows.size:
             raise self._wrong("sampler", returned, "the numbers of samples, at least one")
         return self._below("sampler", rows, len(dataset), "the dataset has {} samples")
+
+    def _refuse_one_ranks(self, order: object) -> None:
+        """Raises TaskError for a sampler such as torch's DistributedSampler, which has the samples
+        of one process among several.
+        """
+        ranks = getattr(order, "num_replicas", 1)
+        if isinstance(ranks, int) and ranks > 1:
+            raise TaskError(
+                f"task.sampler has the samples of one process of {ranks}, as "
+                f"{type(order).__name__} does; the others would never be trained on",
+                where=self.place("sampler"),
+                hint="dlctl shuffles the samples and deals them to the workers: remove it, or "
+                "return the order of all samples, for example RandomSampler(dataset)",
+            )
 
     def _below(
         self, part: str, numbers: npt.NDArray[Any], limit: int, what: str

@@ -16,9 +16,12 @@ that name does:
                       `local_steps` steps continue from the mean of their models. Lin et al., "Don't
                       Use Large Mini-Batches, Use Local SGD", ICLR 2020, algorithm 2
 
-- torch.distributed computes the sums (gloo, in host memory, also for replicas on GPUs). If a member
-  dies, the group re-forms without it, and restarts the sum with the survivors' vectors; no step is
-  lost or made twice.
+- torch.distributed computes the sums: by NCCL if each replica has a GPU of its own (not a part of
+  one, MIG) and all have the same NCCL, else by gloo in host memory. NCCL needs room for one more
+  vector on the GPU. If it fails when a group forms, the replicas use gloo from then on. The tests
+  run gloo on real processes; NCCL has not been run, only what chooses, waits for and aborts it.
+- If a member dies, the group re-forms without it, and restarts the sum with the survivors' vectors;
+  no step is lost or made twice.
 - A replica that joins takes part in its first sum without a gradient, and then receives the model,
   the optimiser's state and the progress of the run, in one more sum. So does a replica that resumes
   from an older checkpoint than the others.
@@ -95,6 +98,7 @@ class Sum(NamedTuple):
 
 
 class Replica(ReplicaSide):
+    averages = True
     options: Options
 
     def begin(self, start: Start) -> None:

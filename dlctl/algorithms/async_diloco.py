@@ -55,7 +55,7 @@ from dlctl.messages import APPLIED
 from dlctl.optim.base import Optimizer
 from dlctl.optim.delayed_nesterov import DelayedNesterov
 from dlctl.optim.wrapping import Wrapping
-from dlctl.settings import Setting, count
+from dlctl.settings import Live
 
 SPEEDS = "speeds"
 """The table of steps per second, one place for each slot; 0: not measured."""
@@ -63,8 +63,8 @@ SPEEDS = "speeds"
 
 @dataclass(slots=True, kw_only=True)
 class Options:
-    local_steps: Annotated[int, Ge(1)] = 50
-    """Steps of the fastest replica from one push to the next, H; the paper has 50. Changes live."""
+    local_steps: Live[Annotated[int, Ge(1)]] = 50
+    """Steps of the fastest replica from one push to the next, H; the paper has 50."""
     dynamic_steps: bool = True
     """Slower replicas make fewer steps, in proportion to their speed; false: as many."""
 
@@ -129,7 +129,6 @@ ASYNC_DILOCO = Method(
     ),
     replica=Replica,
     shard=Server,
-    live={"local_steps": Setting(help="steps of a replica from push to push", parse=count)},
     optimizer=Choice(name="delayed-nesterov"),
     inner=Choice(name="adamw", options={"lr": 4e-4, "betas": [0.9, 0.95], "weight_decay": 0.1}),
 )

@@ -20,11 +20,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from dlctl import messages
+from dlctl import messages, outdated
 from dlctl.algorithms.needs import PARAMETERS, Need, View, Write
 from dlctl.clients import Cohort
 from dlctl.compress.base import Delta
@@ -35,7 +35,7 @@ from dlctl.messages import REFUSED, Array
 from dlctl.messages import PushOutcome as PushOutcome
 from dlctl.optim.base import Optimizer
 from dlctl.rows import RowTables
-from dlctl.settings import Setting
+from dlctl.settings import Setting, of_options
 from dlctl.shards.base import Shard
 from dlctl.vector import Vector, copy_into, copy_of, zeros_like
 
@@ -256,6 +256,13 @@ class Arrival:
 class ReplicaSide(ABC):
     """One replica. `begin` is called first, then perhaps `restore`, then `run`."""
 
+    averages: ClassVar[bool] = False
+    """Whether replicas form the mean of all their gradients by themselves, and step along it
+    (`OwnStep`)."""
+    keeps_position: ClassVar[bool] = False
+    """Whether `state` has what changes with every step, not only with pushes, as parameters of its
+    own beside the servers'."""
+
     def __init__(self, site: Site) -> None:
         self.options = site.options
         self.parameters = site.parameters
@@ -369,12 +376,6 @@ class ReplicaSide(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} answers no requests")
 
-    def answered(self, slot: int, arrays: tuple[Array, ...] | None) -> None:
-        """The result of an `Ask` with `wait=False`, between two steps; None: no answer. The
-        parameters may be changed.
-        """
-        raise NotImplementedError(f"{type(self).__name__} waits for all its answers")
-
     def figures(self) -> messages.Json:
         """The method's figures that the worker reports beside its own, as plain numbers."""
         return {}
@@ -384,6 +385,11 @@ class ReplicaSide(ABC):
         generator is resumed with the results.
         """
         return ()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            raise outdated.member(self, name)
 
 
 # ---------------------------------------------------------------- servers
@@ -525,6 +531,11 @@ class ShardSide(ABC):
     def restore(self, state: messages.Json) -> None:  # noqa: B027  most sides start over
         """Resume from the `state` of a checkpoint: the shard is restored, all workers are new."""
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            raise outdated.member(self, name)
+
 
 # ---------------------------------------------------------------- coordinator
 
@@ -606,11 +617,19 @@ NO_EPOCH = DataEpoch(0, 0, {})
 class Lead:
     """Decides which workers may lease data now; may also drive the method (`drive`)."""
 
+    portions: ClassVar[Literal["data", "clients", "batch"]] = "data"
+    """What a worker leases: a part of the dataset; a client of it (`cohort`); or, if the
+    coordinator drives the method (`drive`), a part of the batch that is the whole dataset."""
+    cuts_epochs: ClassVar[bool] = False
+    """Whether it ends data epochs early (`cut_epoch`)."""
+    chooses: ClassVar[bool] = False
+    """Whether it decides which pushes count (`quorum`), for a shard side that asks."""
+
     options: Any
     steps_done: int = 0
-    """Acknowledged steps of all workers, updated by the coordinator role. If the method implements
-    `cut_epoch`, the role also updates `members` and the data epoch that was not cut yet, which is 0
-    at first and is in the state of such a lead."""
+    """Acknowledged steps of all workers, updated by the coordinator role. If the lead cuts epochs,
+    the role also updates `members` and the data epoch that was not cut yet, which is 0 at first and
+    is in the state of such a lead."""
     members: frozenset[int] = frozenset()
     data_epoch: int = 0
     epoch: DataEpoch = NO_EPOCH
@@ -633,35 +652,39 @@ class Lead:
     def quorum(
         self, clock: int, came: Mapping[int, int], members: frozenset[int], waited_s: float
     ) -> frozenset[int] | float | None:
-        """Which pushes of a clock count, the same on every shard; None: not yet. For methods whose
-        shard side asks (`ShardSide.asks_lead`); called again when a push arrives or a worker joins
-        or leaves. A number: not yet, and called again when `waited_s` reaches it at the latest.
+        """Which pushes of a clock count, the same on every shard; None: not yet. For leads that
+        choose, where the shard side asks (`ShardSide.asks_lead`); called again when a push arrives
+        or a worker joins or leaves. A number: not yet, and called again when `waited_s` reaches it
+        at the latest.
 
         came: slot -> samples, of the living workers whose pushes for this clock all shards hold, at
         least one; the answer is a subset. members: the slots that take part. waited_s: seconds
         since all shards reached this clock; a new coordinator restarts it at 0. The answer is
         always carried out, so the lead may count it.
         """
-        raise NotImplementedError(f"{type(self).__name__} decides nothing")
+        raise NotImplementedError(f"{type(self).__name__} declares that it chooses, and does not")
 
     def cut_epoch(self) -> bool:
         """Whether `data_epoch` is over: its portions that no worker has leased are dropped then.
+        For leads that cut epochs.
 
         Until then, `may_lease` should grant no portion of the next data epoch.
         """
-        return False
+        raise NotImplementedError(f"{type(self).__name__} declares cuts_epochs, and cuts none")
 
     def portion_done(self, slot: int, steps: int, samples: int, data_epoch: int) -> None:
         """A worker has completed a portion for the first time; `steps_done` already includes it."""
 
-    def drive(self) -> Drives | None:
-        """The method itself, if the coordinator drives it.
+    def drive(self) -> Drives:
+        """The method itself, if the coordinator drives it: `portions` is "batch".
 
         It survives the coordinator: the results of its requests are persisted, and the next
         coordinator replays them to a new generator, from the newest `Snapshot` on. So it must
         depend on the options, the state and these results alone.
         """
-        return None
+        raise NotImplementedError(
+            f"{type(self).__name__} declares portions of a batch, and drives none"
+        )
 
     def state(self) -> messages.Json:
         """What the next coordinator needs besides the clock; persisted with every decision."""
@@ -689,7 +712,9 @@ Fault = tuple[tuple[str, ...], str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """What the registry names. `Options` is a dataclass: the keys of the job file."""
+    """What the registry names. `Options` is a dataclass: the keys of the job file. Those of a type
+    `Live[...]` may change during a run.
+    """
 
     Options: type[Any]
     shape: Shape = field(default_factory=Shape)
@@ -697,9 +722,6 @@ class Method:
     shard: type[ShardSide] | None = None
     """Of the table of parameters, if its rule is "optimizer"; all others follow their rules."""
     lead: type[Lead] = Lead
-    live: Mapping[str, Setting] = field(default_factory=dict)
-    """Options that may change during the run, and how users write them. Those of
-    `ReplicaSide.automatic` may become "auto" then."""
     optimizer: Choice = field(default_factory=partial(Choice, name="sgd"))
     """The servers' default optimiser."""
     inner: Choice = field(default_factory=partial(Choice, name="none"))
@@ -714,6 +736,16 @@ class Method:
     where the job file implies that, and again when the dataset is known."""
     experimental: bool = False
     """The method is marked in lists, and runs a reduced contract suite."""
+
+    @property
+    def live(self) -> Mapping[str, Setting]:
+        """The options that may change during the run, and how users write them."""
+        return of_options(self.Options)
+
+    @property
+    def is_driven(self) -> bool:
+        """Whether the coordinator drives it."""
+        return self.lead.portions == "batch"
 
     @property
     def takes_parts(self) -> bool:
@@ -733,3 +765,7 @@ def dense(delta: Delta, size: int) -> Array:
     full = np.zeros(size, np.float32)
     full[delta.indices] = delta.values
     return full
+
+
+if not TYPE_CHECKING:
+    __getattr__ = outdated.names_of(__name__)

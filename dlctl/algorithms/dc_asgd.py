@@ -41,8 +41,7 @@ import numpy as np
 from annotated_types import Ge, Lt
 
 from dlctl import messages
-from dlctl.algorithms import stepwise
-from dlctl.algorithms.base import Fault, Method, Needs, PushOutcome, ShardSide
+from dlctl.algorithms.base import Fault, Method, Needs, PushOutcome, ReplicaSide, ShardSide
 from dlctl.algorithms.needs import Gradient, NextData, Read, Write
 from dlctl.compress.base import Delta
 from dlctl.config import JobFile
@@ -68,7 +67,10 @@ class Options:
     """With "adaptive": decay of the mean square per gradient."""
 
 
-class Replica(stepwise.Replica):
+class Replica(ReplicaSide):
+    def changes_parameters(self) -> bool:
+        return False
+
     def run(self) -> Needs:
         is_new = False
         """Whether the copy is the state right after a push."""

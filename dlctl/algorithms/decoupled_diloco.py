@@ -111,6 +111,7 @@ class Options(streaming_diloco.Options):
 
 
 class Replica(ReplicaSide):
+    keeps_position = True
     options: Options
 
     @classmethod
@@ -364,7 +365,6 @@ DECOUPLED_DILOCO = Method(
     replica=Replica,
     shard=Shard,
     lead=Syncer,
-    live=streaming_diloco.STREAMING_DILOCO.live,
     optimizer=streaming_diloco.STREAMING_DILOCO.optimizer,
     inner=streaming_diloco.STREAMING_DILOCO.inner,
     check=check,

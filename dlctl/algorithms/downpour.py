@@ -23,9 +23,9 @@ Warm start (§4.1): one replica alone for the first steps, then the others from 
 of the servers, the optimiser's included.
 
 "auto" for n_fetch or n_push: each replica chooses the smallest number at which it waits for at most
-`comm_share_max` of its time (see `roles/pace.py`). It only affects when it pushes or fetches. A
-number may change at any time, so "step mod n == 0" is "n steps after the last time" here; for a
-constant number it is the same.
+`comm_share_max` of its time (see `roles/worker/intervals.py`). It only affects when it pushes or
+fetches. A number may change at any time, so "step mod n == 0" is "n steps after the last time"
+here; for a constant number it is the same.
 
 `push_before_fetch` moves the pushes by one step: to n_push - 1, 2 n_push - 1 ... In the paper's
 order a replica that pushes and fetches every n steps continues from parameters without its own last
@@ -65,17 +65,17 @@ from dlctl.algorithms.rounds import Discards
 from dlctl.compress.base import Delta
 from dlctl.config import Choice
 from dlctl.messages import APPLIED
-from dlctl.settings import Setting, interval
+from dlctl.settings import Live
 
 
 @dataclass(slots=True, kw_only=True)
 class Options:
-    fetch_every_steps: Annotated[int, Ge(1)] | Literal["auto"] = 1
+    fetch_every_steps: Live[Annotated[int, Ge(1)] | Literal["auto"]] = 1
     """Steps between fetches, n_fetch; the first is at step 0. "auto": as few as `comm_share_max`
-    allows; with `overlap`, as few as a fetch takes. Changes live."""
-    push_every_steps: Annotated[int, Ge(1)] | Literal["auto"] = 1
+    allows; with `overlap`, as few as a fetch takes."""
+    push_every_steps: Live[Annotated[int, Ge(1)] | Literal["auto"]] = 1
     """Steps between pushes, n_push; the first is at step 0. "auto": as few as `comm_share_max`
-    allows. Changes live."""
+    allows."""
     comm_share_max: Annotated[float, Gt(0), Lt(1)] = 0.1
     """With "auto": fraction of a worker's time that it may wait for pushes and fetches."""
     auto_steps_max: Annotated[int, Ge(1)] = 64
@@ -167,13 +167,5 @@ DOWNPOUR = Method(
     replica=Replica,
     shard=Server,
     lead=WarmStart,
-    live={
-        "fetch_every_steps": Setting(
-            help='steps from one fetch to the next, or "auto"', parse=interval
-        ),
-        "push_every_steps": Setting(
-            help='steps from one push to the next, or "auto"', parse=interval
-        ),
-    },
     inner=Choice(name="sgd", options={"lr": 0.01}),
 )

@@ -57,7 +57,7 @@ from dlctl.algorithms.needs import Gradient, NextData, Read, Write
 from dlctl.algorithms.rounds import Discards
 from dlctl.config import Choice, JobFile
 from dlctl.messages import Array
-from dlctl.settings import AUTO, Setting, count, fraction
+from dlctl.settings import Live
 from dlctl.vector import Vector, copy_into, copy_of, is_finite, zeros_like
 
 BETA = 0.9
@@ -67,12 +67,12 @@ Exchange = Generator[Read | Write, Any, None]
 
 @dataclass(slots=True, kw_only=True)
 class Options:
-    exchange_every_steps: Annotated[int, Ge(1)] = 10
+    exchange_every_steps: Live[Annotated[int, Ge(1)]] = 10
     """Steps of a replica from one exchange with the centre to the next, tau; the first exchange is
-    before its first step. Changes live."""
-    alpha: Annotated[float, Gt(0), Le(1)] | Literal["auto"] = "auto"
+    before its first step."""
+    alpha: Live[Annotated[float, Gt(0), Le(1)] | Literal["auto"]] = "auto"
     """Fraction of their distance by which a replica and the centre move towards each other at an
-    exchange. "auto": 0.9 over the number of replicas. Changes live."""
+    exchange. "auto": 0.9 over the number of replicas."""
 
 
 class Position:
@@ -102,6 +102,7 @@ class Position:
 
 
 class Replica(ReplicaSide):
+    keeps_position = True
     options: Options
 
     @classmethod
@@ -200,11 +201,6 @@ def alpha_of(side: ReplicaSide) -> float:
     return BETA / len(side.members | {side.slot}) if isinstance(alpha, str) else alpha
 
 
-def share(text: str) -> float | str:
-    """A number above 0 and at most 1, or "auto"."""
-    return AUTO if text == AUTO else fraction(text)
-
-
 def check(job: JobFile) -> list[Fault]:
     """Elastic symmetry: the centre gains exactly what the replica loses."""
     found: list[Fault] = []
@@ -232,14 +228,6 @@ _method = partial(
     Options=Options,
     replica=Replica,
     shape=Shape(tables=(replace(MODEL, rule="add"),), optimizers=("sgd",)),
-    live={
-        "exchange_every_steps": Setting(
-            help="steps of a replica from one exchange with the centre to the next", parse=count
-        ),
-        "alpha": Setting(
-            help='fraction of the distance to the centre at an exchange, or "auto"', parse=share
-        ),
-    },
     optimizer=Choice(name="sgd", options={"lr": 1.0}),
 )
 EASGD = _method(inner=Choice(name="sgd", options={"lr": 0.01}), check=check)

@@ -62,6 +62,7 @@ Trip = Generator[Read | Write | Settle, Any, bool]
 
 
 class Replica(ReplicaSide):
+    keeps_position = True
     options: easgd.Options
 
     @classmethod
@@ -203,7 +204,6 @@ EASGD_ATOMIC = Method(
     replica=Replica,
     shard=Server,
     shape=Shape(exact=True, optimizers=("sgd",)),
-    live=easgd.EASGD.live,
     optimizer=Choice(name="sgd", options={"lr": 1.0}),
     inner=easgd.EASGD.inner,
     check=check,

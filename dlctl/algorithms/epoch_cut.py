@@ -43,6 +43,7 @@ class Options(downpour.Options):
 
 
 class Cut(downpour.WarmStart):
+    cuts_epochs = True
     options: Options
 
     def __post_init__(self) -> None:
@@ -103,6 +104,5 @@ EPOCH_CUT = Method(
     replica=downpour.Replica,
     shard=downpour.Server,
     lead=Cut,
-    live=downpour.DOWNPOUR.live,
     inner=downpour.DOWNPOUR.inner,
 )

@@ -199,6 +199,9 @@ class Server(Chosen):
 class Rounds(Lead):
     """Which clients are drawn, and when a round is over."""
 
+    portions = "clients"
+    cuts_epochs = True
+    chooses = True
     options: Options
 
     def __post_init__(self) -> None:

@@ -32,7 +32,7 @@ import numpy as np
 from annotated_types import Ge
 
 from dlctl import messages
-from dlctl.algorithms import local_sgd, sync
+from dlctl.algorithms import sync
 from dlctl.algorithms.base import (
     Fault,
     Method,
@@ -50,12 +50,13 @@ from dlctl.config import Choice, JobFile
 from dlctl.messages import APPLIED, BUFFERED
 from dlctl.optim import buffered
 from dlctl.optim.base import Optimizer
+from dlctl.settings import Live
 
 
 @dataclass(slots=True, kw_only=True)
 class Options:
-    local_steps: Annotated[int, Ge(1)] = 16
-    """Steps of a replica from one push to the next, H. Changes live."""
+    local_steps: Live[Annotated[int, Ge(1)]] = 16
+    """Steps of a replica from one push to the next, H."""
     buffer_pushes: Annotated[int, Ge(1)] = 10
     """Pushes whose mean makes one step of the servers, K."""
     staleness_weight: Literal["constant", "root"] = "constant"
@@ -123,7 +124,6 @@ FEDBUFF = Method(
     check_steps=check_steps,
     replica=Replica,
     shard=Collecting,
-    live=local_sgd.LIVE,
     optimizer=Choice(name="sgd", options={"lr": 1.0}),
     inner=Choice(name="sgd", options={"lr": 0.01}),
 )

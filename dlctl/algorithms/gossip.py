@@ -33,17 +33,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal
 
 import numpy as np
 from annotated_types import Ge, Gt, Le
 
 from dlctl.algorithms.base import Fault, Method, Needs, ReplicaSide, Shape, Start
-from dlctl.algorithms.needs import Ask, Done, Gradient, NextData
+from dlctl.algorithms.needs import Ask
+from dlctl.algorithms.rounds import step_alone
 from dlctl.config import Choice, JobFile
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array, Json
-from dlctl.settings import Setting, count
+from dlctl.settings import Live
 from dlctl.vector import Vector, all_finite, copy_into, to_host
 
 CONTACT_S = 5.0
@@ -56,8 +58,8 @@ class Options:
     mode: Literal["pull", "push", "symmetric"] = "symmetric"
     """Which replica a contact changes: pull: the one that makes it. push: the other one. symmetric:
     both, which conserves the mean."""
-    contact_every_steps: Annotated[int, Ge(1)] = 1
-    """Steps from one contact to the next, tau. Changes live."""
+    contact_every_steps: Live[Annotated[int, Ge(1)]] = 1
+    """Steps from one contact to the next, tau."""
     random_times: bool = False
     """A contact after each step with probability 1/tau, instead of every tau steps."""
     mix: Annotated[float, Gt(0), Le(0.5)] = 0.5
@@ -88,11 +90,8 @@ class Replica(ReplicaSide):
 
     def run(self) -> Needs:
         while True:
-            if (yield NextData()) is None:
+            if not (yield from step_alone()):
                 continue
-            if (yield Gradient(step=True, gather=False)) is None:
-                continue
-            yield Done()
             self.steps += 1
             others = sorted(self.members - {self.slot})
             if others and not self.asked_at and self._is_time():
@@ -111,9 +110,15 @@ class Replica(ReplicaSide):
         me = np.array([self.slot], np.float32)
         arrays = () if mode == "pull" else (to_host(self.parameters), me)
         within_s = math.inf if mode == "symmetric" else CONTACT_S
-        return Ask(slot=other, op=mode, arrays=arrays, within_s=within_s, wait=False)
+        return Ask(
+            slot=other,
+            op=mode,
+            arrays=arrays,
+            within_s=within_s,
+            then=partial(self._answered, other),
+        )
 
-    def answered(self, slot: int, arrays: tuple[Array, ...] | None) -> None:
+    def _answered(self, slot: int, arrays: tuple[Array, ...] | None) -> None:
         age = self.steps - self.asked_at.pop(slot)
         if not arrays:
             return
@@ -172,6 +177,5 @@ GOSSIP = Method(
         survives=frozenset({"worker", "coordinator"}),
     ),
     inner=Choice(name="sgd", options={"lr": 0.01}),
-    live={"contact_every_steps": Setting(help="steps between two contacts", parse=count)},
     check=check,
 )

@@ -40,14 +40,14 @@ from dlctl.algorithms.base import Fault, Method, Needs, ReplicaSide, Shape
 from dlctl.algorithms.needs import Done, Gradient
 from dlctl.config import Choice, JobFile
 from dlctl.inner import NONE, is_plain
-from dlctl.settings import Setting, count
+from dlctl.settings import Live
 
 
 @dataclass(slots=True, kw_only=True)
 class Options:
-    steps_at_once: Annotated[int, Ge(1), Le(10**6)] = 32
+    steps_at_once: Live[Annotated[int, Ge(1), Le(10**6)]] = 32
     """Steps that a worker makes before it handles its messages; at most those of one portion
-    (`data.portion_batches`): for short steps increase both. Changes live."""
+    (`data.portion_batches`): for short steps increase both."""
 
 
 class Replica(ReplicaSide):
@@ -87,6 +87,5 @@ HOGWILD = Method(
         survives=frozenset({"worker", "coordinator"}),
     ),
     inner=Choice(name="sgd", options={"lr": 0.01}),
-    live={"steps_at_once": Setting(help="steps until a worker handles its messages", parse=count)},
     check=check,
 )

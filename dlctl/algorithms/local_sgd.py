@@ -47,22 +47,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge
 
+from dlctl import outdated
 from dlctl.algorithms import barrier, sync
 from dlctl.algorithms.base import Method, Needs, PushKind, ReplicaSide, Start
 from dlctl.algorithms.needs import Read, Write
 from dlctl.algorithms.rounds import Rounds
 from dlctl.config import Choice
-from dlctl.settings import Setting, count
+from dlctl.settings import Live
 
 
 @dataclass(slots=True, kw_only=True)
 class Options:
-    local_steps: Annotated[int, Ge(1)] = 16
-    """Steps of a replica from one mean to the next, H. Changes live."""
+    local_steps: Live[Annotated[int, Ge(1)]] = 16
+    """Steps of a replica from one mean to the next, H."""
     overlap: bool = False
     """Continue with the next round while the mean of this one is in flight, and add the steps made
     meanwhile to it. For slow links; false: wait, as in the papers."""
@@ -115,18 +116,14 @@ def averaged(
 
 @dataclass(slots=True, kw_only=True)
 class DilocoOptions(Options):
-    local_steps: Annotated[int, Ge(1)] = 500
-    """Steps of a replica from one mean to the next, H; the paper tries 50 to 2000. Changes live."""
+    local_steps: Live[Annotated[int, Ge(1)]] = 500
+    """Steps of a replica from one mean to the next, H; the paper tries 50 to 2000."""
 
 
-LIVE = {
-    "local_steps": Setting(help="steps of a replica alone from one mean to the next", parse=count)
-}
 LOCAL_SGD = Method(
     Options=Options,
     replica=Replica,
     shard=sync.Barrier,
-    live=LIVE,
     optimizer=Choice(name="sgd", options={"lr": 1.0}),
     inner=Choice(name="sgd", options={"lr": 0.01}),
 )
@@ -134,7 +131,10 @@ DILOCO = Method(
     Options=DilocoOptions,
     replica=Replica,
     shard=sync.Barrier,
-    live=LIVE,
     optimizer=Choice(name="momentum", options={"lr": 0.7, "momentum": 0.9, "nesterov": True}),
     inner=Choice(name="adamw", options={"lr": 4e-4, "betas": [0.9, 0.95], "weight_decay": 0.1}),
 )
+
+
+if not TYPE_CHECKING:
+    __getattr__ = outdated.names_of(__name__)

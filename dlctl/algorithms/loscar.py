@@ -51,6 +51,7 @@ class Options(local_sgd.Options):
 
 
 class Replica(ReplicaSide):
+    keeps_position = True
     options: Options
 
     @classmethod
@@ -163,7 +164,6 @@ LOSCAR = Method(
     shape=Shape(compressors=ENTRIES),
     replica=Replica,
     shard=Shard,
-    live=local_sgd.LIVE,
     optimizer=Choice(name="sgd", options={"lr": 1.0}),
     inner=Choice(name="sgd", options={"lr": 0.01}),
     compression=Choice(name="topk", options={"density": 1.0}),

@@ -20,9 +20,10 @@ Vectors are flat: numpy arrays, or torch tensors on a GPU.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from dlctl import outdated
 from dlctl.messages import Array
 from dlctl.util.record import Record, named_record, record
 from dlctl.vector import Vector
@@ -316,8 +317,9 @@ class Ask(Need):
     arrays: tuple[Array, ...] = ()
     within_s: float = 5.0
     """math.inf: for as long as the other replica is alive."""
-    wait: bool = True
-    """False: resumed at once with None; `ReplicaSide.answered` receives the answer."""
+    then: Callable[[tuple[Array, ...] | None], None] | None = None
+    """Resumed at once with None; this is called with the answer between two steps, and may change
+    the parameters."""
 
 
 @named_record
@@ -388,3 +390,7 @@ def passed_on(
         if newest.weight:
             vector, came = newest.vector, True
     return vector, newest.step
+
+
+if not TYPE_CHECKING:
+    __getattr__ = outdated.names_of(__name__)

@@ -34,11 +34,12 @@ import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
 
 from dlctl.algorithms.base import Method, Needs, ReplicaSide, Shape, Start
-from dlctl.algorithms.needs import Ask, Done, Gradient, NextData
+from dlctl.algorithms.needs import Ask, NextData
+from dlctl.algorithms.rounds import step_alone
 from dlctl.config import Choice
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array, Json
-from dlctl.settings import Setting, count
+from dlctl.settings import Live
 from dlctl.vector import Vector, all_finite, copy_into, to_host
 
 CONTACT_S = 10.0
@@ -47,8 +48,8 @@ OP = "pair"
 
 @dataclass(slots=True, kw_only=True)
 class Options:
-    local_steps: Annotated[int, Ge(1)] = 50
-    """From one outer step to the next, H. Changes live."""
+    local_steps: Live[Annotated[int, Ge(1)]] = 50
+    """From one outer step to the next, H."""
     outer_lr: Annotated[float, Gt(0), Le(2)] = 0.7
     """beta."""
     outer_momentum: Annotated[float, Ge(0), Lt(1)] = 0.5
@@ -63,7 +64,7 @@ class Replica(ReplicaSide):
     def begin(self, start: Start) -> None:
         self.steps = self.outer_steps = self.alone = 0
         self.phi: Array | None = None
-        """float32[d], the parameters after the last outer step; None: there was none."""
+        """float32[d], the parameters after the last outer step; None: it has not begun."""
         self.delta: Array = np.zeros(0, np.float32)
 
     def state(self) -> dict[str, Vector]:
@@ -80,15 +81,14 @@ class Replica(ReplicaSide):
             self.phi, self.delta = state["phi"], state["delta"]
 
     def run(self) -> Needs:
+        while (yield NextData()) is None:
+            continue  # The first steps begin at the model of the run, once it is there.
+        if self.phi is None:
+            self.phi = to_host(self.parameters).copy()
+            self.delta = np.zeros_like(self.phi)
         while True:
-            if (yield NextData()) is None:
+            if not (yield from step_alone()):
                 continue
-            if self.phi is None:
-                self.phi = to_host(self.parameters).copy()
-                self.delta = np.zeros_like(self.phi)
-            if (yield Gradient(step=True, gather=False)) is None:
-                continue
-            yield Done()
             self.steps += 1
             if self.steps % self.options.local_steps == 0:
                 yield from self._outer_step(self.phi)
@@ -135,5 +135,4 @@ NOLOCO = Method(
         survives=frozenset({"worker", "coordinator"}),
     ),
     inner=Choice(name="adamw", options={"lr": 0.001}),
-    live={"local_steps": Setting(help="steps from one outer step to the next", parse=count)},
 )

@@ -25,9 +25,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from dlctl import messages
+from dlctl import messages, outdated
 from dlctl.algorithms.base import Decision, Lead, PushOutcome
 from dlctl.algorithms.sync import Held, HoldingSide
 from dlctl.messages import HELD, LATE, REFUSED
@@ -36,6 +36,8 @@ from dlctl.shards.base import Shard
 
 class Counting(Lead):
     """A lead that counts the steps that use a replica's push."""
+
+    chooses = True
 
     def __post_init__(self) -> None:
         self._steps = 0
@@ -69,7 +71,6 @@ class Chosen(HoldingSide):
 
     def __init__(self, options: Any, shard: Shard) -> None:
         super().__init__(options, shard)
-        self._members: frozenset[int] = frozenset()
         self._held: dict[tuple[int, int, int], Held] = {}
         """(clock, slot, epoch) -> a push."""
         self._decision: Decision | None = None
@@ -84,7 +85,7 @@ class Chosen(HoldingSide):
         return self._make_step()
 
     def members(self, slots: frozenset[int]) -> list[PushOutcome]:
-        self._members = slots
+        self.roster.meet(slots, self.shard.version)
         return []
 
     def joined(self, slot: int) -> list[PushOutcome]:
@@ -101,7 +102,7 @@ class Chosen(HoldingSide):
             return frozenset(slot for slot, _ in self._missing(self._decision))
         if not self._held:
             return frozenset()
-        return self._members - {slot for clock, slot, _ in self._held}
+        return self.roster.members - {slot for clock, slot, _ in self._held}
 
     def _is_in_time(self, push: messages.Push) -> bool:
         is_over = push.clock < self.shard.version
@@ -135,3 +136,7 @@ class Chosen(HoldingSide):
         self.shard.version = decision.clock
         dropped = [held.outcome(REFUSED if held.kept is None else LATE) for held in late]
         return [*dropped, *self._update(chosen)]
+
+
+if not TYPE_CHECKING:
+    __getattr__ = outdated.names_of(__name__)

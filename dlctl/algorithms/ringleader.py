@@ -46,6 +46,7 @@ import numpy as np
 from dlctl import messages
 from dlctl.algorithms.base import Method, Needs, PushOutcome, ReplicaSide, ShardSide
 from dlctl.algorithms.needs import Gradient, NextData, Read, Receipt, Write
+from dlctl.algorithms.roster import Roster
 from dlctl.compress.base import Delta
 from dlctl.messages import APPLIED, BUFFERED, Json
 from dlctl.optim.base import Optimizer
@@ -159,9 +160,8 @@ class Rounds(ShardSide):
         super().__init__(options, shard)
         assert isinstance(shard.optimizer, Tabled)
         self._table = shard.optimizer
-        self._members: frozenset[int] = frozenset()
-        self._idle: set[int] = set()
-        """Slots that have no data."""
+        self.roster = Roster(newcomers=0)
+        """A round waits for all that have data, also for those that join."""
         self._updated: set[int] = set()
         """Entries that have had their update in this round; none: phase 1."""
         self._versions: deque[int] = deque(maxlen=REMEMBERED)
@@ -173,9 +173,9 @@ class Rounds(ShardSide):
 
     def push(self, push: messages.Push, delta: Delta) -> list[PushOutcome]:
         if not push.samples:
-            self._idle.add(push.slot)
+            self.roster.rest(push.slot)
             return [push.outcome(APPLIED)]
-        self._idle.discard(push.slot)
+        self.roster.count(push.slot, 0)
         entry = push.slot % self._table.workers
         updates, ahead = self._is_update(entry), entry in self._updated
         if updates:
@@ -200,22 +200,22 @@ class Rounds(ShardSide):
         return self._waited_for() <= there
 
     def _waited_for(self) -> set[int]:
-        return {slot % self._table.workers for slot in self._members - self._idle}
+        return {slot % self._table.workers for slot in self.roster.counted()}
 
     def joined(self, slot: int) -> list[PushOutcome]:
-        self._idle.discard(slot)
+        self.roster.join(slot, is_under_way=True)
         return []
 
     def members(self, slots: frozenset[int]) -> list[PushOutcome]:
-        self._members = slots
-        self._idle &= slots
+        self.roster.meet(slots, 0)
         return []
 
     def state(self) -> Json:
-        return {"updated": sorted(self._updated), "idle": sorted(self._idle)}
+        return {"updated": sorted(self._updated), **self.roster.state()}
 
     def resume(self, state: Json) -> None:
-        self._updated, self._idle = set(state["updated"]), set(state["idle"])
+        self._updated = set(state["updated"])
+        self.roster.resume(state)
 
     def restore(self, state: Json) -> None:
         self._updated = set(state["updated"])

@@ -1,8 +1,8 @@
 """Steps that a replica makes on its own, from one exchange to the next, and what they add up to.
 
-`local_steps` makes them. `Reference` is the point from which they count, and says what becomes of
-them when other values are read. `Rounds` is both together, for methods that push the displacement
-of a whole round:
+`local_steps` makes them, `step_alone` a single one. `Reference` is the point from which they count,
+and says what becomes of them when other values are read. `Rounds` is both together, for methods
+that push the displacement of a whole round:
 
     self.rounds = self.arrival = Rounds(self)
     ...
@@ -17,7 +17,7 @@ from collections.abc import Generator
 from typing import Any, NamedTuple
 
 from dlctl.algorithms.base import Arrival, ReplicaSide
-from dlctl.algorithms.needs import Gradient, NextData, Step
+from dlctl.algorithms.needs import Done, Gradient, NextData, Step
 from dlctl.vector import Vector, copy_of, is_finite
 
 Steps = Generator[NextData | Gradient, Any, int]
@@ -55,6 +55,16 @@ class Made(NamedTuple):
     """False: the data has ended before."""
     is_diverged: bool = False
     """`Discards.is_diverged`; fewer steps were made."""
+
+
+def step_alone() -> Generator[NextData | Gradient | Done, Any, bool]:
+    """Make one step with the replica's own optimiser that counts as done at once, for methods that
+    push nothing. Returns whether it was made; False: there was no data, or it was discarded.
+    """
+    if (yield NextData()) is None or (yield Gradient(step=True, gather=False)) is None:
+        return False
+    yield Done()
+    return True
 
 
 def local_steps(count: int) -> Generator[NextData | Gradient, Any, Made]:

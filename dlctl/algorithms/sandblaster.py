@@ -176,6 +176,8 @@ class Pair:
 class LBFGS(Lead):
     """The optimiser. It has only numbers; the vectors are "x", "g", "d", "t", "s0", "y0", ..."""
 
+    portions = "batch"
+
     pairs: list[Pair] = field(default_factory=list)
     """Oldest first, at most `history`."""
     loss: float = math.inf

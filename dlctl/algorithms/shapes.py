@@ -1,23 +1,27 @@
-"""Check whether a method matches its declared shape, without running it."""
+"""What a method may do by what it declares, and whether its declarations agree with each other."""
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Iterator
-from types import CodeType, FunctionType
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from dlctl.algorithms import needs
-from dlctl.algorithms.base import Lead, Method, ReplicaSide
+from dlctl import outdated
+from dlctl.algorithms.base import Method, ReplicaSide, ShardSide
 from dlctl.algorithms.needs import (
     PARAMETERS,
     Ask,
     Collective,
+    Done,
     Engine,
+    Gradient,
     Need,
+    NextData,
+    NextRows,
     OwnState,
     OwnStep,
     Read,
+    Settle,
     Write,
 )
 from dlctl.inner import NONE
@@ -50,60 +54,58 @@ def faults_of(method: Method) -> list[str]:
         found.append('tables with rows are the lead\'s: their rule is "lead"')
     if any(table.of_rows and table.rule != "add" for table in shape.tables):
         found.append('what is pushed to tables of rows is added: their rule is "add"')
-    is_driven = method.lead.drive is not Lead.drive
-    if is_driven != any(table.rule == "lead" for table in shape.tables):
+    if method.is_driven != any(table.rule == "lead" for table in shape.tables):
         found.append('it needs tables of rule "lead" if the coordinator drives it, and none else')
     asks = method.shard is not None and method.shard.of(method.Options()).asks_lead
-    if asks and method.lead.quorum is Lead.quorum:
-        found.append("its shard side asks the lead which pushes count, and the lead has no quorum")
+    if asks and not method.lead.chooses:
+        found.append(
+            "its shard side asks the lead which pushes count, and the lead does not choose"
+        )
     if bool(shape.engine) != bool(shape.twin):
         found.append("it needs an engine and its twin, or neither")
     if shape.ranks and not shape.engine:
         found.append("its replicas can be several processes, and have no engine")
     if "memory" in shape.links and (shape.model != "replica" or shape.needs_servers):
         found.append('its replicas share one model: it has no tables, and model = "replica"')
-    asked = needs_of(method.replica)
-    for kinds, has_it, what in (
-        ({Read, Write}, bool(names), "reads or writes, and declares no tables"),
-        ({Ask}, "peers" in shape.links, 'asks other replicas, and does not declare links "peers"'),
-        ({Collective}, "group" in shape.links, 'has collectives, and no links "group"'),
-        ({Engine}, bool(shape.engine), "uses an engine, and declares none"),
-        (
-            {OwnStep, OwnState},
-            method.inner.name != NONE,
-            "has steps of its own, and no optimiser",
-        ),
-    ):
-        if asked & kinds and not has_it:
-            found.append(f"it {what}")
     return found
 
 
-def needs_of(replica: type[ReplicaSide]) -> set[type[Need]]:
-    """The kinds of needs that its code names, its own functions' and their helpers'."""
-    found: set[type[Need]] = set()
-    for kind in replica.__mro__:
-        if kind in ReplicaSide.__mro__:
-            continue
-        for member in vars(kind).values():
-            if isinstance(member, FunctionType):
-                found |= _named_in(member)
-    return found
+def check_names(side: ReplicaSide | ShardSide) -> None:
+    """Raises TypeError if an attribute of a side has the name of a hook, which it would hide."""
+    base = ReplicaSide if isinstance(side, ReplicaSide) else ShardSide
+    for name in vars(side):
+        if callable(getattr(base, name, None)):
+            kind = type(side)
+            raise TypeError(
+                f"{kind.__module__}.{kind.__qualname__} sets `self.{name}`, which is a method of "
+                f"{base.__name__}: give the attribute another name, as `self._{name}`"
+            )
 
 
-def _named_in(function: FunctionType) -> set[type[Need]]:
-    found: set[type[Need]] = set()
-    for name in _names(function.__code__):
-        value = function.__globals__.get(name)
-        if inspect.isclass(value) and issubclass(value, Need):
-            found.add(value)
-        elif value is needs.mean:
-            found |= {Read, Write}
-    return found
+UNDECLARED: Mapping[type[Need], str] = {
+    Read: "it declares no tables (Shape.tables)",
+    Write: "it declares no tables (Shape.tables)",
+    Settle: "it declares no tables (Shape.tables)",
+    Ask: 'it declares no links "peers" (Shape.links)',
+    Collective: 'it declares no links "group" (Shape.links)',
+    Engine: "it declares no engine (Shape.engine, Shape.twin)",
+    OwnStep: "it declares no optimiser of the replicas (Method.inner)",
+    OwnState: "it declares no optimiser of the replicas (Method.inner)",
+}
+"""Why a need is not served to a method that yields it."""
 
 
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
+def served(method: Method) -> frozenset[type[Need]]:
+    """The kinds of needs that a method may yield, by what it declares."""
+    shape = method.shape
+    found: set[type[Need]] = {NextData, NextRows, Gradient, Done}
+    found |= {Read, Write, Settle} if shape.tables else set()
+    found |= {Ask} if "peers" in shape.links else set()
+    found |= {Collective} if "group" in shape.links else set()
+    found |= {Engine} if shape.engine else set()
+    found |= {OwnStep, OwnState} if method.inner.name != NONE else set()
+    return frozenset(found)
+
+
+if not TYPE_CHECKING:
+    __getattr__ = outdated.names_of(__name__)

@@ -49,6 +49,7 @@ from dlctl.config import Choice
 from dlctl.messages import Array
 from dlctl.optim.base import Optimizer
 from dlctl.optim.pending import PENDING, THRESHOLD, Pending, bits_of, is_released
+from dlctl.settings import Live
 from dlctl.shards.history import PART
 
 BLOCK = 4096
@@ -57,8 +58,8 @@ BLOCK = 4096
 
 @dataclass(slots=True, kw_only=True)
 class Options(local_sgd.Options):
-    local_steps: Annotated[int, Ge(1)] = 30
-    """Steps of a replica from one mean to the next, H; the paper tries 15 to 250. Changes live."""
+    local_steps: Live[Annotated[int, Ge(1)]] = 30
+    """Steps of a replica from one mean to the next, H; the paper tries 15 to 250."""
     error_decay: Annotated[float, Ge(0), Le(1)] = 0.95
     """Decay per round of the entries that were not sent, beta; 1: none."""
     mean: Literal["replicas", "senders"] = "replicas"
@@ -163,7 +164,6 @@ SPARSELOCO = Method(
     Options=Options,
     replica=Replica,
     shard=Shard,
-    live=local_sgd.LIVE,
     optimizer=Choice(name="sgd", options={"lr": 1.0}),
     inner=Choice(name="adamw", options={"lr": 4e-4, "betas": [0.9, 0.95], "weight_decay": 0.1}),
     compression=Choice(name="topk-chunked"),

@@ -40,11 +40,11 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Le
 
-from dlctl import messages
+from dlctl import messages, outdated
 from dlctl.algorithms.base import (
     Arrival,
     Method,
@@ -56,30 +56,25 @@ from dlctl.algorithms.base import (
     Start,
 )
 from dlctl.algorithms.needs import NextData, Read, Write
+from dlctl.algorithms.roster import IDLE, Roster, absurd
 from dlctl.algorithms.rounds import local_steps
 from dlctl.compress.base import Delta
 from dlctl.config import Choice
 from dlctl.messages import APPLIED, Json
-from dlctl.settings import COUNT_MAX, Setting, count
+from dlctl.settings import COUNT_MAX, Live
 from dlctl.shards.base import Shard
 from dlctl.vector import copy_of, is_finite
-
-IDLE = 2**40
-"""The clock of a replica that has no data: no replica waits for it."""
-AHEAD_MAX = 2**32
-"""Clocks. Without a limit one push could take a shard to the largest clock."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Options:
-    staleness: Annotated[int, Ge(0), Le(COUNT_MAX)] = 3
-    """Clocks that a replica may be ahead of the slowest one, s. 0: bulk-synchronous. Changes live.
-    """
-    clock_steps: Annotated[int, Ge(1), Le(COUNT_MAX)] = 1
-    """Steps of a replica per clock, and per push. Changes live."""
-    fetch_every_clocks: Annotated[int, Ge(1), Le(COUNT_MAX)] = 1
+    staleness: Live[Annotated[int, Ge(0), Le(COUNT_MAX)]] = 3
+    """Clocks that a replica may be ahead of the slowest one, s. 0: bulk-synchronous."""
+    clock_steps: Live[Annotated[int, Ge(1), Le(COUNT_MAX)]] = 1
+    """Steps of a replica per clock, and per push."""
+    fetch_every_clocks: Live[Annotated[int, Ge(1), Le(COUNT_MAX)]] = 1
     """Clocks after which a replica reads even if its cache is fresh enough. A large number: only
-    when it is stale. Changes live."""
+    when it is stale."""
 
 
 class Replica(ReplicaSide):
@@ -170,13 +165,9 @@ class Clocks(ShardSide):
 
     def __init__(self, options: Options, shard: Shard) -> None:
         super().__init__(options, shard)
-        self._clocks: dict[int, int] = {}
-        """The clock of each replica that counts."""
+        self.roster = Roster()
         self._clock = 0
-        """Of this shard: the maximum over time of the least of them."""
-        self._members: frozenset[int] = frozenset()
-        self._is_new = True
-        """The members are not known yet: those that begin with the run count from its start."""
+        """Of this shard: the maximum over time of the least of all that count."""
         self._waiting: dict[int, int] = {}
         """Slot -> the clock that its read waits for."""
 
@@ -205,70 +196,51 @@ class Clocks(ShardSide):
         return super().left_out(push, reason)
 
     def _absurd(self, push: messages.Push) -> str:
-        if push.clock == IDLE or push.clock - self._clock <= AHEAD_MAX:
-            return ""
-        return f"it is for clock {push.clock}, and the shard is at {self._clock}"
+        return "" if push.clock == IDLE else absurd(push, self._clock)
 
     def _count(self, push: messages.Push) -> None:
         """A replica has completed so many clocks, or has no data."""
         if push.clock == IDLE:
-            self._clocks.pop(push.slot, None)
+            self.roster.rest(push.slot)
         else:
-            self._clocks[push.slot] = max(push.clock, self._clock)
-        self._advance()
-
-    def _advance(self) -> None:
-        counted = [clock for slot, clock in self._clocks.items() if slot in self._members]
-        self._clock = max(self._clock, min(counted, default=0))
+            self.roster.count(push.slot, max(push.clock, self._clock))
+        self._clock = self.roster.slowest(self._clock)
 
     def joined(self, slot: int) -> list[PushOutcome]:
-        """It counts from its first push on, unless the run begins with it."""
-        if self.shard.version > 0 or self._clock > 0:
-            self._clocks.pop(slot, None)
+        self.roster.join(slot, is_under_way=self.shard.version > 0 or self._clock > 0)
         self._waiting.pop(slot, None)
-        self._advance()
+        self._clock = self.roster.slowest(self._clock)
         return []
 
     def members(self, slots: frozenset[int]) -> list[PushOutcome]:
-        if self._is_new:
-            self._clocks = dict.fromkeys(slots, self._clock) | self._clocks
-        self._is_new = False
-        self._members = slots
-        self._clocks = {slot: clock for slot, clock in self._clocks.items() if slot in slots}
+        self.roster.meet(slots, self._clock)
         self._waiting = {slot: clock for slot, clock in self._waiting.items() if slot in slots}
-        self._advance()
+        self._clock = self.roster.slowest(self._clock)
         return []
 
     def waits_for(self) -> frozenset[int]:
         wanted = min(self._waiting.values(), default=0)
-        return frozenset(slot for slot, clock in self._clocks.items() if clock < wanted)
+        return frozenset(slot for slot, clock in self.roster.counted().items() if clock < wanted)
 
     def state(self) -> Json:
-        """{"clock": the shard's, "clocks": [[slot, clock], ...]}."""
-        return {"clock": self._clock, "clocks": sorted(map(list, self._clocks.items()))}
+        return {"clock": self._clock, **self.roster.state()}
 
     def resume(self, state: Json) -> None:
-        self._clock, self._clocks = state["clock"], dict(state["clocks"])
-        self._is_new = not self._clocks and not self._clock
+        self._clock = state["clock"]
+        self.roster.resume(state)
 
     def restore(self, state: Json) -> None:
         self._clock = state["clock"]
-
-
-def _clocks_ahead(text: str) -> int:
-    """A whole number from 0 on."""
-    return 0 if text == "0" else count(text)
 
 
 SSP = Method(
     Options=Options,
     replica=Replica,
     shard=Clocks,
-    live={
-        "staleness": Setting(help="clocks ahead of the slowest replica", parse=_clocks_ahead),
-        "clock_steps": Setting(help="steps of a replica to one clock", parse=count),
-        "fetch_every_clocks": Setting(help="clocks from one read to the next", parse=count),
-    },
     optimizer=Choice(name="sgd", options={"lr": 1.0}),
     inner=Choice(name="sgd", options={"lr": 0.01}),
 )
+
+
+if not TYPE_CHECKING:
+    __getattr__ = outdated.names_of(__name__)

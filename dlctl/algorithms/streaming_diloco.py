@@ -33,12 +33,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from annotated_types import Ge, Le
 
-from dlctl import messages
+from dlctl import messages, outdated
 from dlctl.algorithms import barrier, sync
 from dlctl.algorithms.base import Method, Needs, PushKind, ReplicaSide, Start
 from dlctl.algorithms.means import SparseMean, even_shares
@@ -47,15 +47,15 @@ from dlctl.algorithms.rounds import Made, Reference, local_steps
 from dlctl.config import Choice, JobFile
 from dlctl.flat import slice_bounds
 from dlctl.messages import Array
-from dlctl.settings import Setting, count
+from dlctl.settings import Live
 from dlctl.vector import Vector, copy_into, copy_of, is_finite
 
 
 @dataclass(slots=True, kw_only=True)
 class Options:
-    local_steps: Annotated[int, Ge(1)] = 100
+    local_steps: Live[Annotated[int, Ge(1)]] = 100
     """Steps from one exchange of a fragment to the next exchange of that fragment, H; at least one
-    for each fragment. Changes live."""
+    for each fragment."""
     fragments: Annotated[int, Ge(2), Le(64)] = 4
     """Parts in which the parameters are exchanged, P; in one part it would be "diloco"."""
     delay_steps: Annotated[int, Ge(0)] = 1
@@ -124,6 +124,7 @@ class Fragments(Reference):
 
 
 class Replica(ReplicaSide):
+    keeps_position = True
     options: Options
 
     @classmethod
@@ -232,12 +233,11 @@ STREAMING_DILOCO = Method(
     Options=Options,
     replica=Replica,
     shard=Shard,
-    live={
-        "local_steps": Setting(
-            help="steps from one exchange of a fragment to its next", parse=count
-        )
-    },
     optimizer=Choice(name="momentum", options={"lr": 0.7, "momentum": 0.9, "nesterov": True}),
     inner=Choice(name="adamw", options={"lr": 4e-4, "betas": [0.9, 0.95], "weight_decay": 0.1}),
     check=check,
 )
+
+
+if not TYPE_CHECKING:
+    __getattr__ = outdated.names_of(__name__)

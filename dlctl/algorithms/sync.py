@@ -31,9 +31,9 @@ import math
 from abc import abstractmethod
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from dlctl import messages
+from dlctl import messages, outdated
 from dlctl.algorithms import barrier
 from dlctl.algorithms.base import (
     Needs,
@@ -44,6 +44,7 @@ from dlctl.algorithms.base import (
 from dlctl.algorithms.means import Mean
 from dlctl.algorithms.needs import Gradient, NextData, Step, Write
 from dlctl.algorithms.noise import NoiseScale
+from dlctl.algorithms.roster import Roster, absurd
 from dlctl.compress.base import Delta
 from dlctl.messages import APPLIED, HELD, LATE, REFUSED, Json
 from dlctl.shards.base import Shard
@@ -51,9 +52,6 @@ from dlctl.vector import squared_norm
 
 NOISE_EVERY = 10
 """Steps. A measurement costs a tenth of an update or more: it reads all pushes once more."""
-AHEAD_MAX = 2**32
-"""Steps. Shards may legitimately differ by some: a checkpoint is not of one moment. Without a limit
-one push could take a shard to the largest step number."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -134,11 +132,11 @@ class HoldingSide(ShardSide):
         self._norm: tuple[int, float] | None = None
         """(clock, square of the norm of all shards): the newest known."""
         self._noise = NoiseScale()
+        self.roster = Roster()
 
     def push(self, push: messages.Push, delta: Delta) -> list[PushOutcome]:
-        if self._is_absurd(push):
-            reason = f"it is for step {push.clock}, and the shard is at {self.shard.version}"
-            return super().left_out(push, reason)
+        if why := absurd(push, self.shard.version):
+            return super().left_out(push, why)
         if not self._is_in_time(push):
             return [push.outcome(LATE)]
         if push.is_part and not self.takes_parts:
@@ -147,12 +145,9 @@ class HoldingSide(ShardSide):
         return self._hold(Held(push, self.mean.kept(delta)))
 
     def left_out(self, push: messages.Push, reason: str) -> list[PushOutcome]:
-        if self._is_absurd(push) or not self._is_in_time(push):
+        if absurd(push, self.shard.version) or not self._is_in_time(push):
             return super().left_out(push, reason)
         return self._hold(Held(push, None, reason))
-
-    def _is_absurd(self, push: messages.Push) -> bool:
-        return push.clock - self.shard.version > AHEAD_MAX
 
     @abstractmethod
     def _is_in_time(self, push: messages.Push) -> bool:
@@ -235,22 +230,17 @@ class HoldingSide(ShardSide):
 
 
 class Barrier(HoldingSide):
-    """Holds the pushes of step t until those of all due slots have arrived."""
+    """Holds the pushes of step t until those of all that count from this step on have arrived."""
 
     def __init__(self, options: Options, shard: Shard) -> None:
         super().__init__(options, shard)
-        self._members: frozenset[int] = frozenset()
-        self._resumed = False
-        """Whether `_due_from` is from an earlier server, and the members are not known yet."""
-        self._due_from: dict[int, int | None] = {}
-        """The first step that counts a slot; None: not before it has pushed."""
         self._held: dict[tuple[int, int], Held] = {}
         """(clock, slot) -> a push."""
 
     def _is_in_time(self, push: messages.Push) -> bool:
         """In time or not, its replica counts from now on."""
-        if self._due_from.get(push.slot) is None:
-            self._due_from[push.slot] = max(push.clock, self.shard.version)
+        if self.roster.clock_of(push.slot) is None:
+            self.roster.count(push.slot, max(push.clock, self.shard.version))
         is_over = push.clock < self.shard.version
         return not is_over and (push.clock, push.slot) not in self._held
 
@@ -259,27 +249,20 @@ class Barrier(HoldingSide):
         return [held.outcome(HELD), *self._complete()]
 
     def joined(self, slot: int) -> list[PushOutcome]:
-        if self.shard.version > 0 or self._held:
-            self._due_from[slot] = None
+        if is_under_way := self.shard.version > 0 or bool(self._held):
             self._held = {key: held for key, held in self._held.items() if key[1] != slot}
+        self.roster.join(slot, is_under_way=is_under_way)
         return self._complete()
 
     def members(self, slots: frozenset[int]) -> list[PushOutcome]:
-        if not self._members and not self._resumed:
-            self._due_from = dict.fromkeys(slots, self.shard.version)
-        self._resumed = False
-        self._members = slots
+        self.roster.meet(slots, self.shard.version)
         return self._complete()
 
     def state(self) -> Json:
-        """{"due_from": [[slot, step], ...]}; step -1: not before it has pushed."""
-        rows = sorted(self._due_from.items())
-        return {"due_from": [[slot, -1 if step is None else step] for slot, step in rows]}
+        return self.roster.state()
 
     def resume(self, state: Json) -> None:
-        # A server that died before it received the members has left no state.
-        self._resumed = bool(state["due_from"])
-        self._due_from = {slot: None if step < 0 else step for slot, step in state["due_from"]}
+        self.roster.resume(state)
 
     def _make_step(self) -> list[PushOutcome]:
         return self._complete()
@@ -303,8 +286,7 @@ class Barrier(HoldingSide):
         If this step is complete, so are all before that one, without a push. Skipping them one by
         one could take long: a push may name a step that is far ahead.
         """
-        clocks = [clock for clock, _ in self._held]
-        clocks += [since for since in self._due_from.values() if since is not None]
+        clocks = [*(clock for clock, _ in self._held), *self.roster.counted().values()]
         return min(clock for clock in clocks if clock >= self.shard.version)
 
     def _is_complete(self, clock: int) -> bool:
@@ -318,16 +300,16 @@ class Barrier(HoldingSide):
 
     def _newest(self) -> dict[int, int]:
         """Slot -> the latest step that a push of it is held for."""
-        return {slot: c for c, slot in sorted(self._held) if slot in self._members}
+        return {slot: c for c, slot in sorted(self._held) if slot in self.roster.members}
 
     def _missing(self, newest: dict[int, int], clock: int) -> frozenset[int]:
-        due = (slot for slot in self._members if self._is_due(slot, clock))
+        due = (slot for slot, since in self.roster.counted().items() if since <= clock)
         return frozenset(slot for slot in due if newest.get(slot, -1) < clock)
 
     def waits_for(self) -> frozenset[int]:
         newest = self._newest()
         return self._missing(newest, self.shard.version) if newest else frozenset()
 
-    def _is_due(self, slot: int, clock: int) -> bool:
-        since = self._due_from.get(slot)
-        return since is not None and since <= clock
+
+if not TYPE_CHECKING:
+    __getattr__ = outdated.names_of(__name__)

@@ -7,6 +7,7 @@ from typing import Any
 from dlctl import messages
 from dlctl.algorithms.base import Method, PushOutcome, ShardSide, Table, dense
 from dlctl.algorithms.downpour import Server
+from dlctl.algorithms.shapes import check_names
 from dlctl.algorithms.sync import Barrier
 from dlctl.compress.base import Delta
 from dlctl.messages import APPLIED, LATE, Json
@@ -40,7 +41,9 @@ def side_of(table: Table, method: Method, options: Any, shard: Shard) -> ShardSi
     match table.rule:
         case "optimizer":
             assert method.shard is not None, "shapes.faults_of has seen to it"
-            return method.shard.of(options)(options, shard)
+            side = method.shard.of(options)(options, shard)
+            check_names(side)
+            return side
         case "mean":
             return Barrier(options, shard)
         case "parts":

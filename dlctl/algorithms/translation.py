@@ -40,8 +40,6 @@ UPDATES, STEP = "updates", "step"
 FIRST = "worker-0"
 PROGRESS = frozenset({"progress", "steps", "dice"})
 """Tensors in the file of a replica that are known otherwise, or do not matter."""
-CUTS = ("cohort", "drive")
-"""The methods of a lead that define what a portion is."""
 Where = Literal["servers", "replicas", ""]
 Arrays = dict[str, Array]
 
@@ -122,7 +120,7 @@ def translated(source: Source, job: JobFile) -> Translation:
     method, past = _method(job), registry.load("algorithms", _name(before["algorithm"]))
     kept = _kept(source, past, job, method)
     data = {key: value for key, value in before["data"].items() if key != "lead"}
-    if any(getattr(past.lead, cut) is not getattr(method.lead, cut) for cut in CUTS):
+    if past.lead.portions != method.lead.portions:
         data["portions"] = []  # They are of other samples.
     manifest = before | {"data": data, MEAN: method.shape.model == "mean"}
     manifest |= {section: getattr(job, section).name for section in CHOICES}

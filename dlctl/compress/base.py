@@ -19,16 +19,17 @@ state between pushes (a threshold, a factor) is separate for each `shard`.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from dlctl import outdated
 from dlctl.messages import Array, Packed
-from dlctl.settings import Setting, fraction
+from dlctl.settings import Setting, of_options
 from dlctl.vector import Spread, Vector, copy_of
-
-DENSITY = Setting(help="fraction of the entries in a push, 0 < d <= 1", parse=fraction)
-"""The live setting of compressors that send only some entries, in their attribute `density`."""
 
 
 class Delta(NamedTuple):
@@ -42,38 +43,52 @@ class Delta(NamedTuple):
     """The indices as packed by `compress/indices.py`, if they were received like that."""
 
 
-class Compressor(Protocol):
+class Compressor(ABC):
     """`Options` is a frozen dataclass of this compressor's keys in the job file.
 
-    Settings that may change during a run are declared in an attribute `live`, key -> `Setting`.
+    One of a type `Live[...]` may change during a run: it is an attribute of the compressor then.
     """
 
     Options: ClassVar[type[Any]]
+    live: ClassVar[Mapping[str, Setting]] = MappingProxyType({})
+    """The options that are live, and how users write them."""
+    selects: ClassVar[bool] = False
+    """Whether a push may hold only some elements."""
+    density: float = 1.0
+    """The largest fraction of the elements in a push."""
 
-    def __init__(self, options: Any) -> None: ...
+    def __init_subclass__(cls) -> None:
+        cls.live = of_options(cls.Options)
 
-    def reseed(self, *numbers: int) -> None:
-        """Seed the random generator with these numbers; without one, do nothing.
+    def __init__(self, options: Any) -> None:  # noqa: B027  some have no options
+        """options: an instance of `Options`."""
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether a float32 vector leaves no residual, so that it may be given away."""
+        return False
+
+    def reseed(self, *numbers: int) -> None:  # noqa: B027  most are deterministic
+        """Seed the random generator with these numbers.
 
         Called before a worker's first push with the job's seed and the worker's slot and epoch, so
         that no two workers draw the same numbers.
         """
-        ...
 
+    @abstractmethod
     def take(self, u: Vector, shard: int = 0) -> Packed:
         """Pack part of `u` (float32 or float64 [n]) and leave the residual in `u`.
 
         shard: the server that owns this slice. The arrays of the result share no memory with `u`.
         """
-        ...
 
     @staticmethod
+    @abstractmethod
     def expand(packed: Packed, size: int) -> Delta:
         """Undo `take` for a shard of `size` elements. Values may still be non-finite.
 
         Raises RemoteProtocolError unless every array has a valid dtype, length and range.
         """
-        ...
 
 
 def take(compressor: Compressor, u: Vector, shard: int) -> Packed:
@@ -82,14 +97,17 @@ def take(compressor: Compressor, u: Vector, shard: int) -> Packed:
         u = np.asarray(u)  # No process has a part of an empty vector.
     if not isinstance(u, Spread):
         return compressor.take(u, shard)
-    if getattr(compressor, "takes_all", False):
+    if compressor.takes_all:
         whole = copy_of(u)
         u[:] = 0
         return Packed("none", len(u), (whole,))
-    keys = getattr(compressor, "live", {})
-    return u.packed(shard, {key: getattr(compressor, key) for key in keys})
+    return u.packed(shard, {key: getattr(compressor, key) for key in compressor.live})
 
 
 def dice(numbers: tuple[int, ...]) -> np.random.Generator:
     """A random generator seeded by these natural numbers, for `reseed`."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(numbers)))
+
+
+if not TYPE_CHECKING:
+    __getattr__ = outdated.names_of(__name__)

@@ -24,7 +24,7 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from dlctl.compress import indices
-from dlctl.compress.base import Delta
+from dlctl.compress.base import Compressor, Delta
 from dlctl.compress.plain import (
     DENSE_BELOW,
     Least,
@@ -62,22 +62,20 @@ class ChunkedTopKOptions:
     """A server's slice with fewer elements than this is sent uncompressed."""
 
 
-class ChunkedTopK:
+class ChunkedTopK(Compressor):
     """Arrays on the wire: q as uint8[ceil(n/4)], lowest bits first; lookups float32[4 c] for the c
     chunks of the slice; positions as `indices.py` packs them; the chunk's elements and n, as bytes.
     Or a plain form (`plain.py`).
     """
 
     Options: ClassVar[type[Any]] = ChunkedTopKOptions
+    selects = True
 
     def __init__(self, options: ChunkedTopKOptions) -> None:
         self.chunk = options.chunk
         self.keep = min(options.keep, options.chunk)
         self.values = options.values
         self.dense_below = options.dense_below
-
-    def reseed(self, *numbers: int) -> None:
-        """It is deterministic."""
 
     def take(self, u: Vector, shard: int = 0) -> Packed:
         """Take the largest elements of each chunk, in their quantised precision."""

@@ -22,7 +22,7 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from dlctl.compress import indices
-from dlctl.compress.base import Delta
+from dlctl.compress.base import Compressor, Delta
 from dlctl.compress.chunked import largest_of_rows
 from dlctl.compress.plain import (
     DENSE_BELOW,
@@ -72,21 +72,19 @@ class Piece(NamedTuple):
         return self.lo + self.blocks * self.rows * self.columns
 
 
-class DCT:
+class DCT(Compressor):
     """Arrays on the wire: the side of a block, as bytes; coefficients; their positions as
     `indices.py` packs them, block by block and row by row. Or a plain form (`plain.py`).
     """
 
     Options: ClassVar[type[Any]] = DCTOptions
+    selects = True
 
     def __init__(self, options: DCTOptions) -> None:
         self.side = options.side
         self.keep = min(options.keep, options.side**2)
         self.values = options.values
         self.dense_below = options.dense_below
-
-    def reseed(self, *numbers: int) -> None:
-        """It is deterministic."""
 
     def take(self, u: Vector, shard: int = 0) -> Packed:
         """Take the inverse transform of the largest coefficients of each block."""

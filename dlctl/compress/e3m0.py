@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dlctl.compress import blocks
-from dlctl.compress.base import Delta
+from dlctl.compress.base import Compressor, Delta
 from dlctl.compress.plain import (
     DENSE_BELOW,
     Least,
@@ -48,7 +48,7 @@ class E3M0Options:
     """A server's slice with fewer elements than this is sent uncompressed."""
 
 
-class E3M0:
+class E3M0(Compressor):
     """Arrays on the wire: two codes a byte uint8[ceil(d/2)], the first in the low bits, and 2^E as
     float32[ceil(d/1024)], 0 for a block of zeros; or a plain form (`plain.py`).
     """
@@ -57,9 +57,6 @@ class E3M0:
 
     def __init__(self, options: E3M0Options) -> None:
         self.options = options
-
-    def reseed(self, *numbers: int) -> None:
-        """It is deterministic."""
 
     def take(self, u: Vector, shard: int = 0) -> Packed:
         """Take of every element of `u` the nearest power of two."""

@@ -15,20 +15,19 @@ is cut to its 4k/3 largest, and at least one element is sent unless all are zero
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from annotated_types import Gt, Le
 
-from dlctl.compress.base import DENSITY, Delta
+from dlctl.compress.base import Compressor, Delta
 from dlctl.compress.magnitudes import Found, Magnitudes, Scratch, largest_of
 from dlctl.compress.plain import DENSE_BELOW, Least, expand_plain, take_chosen, take_plain
 from dlctl.compress.values import Precision
 from dlctl.config import STRICT
 from dlctl.messages import Packed
-from dlctl.settings import Setting
+from dlctl.settings import Live
 from dlctl.vector import Vector, host_view
 
 PASSES_MAX = 10
@@ -39,9 +38,8 @@ STATISTICS_BLOCK = 2**16
 class GaussianOptions:
     __pydantic_config__ = STRICT
 
-    density: Annotated[float, Gt(0), Le(1)] = 0.01
-    """Target fraction of the elements in a push: with 0.01 it is 0.67 % to 1.33 % of them. Changes
-    live."""
+    density: Live[Annotated[float, Gt(0), Le(1)]] = 0.01
+    """Target fraction of the elements in a push: with 0.01 it is 0.67 % to 1.33 % of them."""
     values: Precision = "float32"
     """Precision of the sent values. "float16" and "bfloat16" halve their bytes; rounding errors go
     into a later push."""
@@ -49,20 +47,17 @@ class GaussianOptions:
     """A server's slice with fewer elements than this is sent uncompressed."""
 
 
-class Gaussian:
+class Gaussian(Compressor):
     """Arrays on the wire: a plain form (`plain.py`)."""
 
     KIND: ClassVar[str] = "gaussian"
     Options: ClassVar[type[Any]] = GaussianOptions
-    live: ClassVar[Mapping[str, Setting]] = {"density": DENSITY}
+    selects = True
 
     def __init__(self, options: GaussianOptions) -> None:
         self.options = options
         self.density = options.density
         self._scratch = Scratch()
-
-    def reseed(self, *numbers: int) -> None:
-        """It is deterministic."""
 
     def take(self, u: Vector, shard: int = 0) -> Packed:
         """Take about the k largest of `u`; their rounding errors stay."""

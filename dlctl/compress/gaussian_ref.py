@@ -20,15 +20,15 @@ from annotated_types import Gt, Le
 
 from dlctl.compress.gaussian import Gaussian, GaussianOptions
 from dlctl.compress.magnitudes import Found, Magnitudes
+from dlctl.settings import Live
 
 CORRECTIONS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GaussianRefOptions(GaussianOptions):
-    density: Annotated[float, Gt(0), Le(1)] = 0.01
-    """Target fraction of the elements in a push. It may be far more or less, or nothing at all.
-    Changes live."""
+    density: Live[Annotated[float, Gt(0), Le(1)]] = 0.01
+    """Target fraction of the elements in a push. It may be far more or less, or nothing at all."""
 
 
 class GaussianRef(Gaussian):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dlctl.compress.base import Delta
+from dlctl.compress.base import Compressor, Delta
 from dlctl.compress.plain import check_array
 from dlctl.compress.values import Precision, arrays_of, as_float32, take_values
 from dlctl.config import STRICT
@@ -28,7 +28,7 @@ class HalfOptions:
     __pydantic_config__ = STRICT
 
 
-class Float16:
+class Float16(Compressor):
     """Arrays on the wire: values float16[n].
 
     Values above 65504 saturate, and the rest waits. A NaN or an infinity in `u` is sent unchanged
@@ -46,9 +46,6 @@ class Float16:
     def take(self, u: Vector, shard: int = 0) -> Packed:
         """Take all of `u`; rounding errors stay."""
         return Packed(self.KIND, len(u), (take_values(u, self.PRECISION),))
-
-    def reseed(self, *numbers: int) -> None:
-        """It is deterministic."""
 
     @classmethod
     def expand(cls, packed: Packed, size: int) -> Delta:

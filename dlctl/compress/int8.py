@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from dlctl.compress import blocks
-from dlctl.compress.base import Delta, dice
+from dlctl.compress.base import Compressor, Delta, dice
 from dlctl.compress.plain import (
     DENSE_BELOW,
     Least,
@@ -51,7 +51,7 @@ class Int8Options:
     """A server's slice with fewer elements than this is sent uncompressed."""
 
 
-class Int8:
+class Int8(Compressor):
     """Arrays on the wire: q as uint8[d] (two's complement), scales float32[ceil(d/1024)]; or a
     plain form (`plain.py`).
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dlctl.compress.base import Delta
+from dlctl.compress.base import Compressor, Delta
 from dlctl.compress.plain import expand_whole
 from dlctl.compress.values import Precision, take_values
 from dlctl.config import STRICT
@@ -23,7 +23,7 @@ class DenseOptions:
     of them, and its range ends at 65504."""
 
 
-class Dense:
+class Dense(Compressor):
     """Arrays on the wire: values [n] (`values.py`).
 
     A NaN or an infinity in `u` is sent unchanged and leaves 0; workers check for them before.
@@ -42,9 +42,6 @@ class Dense:
     def take(self, u: Vector, shard: int = 0) -> Packed:
         """Take all of `u`; only rounding errors stay (float32 of float32: 0)."""
         return Packed("none", len(u), (take_values(u, self.precision),))
-
-    def reseed(self, *numbers: int) -> None:
-        """It is deterministic."""
 
     @staticmethod
     def expand(packed: Packed, size: int) -> Delta:

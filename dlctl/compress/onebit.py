@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from dlctl.compress import blocks
-from dlctl.compress.base import Delta
+from dlctl.compress.base import Compressor, Delta
 from dlctl.compress.plain import (
     DENSE_BELOW,
     Least,
@@ -46,7 +46,7 @@ class OneBitOptions:
     """A server's slice with fewer elements than this is sent uncompressed."""
 
 
-class OneBit:
+class OneBit(Compressor):
     """Arrays on the wire: bits uint8[ceil(d/8)], lowest bit first, and means float32[2 n] for the
     n = ceil(d/1024) blocks: those of the ones, then those of the zeros. Or a plain form.
     """
@@ -55,9 +55,6 @@ class OneBit:
 
     def __init__(self, options: OneBitOptions) -> None:
         self.options = options
-
-    def reseed(self, *numbers: int) -> None:
-        """It is deterministic."""
 
     def take(self, u: Vector, shard: int = 0) -> Packed:
         """Take from every element of `u` the mean of its sign."""

@@ -29,7 +29,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from annotated_types import Ge, Le
 
-from dlctl.compress.base import Delta, dice
+from dlctl.compress.base import Compressor, Delta, dice
 from dlctl.compress.plain import (
     DENSE_BELOW,
     Least,
@@ -62,7 +62,7 @@ class PowerSGDOptions:
     """A server's slice with fewer elements than this is sent uncompressed."""
 
 
-class PowerSGD:
+class PowerSGD(Compressor):
     """Arrays on the wire: rank uint8[1], P float32[m r] and Q float32[n r], row by row; or a plain
     form (`plain.py`).
 

@@ -15,14 +15,13 @@ of numpy: only the raw numbers of Philox (Salmon et al. 2011) are used, which nu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from annotated_types import Gt, Le
 
-from dlctl.compress.base import DENSITY, Delta
+from dlctl.compress.base import Compressor, Delta
 from dlctl.compress.plain import (
     DENSE_BELOW,
     Least,
@@ -35,7 +34,7 @@ from dlctl.compress.values import Precision, arrays_of, as_float32, check_values
 from dlctl.config import STRICT
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array, Packed
-from dlctl.settings import Setting
+from dlctl.settings import Live
 from dlctl.vector import Vector, indices_like, matrix_like
 
 HEAD_BYTES = 16
@@ -45,8 +44,8 @@ HEAD_BYTES = 16
 class RandomKOptions:
     __pydantic_config__ = STRICT
 
-    density: Annotated[float, Gt(0), Le(1)] = 0.01
-    """Fraction of the elements in a push: 0.01 sends 1 % of them, at least one. Changes live."""
+    density: Live[Annotated[float, Gt(0), Le(1)]] = 0.01
+    """Fraction of the elements in a push: 0.01 sends 1 % of them, at least one."""
     values: Precision = "float32"
     """Precision of the sent values. "float16" and "bfloat16" halve the bytes; rounding errors go
     into a later push. `unbiased` has no residual, so it only accepts "float32"."""
@@ -58,11 +57,11 @@ class RandomKOptions:
     """A server's slice with fewer elements than this is sent uncompressed."""
 
 
-class RandomK:
+class RandomK(Compressor):
     """Arrays on the wire: seed and k uint8[16], values [k] (`values.py`); or a plain form."""
 
     Options: ClassVar[type[Any]] = RandomKOptions
-    live: ClassVar[Mapping[str, Setting]] = {"density": DENSITY}
+    selects = True
 
     def __init__(self, options: RandomKOptions) -> None:
         self.options = options

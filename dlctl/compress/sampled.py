@@ -16,7 +16,6 @@ Momentum correction and masking, the other half of DGC, are in the method `dgc`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import Annotated, Any, ClassVar
@@ -24,13 +23,13 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from annotated_types import Gt, Le
 
-from dlctl.compress.base import DENSITY, Delta, dice
+from dlctl.compress.base import Compressor, Delta, dice
 from dlctl.compress.magnitudes import Found, Magnitudes, Scratch, largest_of, smallest_of
 from dlctl.compress.plain import DENSE_BELOW, Least, expand_plain, take_chosen, take_whole
 from dlctl.compress.values import Precision
 from dlctl.config import STRICT
 from dlctl.messages import Packed
-from dlctl.settings import Setting
+from dlctl.settings import Live
 from dlctl.vector import Vector
 
 KIND = "topk-sampled"
@@ -49,9 +48,9 @@ STEEPNESS = 8
 class SampledOptions:
     __pydantic_config__ = STRICT
 
-    density: Annotated[float, Gt(0), Le(1)] = 0.01
+    density: Live[Annotated[float, Gt(0), Le(1)]] = 0.01
     """Largest fraction of the elements in a push: 0.01 sends the largest 1 %, at least one, and
-    now and then up to a fifth less. Changes live."""
+    now and then up to a fifth less."""
     values: Precision = "float32"
     """Precision of the sent values. "float16" and "bfloat16" halve their bytes; rounding errors go
     into a later push."""
@@ -62,11 +61,11 @@ class SampledOptions:
     """A server's slice with fewer elements than this is sent uncompressed."""
 
 
-class SampledTopK:
+class SampledTopK(Compressor):
     """Arrays on the wire: a plain form (`plain.py`), mostly "chosen"."""
 
     Options: ClassVar[type[Any]] = SampledOptions
-    live: ClassVar[Mapping[str, Setting]] = {"density": DENSITY}
+    selects = True
 
     def __init__(self, options: SampledOptions) -> None:
         self.options = options

@@ -12,18 +12,17 @@ and since the rest is not discarded, training converges nearly as with dense pus
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import Gt, Le
 
-from dlctl.compress.base import DENSITY, Delta
+from dlctl.compress.base import Compressor, Delta
 from dlctl.compress.plain import DENSE_BELOW, Least, expand_plain, take_chosen, take_whole
 from dlctl.compress.values import Precision
 from dlctl.config import STRICT
 from dlctl.messages import Packed
-from dlctl.settings import Setting
+from dlctl.settings import Live
 from dlctl.vector import Vector, largest
 
 
@@ -31,9 +30,8 @@ from dlctl.vector import Vector, largest
 class TopKOptions:
     __pydantic_config__ = STRICT
 
-    density: Annotated[float, Gt(0), Le(1)] = 0.01
-    """Largest fraction of the elements in a push: 0.01 sends the largest 1 %, at least one.
-    Changes live."""
+    density: Live[Annotated[float, Gt(0), Le(1)]] = 0.01
+    """Largest fraction of the elements in a push: 0.01 sends the largest 1 %, at least one."""
     values: Precision = "float32"
     """Precision of the sent values. "float16" and "bfloat16" halve their bytes; rounding errors go
     into a later push."""
@@ -41,7 +39,7 @@ class TopKOptions:
     """A server's slice with fewer elements than this is sent uncompressed."""
 
 
-class TopK:
+class TopK(Compressor):
     """Arrays on the wire: a plain form (`plain.py`), mostly "chosen".
 
     At most k = max(1, int(density * d)) are chosen: elements that are zero on the wire are not
@@ -50,7 +48,7 @@ class TopK:
     """
 
     Options: ClassVar[type[Any]] = TopKOptions
-    live: ClassVar[Mapping[str, Setting]] = {"density": DENSITY}
+    selects = True
 
     def __init__(self, options: TopKOptions) -> None:
         self.density = options.density
@@ -64,9 +62,6 @@ class TopK:
             return take_whole("topk", u)
         where = largest(u, min(size, max(1, int(self.density * size))))
         return take_chosen("topk", u, where, self.precision)
-
-    def reseed(self, *numbers: int) -> None:
-        """It is deterministic."""
 
     @staticmethod
     def expand(packed: Packed, size: int) -> Delta:

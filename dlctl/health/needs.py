@@ -55,13 +55,15 @@ NOTHING = Need(HERE, Host(), (), 0, 0, 0, "auto", 1, 0, False)
 """Of a machine without a job."""
 
 
-def of(job: JobFile, model: Model | None) -> dict[str, Need]:
-    """Agent -> what its host needs, that of the coordinator first."""
+def of(job: JobFile, model: Model | None, *, others: bool = True) -> dict[str, Need]:
+    """Agent -> what its host needs, that of the coordinator first. others: the other hosts, too;
+    some launchers do not know theirs before the start.
+    """
     placed = placement.place(job)
     return {
         agent: _need(job, model, agent, host, [d for d, a in placed.items() if a == agent])
         for agent, host in placement.agents(job.places).items()
-        if host.launcher != "slurm"  # These nodes are not known before the job starts.
+        if others or not host.is_other
     }
 
 
@@ -71,7 +73,7 @@ def _need(
     servers = tuple(name for name in daemons if name.startswith("server-"))
     total = job.servers.count + job.workers.count + len(placement.agents(job.places)) + 1
     return Need(
-        name=host.ssh or HERE,
+        name=host.name or HERE,
         host=host,
         servers=servers,
         workers=len(daemons) - len(servers),

@@ -188,11 +188,12 @@ def clock(need: Need, offset_s: float, error_s: float) -> Finding:
     return Finding(need.name, "clock", FAULT, f"{text}: {why}", fix, numbers)
 
 
-def login(need: Need, took_s: float) -> Finding:
-    """Time until Python on the host has answered, including the login."""
+def login(need: Need, took_s: float, launcher: str, slow: str) -> Finding:
+    """Time until Python on the host has answered, including the login. `launcher`: its title;
+    `slow`: what to do about a slow login.
+    """
     text = f"logged in; Python answers after {took_s:.2g} s"
     numbers = {"took_s": took_s}
     if took_s < 5:
-        return Finding(need.name, "ssh", OK, text, facts=numbers)
-    fix = f"ssh -v {need.name} true shows what is slow; often UseDNS or GSSAPIAuthentication"
-    return Finding(need.name, "ssh", WARNING, text, fix, numbers)
+        return Finding(need.name, launcher, OK, text, facts=numbers)
+    return Finding(need.name, launcher, WARNING, text, slow, numbers)

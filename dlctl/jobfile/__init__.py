@@ -5,7 +5,7 @@
     schema.py     document -> dataclasses unknown keys, types, ranges
     checks.py     checks beyond types     names, rates, targets, the task's file, cross checks
     hosts.py      checks of [[hosts]]     names, addresses, daemons on each
-    slurm.py      checks of [slurm]       options of sbatch, conflicts
+    launchers.py  [launcher]              its older forms, options, abilities, hosts
     problems.py   faults -> JobFileError  all of them at once, each with its line
     replicas.py   checks of [replica]     conflicts
     doubtful.py   warnings                valid settings without an effect
@@ -24,17 +24,16 @@ from pathlib import Path
 from typing import Any
 
 from dlctl import batches, inner, parameter_groups, placement, registry, schedule
-from dlctl.algorithms import shapes
-from dlctl.algorithms.needs import OwnStep
 from dlctl.config import COUNT_MAX, DEFAULT_ALGORITHM, Choice, JobFile
 from dlctl.errors import UsageError
-from dlctl.jobfile import checks, reading, replicas, schema
+from dlctl.jobfile import checks, launchers, reading, replicas, schema
 from dlctl.jobfile.doubtful import doubts as doubts
 from dlctl.jobfile.errors import Fault as Fault
 from dlctl.jobfile.errors import JobFileError as JobFileError
 from dlctl.jobfile.errors import Problem as Problem
 from dlctl.jobfile.errors import locate
 from dlctl.jobfile.positions import KeyPath, find_keys, get
+from dlctl.launch.launcher import load as load_launcher
 from dlctl.util import bounds, numeric_limits
 from dlctl.util.did_you_mean import did_you_mean
 from dlctl.util.numeric_limits import LocalRate
@@ -53,24 +52,29 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> JobFile:
     text = reading.read(path)
     document = reading.parse(path, text)
     _override(document, overrides or {})
-    faults = [*reading.remove_foreign(document), *checks.check(document, path.parent)]
+    faults = reading.remove_foreign(document)
+    form = launchers.translate(document)
+    faults += [*form.faults, *checks.check(document, path.parent)]
     resolved: dict[str, Choice] = {}
     for section, kind in registry.SECTIONS.items():
         found, more = _resolve(section, kind, document.get(section))
         faults += more
         if found:
             resolved[section] = found
+    launcher, more = _resolve("launcher", "launchers", document["launcher"])
+    faults += [*more, *launchers.check(launcher, document)]
     faults += _check_decay(resolved)
     with_method = [*_check_exact_pushes(resolved), *_check_exact_fetches(resolved, document)]
     with_method += [*_check_shape(resolved, document), *_check_inner(resolved, document)]
     faults += _by_both_lines(with_method, document)
-    job, more = schema.validate(JobFile, _with_choices(document))
+    names = registry.BUILT_IN["launchers"]
+    job, more = schema.validate(JobFile, _with_choices(document), also=names)
     faults += more
     if job is None or faults:
         keys = find_keys(text)
         for dotted in overrides or {}:
             keys.pop(tuple(dotted.split(".")), None)
-        raise JobFileError(path, locate(path, text, keys, faults))
+        raise JobFileError(path, locate(path, text, keys, form.as_written(faults)))
     for section in [section for section in registry.SECTIONS if section not in resolved]:
         choice = getattr(job, section)
         if section != "algorithm":  # Each method has its own.
@@ -81,9 +85,11 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> JobFile:
     home = path.parent.resolve()
     weights = str(home / job.job.weights) if job.job.weights else ""
     located = dataclasses.replace(job.job, task=str(home / job.job.task), weights=weights)
-    whole: JobFile = dataclasses.replace(job, job=located, **resolved)  # type: ignore[arg-type]
+    assert launcher is not None
+    chosen = {**resolved, "launcher": launchers.resolved(launcher)}
+    whole: JobFile = dataclasses.replace(job, job=located, **chosen)  # type: ignore[arg-type]
     if faults := _own_checks(whole, document):
-        raise JobFileError(path, locate(path, text, find_keys(text), faults))
+        raise JobFileError(path, locate(path, text, find_keys(text), form.as_written(faults)))
     return whole
 
 
@@ -119,7 +125,7 @@ def _own_checks(job: JobFile, document: dict[str, Any]) -> list[Fault]:
     elif schedule.is_needed(job.schedule) and job.inner.name == "rprop":
         found.append((("inner", "name"), "rprop adapts its rates itself", "remove [schedule]"))
     groups = parameter_groups.faults(job.parameters, steps, job.algorithm.name)
-    found += [*groups, *replicas.faults(job, method)]
+    found += [*groups, *replicas.faults(job, method), *launchers.lacking(job, method)]
     with_method = [Fault(*fault) for fault in method.check(job)]
     if (most := batches.steps_planned(job)) < math.inf:
         with_method += [Fault(*fault) for fault in method.check_steps(job, most)]
@@ -225,7 +231,7 @@ def _averages_gradients(job: JobFile, method: Any) -> bool:
 
 def _steps_along_means(method: Any) -> bool:
     """Whether replicas compute the mean, and step along it."""
-    return OwnStep in shapes.needs_of(method.replica)
+    return bool(method.replica.averages)
 
 
 def _has_momentum(job: JobFile) -> bool:
@@ -236,9 +242,7 @@ def _has_momentum(job: JobFile) -> bool:
 
 def _pushes_some(job: JobFile, method: Any) -> bool:
     """Whether a push may contain only some elements."""
-    options = registry.load("compressors", job.compression.name).Options
-    known = {field.name for field in dataclasses.fields(options)}
-    return method.takes_parts or bool(known & {"density", "keep"})
+    return bool(method.takes_parts or registry.load("compressors", job.compression.name).selects)
 
 
 def _average_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
@@ -309,7 +313,7 @@ def _resolve(section: str, kind: str, table: Any) -> tuple[Choice | None, list[F
             )
         ]
     try:
-        entry = registry.load(kind, name)
+        entry = load_launcher(name) if kind == "launchers" else registry.load(kind, name)
     except (ImportError, AttributeError) as error:
         return None, [Fault(at, f"cannot be loaded: {error}")]
     given = {key: value for key, value in table.items() if key != "name"}
@@ -417,7 +421,6 @@ def _check_shape(resolved: Mapping[str, Choice], document: dict[str, Any]) -> li
     """
     if "algorithm" not in resolved and "algorithm" in document:
         return []
-    from dlctl.algorithms.base import Lead  # takes numpy along, as the next one does
     from dlctl.algorithms.shapes import faults_of
 
     name = resolved["algorithm"].name if "algorithm" in resolved else DEFAULT_ALGORITHM
@@ -446,10 +449,10 @@ def _check_shape(resolved: Mapping[str, Choice], document: dict[str, Any]) -> li
         for section, instead in uses.items():
             if section in resolved:
                 faults.append(Fault((section, "name"), f"{name} has no servers", instead))
-    if method.lead.drive is not Lead.drive and get(document, ("job", "stop", "target")):
+    if method.is_driven and get(document, ("job", "stop", "target")):
         what = f"{name} evaluates the model only at its end: the target would be ignored"
         faults.append(Fault(("job", "stop", "target"), what, "remove it"))
-    if method.lead.drive is not Lead.drive and get(document, ("data", "bad_samples_max")):
+    if method.is_driven and get(document, ("data", "bad_samples_max")):
         what = f"{name} compares sums over the dataset: it can do without no sample"
         faults.append(Fault(("data", "bad_samples_max"), what, "remove it"))
     faults += _check_processes(name, shape.ranks, get(document, ("workers", "processes")))
@@ -480,7 +483,7 @@ def _check_processes(name: str, can_be_several: bool, processes: Any) -> list[Fa
 def _with_choices(document: dict[str, Any]) -> dict[str, Any]:
     """The document in the form of `JobFile`, without options: they are checked separately."""
     reshaped = dict(document)
-    for section in registry.SECTIONS:
+    for section in (*registry.SECTIONS, "launcher"):
         table = document.get(section)
         if isinstance(table, dict):
             reshaped[section] = {"name": table["name"]} if "name" in table else {}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dlctl.config import Network, Servers
-from dlctl.jobfile import hosts, slurm
+from dlctl.jobfile import hosts, launchers
 from dlctl.jobfile.errors import Fault
 from dlctl.jobfile.positions import KeyPath, get
 from dlctl.runs.best import Best, Target
@@ -43,7 +43,6 @@ def check(document: dict[str, Any], directory: Path) -> Iterator[Fault]:
     yield from _check_target_is_looked_at(document)
     yield from _check_unbiased(document)
     yield from hosts.check(document)
-    yield from slurm.check(document)
 
 
 def _check_text(document: dict[str, Any], path: KeyPath, check: Any) -> Iterator[Fault]:
@@ -153,7 +152,7 @@ def _check_ports(document: dict[str, Any]) -> Iterator[Fault]:
     transport = get(document, ("network", "transport"))
     if type(port) is not int or not 0 < port <= PORT_MAX:
         return
-    if (transport or Network().transport) != "tcp" and not _has_others(document):
+    if (transport or Network().transport) != "tcp" and not launchers.has_others(document):
         yield Fault(("network", "port"), "has a meaning only with tcp", 'add transport = "tcp"')
     servers = servers if type(servers) is int else Servers().count
     if port + servers > PORT_MAX:
@@ -171,17 +170,9 @@ def _check_extras(document: dict[str, Any]) -> Iterator[Fault]:
 
 def _check_encryption(document: dict[str, Any]) -> Iterator[Fault]:
     path = ("network", "encryption")
-    if get(document, path) == "none" and _has_others(document):
+    if get(document, path) == "none" and launchers.has_others(document):
         message = "without encryption only this machine can take part"
         yield Fault(path, message, 'remove it, or write "curve"')
-
-
-def _has_others(document: dict[str, Any]) -> bool:
-    """Whether other machines take part; then the transport is always tcp."""
-    hosts = document.get("hosts")
-    tables = hosts if isinstance(hosts, list) else []
-    named = any(host.get("ssh") for host in tables if isinstance(host, dict))
-    return named or bool(document.get("slurm"))
 
 
 def _check_target_is_looked_at(document: dict[str, Any]) -> Iterator[Fault]:

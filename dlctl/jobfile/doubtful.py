@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from dlctl.config import JobFile
+from dlctl.launch.launcher import of
 
 
 def doubts(job: JobFile) -> list[str]:
     """One sentence each."""
-    texts = [_push_before_fetch(job), _slurm_extra(job)]
+    texts = [_push_before_fetch(job), *_launcher(job)]
     return [text for text in texts if text]
 
 
@@ -26,11 +29,11 @@ def _push_before_fetch(job: JobFile) -> str:
     return f"push_before_fetch: fetches lack steps of the replica itself: {'; '.join(why)}"
 
 
-def _slurm_extra(job: JobFile) -> str:
-    for option in job.slurm.extra:
-        _, _, value = option.partition("=")
-        if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
-            return (
-                f"[slurm] extra: the quotes in {option} become part of its value; none are needed"
-            )
-    return ""
+def _launcher(job: JobFile) -> Iterator[str]:
+    launcher = of(job)
+    yield from (f"[launcher] {doubt}" for doubt in launcher.doubts())
+    if launcher.is_reclaimed and not job.checkpoints.every_s:
+        yield (
+            f"[checkpoints] every_s = 0: {launcher.title} may take the hosts back, and only a "
+            "checkpoint survives that for sure"
+        )

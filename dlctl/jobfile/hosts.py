@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dlctl.config import Servers, Workers
 from dlctl.jobfile.errors import Fault
 from dlctl.jobfile.positions import KeyPath, get
-from dlctl.util.hostnames import address_fault, ssh_fault
-
-FULL_PATH = re.compile(r"/[^\0\n]*|~/[^\0\n]*")
+from dlctl.util.hostnames import FULL_PATH, address_fault, ssh_fault
 
 
 def check(document: dict[str, Any]) -> Iterator[Fault]:

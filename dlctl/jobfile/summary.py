@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 def of(job: JobFile) -> str:
     """A job in one line."""
     from dlctl import registry
-    from dlctl.algorithms.base import Lead
 
     method = registry.load("algorithms", job.algorithm.name)
     rule = [_rated(job.optimizer)] if method.shard is not None else []
@@ -25,10 +24,18 @@ def of(job: JobFile) -> str:
             *([*rule, _compression(job.compression)] if job.servers.count else []),
             _count(job.servers.count, "server") if job.servers.count else "no servers",
             _count(job.workers.count, "worker") + _cut(job.replica),
-            *([f"on {_count(job.slurm.nodes, 'Slurm node')}"] if job.slurm.nodes else []),
-            _stop(job.job.stop, ends=method.lead.drive is not Lead.drive) + _work(job),
+            *_where(job),
+            _stop(job.job.stop, ends=method.is_driven) + _work(job),
         ]
     )
+
+
+def _where(job: JobFile) -> list[str]:
+    """The hosts that the launcher brings, as in "on 3 nodes"."""
+    from dlctl.launch import launcher
+
+    count = len(job.launcher.places)
+    return [f"on {_count(count, launcher.of(job).noun)}"] if count else []
 
 
 def _rated(optimizer: Choice) -> str:
@@ -38,7 +45,6 @@ def _rated(optimizer: Choice) -> str:
 def _work(job: JobFile) -> str:
     """A length in steps or samples as updates, as in " (80 updates)". A step is one worker's."""
     from dlctl import batches, registry
-    from dlctl.algorithms.base import Lead
 
     stop = job.job.stop
     method = registry.load("algorithms", job.algorithm.name)
@@ -51,7 +57,7 @@ def _work(job: JobFile) -> str:
     push = method.replica.one_push(method.Options(**job.algorithm.options)).batches
     if method.shard.averages:
         # Some methods make updates without all workers, with fewer samples.
-        least = "at least " if method.lead.quorum is not Lead.quorum else ""
+        least = "at least " if method.lead.chooses else ""
         return f" ({least}{_count(round(min(lengths) / push / job.workers.count), 'update')})"
     return f" ({_count(round(min(lengths) / push), 'push', 'pushes')})"
 

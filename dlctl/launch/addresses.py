@@ -13,7 +13,7 @@ from typing import NamedTuple
 from dlctl import placement
 from dlctl.config import Host, JobFile
 from dlctl.errors import DlctlError
-from dlctl.launch import slurmcalls, ssh
+from dlctl.launch import launcher
 from dlctl.runs import paths
 
 LOOPBACK = "127.0.0.1"
@@ -37,7 +37,7 @@ def of_coordinator(run_id: str, job: JobFile) -> Place:
         return Place(paths.socket_address(run_id, "control"))
     host = LOOPBACK
     if job.has_other_hosts:
-        host = job.network.address or _address_towards(_target(job))
+        host = job.network.address or _address_towards(launcher.of(job).an_address(job.places))
     return Place(_tcp(host, job.network.port))
 
 
@@ -115,14 +115,6 @@ def _lookup(host: str) -> tuple[str, socket.AddressFamily]:
             hint="set data in [[hosts]], or address in [network], to an address",
         ) from error
     return str(address[0]), family
-
-
-def _target(job: JobFile) -> str:
-    """The address of another host, to find the route to the hosts."""
-    if job.slurm.nodes:
-        return slurmcalls.address_of_a_node(job.slurm.partition)
-    host = next(host for host in job.hosts if host.is_other)
-    return host.data or ssh.address_of(host)
 
 
 def _address_towards(host: str) -> str:

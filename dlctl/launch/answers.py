@@ -2,8 +2,8 @@
 there is none.
 
 `python -m daemons.node` prints a marker line (`MARK`) and its answer in the next line: a login
-shell may print anything before that. The standard error of ssh and of the remote Python is shown
-unchanged; dlctl's error only adds what it means.
+shell may print anything before that. The standard error of the command that was run, such as ssh,
+and of the remote Python is shown unchanged; dlctl's error only adds what it means.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from dlctl import errors
-from dlctl.errors import DlctlError, NotPermitted, Unreachable
+from dlctl.errors import DlctlError, Unreachable
 from dlctl.util.text import escape
 
 MARK = b"=== dlctl answers ==="
 ANSWER_BYTES_MAX = 1 << 20
 SHOWN_CHARS_MAX = 300
 """Of one line of other programs' output in an error."""
-NO_SSH, NO_ANSWER, TOO_MUCH, NOT_OURS = -1001, -1002, -1003, -1004
-"""Statuses that no process has: ssh could not be started; it was killed after the timeout, because
-its output was too long, or because its output is not an answer of dlctl."""
-SSH_FAILED = 255
+NO_COMMAND, NO_ANSWER, TOO_MUCH, NOT_OURS = -1001, -1002, -1003, -1004
+"""Statuses that no process has: the command could not be started; it was killed after the timeout,
+because its output was too long, or because its output is not an answer of dlctl."""
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 """Exit codes of a shell."""
 
@@ -36,9 +35,9 @@ class Answer(NamedTuple):
     value: dict[str, Any] | None
     """The answer of `daemons.node`; None: none was received."""
     status: int
-    """The exit code of ssh, which is the remote one or `SSH_FAILED`, or one of the above."""
+    """The exit code of the command, or one of the above."""
     words: str
-    """Standard error of ssh and of the remote command; without a value, also standard output."""
+    """Standard error of both commands; without a value, also standard output."""
 
     @property
     def is_good(self) -> bool:
@@ -60,14 +59,18 @@ def read(host: str, status: int, output: bytes, words: bytes) -> Answer:
         value = None
     if type(value) is dict:
         return Answer(host, value, status, said)
-    # `_last` shows the last line, so standard error (ssh, the shell or Python) goes last.
+    # `last` shows the last line, so standard error (ssh, the shell or Python) goes last.
     return Answer(host, None, status, f"{output[:2000].decode(errors='replace')}\n{said}".strip())
 
 
-def value_of(answer: Answer) -> dict[str, Any]:
-    """The value of a successful answer. Raises DlctlError (see `explain`) for any other."""
+def value_of(
+    answer: Answer, explained: Callable[[Answer], DlctlError] | None = None
+) -> dict[str, Any]:
+    """The value of a successful answer. Raises DlctlError for any other: `explained`, or as
+    `explain` does.
+    """
     if answer.value is None or not answer.is_good:
-        raise explain(answer)
+        raise (explained or explain)(answer)
     return answer.value
 
 
@@ -77,15 +80,41 @@ def as_value(error: DlctlError) -> dict[str, Any]:
     return {"error": [kind, error.message, error.where or "", error.hint or ""]}
 
 
-def explain(answer: Answer) -> DlctlError:
-    """What failed, where, why (if known), and what to do next."""
+def explain(answer: Answer, trial: str = "") -> DlctlError:
+    """What failed, where, why (if known), and what to do next. `trial`: a command line that runs
+    nothing but `true` on the host, if there is one.
+    """
     if answer.value is not None:
         return _remote_error(answer.host, answer.value.get("error"))
-    if answer.status in _OURS:
-        return _OURS[answer.status](answer.host, answer.words)
-    if answer.status == SSH_FAILED:
-        return _ssh_error(answer)
-    return _shell_error(answer)
+    host, last_line = answer.host, last(answer.words)
+    shown = f"see what a login prints there: {trial}" if trial else None
+    if answer.status == NO_COMMAND:
+        return DlctlError(f"the command for {host} cannot be run{last_line}", where="this machine")
+    if answer.status == NO_ANSWER:
+        return Unreachable(
+            f"{host} has not answered in time{last_line}", where=host, hint=trial or None
+        )
+    if answer.status == TOO_MUCH:
+        text = (
+            f"{host} has sent more than {ANSWER_BYTES_MAX:,} bytes: this is not an answer of dlctl"
+        )
+        return DlctlError(text, where=host, hint=shown)
+    if answer.status == NOT_OURS:
+        return _not_ours(host, answer.words)
+    return _shell_error(answer, trial, shown)
+
+
+def of_launcher(error: DlctlError, launcher: str, *, directory: str = "dir") -> DlctlError:
+    """Replace the keys of [[hosts]] in the hint by those of a launcher that brings its own hosts;
+    `directory`: its key for the directory on a host.
+    """
+    for theirs, ours in (
+        ("dir of this host in [[hosts]]", f"{directory} of {launcher}"),
+        ("of this host in [[hosts]]", f"of {launcher}"),
+        ("[[hosts]]", "[launcher]"),
+    ):
+        error.hint = error.hint.replace(theirs, ours) if error.hint else error.hint
+    return error
 
 
 # ---------------------------------------------------------------- from the remote end
@@ -102,124 +131,36 @@ def _remote_error(host: str, error: Any) -> DlctlError:
     return raised(f"{host}: {message}", where=escape(place), hint=hint or None)
 
 
-# ---------------------------------------------------------------- from ssh
-
-
-def _no_ssh(host: str, words: str) -> DlctlError:
-    return DlctlError(
-        f"this machine has no ssh command, so {host} cannot be reached",
-        where="this machine",
-        hint="install OpenSSH's client, as with: apt install openssh-client",
-    )
-
-
-def _no_answer(host: str, words: str) -> DlctlError:
-    text = f"{host} has not answered in time{_last(words)}"
-    return Unreachable(text, where=host, hint=_try(host))
-
-
-def _too_much(host: str, words: str) -> DlctlError:
-    return DlctlError(
-        f"{host} has sent more than {ANSWER_BYTES_MAX:,} bytes: this is not an answer of dlctl",
-        where=host,
-        hint=f"see what a login prints there: ssh {host} true",
-    )
-
-
 def _not_ours(host: str, words: str) -> DlctlError:
-    text = f"{host} has sent an answer that this version of dlctl does not know{_last(words)}"
+    text = f"{host} has sent an answer that this version of dlctl does not know{last(words)}"
     return DlctlError(text, where=host)
-
-
-_OURS = {NO_SSH: _no_ssh, NO_ANSWER: _no_answer, TOO_MUCH: _too_much, NOT_OURS: _not_ours}
-
-
-def _unknown_name(host: str, words: str) -> DlctlError:
-    return Unreachable(
-        f"the name {host} cannot be resolved{_last(words)}",
-        where=host,
-        hint=f"correct ssh in [[hosts]], or add it to ~/.ssh/config; to test: ssh {host} true",
-    )
-
-
-def _changed_key(host: str, words: str) -> DlctlError:
-    return NotPermitted(
-        f"the host key of {host} has changed: it was reinstalled, or another machine answers",
-        where=host,
-        hint=f"if you know that it was reinstalled: ssh-keygen -R {host}, then: ssh {host} true",
-    )
-
-
-def _unknown_key(host: str, words: str) -> DlctlError:
-    return NotPermitted(
-        f"the host key of {host} is not known on this machine",
-        where=host,
-        hint=f"compare its fingerprint and confirm it once: ssh {host} true",
-    )
-
-
-def _login_refused(host: str, words: str) -> DlctlError:
-    return NotPermitted(
-        f"{host} refuses the login{_last(words)}",
-        where=host,
-        hint=f"ssh has to log in without a prompt: ssh-add -l, ssh-copy-id {host}; to test: "
-        f"ssh -o BatchMode=yes {host} true",
-    )
-
-
-def _unreachable(host: str, words: str) -> DlctlError:
-    return Unreachable(f"{host} cannot be reached{_last(words)}", where=host, hint=_try(host))
-
-
-_BY_WORDS: list[tuple[tuple[str, ...], Callable[[str, str], DlctlError]]] = [
-    (("could not resolve hostname",), _unknown_name),
-    (("host identification has changed",), _changed_key),
-    (("host key verification failed",), _unknown_key),
-    (("permission denied", "too many authentication failures"), _login_refused),
-    (
-        (
-            "connection refused", "timed out", "no route to host", "is unreachable",
-            "connection reset", "connection closed", "closed by remote host", "not responding",
-            "broken pipe", "host is down",
-        ),
-        _unreachable,
-    ),
-]  # fmt: skip
-"""OpenSSH's messages are English in every locale. The first match wins: specific causes first."""
-
-
-def _ssh_error(answer: Answer) -> DlctlError:
-    words = answer.words.lower()
-    for signs, meant in _BY_WORDS:
-        if any(sign in words for sign in signs):
-            return meant(answer.host, answer.words)
-    text = f"ssh has failed{_last(answer.words)}"
-    return DlctlError(text, where=answer.host, hint=_try(answer.host))
 
 
 # ---------------------------------------------------------------- from the remote shell and Python
 
 
-def _shell_error(answer: Answer) -> DlctlError:
+def _shell_error(answer: Answer, trial: str, shown: str | None) -> DlctlError:
     host, words = answer.host, answer.words
-    there = f"ssh {host} 'which -a python3; ls -d */bin/python'"
-    python = f"set python of this host in [[hosts]]; to list candidates: {there}"
+    python = "set python of this host in [[hosts]]"
+    if trial:
+        there = f"{trial.removesuffix('true')}'which -a python3; ls -d */bin/python'"
+        python = f"{python}; to list candidates: {there}"
     if answer.status in (NOT_EXECUTABLE, NOT_FOUND):
-        text = f"{host} does not have this Python{_last(words)}"
+        text = f"{host} does not have this Python{last(words)}"
         return DlctlError(text, where=host, hint=python)
     if "unknown option: -p" in words.lower():
         text = f"{host} has a Python that is too old: dlctl needs 3.11"
         return DlctlError(text, where=host, hint=python)
     if "No module named" in words:
         return DlctlError(
-            f"{host} has no dlctl, or lacks a dependency{_last(words)}",
+            f"{host} has no dlctl, or lacks a dependency{last(words)}",
             where=host,
             hint=f"install dlctl {_version()} for that Python, or set python in [[hosts]]",
         )
     return DlctlError(
-        f"{host} has sent no answer of dlctl (exit {answer.status}){_last(words)}",
+        f"{host} has sent no answer of dlctl (exit {answer.status}){last(words)}",
         where=host,
-        hint=f"see what a login prints there: ssh {host} true",
+        hint=shown,
     )
 
 
@@ -229,11 +170,7 @@ def _version() -> str:
     return __version__
 
 
-def _try(host: str) -> str:
-    return f"ssh {host} true"
-
-
-def _last(words: str) -> str:
+def last(words: str) -> str:
     """The last line of the output, in parentheses, to append to a message."""
     lines = [line.strip() for line in words.splitlines() if line.strip()]
     return f" ({escape(lines[-1][:SHOWN_CHARS_MAX])})" if lines else ""

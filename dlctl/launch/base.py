@@ -2,7 +2,7 @@
 
 This is the only module that knows the name of the daemons' package.
 
-A `Launcher` places agents on one kind of host; agents start everything else.
+Launchers start agents (`launcher.py`); agents start everything else.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from dlctl.config import current
 from dlctl.errors import DlctlError
 from dlctl.runs import paths
 from dlctl.util import regular
@@ -107,8 +108,7 @@ def open_log(directory: Path, name: str, incarnation: int) -> int:
 
 def read_job(directory: Path) -> dict[str, Any]:
     """The resolved job of a run, as `config.from_dict` takes it. Raises OSError and ValueError."""
-    job: dict[str, Any] = json.loads(regular.read_bytes(directory / "job.json"))
-    return job
+    return current(json.loads(regular.read_bytes(directory / "job.json")))
 
 
 # ---------------------------------------------------------------- agents
@@ -157,6 +157,10 @@ class Notice(NamedTuple):
     reason: str
 
 
+News = Ended | Waiting | Notice
+"""What a launcher reports to its coordinator."""
+
+
 class Watcher(Protocol):
     """What a launcher needs of its event loop."""
 
@@ -167,12 +171,9 @@ class Watcher(Protocol):
     def unwatch(self, fd: int) -> None: ...
 
 
-class Launcher(Protocol):
-    """Places agents, and reports which have exited. Methods other than `close` never block.
-
-    A coordinator creates it as `L(run_directory, hosts, watcher, tell)`: `hosts` are the hosts of
-    `placement.agents` that it places agents on. `tell` receives `Ended`, at most once for each
-    order or adopted agent; and, from launchers of a batch system, `Waiting` and `Notice`.
+class AgentControl(Protocol):
+    """The agents of one launcher, for their coordinator: starts them, reports which have exited.
+    Methods other than `close` never block.
     """
 
     def start(self, order: Order) -> None:
@@ -184,7 +185,7 @@ class Launcher(Protocol):
         ...
 
     def adopt(self, recorded: dict[str, int]) -> dict[str, int]:
-        """The running agents of this launcher, with their incarnations.
+        """The running agents, with their incarnations.
 
         `recorded`: the incarnation of every agent that the previous coordinator placed. The result
         omits agents whose state cannot be determined without blocking.

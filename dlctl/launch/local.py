@@ -22,6 +22,7 @@ import psutil
 from dlctl.config import Host
 from dlctl.errors import DlctlError
 from dlctl.launch import base
+from dlctl.launch.launcher import Launcher, Left
 from dlctl.runs.database import RunDb
 from dlctl.util import processes
 
@@ -143,13 +144,44 @@ class _Agent:
     """None: a previous coordinator has started it."""
 
 
-class Local:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """It has none."""
+
+
+class Local(Launcher):
+    """All daemons on this machine, under the coordinator's own agent."""
+
+    Options = Options
+    title = "this machine"
+    noun = "machine"
+    takes_hosts = False
+    can_ask = False
+    outlives = True
+    is_reclaimed = False
+    copies_files = False
+
+    def agents(
+        self,
+        directory: Path,
+        hosts: Mapping[str, Host],
+        watcher: base.Watcher,
+        tell: Callable[[base.News], None],
+    ) -> base.AgentControl:
+        return LocalAgents(directory, watcher, tell)
+
+    def end(
+        self, directory: Path, hosts: Mapping[str, Host], grace_s: float, *, purge: bool
+    ) -> list[Left]:
+        return []  # There are no other hosts.
+
+
+class LocalAgents:
     """Agents on this machine, each held by a pidfd: a signal never reaches another process."""
 
     def __init__(
         self,
         directory: Path,
-        hosts: Mapping[str, Host],
         watcher: base.Watcher,
         tell: Callable[[base.Ended], None],
     ) -> None:

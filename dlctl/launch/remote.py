@@ -1,8 +1,8 @@
-"""The launcher for other machines: an agent on each, started over ssh.
+"""Agents on hosts that can be asked at any time, for their coordinator; and the requests.
 
-An agent outlives the connection that has started it, and no local process watches it. This launcher
-only reports an agent that it could not start, or has killed; otherwise the coordinator detects its
-exit by missing heartbeats.
+An agent outlives the connection that has started it, and no local process watches it. Only an agent
+that could not be started, or was killed, is reported; otherwise the coordinator detects its exit by
+missing heartbeats.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ import time
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlctl import __version__, wire
 from dlctl.config import Host
 from dlctl.errors import DlctlError
 from dlctl.launch import answers, base, taskfiles
+from dlctl.launch.calls import Call
 from dlctl.launch.commands import wait_for_any
-from dlctl.launch.ssh import Call
 from dlctl.runs import database, task_code
+
+if TYPE_CHECKING:
+    from dlctl.launch.reached import Reached
 
 log = logging.getLogger("dlctl")
 BEGIN_S = 90.0
@@ -68,15 +71,15 @@ def begin_request(shared: Mapping[str, Any], order: base.Order) -> dict[str, Any
 
 
 def look_request(run_id: str) -> dict[str, Any]:
-    """For `ssh.ask`: query what exists of this run on the host."""
+    """For `Launcher.ask`: query what exists of this run on the host."""
     return {"verb": "look", "run_id": run_id}
 
 
 def end_request(
     run_id: str, *, grace_s: int = 0, purge: bool = False, only_agent: bool = False
 ) -> dict[str, Any]:
-    """For `ssh.ask`: end the daemons on the host with SIGTERM, and after `grace_s` seconds with
-    SIGKILL.
+    """For `Launcher.ask`: end the daemons on the host with SIGTERM, and after `grace_s` seconds
+    with SIGKILL.
 
     purge: also remove all files, including the states of servers. only_agent: kill only the agent;
     its daemons keep running.
@@ -85,7 +88,7 @@ def end_request(
     return {"verb": "end", "run_id": run_id, **said}
 
 
-# ---------------------------------------------------------------- the launcher
+# ---------------------------------------------------------------- for the coordinator
 
 
 class _Asked(NamedTuple):
@@ -95,16 +98,18 @@ class _Asked(NamedTuple):
     then: Callable[[answers.Answer], None]
 
 
-class Ssh:
-    """Agents on other machines: one call at a time for each."""
+class RemoteAgents:
+    """Agents on other hosts: one call at a time for each."""
 
     def __init__(
         self,
+        launcher: Reached,
         directory: Path,
         hosts: Mapping[str, Host],
         watcher: base.Watcher,
-        tell: Callable[[base.Ended], None],
+        tell: Callable[[base.News], None],
     ) -> None:
+        self.launcher = launcher
         self.directory = directory
         self.hosts = hosts
         self.watcher = watcher
@@ -123,7 +128,7 @@ class Ssh:
                 if order.name in self._to_kill:
                     self.kill(order.name)
             else:
-                self._failed(order, answers.explain(answer), tuple(answer.lines()))
+                self._failed(order, self.launcher.explain(answer), tuple(answer.lines()))
 
         self._to_kill.discard(order.name)
         try:
@@ -149,7 +154,7 @@ class Ssh:
                 self.tell(gone)
             else:
                 words = tuple(answer.lines())
-                self.tell(gone._replace(error=answers.explain(answer), words=words))
+                self.tell(gone._replace(error=self.launcher.explain(answer), words=words))
 
         request = {**end_request(self.directory.name, only_agent=True), "agent": name}
         try:
@@ -176,7 +181,7 @@ class Ssh:
             wait_for_any([asked.call.fileno() for asked in self._calls.values()], POLL_S)
             self.look()
         for name in sorted(self._beginning()):
-            log.warning("%s may still be starting on %s", name, self.hosts[name].ssh)
+            log.warning("%s may still be starting on %s", name, self.hosts[name].name)
 
     # ------------------------------------------------------------ calls
 
@@ -199,7 +204,8 @@ class Ssh:
         """Call the host; a pending call to it is cancelled."""
         self._forget(name)
         host = self.hosts[name]
-        call = Call(host, {**request, "dir": host.dir}, timeout_s, is_shared=False)
+        whole = {**request, "dir": host.dir}
+        call = self.launcher.call(host, whole, timeout_s, is_shared=False)
         self._calls[name] = _Asked(call, is_begin, then)
         if call.fileno() >= 0:
             self.watcher.watch(call.fileno(), lambda: self._poll(name))

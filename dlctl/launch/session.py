@@ -11,7 +11,7 @@ import os
 import select
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -21,7 +21,7 @@ from dlctl.launch.answers import (
     ANSWER_BYTES_MAX,
     MARK,
     NO_ANSWER,
-    NO_SSH,
+    NO_COMMAND,
     NOT_OURS,
     TOO_MUCH,
     Answer,
@@ -29,8 +29,8 @@ from dlctl.launch.answers import (
     read,
     value_of,
 )
+from dlctl.launch.calls import node_words
 from dlctl.launch.commands import kill_group
-from dlctl.launch.sshwords import argv, python_words
 from dlctl.util.hostnames import HERE
 
 WORDS_BYTES_MAX = 64 * 1024
@@ -40,13 +40,12 @@ END_S = 2.0
 class Session:
     """Must be closed. Not thread-safe."""
 
-    def __init__(self, host: Host) -> None:
-        """Raises UsageError for an invalid host. For an unreachable one, the first `ask` raises.
-
-        A host without `ssh` is this machine.
-        """
-        self.host = host.ssh or HERE
-        words = python_words(host)
+    def __init__(
+        self, host: str, command: list[str], explained: Callable[[Answer], DlctlError] = explain
+    ) -> None:
+        """`command`: runs `daemons.node` on this host. If it fails, the first `ask` raises."""
+        self.host = host
+        self._explained = explained
         self._output, self._words = bytearray(), bytearray()
         self._has_stderr = True
         self._is_known = False
@@ -54,7 +53,7 @@ class Session:
         self._popen: subprocess.Popen[bytes] | None = None
         try:
             self._popen = subprocess.Popen(
-                argv(host, words, "") if host.ssh else words,
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -62,7 +61,8 @@ class Session:
                 start_new_session=True,
             )
         except FileNotFoundError as error:
-            self._failure: DlctlError | None = explain(Answer(self.host, None, NO_SSH, str(error)))
+            answer = Answer(self.host, None, NO_COMMAND, str(error))
+            self._failure: DlctlError | None = explained(answer)
         else:
             self._failure = None
 
@@ -83,7 +83,7 @@ class Session:
                 raise ValueError("it is no object")
         except (ValueError, RecursionError):
             raise self._fail(NOT_OURS) from None
-        return value_of(Answer(self.host, value, 0, ""))
+        return value_of(Answer(self.host, value, 0, ""), self._explained)
 
     def close(self) -> None:
         """End the local and the remote process."""
@@ -176,7 +176,7 @@ class Session:
         kill_group(popen)
         said = b"" if self._is_known or why is not None else bytes(self._output)
         answer = read(self.host, status or 0, said, bytes(self._words))
-        self._failure = explain(answer)
+        self._failure = self._explained(answer)
         self.close()
         return self._failure
 
@@ -186,3 +186,8 @@ class Session:
             while piece := os.read(fd, 1 << 16):
                 self._words += piece
                 del self._words[:-WORDS_BYTES_MAX]
+
+
+def here(host: Host) -> Session:
+    """A session with this machine; `host`: its section of the job file."""
+    return Session(HERE, node_words(host))

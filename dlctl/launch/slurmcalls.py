@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dlctl.errors import DlctlError, Unreachable
-from dlctl.launch import commands, slurmfiles, slurmscript, slurmwords
+from dlctl.launch import commands, orderfiles, slurmscript, slurmwords
 from dlctl.launch.slurmwords import Facts
+from dlctl.runs import paths
 from dlctl.util import hints, regular
 from dlctl.util.fsync import replacing
 
@@ -32,7 +33,7 @@ class Handle(NamedTuple):
     """A job that was submitted, or is about to be."""
 
     directory: Path
-    """Of its orders, see `slurmfiles`."""
+    """Of its orders, see `orderfiles`."""
     name: str
     """As squeue shows it."""
     job_id: str = ""
@@ -41,12 +42,17 @@ class Handle(NamedTuple):
     def write(self, run_directory: Path) -> None:
         """Raises OSError."""
         value = {**self._asdict(), "directory": str(self.directory)}
-        slurmfiles.write(run_directory / HANDLE, value)
+        orderfiles.write(run_directory / HANDLE, value)
 
     def forget(self, run_directory: Path) -> None:
         """Remove the directory of a job that no longer exists, and the handle."""
         shutil.rmtree(self.directory, ignore_errors=True)
         (run_directory / HANDLE).unlink(missing_ok=True)
+
+
+def root(given: str) -> Path:
+    """The parent of the directories of orders; `given`: `dir` of the options."""
+    return Path(given).expanduser() if given else paths.index_dir().parent / "slurm"
 
 
 def new_handle(run_id: str, root: Path) -> Handle:
@@ -57,7 +63,7 @@ def new_handle(run_id: str, root: Path) -> Handle:
 
 def read_handle(run_directory: Path) -> Handle | None:
     """None: this run has no job."""
-    value = slurmfiles.read(run_directory / HANDLE)
+    value = orderfiles.read(run_directory / HANDLE)
     with suppress(KeyError, TypeError):
         return Handle(Path(value["directory"]), str(value["name"]), str(value["job_id"]))
     return None
@@ -77,11 +83,6 @@ def submit_argv(script: Path) -> list[str]:
     return ["sbatch", "--parsable", str(script)]
 
 
-def address_of_a_node(partition: str) -> str:
-    """The address of a node. Raises as `nodes` does."""
-    return nodes(partition)[0]
-
-
 def nodes(partition: str) -> list[str]:
     """The nodes of a partition; "": of all. Raises DlctlError if Slurm does not list any."""
     only = [f"--partition={partition}"] if partition else []
@@ -93,9 +94,9 @@ def nodes(partition: str) -> list[str]:
         what = said.last_line() or "it knows no node" + (f" in {partition}" if partition else "")
         raise DlctlError(
             f"Slurm does not list its nodes: {what}",
-            where="[slurm]",
-            hint="sinfo has to work on this machine, as on a login node, and partition in [slurm] "
-            "has to be a partition of the cluster",
+            where=slurmwords.WHERE,
+            hint="sinfo has to work on this machine, as on a login node, and partition of launcher "
+            "slurm has to be a partition of the cluster",
         )
     return said.out.split()
 
@@ -134,7 +135,7 @@ def _keep_log(handle: Handle, run_directory: Path) -> None:
 def _write_intent(handle: Handle) -> None:
     """Make keepers start nothing from now on, and remove the orders with the agents' keys."""
     with suppress(OSError):  # If this fails, the job is cancelled.
-        slurmfiles.write(handle.directory / slurmfiles.OVER, {})
+        orderfiles.write(handle.directory / orderfiles.OVER, {})
         for order in handle.directory.glob("*.order"):
             order.unlink(missing_ok=True)
 

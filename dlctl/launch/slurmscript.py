@@ -13,15 +13,20 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dlctl.config import Slurm
 from dlctl.util.units import parse_duration
 
+if TYPE_CHECKING:
+    from dlctl.launch.slurm import Request
+
 NOTICE = "notice"
-"""File written when Slurm has sent its signal: the time limit is near, or the job is about to be
-preempted. Content: the attempt, counted from 0."""
+"""File of the directory of orders, written when Slurm has sent its signal: the time limit is near,
+or the job is about to be preempted. Content: the attempt, counted from 0."""
 REQUEUE = "--requeue"
 """Option of keepers: Slurm may requeue the job."""
+NODE = "dlctl.launch.slurmnode:SlurmNode"
+"""What a keeper knows of its node."""
 LOG = "job.log"
 SCRIPT = "job.sh"
 ATTEMPT = "${SLURM_RESTART_COUNT:-0}"
@@ -39,7 +44,7 @@ exit $?
 """
 
 
-def render(asked: Slurm, name: str, directory: Path) -> str:
+def render(asked: Request, name: str, directory: Path) -> str:
     """`name`: of the job, for squeue. `directory`: of the orders, which all nodes share."""
     options = "".join(f"#SBATCH {option}\n" for option in _options(asked, name, directory))
     body = _BODY.format(
@@ -51,7 +56,7 @@ def render(asked: Slurm, name: str, directory: Path) -> str:
     return f"#!/bin/bash\n{options}{body}"
 
 
-def _options(asked: Slurm, name: str, directory: Path) -> list[str]:
+def _options(asked: Request, name: str, directory: Path) -> list[str]:
     given = {
         "job-name": name,
         "nodes": asked.nodes,
@@ -92,10 +97,10 @@ def minutes(time: str) -> int:
     return math.ceil(parse_duration(time) / 60) if time else 0
 
 
-def _srun(asked: Slurm, directory: Path) -> list[str]:
+def _srun(asked: Request, directory: Path) -> list[str]:
     """--cpus-per-task is not inherited from sbatch since Slurm 22.05."""
     words = ["srun", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--ntasks-per-node=1"]
     words += [f"--cpus-per-task={asked.cpus_per_node}"] if asked.cpus_per_node else []
     python = os.path.expanduser(asked.python) or sys.executable
-    words += ["--cpu-bind=none", python, "-P", "-m", "daemons.node.keep", str(directory)]
+    words += ["--cpu-bind=none", python, "-P", "-m", "daemons.node.keep", NODE, str(directory)]
     return [*words, REQUEUE] if asked.requeue else words

@@ -10,8 +10,12 @@ import re
 from typing import NamedTuple
 
 from dlctl.errors import DlctlError, Unreachable
+from dlctl.launch import answers
 from dlctl.launch.commands import LATE, Said
 
+WHERE = "launcher slurm"
+"""Its section of the job file, whichever form that has."""
+SHARED = f"set dir of {WHERE} to a directory that this machine and all nodes share"
 UNKNOWN_JOB = "Invalid job id"
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "CONFIGURING")
 AT_WORK = ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING", "COMPLETING")
@@ -127,7 +131,7 @@ def ending(job_id: str, facts: Facts, last_line: str) -> str:
     known = _WORDS.get(facts.state)
     words = known or f"has failed (exit {facts.exit_code.partition(':')[0]})"
     if facts.exit_code.endswith(NO_OUTPUT):
-        words = "could not write its output: dir in [slurm] has to be on a shared file system"
+        words = f"could not write its output: dir of {WHERE} has to be on a shared file system"
     limit = f" of {facts.time_limit}" if facts.state == "TIMEOUT" else ""
     is_cause = last_line and facts.state not in TAKEN_AWAY
     said = f": {last_line}" if is_cause else ""
@@ -144,14 +148,8 @@ def job_id(said: Said) -> str:
 
 
 def in_our_terms(error: DlctlError) -> DlctlError:
-    """Replace the keys of [[hosts]] in another machine's hint by those of [slurm]."""
-    for theirs, ours in (
-        ("dir of this host in [[hosts]]", "scratch in [slurm]"),
-        (" of this host in [[hosts]]", " in [slurm]"),
-        ("[[hosts]]", "[slurm]"),
-    ):
-        error.hint = error.hint.replace(theirs, ours) if error.hint else error.hint
-    return error
+    """Replace the keys of [[hosts]] in another machine's hint by those of this launcher."""
+    return answers.of_launcher(error, WHERE, directory="scratch")
 
 
 def refused(said: Said) -> DlctlError:
@@ -161,8 +159,9 @@ def refused(said: Said) -> DlctlError:
     text = f"Slurm has refused the job: {words}"
     if said.status == LATE or "Unable to contact" in said.err:
         return Unreachable(text, where="sbatch", hint="check with sinfo that Slurm answers")
-    hint = "correct [slurm] in the job file; sinfo -s and sacctmgr show assoc list what exists"
-    return DlctlError(text, where="[slurm]", hint=hint)
+    exists = "sinfo -s and sacctmgr show assoc list what exists"
+    hint = f"correct the keys of {WHERE} in the job file; {exists}"
+    return DlctlError(text, where=WHERE, hint=hint)
 
 
 def not_run(error: OSError) -> DlctlError:
@@ -172,6 +171,6 @@ def not_run(error: OSError) -> DlctlError:
         return DlctlError(text, where="this machine")
     return DlctlError(
         f"this machine has no Slurm commands: {error.filename or error}",
-        where="[slurm]",
+        where=WHERE,
         hint="start the job where sbatch is installed, such as a login node of the cluster",
     )

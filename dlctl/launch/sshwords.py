@@ -1,4 +1,4 @@
-"""Command lines for the system's ssh. This module starts nothing.
+"""Command lines for the system's ssh, and what its words mean. This module starts nothing.
 
     ssh NAME -- PYTHON -P -m daemons.node
 
@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dlctl.config import Host
-from dlctl.errors import UsageError
+from dlctl.errors import DlctlError, NotPermitted, Unreachable, UsageError
+from dlctl.launch import answers
+from dlctl.launch.answers import NO_COMMAND, Answer, last
 from dlctl.runs import paths
 from dlctl.util.hostnames import ssh_fault
 
+SSH_FAILED = 255
 CONTROL = "ssh"
 """The directory of shared connections, beside those of the runs: every run id has a dash."""
 CONTROL_NAME_CHARS = 40 + 17
@@ -70,9 +72,81 @@ def _checked(host: Host) -> str:
     return host.ssh
 
 
-def python_words(host: Host) -> list[str]:
-    """The remote command. A login starts in the home directory, so "~/" needs no shell."""
-    python = host.python or sys.executable
-    if python.startswith("~/"):
-        python = f".{python[1:]}"
-    return [python, "-P", "-m", "daemons.node"]
+# ---------------------------------------------------------------- its words
+
+
+def trial(host: str) -> str:
+    """The command with which a person tries the login."""
+    return f"ssh {host} true"
+
+
+def explain(answer: Answer) -> DlctlError:
+    """What failed, where, why (if known), and what to do next."""
+    host = answer.host
+    if answer.value is None and answer.status == NO_COMMAND:
+        return DlctlError(
+            f"this machine has no ssh command, so {host} cannot be reached",
+            where="this machine",
+            hint="install OpenSSH's client, as with: apt install openssh-client",
+        )
+    if answer.value is not None or answer.status != SSH_FAILED:
+        return answers.explain(answer, trial(host))
+    words = answer.words.lower()
+    for signs, meant in _BY_WORDS:
+        if any(sign in words for sign in signs):
+            return meant(host, answer.words)
+    return DlctlError(f"ssh has failed{last(answer.words)}", where=host, hint=trial(host))
+
+
+def _unknown_name(host: str, words: str) -> DlctlError:
+    return Unreachable(
+        f"the name {host} cannot be resolved{last(words)}",
+        where=host,
+        hint=f"correct ssh in [[hosts]], or add it to ~/.ssh/config; to test: ssh {host} true",
+    )
+
+
+def _changed_key(host: str, words: str) -> DlctlError:
+    return NotPermitted(
+        f"the host key of {host} has changed: it was reinstalled, or another machine answers",
+        where=host,
+        hint=f"if you know that it was reinstalled: ssh-keygen -R {host}, then: ssh {host} true",
+    )
+
+
+def _unknown_key(host: str, words: str) -> DlctlError:
+    return NotPermitted(
+        f"the host key of {host} is not known on this machine",
+        where=host,
+        hint=f"compare its fingerprint and confirm it once: ssh {host} true",
+    )
+
+
+def _login_refused(host: str, words: str) -> DlctlError:
+    return NotPermitted(
+        f"{host} refuses the login{last(words)}",
+        where=host,
+        hint=f"ssh has to log in without a prompt: ssh-add -l, ssh-copy-id {host}; to test: "
+        f"ssh -o BatchMode=yes {host} true",
+    )
+
+
+def _unreachable(host: str, words: str) -> DlctlError:
+    return Unreachable(f"{host} cannot be reached{last(words)}", where=host, hint=trial(host))
+
+
+_BY_WORDS: list[tuple[tuple[str, ...], Callable[[str, str], DlctlError]]] = [
+    (("could not resolve hostname",), _unknown_name),
+    (("host identification has changed",), _changed_key),
+    (("host key verification failed",), _unknown_key),
+    (("permission denied", "too many authentication failures"), _login_refused),
+    (
+        (
+            "connection refused", "timed out", "no route to host", "is unreachable",
+            "connection reset", "connection closed", "closed by remote host", "not responding",
+            "broken pipe", "host is down",
+        ),
+        _unreachable,
+    ),
+]  # fmt: skip
+"""OpenSSH's messages are English in every locale. The first match wins: specific causes first."""

@@ -350,7 +350,7 @@ def refusal(case: Case) -> DlctlError | None:
         return None
     kind, text, hint = REFUSALS[case.action]
     away = findings.away if findings is not None else {}
-    hosts = [host.ssh for name, host in other_hosts.of(run).items() if name in away]
+    hosts = [host.name for name, host in other_hosts.of(run).items() if name in away]
     job_file = next_step.job_file(run)
     words = {
         "run": run.run_id,

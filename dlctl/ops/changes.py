@@ -12,6 +12,8 @@ from dlctl.settings import EVERY_RUN, LiveSettings, flat, of_job
 
 Json = dict[str, Any]
 WORKERS = "workers.count"
+DERIVED = "launcher.places"
+"""It follows from the other keys of [launcher]."""
 
 
 class KeyChange(NamedTuple):
@@ -105,7 +107,7 @@ def _plain(live: LiveSettings, name: str, value: Any) -> Any:
 
 
 def _differences(old: Json, new: Json, live: LiveSettings) -> list[KeyChange]:
-    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    keys = [key for key in {**old, **new} if old.get(key) != new.get(key) and key != DERIVED]
     return [KeyChange(key, old.get(key), new.get(key), live.called(key)) for key in keys]
 
 

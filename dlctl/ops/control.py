@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dlctl.errors import DlctlError, JobFailed, NotRunning, Partial, TimedOut
-from dlctl.ops import next_step
+from dlctl.ops import next_step, other_hosts
 from dlctl.runs import facts
 from dlctl.runs.snapshot import ENDED, GONE, Snapshot, load, read_job
 from dlctl.util import hints, notes, values
@@ -149,14 +149,13 @@ def not_reached(snapshot: Snapshot, what: str) -> DlctlError:
 
 
 def start_limit_s(directory: Path) -> float:
-    """How long a start may take before its coordinator gives up: the time in a queue, the time to
-    be ready, and a grace period to terminate what is left.
+    """How long a start may take before its coordinator gives up: the wait for hosts, the time to be
+    ready, and a grace period to terminate what is left.
     """
     job = read_job(directory)
-    timeouts, slurm = job.get("timeouts", {}), job.get("slurm", {})
-    queue_s = values.number(slurm.get("queue_s")) if slurm.get("nodes") else 0.0
+    timeouts = job.get("timeouts", {})
     ready_s, grace_s = (values.number(timeouts.get(key)) for key in ("ready_s", "grace_s"))
-    return (queue_s or 0.0) + (ready_s or 300.0) + (grace_s or 30.0)
+    return other_hosts.wait_s(job) + (ready_s or 300.0) + (grace_s or 30.0)
 
 
 def _not_at_work(snapshot: Snapshot, before: Mapping[str, int]) -> list[str]:

@@ -21,6 +21,9 @@ from dlctl.errors import DlctlError, NotFound
 from dlctl.health import needs, network, resources, software
 from dlctl.health.findings import FAULT, LINKS, Finding
 from dlctl.health.needs import CONTROL, HERE, Link, Need
+from dlctl.launch import launcher as launchers
+from dlctl.launch import session, taskfiles
+from dlctl.launch.launcher import Launcher
 from dlctl.launch.session import Session
 from dlctl.ops import cases, plan
 from dlctl.runs import paths, select
@@ -39,6 +42,8 @@ LISTENING_S = 45.0
 """A listener runs for a minute."""
 HELLOS = 3
 AT_ONCE_MAX = 64
+NO_JOB = "local"
+"""The launcher of a machine without a job."""
 Facts = dict[str, Any]
 
 
@@ -48,9 +53,10 @@ def findings(file: Path | None, job: JobFile | None, only_host: str | None) -> l
 
     Raises NotFound if the job has no host of this name.
     """
-    wanted, run = {HOME_AGENT: needs.NOTHING}, None
+    wanted, run, launcher = {HOME_AGENT: needs.NOTHING}, None, launchers.made(NO_JOB, {})
     if file is not None and job is not None:
-        wanted = needs.of(job, plan.known_model(file, job))
+        launcher = launchers.of(job)
+        wanted = needs.of(job, plan.known_model(file, job), others=launcher.can_ask)
         names = [need.name for need in wanted.values()]
         if only_host is not None and only_host not in names:
             raise NotFound(f'the job has no host "{only_host}"; it has {", ".join(names)}')
@@ -60,12 +66,12 @@ def findings(file: Path | None, job: JobFile | None, only_host: str | None) -> l
         run = newest if newest is not None and newest.is_live else None
     if others := len(wanted) - 1:
         notes.note(f"logging in to {plural(others, 'host')} and measuring their links ...")
-    with visiting(wanted) as visits:
+    with visiting(wanted, launcher) as visits:
         visits.each(lambda visit: visit.examine(visits.began, _request(visit.need, job, file)))
-        found = [] if job is None else list(_of_coordinator(visits, job))
+        found = [] if job is None or file is None else list(_of_coordinator(visits, job, file))
         here = visits.all[HOME_AGENT].facts
         for agent, visit in reversed(visits.all.items()):
-            found[:0] = _of_machine(visit, here, _held_by(run, agent))
+            found[:0] = _of_machine(visit, here, _held_by(run, agent), launcher)
         return found if job is None else [*found, *_links(visits, job)]
 
 
@@ -85,9 +91,9 @@ def _request(need: Need, job: JobFile | None, file: Path | None) -> Facts:
 # ---------------------------------------------------------------- findings
 
 
-def _of_coordinator(visits: Visits, job: JobFile) -> Iterator[Finding]:
+def _of_coordinator(visits: Visits, job: JobFile, file: Path) -> Iterator[Finding]:
     """Make all machines listen where their daemons will; findings about the job as a whole."""
-    from dlctl.launch import addresses, slurmcalls
+    from dlctl.launch import addresses
 
     here = visits.all[HOME_AGENT].need.name
     if keys := network.keys(job, here):
@@ -98,22 +104,26 @@ def _of_coordinator(visits: Visits, job: JobFile) -> Iterator[Finding]:
             visits.listen(job, addresses.of_coordinator("", job).bind)
         elif job.uses_tcp:
             visits.listen(job, f"tcp://{addresses.LOOPBACK}:{job.network.port or '*'}")
-        subject = "Slurm"
-        if job.slurm.nodes:
-            slurmcalls.nodes(job.slurm.partition)
+        subject = visits.launcher.title
+        visits.launcher.preflight()
+        subject = "task"
+        if visits.launcher.copies_files:
+            home = file.parent.resolve()
+            taskfiles.collect(home, job.job.task, home / job.job.run_dir)
     except DlctlError as error:
         yield _fault(here, subject, error)
 
 
 def _of_machine(
-    visit: Visit, here: Mapping[str, Any], run_of: Mapping[int, str]
+    visit: Visit, here: Mapping[str, Any], run_of: Mapping[int, str], launcher: Launcher
 ) -> Iterator[Finding]:
     """run_of: pid -> daemon of the live run of this job, see `_held_by`."""
     need, facts, error, subject = visit.need, visit.facts, visit.error, "address"
     if not facts:
-        subject = "dlctl" if need.is_here else "ssh"
+        subject = "dlctl" if need.is_here else launcher.title
     elif not need.is_here:
-        yield resources.login(need, visit.login_s)
+        slow = launcher.slow_login(need.name)
+        yield resources.login(need, visit.login_s, launcher.title, slow)
         yield resources.clock(need, visit.offset_s, visit.error_s)
     try:
         with understood(need.name):
@@ -227,16 +237,17 @@ def understood(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def visiting(needs: Mapping[str, Need]) -> Iterator[Visits]:
-    """Closes all sessions at the end. Raises UsageError for an invalid host."""
+def visiting(needs: Mapping[str, Need], launcher: Launcher) -> Iterator[Visits]:
+    """Closes all sessions at the end. Raises DlctlError for an invalid host."""
     with ExitStack() as ends:
         found: dict[str, Visit] = {}
         for agent, need in needs.items():
-            found[agent] = Visit(need, Session(need.host))
+            own = session.here(need.host) if need.is_here else launcher.session(need.host)
+            found[agent] = Visit(need, own)
             ends.callback(found[agent].session.close)
         threads = ends.enter_context(ThreadPoolExecutor(min(len(needs), AT_ONCE_MAX)))
         try:
-            yield Visits(found, threads)
+            yield Visits(found, threads, launcher)
         except BaseException:
             for visit in found.values():
                 visit.session.interrupt()
@@ -246,7 +257,10 @@ def visiting(needs: Mapping[str, Need]) -> Iterator[Visits]:
 class Visits:
     """All machines, each asked by a thread of its own."""
 
-    def __init__(self, found: dict[str, Visit], threads: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, found: dict[str, Visit], threads: ThreadPoolExecutor, launcher: Launcher
+    ) -> None:
+        self.launcher = launcher
         self.token = secrets.token_hex(TOKEN_BYTES)
         self.all = found
         self._threads = threads
@@ -318,4 +332,10 @@ def _listeners(job: JobFile, need: Need, control: str) -> Iterator[Facts]:
     if need.servers:
         ports = {name: addresses.port_of(name, job) for name in need.servers}
         bind = host.bind if job.has_other_hosts else addresses.LOOPBACK
-        yield {"ssh": host.ssh, "bind": bind, "data": host.data, "control": control, "ports": ports}
+        yield {
+            "ssh": host.name,
+            "bind": bind,
+            "data": host.data,
+            "control": control,
+            "ports": ports,
+        }

@@ -108,7 +108,7 @@ def _after_failure(snapshot: Snapshot) -> Step:
     if hosts := other_hosts.given_up(snapshot):
         back = f"resumes once {' and '.join(hosts)} can be reached again"
         return Step(recover, back, other=without(snapshot, hosts))
-    if other_hosts.of(snapshot):
+    if other_hosts.can_ask(snapshot):
         return Step(recover, "asks the other hosts for their state and resumes from it")
     return _start(snapshot, recover)
 

@@ -1,8 +1,9 @@
-"""What commands do on the other hosts of a run when its coordinator cannot do it any more."""
+"""What commands do on the other hosts of a run when its coordinator cannot do it any more, and what
+its launcher says of them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dlctl.errors import DlctlError
 from dlctl.runs.snapshot import Snapshot, read_job
@@ -10,75 +11,103 @@ from dlctl.util import hints, notes
 
 if TYPE_CHECKING:
     from dlctl.config import Host
+    from dlctl.launch.launcher import Launcher
 
-ANSWER_S = 20.0
-"""For a host to answer, on top of the time that its work may take."""
+Job = dict[str, Any]
+
+
+def launcher_of(job: Job) -> Launcher | None:
+    """The launcher of a stored job (see `read_job`); None: it has no other hosts. Raises DlctlError
+    if it is not installed any more.
+    """
+    chosen = job.get("launcher", {})
+    if not chosen.get("places") and not any(host.get("ssh") for host in job.get("hosts", ())):
+        return None
+    from dlctl.launch import launcher  # imported late: most runs have no other hosts
+
+    return launcher.made(chosen["name"], chosen["options"])
+
+
+def _known(snapshot: Snapshot) -> Launcher | None:
+    """The same for what is only shown: None if it is not installed any more, too."""
+    try:
+        return launcher_of(read_job(snapshot.directory))
+    except DlctlError:
+        return None
+
+
+def can_ask(snapshot: Snapshot) -> bool:
+    """Whether the run has other hosts, which can be asked at any time."""
+    launcher = _known(snapshot)
+    return launcher is not None and launcher.can_ask
 
 
 def of(snapshot: Snapshot) -> dict[str, Host]:
-    """Agent -> its host, for hosts reached over ssh."""
-    hosts = read_job(snapshot.directory).get("hosts")
-    if not hosts:
-        return {}
-    from dlctl import placement  # imported late: most runs have no other hosts
-    from dlctl.config import Host, from_dict
+    """Agent -> its host, for hosts that can be asked at any time. Raises as `launcher_of` does."""
+    launcher = launcher_of(read_job(snapshot.directory))
+    return _hosts(snapshot) if launcher is not None and launcher.can_ask else {}
 
-    agents = placement.agents([from_dict(Host, host) for host in hosts])
-    return {name: host for name, host in agents.items() if host.ssh}
+
+def _hosts(snapshot: Snapshot) -> dict[str, Host]:
+    from dlctl import placement
+    from dlctl.config import of_stored
+
+    agents = placement.agents(of_stored(read_job(snapshot.directory)).places)
+    return {name: host for name, host in agents.items() if host.is_other}
+
+
+def have_copies(snapshot: Snapshot) -> bool:
+    """Whether daemons on other hosts have copies of the task's files, from the start of the run."""
+    launcher = _known(snapshot)
+    return launcher is not None and launcher.copies_files
+
+
+def wait_s(job: Job) -> float:
+    """How long a start may wait for its hosts."""
+    launcher = launcher_of(job)
+    return 0.0 if launcher is None else launcher.wait_s
+
+
+def held(snapshot: Snapshot) -> tuple[str, str]:
+    """The name of the launcher, and what the run has at the owner of its hosts, as in "job 17"; "":
+    nothing, or it is unknown.
+    """
+    launcher = _known(snapshot)
+    if launcher is None:
+        return "", ""
+    return read_job(snapshot.directory)["launcher"]["name"], launcher.held(snapshot.directory)
 
 
 def given_up(snapshot: Snapshot) -> list[str]:
     """The hosts that the run could not reach any more, by their names in the job file."""
-    hosts = of(snapshot).items()
-    return [host.ssh for name, host in hosts if snapshot.daemon(name).get("state") == "failed"]
+    hosts = _hosts(snapshot) if can_ask(snapshot) else {}
+    return [
+        host.name for name, host in hosts.items() if snapshot.daemon(name).get("state") == "failed"
+    ]
 
 
 def not_ended(snapshot: Snapshot) -> list[str]:
     """The hosts of an ended run that were not notified of its end."""
-    rows = [(host, snapshot.daemon(name)) for name, host in of(snapshot).items()]
-    return [host.ssh for host, row in rows if row and row.get("state") != "stopped"]
+    hosts = _hosts(snapshot) if can_ask(snapshot) else {}
+    rows = [(host, snapshot.daemon(name)) for name, host in hosts.items()]
+    return [host.name for host, row in rows if row and row.get("state") != "stopped"]
 
 
 def end(snapshot: Snapshot, grace_s: float, *, purge: bool) -> list[str]:
     """Terminate what this run left there; returns the hosts that were unreachable or failed to do
     so, and warns of each. `purge`: also remove the shards and files there.
     """
-    if read_job(snapshot.directory).get("slurm", {}).get("nodes"):
-        return _end_job(snapshot, at_once=grace_s <= 0)
-    hosts = of(snapshot)
-    if not hosts:
+    launcher, failed = launcher_of(read_job(snapshot.directory)), []
+    if launcher is None:
         return []
-    from dlctl.launch import ssh
-    from dlctl.launch.answers import explain
-    from dlctl.launch.remote import end_request
-
-    request = end_request(snapshot.run_id, grace_s=round(grace_s), purge=purge)
-    failed = []
-    for agent, answer in ssh.ask(hosts, request, grace_s + ANSWER_S).items():
-        done, host = answer.value if answer.is_good else None, hosts[agent].ssh
-        if done is None:
-            _warn(explain(answer))
-        for what, key in (("ended", "ended"), ("could not end", "left")):
-            if done is not None and done[key]:
-                notes.note(f"{what} on {host}: {', '.join(map(str, done[key]))}")
-        if done is None or done["left"]:
-            failed.append(host)
+    for left in launcher.end(snapshot.directory, _hosts(snapshot), grace_s, purge=purge):
+        if left.error is not None:
+            _warn(left.error)
+        for line in left.done:
+            notes.note(line)
+        if left.may_run:
+            failed.append(left.host)
     return failed
-
-
-def _end_job(snapshot: Snapshot, *, at_once: bool) -> list[str]:
-    """`end` for a run on Slurm's nodes: its Slurm job is the only way to reach them."""
-    from dlctl.launch import slurmcalls
-
-    handle = slurmcalls.read_handle(snapshot.directory)
-    try:
-        slurmcalls.end(snapshot.directory, at_once=at_once)
-    except DlctlError as error:
-        _warn(error)
-        return [error.where or "Slurm's nodes"]
-    if handle is not None:
-        notes.note(f"the Slurm job {handle.job_id or handle.name} is over")
-    return []
 
 
 def _warn(error: DlctlError) -> None:

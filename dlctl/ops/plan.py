@@ -1,7 +1,7 @@
 """What starting a job would do, in rows: daemon, host, port, and share of the model.
 
-It logs in to no host; it only resolves names and asks Slurm for its nodes. What only a host itself
-knows (its address towards others) is marked so.
+It logs in to no host; it only resolves names and asks the launcher for the address of a host. What
+only a host itself knows (its address towards others) is marked so.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dlctl import batches, placement
 from dlctl.errors import DlctlError
 from dlctl.flat import slice_bounds
 from dlctl.health.needs import CONTROL, HERE, Model
+from dlctl.launch import launcher as launchers
 from dlctl.ops import cases
 from dlctl.ops.decide import Action
 from dlctl.runs import select
@@ -47,20 +48,19 @@ class Placed(NamedTuple):
 def placed(job: JobFile, model: Model | None) -> list[Placed]:
     """All daemons of a job, in the order of `status`."""
     agents = placement.agents(job.places)
-    first = _coordinator(job)
-    rows = [first, *(Placed(name, _name(host)) for name, host in agents.items())]
+    first, unnamed = _coordinator(job), f"a {launchers.of(job).noun}"
+    hosts = {
+        agent: host.name or unnamed if host.is_other else HERE for agent, host in agents.items()
+    }
+    rows = [first, *(Placed(name, host) for name, host in hosts.items())]
     for name, agent in placement.place(job).items():
-        row = Placed(name, _name(agents[agent]))
+        row = Placed(name, hosts[agent])
         if name.startswith("server-"):
             rows.append(_server(job, row, agents[agent], model, first.address))
         else:
             size = batches.AUTO if batches.is_open(job) else batches.size(job, agent)
             rows.append(row._replace(batch_size=size))
     return rows
-
-
-def _name(host: Host) -> str:
-    return "a node of Slurm's" if host.launcher == "slurm" else host.ssh or HERE
 
 
 def _coordinator(job: JobFile) -> Placed:
@@ -134,11 +134,10 @@ def files(case: Case, job: JobFile, file: Path) -> Iterator[tuple[str, str]]:
     places = {"none": "in the memory of the servers", "process": "/dev/shm"}
     shards = job.servers.state_dir or places.get(job.servers.durability, f"{directory}/state")
     yield "shards", places["none"] if job.servers.durability == "none" else shards
+    launcher = launchers.of(job)
     for agent, host in placement.agents(job.places).items():
         if host.is_other:
-            folder = host.dir or "~/.local/state/dlctl/hosts"
-            if not host.ssh:
-                folder = job.slurm.scratch or "/tmp/dlctl-slurm-USERID"
+            folder = launcher.folder(host)
             yield f"on the host of {agent}", f"{folder}/{agent}/{directory.name}"
 
 

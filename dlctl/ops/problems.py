@@ -159,7 +159,7 @@ def fix(snapshot: Snapshot, problem: Problem) -> str:
         # New processes on this machine re-read the task's file; other hosts have a copy, which they
         # receive when the run starts.
         again = f"dlctl restart {problem.facts.get('restart') or problem.daemon} {job}"
-        if other_hosts.of(snapshot):
+        if other_hosts.have_copies(snapshot):
             again = f"dlctl stop {job}\ndlctl start {shown['job_file']}"
         shown |= {"task": next_step.task_file(snapshot), "again": again}
     return codes.fill(template, shown)

@@ -82,7 +82,7 @@ def failed(launched: Launched, what: str) -> JobFailed:
     _record_death(launched)
     snapshot = stop.settle(load(launched.directory))
     # With other hosts, the cause is often there or in the network.
-    doctor = f"dlctl doctor {next_step.job_file(snapshot)}" if other_hosts.of(snapshot) else ""
+    doctor = f"dlctl doctor {next_step.job_file(snapshot)}" if other_hosts.can_ask(snapshot) else ""
     return JobFailed(
         f"{snapshot.run_id} {what}: {snapshot.reason or snapshot.state}{quoted(snapshot)}",
         where=str(snapshot.directory),

@@ -21,7 +21,7 @@ from dlctl.ops.decide import Action
 from dlctl.runs import lineage, lock, paths, task_code
 from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import ENDED, Snapshot
-from dlctl.util import notes, regular
+from dlctl.util import notes, regular, values
 
 if TYPE_CHECKING:
     import subprocess
@@ -82,6 +82,13 @@ def perform(case: Case) -> Launched | None:
     return resume(case, settings={}) if case.action is Action.RESUME else None
 
 
+def _dead_s(snapshot: Snapshot, *, is_dead: bool) -> float:
+    """How long nothing of the run was alive, since its start. is_dead: up to now."""
+    run, before_s = snapshot.run, values.number(snapshot.run.get("dead_s")) or 0.0
+    last = values.number(run.get("ended_at") or run.get("updated_at"))
+    return before_s + (max(0.0, snapshot.now - last) if is_dead and last is not None else 0.0)
+
+
 def go_on(case: Case) -> Launched:
     """Start the next coordinator of a resumable run; it finds everything else on its own. On
     failure the run is unchanged.
@@ -107,6 +114,7 @@ def go_on(case: Case) -> Launched:
         "waiting": "",
         "ended_at": None,
         "ready_at": None,
+        "dead_s": _dead_s(snapshot, is_dead=not findings.alive),
     }
     if not findings.alive:
         row["control"] = None  # No daemon uses the old address; another process may have it by now.

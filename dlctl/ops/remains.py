@@ -1,7 +1,7 @@
 """What is left of a run: live daemons, the coordinator's memory, the servers' stored shards, and
 the cost of rolling back to a checkpoint.
 
-Most of it is on this machine. Other hosts have to be queried over ssh.
+Most of it is on this machine. Other hosts have to be queried.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dlctl.runs.lineage import Good
 from dlctl.runs.snapshot import Snapshot
 from dlctl.util import processes, values
 from dlctl.util.names import HOME_AGENT
-from dlctl.util.text import plural
+from dlctl.util.text import OTHER_NUMBERS, plural
 
 if TYPE_CHECKING:
     from dlctl.runs.kept_shards import Kept
@@ -67,21 +67,22 @@ def look(snapshot: Snapshot, job: config.JobFile, *, ask_hosts: bool) -> Remains
     kept = {found.shard: found for found in kept_shards.kept(snapshot.directory, job.servers)}
     if not hosts or not ask_hosts:
         return Remains(kept, [], dict.fromkeys(hosts, "its host was not queried"))
-    from dlctl.launch import answers, remote, ssh
+    from dlctl.launch import answers, launcher, reached, remote
 
+    own = launcher.of(job)
     living, away, keys = list[str](), dict[str, str](), fields(kept_shards.Kept)
     request = remote.look_request(snapshot.run_id)
-    for agent, answer in ssh.ask(hosts, request, other_hosts.ANSWER_S).items():
+    for agent, answer in own.ask(hosts, request, reached.ANSWER_S).items():
         try:
-            value = answers.value_of(answer)
+            value = answers.value_of(answer, own.explain)
             names = [str(row["name"]) for row in value["daemons"]]
             rows = [{key.name: row[key.name] for key in keys} for row in value["kept"]]
             for row in rows:
-                row["path"] = Path(f"{hosts[agent].ssh}:{row['path']}")
+                row["path"] = Path(f"{hosts[agent].name}:{row['path']}")
         except DlctlError as error:
             away[agent] = error.message
         except (KeyError, TypeError):
-            away[agent] = answers.explain(answer._replace(value={})).message
+            away[agent] = own.explain(answer._replace(value={})).message
         else:
             living += names
             kept |= {row["shard"]: kept_shards.Kept(**row) for row in rows}
@@ -123,7 +124,7 @@ def _state_problem(job: config.JobFile, kept: Kept | None) -> str:
 def read_jobfile(directory: Path) -> config.JobFile:
     """The resolved job of a run. Raises DlctlError if it cannot be read."""
     try:
-        return config.from_dict(config.JobFile, base.read_job(directory))
+        return config.of_stored(base.read_job(directory))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DlctlError(
             f"the run's job cannot be read: {error}", where=str(directory / "job.json")
@@ -214,6 +215,7 @@ def examine(snapshot: Snapshot, *, ask_hosts: bool = True) -> Findings:
         "the directory was moved or restored: stored shards may be of another time": not in_place,
         "the coordinator left no memory to resume from": not memory,
         "this method's state was in the coordinator's process": is_lost,
+        OTHER_NUMBERS: snapshot.state == "failed" and OTHER_NUMBERS in snapshot.reason,
     }
     obstacles = [text for text, holds in possible.items() if holds]
     obstacles += [f"{shard.name}: {shard.problem}" for shard in shards if shard.problem]

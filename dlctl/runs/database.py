@@ -10,7 +10,8 @@ since 1970 (UTC). Local disks only: SQLite's locks do not hold on NFS.
     metric      time series, of the run and of each daemon, of bounded length: see `series`
     checkpoint  every checkpoint that was begun, and how it ended
     term        epochs and generations, persisted before they are issued
-    memory      the state that the next coordinator resumes from (`roles/memory.py`)
+    memory      the state that the next coordinator resumes from: that of
+                `roles/coordinator/persistence.py`
 
 The row of a daemon that the job no longer has stays, as "removed": if the daemon returns, its
 incarnations continue from there.

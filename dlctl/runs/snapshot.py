@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dlctl import config
 from dlctl.errors import DlctlError, NotFound
 from dlctl.runs import checkpoints, database, lineage, paths
 from dlctl.runs.database import ENDED as ENDED
@@ -275,8 +276,8 @@ def _planned(directory: Path) -> list[str]:
     """The daemons that the job requests, started or not."""
     job = read_job(directory)
     with suppress(TypeError, AttributeError):  # A damaged file.
-        hosts = sum(bool(host.get("ssh")) for host in job.get("hosts", ()))
-        counts = {"agent": 1 + hosts + job.get("slurm", {}).get("nodes", 0)}
+        listed = sum(bool(host.get("ssh")) for host in job.get("hosts", ()))
+        counts = {"agent": 1 + (len(job.get("launcher", {}).get("places", ())) or listed)}
         counts |= {role: job.get(f"{role}s", {}).get("count", 0) for role in ("server", "worker")}
         return [COORDINATOR, *(f"{role}-{i}" for role, n in counts.items() for i in range(n))]
     return [COORDINATOR]
@@ -288,4 +289,6 @@ def read_job(directory: Path) -> dict[str, Any]:
         job = json.loads(regular.read_bytes(directory / "job.json"))
     except (OSError, ValueError):
         return {}
+    with suppress(TypeError, AttributeError):  # Damaged: whoever needs the launcher finds it out.
+        job = config.current(job)
     return job if isinstance(job, dict) else {}

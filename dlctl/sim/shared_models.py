@@ -1,4 +1,4 @@
-"""The memory that the workers of a host share, as in `daemons/worker/shared_model.py`: it lives as
+"""The memory that the workers of a host share, as in `daemons/worker/hogwild/workers.py`: it lives as
 long as any of them.
 """
 

@@ -216,7 +216,7 @@ class World:
     def spawn(
         self, role: str, name: str, incarnation: int, secret: str, coordinator_key: str
     ) -> Process:
-        """Start a daemon as its `daemons/ROLE/__main__.py` does."""
+        """Start a daemon as its `daemons/*/__main__.py` does."""
         process = self.new_process(name, incarnation, secret)
         process.coordinator_key = coordinator_key
         process.agent = name if role == "agent" else HOME_AGENT

@@ -1,4 +1,4 @@
-"""Syntax of names and addresses of machines, checked before they are resolved."""
+"""Syntax of names, addresses and paths of machines, checked before they are used."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from contextlib import suppress
 
 HERE = "this machine"
 """What a host without a name is called."""
+FULL_PATH = re.compile(r"/[^\0\n]*|~/[^\0\n]*")
+"""A path on another machine."""
 NAME_CHARS_MAX = 253
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)

@@ -15,8 +15,12 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from dlctl.util import bounds
+from dlctl.util.live import is_live
 
 _TYPES = {int: "whole number", float: "number", str: "text", bool: "true or false"}
+
+
+CHANGES = "Changes live."
 
 
 class Key(NamedTuple):
@@ -39,7 +43,8 @@ def keys(section: type[Any]) -> list[Key]:
     for field in dataclasses.fields(section):
         name, hint = field.name, hints[field.name]
         limits = ", ".join(chain.from_iterable(bounds.bounds(hint)))
-        found.append(Key(name, _type(hint), limits, _default(field), texts.get(name, "")))
+        text = f"{texts.get(name, '')} {CHANGES if is_live(hint) else ''}".strip()
+        found.append(Key(name, _type(hint), limits, _default(field), text))
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             found += [key._replace(name=f"{name}.{key.name}") for key in keys(hint)]
     return found
@@ -49,7 +54,10 @@ def _texts(section: type[Any]) -> dict[str, str]:
     """Field -> the string below it, in this class and its bases."""
     texts: dict[str, str] = {}
     for owner in filter(dataclasses.is_dataclass, reversed(section.__mro__)):
-        source = ast.parse(textwrap.dedent(inspect.getsource(owner)))
+        try:
+            source = ast.parse(textwrap.dedent(inspect.getsource(owner)))
+        except OSError:
+            continue  # It was installed without its source.
         body = ast.iter_child_nodes(source.body[0])
         for statement, below in pairwise(body):
             match statement, below:

@@ -17,6 +17,9 @@ DISCARDED = f"{NOT_FINITE} or too large"
 """The long form of the first; runs of earlier versions have recorded the short one."""
 ENDED_BY_ITSELF = "it ended by itself"
 """The beginning of the reason for a worker that repeatedly exited on its own."""
+OTHER_NUMBERS = "the shards in the records of this run are numbered by their places in the list"
+"""In the reason of a run of a stream, recovered from an earlier version, whose records
+do not fit its shards."""
 BLAMED = "something in the task ends the process"
 """Reported of an exit that dlctl did not cause."""
 ALIKE_LIFE_S = 600.0

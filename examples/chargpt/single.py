@@ -1,6 +1,6 @@
 """What one process makes of the same task, without dlctl: the loss to compare with.
 
-    python examples/chargpt/single.py
+    python single.py
 
 AdamW, a linear warm-up, a cosine to a tenth of the rate, and gradients clipped to a norm of 1; as
 many samples as the job files have, and the same initial values for the same seed.

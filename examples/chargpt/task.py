@@ -1,8 +1,8 @@
 """A GPT of characters that learns to write Python, from the standard library's own source text.
 
-    dlctl run examples/chargpt/sync.toml          # ends with the loss and a sample
-    dlctl checkpoint export -j examples/chargpt/sync.toml -o chargpt.safetensors
-    python examples/chargpt/task.py chargpt.safetensors "def "
+    dlctl run sync.toml          # ends with the loss and a sample
+    dlctl checkpoint export -j sync.toml -o chargpt.safetensors
+    python task.py chargpt.safetensors "def "
 
 Nothing is downloaded: the text is that of the Python which runs the worker, cut to a fixed length.
 The model is a decoder as in GPT-2 with 390,544 parameters, whose output layer is the embedding of

@@ -1,8 +1,8 @@
 """Fashion-MNIST: 70000 pictures of clothes in ten kinds, and a network of 235146 parameters.
 
-Run it from anywhere:
+In this folder:
 
-    dlctl run examples/fashion_mnist/job.toml
+    dlctl run job.toml
 
 Only one gradient in a hundred travels (`density = 0.01` in job.toml). The others wait in the worker
 and add up until they are large enough, so that nothing is lost.

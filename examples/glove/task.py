@@ -1,8 +1,8 @@
 """GloVe on the words of the standard library's source text.
 
-    dlctl run examples/glove/job.toml
-    dlctl checkpoint export -j examples/glove/job.toml -o glove.safetensors
-    python examples/glove/task.py glove.safetensors socket            # the cost, and its neighbours
+    dlctl run job.toml
+    dlctl checkpoint export -j job.toml -o glove.safetensors
+    python task.py glove.safetensors socket            # the cost, and its neighbours
 
 The text and its words are those of the word2vec example. The rules are those of glove.c
 (Pennington et al. 2014), including its AdaGrad: it starts at 1, divides before it adds the newest

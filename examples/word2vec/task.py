@@ -1,8 +1,8 @@
 """word2vec, skip-gram with negative sampling, on the words of the standard library's source text.
 
-    dlctl run examples/word2vec/job.toml
-    dlctl checkpoint export -j examples/word2vec/job.toml -o word2vec.safetensors
-    python examples/word2vec/task.py word2vec.safetensors socket      # the loss, and its neighbours
+    dlctl run job.toml
+    dlctl checkpoint export -j job.toml -o word2vec.safetensors
+    python task.py word2vec.safetensors socket      # the loss, and its neighbours
 
 Nothing is downloaded. The rules are those of word2vec.c (Mikolov et al. 2013): frequent words are
 left out at random, windows shrink at random, negatives are drawn by their frequency to the power of

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from dlctl.algorithms.base import PushOutcome
-from dlctl.algorithms.sync import AHEAD_MAX, Barrier, Options
+from dlctl.algorithms.roster import AHEAD_MAX, IDLE
+from dlctl.algorithms.sync import Barrier, Options
 from dlctl.compress.base import Delta
 from dlctl.messages import APPLIED, HELD, REFUSED, Packed, Push
 from dlctl.optim.sgd import SGD, SGDOptions
@@ -48,7 +49,7 @@ def test_a_push_for_a_far_step_is_reached_at_once_when_the_others_are_gone(
 
 def test_on_its_way_to_a_far_step_it_stops_where_somebody_is_waited_for(barrier: Barrier) -> None:
     """Slot 1 counts from a step on that its push was for, and that push has to come again."""
-    state = {"due_from": [[0, 0], [1, FAR]]}
+    state = {"clocks": [[0, 0], [1, FAR]]}
     other = Barrier(Options(), barrier.shard)
     other.resume(state)
     other.members(frozenset({0, 1}))
@@ -62,6 +63,7 @@ def test_on_its_way_to_a_far_step_it_stops_where_somebody_is_waited_for(barrier:
 def test_no_push_takes_a_shard_to_the_end_of_all_numbers(barrier: Barrier) -> None:
     """The version goes into commits and messages, where numbers end."""
     assert push(barrier, 0, 2**63 - 1) == [(0, REFUSED)]
+    assert push(barrier, 0, IDLE) == [(0, REFUSED)]
     assert kinds(barrier.left_out(push_of(0, 2**63 - 1, seq=1), "poison")) == [(0, REFUSED)]
     assert barrier.members(frozenset({0})) == []
     assert barrier.clock() == 0

@@ -5,18 +5,43 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from made import site
 
-from dlctl.algorithms.base import MODEL, Lead, Method, Needs, ReplicaSide, Shape, Table
-from dlctl.algorithms.downpour import DOWNPOUR
-from dlctl.algorithms.needs import Ask, Collective, Engine, Read, Write, mean
+from dlctl.algorithms.base import MODEL, Drives, Lead, Method, Shape, Table
+from dlctl.algorithms.downpour import DOWNPOUR, Server
+from dlctl.algorithms.needs import (
+    Ask,
+    Collective,
+    Done,
+    Engine,
+    Gradient,
+    Need,
+    NextData,
+    NextRows,
+    OwnState,
+    OwnStep,
+    Read,
+    Settle,
+    Write,
+)
 from dlctl.algorithms.quorum import Chosen
-from dlctl.algorithms.shapes import faults_of
+from dlctl.algorithms.shapes import UNDECLARED, check_names, faults_of, served
+from dlctl.algorithms.tables import side_of
+from dlctl.config import Choice
 from dlctl.errors import DlctlError
+from dlctl.optim.sgd import SGD, SGDOptions
+from dlctl.shards.base import Shard
+from dlctl.shards.memory import in_memory
 from dlctl.sim.objectives import layout_of
+
+ZEROS = np.zeros(4, np.float32)
 
 
 class Deciding(Lead):
+    chooses = True
+
     def quorum(
         self, clock: int, came: Mapping[int, int], members: frozenset[int], waited_s: float
     ) -> frozenset[int] | None:
@@ -54,59 +79,75 @@ def test_the_parameters_come_first_and_alone_follow_the_optimiser() -> None:
 
 def test_a_shard_side_that_asks_needs_a_lead_that_answers() -> None:
     assert faults_of(replace(DOWNPOUR, shard=Chosen)) == [
-        "its shard side asks the lead which pushes count, and the lead has no quorum"
+        "its shard side asks the lead which pushes count, and the lead does not choose"
     ]
     assert faults_of(replace(DOWNPOUR, shard=Chosen, lead=Deciding)) == []
 
 
-class Reads(ReplicaSide):
-    def run(self) -> Needs:
-        yield Read(wait=True)
-
-
-class Writes(ReplicaSide):
-    def run(self) -> Needs:
-        yield Write(vector=None)
-
-
-class TakesMeans(ReplicaSide):
-    def run(self) -> Needs:
-        while True:
-            yield from mean("m", 0, self.parameters, 1)
-
-
-class Asks(ReplicaSide):
-    def run(self) -> Needs:
-        while True:
-            yield from (Ask(slot=slot, op="x") for slot in self.members)
-
-
-class Sums(ReplicaSide):
-    def run(self) -> Needs:
-        yield Collective(vector=self.parameters)
-
-
-class RunsAnEngine(ReplicaSide):
-    def run(self) -> Needs:
-        yield Engine(op="x")
+ALONE = Method(Options=dict, replica=DOWNPOUR.replica, shape=Shape(tables=(), model="replica"))
 
 
 @pytest.mark.parametrize(
-    ("replica", "what"),
+    ("declared", "needs"),
     [
-        (Reads, "reads or writes, and declares no tables"),
-        (Writes, "reads or writes, and declares no tables"),
-        (TakesMeans, "reads or writes, and declares no tables"),
-        (Asks, 'asks other replicas, and does not declare links "peers"'),
-        (Sums, 'has collectives, and no links "group"'),
-        (RunsAnEngine, "uses an engine, and declares none"),
+        (replace(ALONE, shape=Shape()), {Read, Write, Settle}),
+        (replace(ALONE, shape=replace(ALONE.shape, links=frozenset({"peers"}))), {Ask}),
+        (replace(ALONE, shape=replace(ALONE.shape, links=frozenset({"group"}))), {Collective}),
+        (replace(ALONE, shape=replace(ALONE.shape, engine="x:Y", twin="x:Z")), {Engine}),
+        (replace(ALONE, inner=Choice(name="sgd")), {OwnStep, OwnState}),
     ],
 )
-def test_what_a_replica_needs_is_in_the_shape(replica: type[ReplicaSide], what: str) -> None:
-    alone = Method(Options=dict, replica=replica, shape=Shape(tables=(), model="replica"))
-    assert faults_of(alone) == [f"it {what}"]
-    shape = replace(DOWNPOUR.shape, links=frozenset({"peers", "group"}), engine="x:Y", twin="x:Z")
-    assert faults_of(replace(DOWNPOUR, replica=replica, shape=shape)) == []
+def test_a_method_is_served_what_it_declares(declared: Method, needs: set[type[Need]]) -> None:
+    assert served(ALONE) == {NextData, NextRows, Gradient, Done}
+    assert served(declared) == served(ALONE) | needs
+    assert needs <= UNDECLARED.keys()
+
+
+class Driving(Lead):
+    portions = "batch"
+
+    def drive(self) -> Drives:
+        yield from ()
+        return "done"
+
+
+def test_what_the_coordinator_drives_has_tables_of_the_lead_and_nothing_else_has() -> None:
+    fault = 'it needs tables of rule "lead" if the coordinator drives it, and none else'
+    theirs = Shape(tables=(Table(name="w", rule="lead"),))
+    driven = replace(DOWNPOUR, shape=theirs, shard=None, lead=Driving)
+    assert faults_of(driven) == []
+    assert faults_of(replace(driven, lead=Lead)) == [fault]
+    assert faults_of(replace(DOWNPOUR, lead=Driving)) == [fault]
+
+
+class Forgetful(Lead):
+    portions = "batch"
+    cuts_epochs = chooses = True
+
+
+def test_a_lead_that_declares_what_it_does_not_do_says_so() -> None:
+    lead = Forgetful(None)
+    for what in (lead.drive, lead.cut_epoch, lambda: lead.quorum(0, {}, frozenset(), 0.0)):
+        with pytest.raises(NotImplementedError, match=r"^Forgetful declares"):
+            what()
+
+
+class Holding(Server):
+    def __init__(self, options: object, shard: Shard) -> None:
+        super().__init__(options, shard)
+        self.held = []  # type: ignore[assignment,method-assign]
+
+
+def test_an_attribute_that_hides_a_hook_is_refused_by_name() -> None:
+    method, shard = replace(DOWNPOUR, shard=Holding), in_memory(SGD(SGDOptions(lr=1.0)), ZEROS)
+    with pytest.raises(TypeError, match=r"Holding sets `self\.held`.* as `self\._held`"):
+        side_of(MODEL, method, None, shard)
+    side = site(None, ZEROS.copy())
+    replica = DOWNPOUR.replica(side)
+    check_names(replica)
+    replica.leave = True  # type: ignore[assignment,method-assign]
+    with pytest.raises(TypeError, match=r"Replica sets `self\.leave`"):
+        check_names(replica)
 
 
 @pytest.mark.parametrize("size", [0, -3])

@@ -9,9 +9,9 @@ import pytest
 from by_hand import Player, Shards
 from made import OWN_LR
 
-from dlctl.algorithms import ssp
 from dlctl.algorithms.needs import Data, Read, Step
-from dlctl.algorithms.ssp import AHEAD_MAX, IDLE, SSP, Clocks, Options
+from dlctl.algorithms.roster import AHEAD_MAX, IDLE
+from dlctl.algorithms.ssp import SSP, Clocks, Options
 from dlctl.compress.base import Delta
 from dlctl.messages import APPLIED, REFUSED, Packed, Push
 from dlctl.optim.sgd import SGD, SGDOptions
@@ -235,4 +235,4 @@ def test_poison_moves_the_clock_and_no_push_takes_it_to_the_end_of_all_numbers(s
     push(side, 2, 7)
     assert (side.clock(), side.shard.version) == (7, 2)
     assert push(side, 0, 8 + AHEAD_MAX) == REFUSED
-    assert ssp.IDLE > AHEAD_MAX
+    assert IDLE > AHEAD_MAX

@@ -85,6 +85,22 @@ def test_a_change_is_shown_when_the_daemons_have_acknowledged_it(run, dlctl_comm
     )
 
 
+@pytest.mark.parametrize(("key", "is_warned"), [("lr", True), ("push", False)])
+def test_who_sets_one_server_is_warned_that_the_parts_of_the_model_differ(
+    run, dlctl_command, key, is_warned
+):
+    uneven = {"lr": {"server-0": 0.2, "server-1": 0.1}}
+
+    def answer(q: Request, _: int) -> list[Reply]:
+        return [done(q, changes=[], missing=[], uneven=uneven)]
+
+    with coordinator(answer) as (address, _):
+        run.run(control=address)
+        ended = dlctl_command("set", f"{key}=0.2")
+    assert ended.code == 0
+    assert ("warning: lr: server-0 0.2, server-1 0.1" in ended.err) == is_warned
+
+
 def test_a_change_reads_no_checkpoint(run, dlctl_command, monkeypatch):
     saved = save(run, step=9, number=1)
     for name in ("verify", "read_manifest", "finished", "complete"):

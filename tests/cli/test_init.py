@@ -1,19 +1,25 @@
-"""`dlctl init`: two files that work as they are, and nothing that was there is lost."""
+"""`dlctl init`: files that work as they are, and nothing that was there is lost."""
 
 from __future__ import annotations
 
 import importlib.util
+import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+import dlctl
 from dlctl import jobfile
 from dlctl.cli import app
-from dlctl.cli.commands.init import FILES, TEMPLATE
+from dlctl.cli.commands import init
 from dlctl.cli.ui import console
+from dlctl.errors import NotFound
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "own_task"
+ROOT = Path(__file__).parents[2]
+TEMPLATE = ROOT / "examples" / init.SMALLEST
+FILES = ("job.toml", "train.py")
 
 
 @pytest.fixture(autouse=True)
@@ -61,10 +67,61 @@ def test_a_directory_that_cannot_be_made_is_told(capsys: pytest.CaptureFixture[s
     assert "error: cannot write: Not a directory\n  --> file" in capsys.readouterr().err
 
 
-def test_the_example_of_ones_own_task_is_what_init_writes() -> None:
-    assert sorted(path.name for path in EXAMPLE.iterdir() if path.is_file()) == sorted(FILES)
-    for name in FILES:
-        assert (EXAMPLE / name).read_bytes() == (TEMPLATE / name).read_bytes(), name
+def test_an_example_is_written_as_it_is_and_nothing_else_of_its_folder(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert app.run(["init", "--example", "digits", "new"]) == 0
+    written = {path.name: path.read_bytes() for path in Path("new").iterdir()}
+    assert written == {path.name: path.read_bytes() for path in init.files("digits")}
+    assert written.keys() == {"README.md", "digits.npz", "job.toml", "train.py"}
+    assert "  dlctl run new/job.toml  trains with downpour" in capsys.readouterr().err
+    assert app.run(["validate", "new/job.toml"]) == 0
+
+
+@pytest.mark.parametrize("name", init.examples())
+def test_every_example_can_be_written_and_is_named_in_the_help(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.run(["init", "--example", name, "new"]) == 0
+    jobs = sorted(Path("new").glob("*.toml"))
+    told = capsys.readouterr().err
+    assert [job for job in jobs if f"dlctl run {job} " not in told] == []
+    assert app.run(["init", "--help"]) == 0
+    assert name == init.SMALLEST or name in capsys.readouterr().out
+
+
+def test_of_an_unknown_example_the_likely_one_is_suggested_and_all_are_listed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert app.run(["init", "--example", "chatgpt", "new"]) == NotFound.exit_code
+    told = capsys.readouterr().err
+    assert 'did you mean "chargpt"?' in told
+    assert [name for name in init.examples() if name not in told] == []
+    assert not Path("new").exists()
+
+
+def test_an_example_overwrites_nothing_unless_forced() -> None:
+    Path("train.py").write_text("mine")
+    assert app.run(["init", "--example", "digits"]) == 1
+    assert [path.name for path in Path().iterdir()] == ["train.py"]
+    assert Path("train.py").read_text() == "mine"
+    assert app.run(["init", "--example", "digits", "--force"]) == 0
+    assert Path("train.py").read_text() != "mine"
+
+
+def test_a_wheel_has_the_examples_where_init_looks_for_them() -> None:
+    """And it leaves nothing of them out: what git ignores is no part of a wheel."""
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"][
+        "targets"
+    ]["wheel"]
+    assert "exclude" not in wheel
+    assert {"dlctl", "daemons", "examples"} == set(wheel["only-include"])
+    package = Path(dlctl.__file__).parent
+    place = package.parent / wheel["sources"]["examples"]
+    assert (place, ROOT / "examples") == init.FOLDERS
+    ignored = [line for line in (ROOT / ".gitignore").read_text().split() if "/" not in line[:-1]]
+    names = [path.name for example in init.examples() for path in init.files(example)]
+    assert [n for n in names if any(fnmatch(n, i.strip("/")) for i in ignored)] == []
 
 
 def test_the_job_file_that_init_writes_is_one_page_and_valid() -> None:

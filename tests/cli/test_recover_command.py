@@ -26,7 +26,7 @@ from dlctl.ops.ready import is_back, waiting_for
 from dlctl.runs import database, kept_shards, lock, paths
 from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import load
-from dlctl.util.text import KILLED
+from dlctl.util.text import KILLED, OTHER_NUMBERS
 
 
 def gone() -> dict:
@@ -50,6 +50,7 @@ def with_a_host_that_is_lost(dead):
     """The same, of a job with another host, which nobody can reach."""
     content = json.loads((dead.path / "job.json").read_text())
     content["hosts"] = [{"ssh": "nowhere.invalid"}]
+    content["launcher"]["name"] = "ssh"
     (dead.path / "job.json").write_text(json.dumps(content))
     return dead
 
@@ -201,6 +202,40 @@ def test_the_next_coordinator_finds_a_living_run_with_its_memory(dead, job, play
     assert (run["state"], run["reason"], run["ended_at"]) == ("running", "", None)
     assert run["control"] != "ipc:///gone"
     assert dead.db.memory()["work"][0] == 90
+
+
+def test_a_stream_whose_records_were_refused_goes_on_from_its_checkpoint(dead, dlctl_command):
+    """Every command says so: its shards would be refused again."""
+    remember(dead, "server-0")
+    keep(dead, 0, version=1, deliveries=[])
+    save(dead, step=50, number=1)
+    assert look(dlctl_command, str(dead.path))["way"] == "go on"
+    reason = f"worker-0: {OTHER_NUMBERS}, as dlctl did before"
+    dead.run(state="failed", reason=reason, ended_at=time.time(), pid=None)
+    found = look(dlctl_command, str(dead.path))
+    assert (found["way"], found["obstacles"]) == ("resume", [OTHER_NUMBERS])
+    for command in (("status", "-j"), ("why", "-j")):
+        assert "resumes from the checkpoint at step 50" in flat(
+            dlctl_command(*command, str(dead.path)).out
+        )
+
+
+def test_the_time_that_a_run_lay_dead_is_no_part_of_its_age(dead, job, play, dlctl_command):
+    remember(dead, "server-0")
+    keep(dead, 0, version=1, deliveries=[])
+    dead.daemon("server-0", state="running", phase="serving").daemon("worker-0", state="running")
+    now = time.time()
+    dead.run(state="failed", reason="worker-0: boom", dead_s=50.0, started_at=now - 4000.0,
+             ended_at=now - 3000.0)  # fmt: skip
+    assert dlctl_command("status", "-j", str(dead.path)).out.splitlines()[0].split("  ")[2] == (
+        "took 15m50s"
+    )
+    play("start", "ready", "forever")
+    assert dlctl_command("recover", str(dead.path)).code == 0
+    assert 3050 <= dead.db.run()["dead_s"] < 3150
+    dead.run(started_at=now - 4000.0)  # the stand-in begins its own time
+    up = dlctl_command("status", "-j", str(dead.path)).out.splitlines()[0].split("  ")[2]
+    assert up.startswith("up 15m"), up
 
 
 def test_the_next_coordinator_is_told_what_was_seen(dead, job, play, dlctl_command):

@@ -8,14 +8,19 @@ import json
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 import psutil
 import pytest
+from identity import ME
 from launched import attached, the_run, until
 
+from dlctl.cli.commands import run
 from dlctl.ops import control
 from dlctl.runs import checkpoints
+from dlctl.runs.logs import Line
+from dlctl.runs.snapshot import load
 
 
 def test_a_run_that_finishes_shows_what_came_of_it(job, play, dlctl_command):
@@ -36,7 +41,7 @@ def test_a_run_that_fails_ends_with_7_and_the_last_words(job, play, dlctl_comman
     assert code == 7
     assert "failed: worker-0: ImportError" in err
     assert "ImportError: no module named tensors" in err
-    assert "failed (worker-0: ImportError)" in out
+    assert "  failed  took " in out, "the error says why"
     play("start", "fail")  # before it was ready
     code, _, err = dlctl_command("run", "job.toml")
     assert (code, "did not start: worker-0: ImportError" in err) == (7, True)
@@ -71,10 +76,10 @@ def test_ctrl_c_saves_stops_and_ends_with_130(job, own_place, play):
     assert "draining: worker-0" in err
     assert "stopped (stopped by Ctrl-C)" in out
     assert "resumes from the" in out
-    run = the_run(own_place)
-    assert (run["state"], run["step"]) == ("stopped", 50)
-    assert len(checkpoints.complete(Path(run["directory"]))) == 1
-    assert not psutil.pid_exists(run["pid"])
+    run_row = the_run(own_place)
+    assert (run_row["state"], run_row["step"]) == ("stopped", 50)
+    assert len(checkpoints.complete(Path(run_row["directory"]))) == 1
+    assert not psutil.pid_exists(run_row["pid"])
 
 
 def test_a_second_ctrl_c_kills(job, own_place, play, monkeypatch):
@@ -88,9 +93,9 @@ def test_a_second_ctrl_c_kills(job, own_place, play, monkeypatch):
         out, err = process.communicate()
     assert process.returncode == 130
     assert "killing" in err
-    run = the_run(own_place)
-    assert not psutil.pid_exists(run["pid"])
-    assert "checkpoint" not in run
+    run_row = the_run(own_place)
+    assert not psutil.pid_exists(run_row["pid"])
+    assert "checkpoint" not in run_row
     assert "starts over: no checkpoint after step 0" in out
     assert "resumes from the" not in out
 
@@ -117,10 +122,31 @@ def test_what_ends_a_run_is_told_once_and_whole(job, play, dlctl_command):
     assert code == 7
     assert "worker-1 is behind by 6 steps" in err, "what is no part of the end is shown as ever"
     whole = "worker-0: task.loss raised KeyError: 'labels' (train.py:30); look at the keys"
-    assert err.count("task.loss raised KeyError: 'labels'") == 1
+    assert (out + err).count("task.loss raised KeyError: 'labels'") == 1
+    assert "worker-0 ended" not in err
+    assert "worker-1 ended: exit 9" in err
     assert f"failed: {whole}\n" in err
     assert '      File "train.py", line 30, in loss' in err
-    assert f"failed ({whole})" in out
+    assert "  next: fix train.py:30 first, then\n" in err
+
+
+@pytest.mark.parametrize(
+    ("state", "text", "is_cause"),
+    [
+        ("failed", "worker-0: task.loss raised KeyError", True),
+        ("failed", "task.loss raised KeyError", True),
+        ("failed", "worker-1 ended: exit 1", True),
+        ("failed", "worker-2 ended: exit 1", False),
+        ("failed", "worker-0: the disk is slow", False),
+        ("failed", "", False),
+        ("degraded", "worker-1 ended: killed by SIGKILL", False),
+    ],
+)
+def test_what_the_last_error_of_a_failed_run_says_as_well(run_directory, state, text, is_cause):
+    reason = "worker-0, worker-1: task.loss raised KeyError" if state == "failed" else "worker-1"
+    path = run_directory().run(state=state, reason=reason, updated_at=time.time(), **ME).path
+    line = Line("coordinator", 1, 0.0, "warning", text, {}, "")
+    assert run._is_cause(line, load(path)) is is_cause
 
 
 def test_a_last_checkpoint_that_failed_is_not_hidden_by_an_older_one(job, play, dlctl_command):

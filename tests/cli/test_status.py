@@ -383,6 +383,28 @@ def test_a_run_that_failed_says_what_starting_it_again_would_do(run_directory, d
     assert "next" not in dlctl_command("status").out
 
 
+def test_servers_with_different_rates_are_told_with_their_rates(run_directory, dlctl_command):
+    run = training(run_directory()).run(uneven={"lr": {"server-0": 0.2, "server-1": 0.1}})
+    out = dlctl_command("status").out
+    assert "! lr          server-0 0.2, server-1 0.1: " in out
+    assert "dlctl set lr=VALUE" in out
+    data = json.loads(dlctl_command("status", "--json").out)
+    assert data["uneven"] == {"lr": {"server-0": 0.2, "server-1": 0.1}}
+    run.run(state="stopped", pid=None)
+    assert "server-0 0.2" not in dlctl_command("status").out
+
+
+def test_an_error_of_all_workers_is_told_once(run_directory, dlctl_command):
+    error, run = "task.loss raised KeyError: 7 (train.py:45)", run_directory(workers=2)
+    run.run(state="failed", reason=f"worker-0, worker-1: {error}", pid=None, ended_at=time.time())
+    last = {"code": 1, "text": "exit 1", "at": time.time(), "last_lines": ["Traceback", "  loss"]}
+    for name in ("worker-0", "worker-1"):
+        run.daemon(name, state="failed", error=error, pid=None, last_exit=last)
+        run.problem("daemon-failed", name, last["at"], exit="exit 1", error=error)
+    out = dlctl_command("status").out
+    assert [out.count(text) for text in ("KeyError: 7", "| Traceback", "!")] == [1, 1, 2]
+
+
 def test_who_was_killed_on_request_is_in_no_trouble(run_directory, dlctl_command):
     last = {"code": -9, "text": "killed by SIGKILL", "at": time.time(), "last_lines": []}
     run = run_directory().daemon("worker-0", state="failed", last_exit=last)

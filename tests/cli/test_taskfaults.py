@@ -46,6 +46,7 @@ def test_when_all_hang_in_one_line_one_command_is_enough(run, dlctl_command, own
 def test_other_hosts_get_the_task_when_the_run_is_started(run, dlctl_command):
     job = json.loads((run.path / "job.json").read_text())
     job["hosts"] = [{"ssh": "h2", "workers": 1, "servers": 0}]
+    job["launcher"]["name"] = "ssh"
     (run.path / "job.json").write_text(json.dumps(job))
     run.run(job_file="/x/job.toml")
     run.problem("worker-crash-loop", "worker-1", 1.0, exit="exit 3", in_row=4, cause="task")

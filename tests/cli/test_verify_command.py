@@ -12,7 +12,7 @@ from identity import ME
 from remains import acknowledge, keep, save
 
 from dlctl import config
-from dlctl.launch import ssh
+from dlctl.launch.ssh import Ssh
 from dlctl.ops.verify import recorded_pushes, table_of
 from dlctl.runs import kept_shards, lineage
 from dlctl.runs.lineage import Resume
@@ -47,9 +47,10 @@ def test_what_the_servers_have_kept_is_the_last_word_of_a_run_that_died(run, dlc
 def test_hosts_are_asked_once_although_a_server_here_writes(run, dlctl_command, monkeypatch):
     content = json.loads((run.path / "job.json").read_text())
     content["hosts"] = [{"workers": 0}, {"ssh": "nowhere.invalid", "servers": 0}]
+    content["launcher"]["name"] = "ssh"
     (run.path / "job.json").write_text(json.dumps(content))
-    asked, ask = [], ssh.ask
-    monkeypatch.setattr(ssh, "ask", lambda *all: asked.append(all) or ask(*all))
+    asked, ask = [], Ssh.ask
+    monkeypatch.setattr(Ssh, "ask", lambda *all: asked.append(all) or ask(*all))
     path = keep(run, 0, version=3, deliveries=[])
     path.write_bytes(b"half written")
     with path.open("rb") as stream:

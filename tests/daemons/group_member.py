@@ -49,6 +49,22 @@ class BeginSum(Effect):
         self.slot, self.parts = slot, parts
 
 
+class SeemToHaveGpu(Effect):
+    """Tell the others of a GPU, on which NCCL then fails."""
+
+    def __init__(self, uuid: str) -> None:
+        self.uuid = uuid
+
+
+def _seem_to_have_gpu(effect: SeemToHaveGpu) -> None:
+    group.device_of = lambda _: group.Device(effect.uuid, "2.27.3")
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("NCCL error: unhandled system error")
+
+    group.join_nccl = fail  # type: ignore[assignment]
+
+
 def _hang_in_sum(_: HangInSum) -> None:
     group._Member._summed = lambda *_: os.kill(os.getpid(), STOP)  # type: ignore[assignment,method-assign]
 
@@ -75,13 +91,14 @@ def _serve(pipe: Connection) -> None:
     import torch.distributed
 
     torch.set_num_threads(1)
-    threads = GroupThread(_Pipe(pipe), HOST)  # type: ignore[arg-type]
+    threads = GroupThread(_Pipe(pipe), HOST, lambda: torch.device("cpu"))  # type: ignore[arg-type]
     do = {
         OpenStore: threads.open,
         JoinGroup: threads.join,
         Reduce: threads.reduce,
         LeaveGroup: threads.leave,
         HangInSum: _hang_in_sum,
+        SeemToHaveGpu: _seem_to_have_gpu,
     }
     pipe.send("ready")
     early, vector = None, None

@@ -11,7 +11,7 @@ from daemons import log_tail, process
 from daemons.files.log_mirror import Mirrored
 from daemons.log_file import LogFile
 from daemons.loop import Loop
-from dlctl.launch import base, slurmfiles
+from dlctl.launch import base, orderfiles
 from dlctl.roles.protocol.files import MirrorFailed, ReplaceFile, TakeLog
 from dlctl.runs import task_code
 from dlctl.util.flock import is_locked
@@ -77,8 +77,8 @@ def test_the_job_of_a_daemon_and_the_lock_of_a_run_are_named(tmp_path: Path) -> 
 
 
 def test_an_order_of_slurm_s_and_what_its_job_has_printed_are_nothing(tmp_path: Path) -> None:
-    assert slurmfiles.read(fifo(tmp_path / "agent-1.order")) == {}
-    assert slurmfiles.last_error(fifo(tmp_path / "job.log")) == ""
+    assert orderfiles.read(fifo(tmp_path / "agent-1.order")) == {}
+    assert orderfiles.last_error(fifo(tmp_path / "job.log")) == ""
 
 
 def test_a_kept_file_of_the_task_is_not_read(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from group_member import (
     HangInSum,
     Member,
     Members,
+    SeemToHaveGpu,
     assert_is_sum_of,
     vector_of,
 )
@@ -212,6 +213,25 @@ def test_a_group_that_cannot_be_made_fails_within_its_time():
         failed = alone.hears(GroupFailed)
         assert "rank 1" in failed.reason
         assert failed.why == m.UNMADE
+
+
+@pytest.mark.parametrize("gpus", [("a", "b"), ("a", "a")], ids=["of their own", "one for both"])
+def test_members_whose_nccl_fails_go_on_with_gloo(gpus):
+    """Where a GPU is shared it is not tried."""
+    with Members(2) as members:
+        for member, gpu in zip(members.all, gpus, strict=True):
+            member.wait()
+            member.do(SeemToHaveGpu(gpu))
+        if gpus[0] != gpus[1]:
+            members.all[0].do(OpenStore(1))
+            store = members.all[0].hears(StoreOpened).address
+            for rank, member in enumerate(members.all):
+                member.do(JoinGroup(1, rank, 2, store, 5.0))
+            for member in members.all:
+                failed = member.hears(GroupFailed)
+                assert (failed.why, "NCCL error" in failed.reason) == (m.UNMADE, True)
+        members.join(2, members.all)
+        assert_is_sum_of(members.sum(2, members.all), members.all)
 
 
 def test_a_rendezvous_that_cannot_be_reached_is_named_with_who_cannot_reach_it():

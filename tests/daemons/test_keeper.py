@@ -15,9 +15,11 @@ import pytest
 
 from daemons.node.keep import Keeper
 from dlctl import __version__, config, wire
-from dlctl.launch import answers, slurmfiles
+from dlctl.launch import answers, orderfiles, slurmscript
+from dlctl.launch.slurmnode import SlurmNode
 
 AGENT, RUN_ID = "agent-1", "digits-7f3a"
+NODE = {"SLURM_NODEID": "0", "SLURMD_NODENAME": "n1", "SLURM_JOB_ID": "17"}
 JOB = config.JobFile(
     job=config.Job(name="digits", task="train.py:task"), network=config.Network(transport="tcp")
 )
@@ -26,7 +28,7 @@ JOB = config.JobFile(
 @pytest.fixture
 def orders(tmp_path: Path) -> Path:
     """The directory that the node shares with the coordinator."""
-    slurmfiles.make(tmp_path / "orders" / "run")
+    orderfiles.make(tmp_path / "orders" / "run", "")
     return tmp_path / "orders" / "run"
 
 
@@ -38,13 +40,13 @@ def control() -> Iterator[str]:
 
 
 def keeper(orders: Path) -> Keeper:
-    return Keeper(orders, AGENT, "n1", "17", 0, False)
+    return Keeper(orders, SlurmNode(NODE, []))
 
 
 def place_order(orders: Path, incarnation: int, **more: Any) -> None:
     where = {"run_id": RUN_ID, "agent": AGENT, "dir": str(orders.parent.parent / "node")}
     value = {"incarnation": incarnation, **where, **more}
-    slurmfiles.write(slurmfiles.order(orders, AGENT), value)
+    orderfiles.write(orderfiles.order(orders, AGENT), value)
 
 
 def test_an_order_that_cannot_be_carried_out_is_answered(
@@ -53,7 +55,7 @@ def test_an_order_that_cannot_be_carried_out_is_answered(
     place_order(orders, 1)
     monkeypatch.setattr(sys, "executable", "/no/python")
     keeper(orders)._take_order()
-    said = slurmfiles.read(slurmfiles.answer(orders, AGENT))
+    said = orderfiles.read(orderfiles.answer(orders, AGENT))
     assert (said["state"], said["incarnation"], said["status"]) == ("failed", 1, 1)
     error = answers.explain(answers.Answer("n1", said["value"], 1, ""))
     assert "n1: cannot start it" in error.message
@@ -71,14 +73,14 @@ def test_an_order_to_kill_reaches_the_agent_that_it_names_and_no_newer_one(
     place_order(orders, 2)
     ours = keeper(orders)
     ours._take_order()
-    slurmfiles.write(slurmfiles.kill(orders, AGENT), {"incarnation": killed})
+    orderfiles.write(orderfiles.kill(orders, AGENT), {"incarnation": killed})
     ours._take_kill()
-    assert not slurmfiles.kill(orders, AGENT).exists()
+    assert not orderfiles.kill(orders, AGENT).exists()
     (tmp_path / "python.go").touch()
     assert ours._begin is not None
     assert ours._begin.wait(10.0) == status
     ours._look_at_begin()
-    assert slurmfiles.read(slurmfiles.answer(orders, AGENT))["status"] == status
+    assert orderfiles.read(orderfiles.answer(orders, AGENT))["status"] == status
 
 
 def test_orders_that_cannot_be_looked_at_are_not_the_end_of_the_run(orders: Path) -> None:
@@ -94,23 +96,22 @@ def test_orders_that_cannot_be_looked_at_are_not_the_end_of_the_run(orders: Path
 def test_a_keeper_that_cannot_answer_goes_on_and_leaves_nothing(
     orders: Path, tmp_path: Path, control: str
 ) -> None:
-    slurmfiles.answer(orders, AGENT).mkdir()  # Nothing can take its place.
+    orderfiles.answer(orders, AGENT).mkdir()  # Nothing can take its place.
     place_order(
         orders, 1, verb="begin", version=__version__, protocol=wire.PROTOCOL, control=control,
         secret="", coordinator_key="", job=config.to_dict(JOB),
         files={"train.py": base64.b64encode(b"task = 1").decode()},
     )  # fmt: skip
-    node = {"SLURM_NODEID": "0", "SLURMD_NODENAME": "n1", "SLURM_JOB_ID": "17"}
     with subprocess.Popen(
-        [sys.executable, "-P", "-m", "daemons.node.keep", str(orders)],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env={**os.environ, **node},
+        [sys.executable, "-P", "-m", "daemons.node.keep", slurmscript.NODE, str(orders)],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env={**os.environ, **NODE},
     ) as process:  # fmt: skip
         assert process.stdout is not None
         assert "cannot report begins" in process.stdout.readline()
         assert "cannot report up" in process.stdout.readline()
         directory = tmp_path / "node" / AGENT / RUN_ID
         assert (directory / "logs").exists()
-        (orders / slurmfiles.OVER).touch()
+        (orders / orderfiles.OVER).touch()
         assert "the keeper exits: the run is over" in process.stdout.read()
     assert process.returncode == 0
     assert not (tmp_path / "node").exists()

@@ -18,7 +18,7 @@ import pytest
 from daemons.node import examine, flood
 from dlctl.config import Host
 from dlctl.errors import DlctlError, UsageError
-from dlctl.launch.session import Session
+from dlctl.launch.session import Session, here
 
 LOOPBACK = "127.0.0.1"
 TOKEN = secrets.token_hex(32)
@@ -27,7 +27,7 @@ ASK_S = 30.0
 
 @pytest.fixture
 def probe() -> Iterator[Session]:
-    session = Session(Host())
+    session = here(Host())
     yield session
     session.close()
 
@@ -53,7 +53,7 @@ def occupied() -> Iterator[int]:
 def test_one_that_listens_is_reached_and_measured_by_who_has_the_token(probe: Session) -> None:
     (place,) = listen(probe, **{"server-0": 0})
     assert (place["name"], place["address"], place["told"]) == ("server-0", LOOPBACK, LOOPBACK)
-    other = Session(Host())
+    other = here(Host())
     try:
         found = reach(other, place["port"], measured=True)
         stranger = reach(other, place["port"], token=secrets.token_hex(32))
@@ -183,7 +183,7 @@ def test_a_machine_that_does_not_answer_as_it_should_is_told_in_its_own_words(
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
-    session = Session(Host(python=str(python)))
+    session = here(Host(python=str(python)))
     with pytest.raises(DlctlError, match=words):
         session.ask({"verb": "hello"}, 1.0)
     with pytest.raises(DlctlError, match=words):

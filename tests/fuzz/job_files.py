@@ -17,6 +17,7 @@ from dlctl.errors import UsageError
 from dlctl.jobfile import JobFileError, load, reading
 from dlctl.jobfile.positions import PARTS_MAX, find_keys
 from dlctl.jobfile.reading import SIZE_MAX_BYTES
+from dlctl.launch import launcher
 
 from . import mutation, trees
 from .harmless import check_harmless
@@ -42,6 +43,8 @@ data = "192.0.2.1"
 workers = 2
 dir = "/var/tmp/dlctl"
 """
+_SLURM = '\n[slurm]\nnodes = 2\ntime = "2h"\nextra = ["--exclusive"]\n'
+_LAUNCHER = _SLURM.replace("[slurm]", '[launcher]\nname = "slurm"')
 _VALUES = [
     "0", "-1", "1", "4097", "9223372036854775807", "9223372036854775808", "1" + "0" * 400,
     "0x" + "f" * 5000, "0o17", "1_0", "1.0", "-0.0", "0.5", "1e308", "1e400", "nan", "-inf",
@@ -73,7 +76,8 @@ def seeds() -> list[bytes]:
     ]
     windows = b"\xef\xbb\xbf" + _MINIMAL.replace("\n", "\r\n").encode()
     inline = 'job = { name = "a", task = "train.py:task", stop = { steps = 5 } }\n'
-    texts = [_MINIMAL, inline, _MINIMAL + _HOSTS, _MINIMAL + _PARAMETERS, *everything]
+    more = [_MINIMAL + part for part in (_HOSTS, _PARAMETERS, _SLURM, _LAUNCHER)]
+    texts = [_MINIMAL, inline, *more, *everything]
     return [windows, *(text.encode() for text in texts)]
 
 
@@ -84,6 +88,7 @@ def _whole(**names: str) -> str:
     for section, name in chosen.items():
         options = registry.load(registry.SECTIONS[section], name).Options()
         job[section] = {"name": name, **dataclasses.asdict(options)}
+    job["launcher"] = {"name": "local"}
     tables = {section: table for section, table in job.items() if isinstance(table, dict)}
     return "".join(f"[{section}]\n{_keys(table)}" for section, table in tables.items())
 
@@ -171,6 +176,7 @@ def target(data: bytes) -> None:
         choice = getattr(job, section)
         entry = registry.load(kind, choice.name)
         entry.Options(**choice.options)
+    assert launcher.of(job).places() == job.launcher.places
     assert all(text not in document["job"]["name"] for text in trees.TEXTS[2:7])
 
 

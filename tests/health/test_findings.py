@@ -258,9 +258,9 @@ def test_a_clock_is_judged_by_what_is_sure_of_it(
 
 
 def test_a_slow_login_is_told_with_a_way_to_find_out_why() -> None:
-    assert resources.login(NEED, 0.4).mark == OK
-    slow = resources.login(NEED, 12.0)
-    assert (slow.mark, "ssh -v gpu1 true" in slow.fix) == (WARNING, True)
+    assert resources.login(NEED, 0.4, "ssh", "try it").mark == OK
+    slow = resources.login(NEED, 12.0, "ssh", "try it")
+    assert (slow.mark, slow.subject, slow.fix) == (WARNING, "ssh", "try it")
 
 
 # ---------------------------------------------------------------- ports and links

@@ -30,7 +30,7 @@ from dlctl import messages as m
 from dlctl.config import Host
 from dlctl.control.keys import CurveKeys
 from dlctl.errors import DlctlError, NotPermitted, Unreachable, VersionMismatch
-from dlctl.launch import answers, base, remote, ssh, sshwords
+from dlctl.launch import answers, base, calls, launcher, remote, sshwords
 from dlctl.launch.answers import Answer
 from dlctl.machine import Effect, Event, Exit, Peer, Received, Send, Started, StopRequested
 from dlctl.roles.coordinator.records import KillAgent, LaunchAgent
@@ -45,6 +45,7 @@ from .waiting import until
 
 pytestmark = pytest.mark.root
 
+SSH = launcher.made("ssh", {})
 KEYS = CurveKeys(b"k" * 32)
 RUN_ID, AGENT, SERVER, WORKER = "digits-7f3a", "agent-1", "server-0", "worker-0"
 H1 = {AGENT: Host(ssh="h1")}
@@ -81,7 +82,7 @@ class Lab:
         return self._thread.submit(function, *arguments)
 
     def ask(self, hosts: dict[str, Host], request: dict[str, Any]) -> dict[str, Answer]:
-        return self.do(ssh.ask, hosts, request, ASK_S)
+        return self.do(SSH.ask, hosts, request, ASK_S)
 
     def run(self, hosts: list[Host]) -> Path:
         """A run directory whose agents have been asked for nothing yet."""
@@ -96,6 +97,7 @@ class Lab:
             job=config.Job(name="digits", task=str(home / "train.py") + ":task"),
             network=config.Network(transport="tcp"),
             hosts=tuple(hosts),
+            launcher=config.Launch(name="ssh"),
         )
         (directory / "job.json").write_text(json.dumps(config.to_dict(job)))
         with closing(RunDb(directory, create=True)) as db:
@@ -106,8 +108,8 @@ class Lab:
     def begin(self, order: base.Order, host: Host, directory: Path) -> Answer:
         shared = remote.shared_request(directory)
         request = {**remote.begin_request(shared, order), "dir": host.dir}
-        call = self.do(ssh.Call, host, request, ASK_S)
-        return self.do(ssh.wait_for, {"": call})[""]
+        call = self.do(SSH.call, host, request, ASK_S)
+        return self.do(calls.wait_for, {"": call})[""]
 
     def slow_python(self, host: str) -> Path:
         """Make ~/slow there, which touches `here` and waits for `go` before it is Python; only one
@@ -439,7 +441,7 @@ def test_all_hosts_are_asked_at_once_and_over_one_connection_each(lab: Lab) -> N
     homes = [lab.slow_python(name) for name in lab.cluster.names]
     hosts = {f"agent-{n}": Host(ssh=f"h{n}", python="~/slow") for n in (1, 2, 3)}
     for _ in range(2):
-        asked = lab.begin_to(ssh.ask, hosts, remote.end_request(RUN_ID), ASK_S)
+        asked = lab.begin_to(SSH.ask, hosts, remote.end_request(RUN_ID), ASK_S)
         until("all wait", lambda: all((home / "here").exists() for home in homes), HEAR_S)
         for home in homes:
             (home / "go").touch()
@@ -460,9 +462,9 @@ def test_a_login_that_talks_and_one_that_floods_or_hangs(lab: Lab) -> None:
     assert talks.is_good
     assert "it is Monday" in talks.words
     floods = lab.ask({AGENT: Host(ssh="h2", python="~/flood")}, remote.end_request(RUN_ID))[AGENT]
-    assert "more than 1,048,576 bytes" in answers.explain(floods).message
+    assert "more than 1,048,576 bytes" in SSH.explain(floods).message
     hanging = {AGENT: Host(ssh="h2", python="~/hang")}
-    late = answers.explain(lab.do(ssh.ask, hanging, remote.end_request(RUN_ID), 0.5)[AGENT])
+    late = SSH.explain(lab.do(SSH.ask, hanging, remote.end_request(RUN_ID), 0.5)[AGENT])
     assert type(late) is Unreachable
     assert "not answered in time" in late.message
     (root / ".bashrc").unlink()
@@ -489,7 +491,7 @@ def test_every_way_to_fail_has_words_of_its_own(broken_lab: Lab) -> None:
         "agent-6": Host(ssh="h3", python="/usr/bin/python3"),
     }
     request = remote.begin_request(remote.shared_request(directory), context.order(1))
-    errors = {n: answers.explain(a) for n, a in lab.ask(wrong, request).items()}
+    errors = {n: SSH.explain(a) for n, a in lab.ask(wrong, request).items()}
     context.transport.close()
     expected: list[tuple[type[DlctlError], str, str]] = [
         (
@@ -522,7 +524,7 @@ def test_a_host_key_that_is_new_or_has_changed_is_refused(broken_lab: Lab) -> No
     known.write_text(f"{stranger}\n{h3}\n")
     hosts = {"agent-1": Host(ssh="h1"), "agent-2": Host(ssh="h2"), "agent-3": Host(ssh="h3")}
     found = broken_lab.ask(hosts, remote.end_request(RUN_ID))
-    changed, new = (answers.explain(found[name]) for name in ("agent-1", "agent-2"))
+    changed, new = (SSH.explain(found[name]) for name in ("agent-1", "agent-2"))
     assert type(changed) is type(new) is NotPermitted
     assert "the host key of h1 has changed" in changed.message
     assert "ssh-keygen -R h1" in (changed.hint or "")
@@ -539,7 +541,7 @@ def test_a_home_that_is_read_only_and_a_coordinator_behind_a_firewall_are_named(
     lab.cluster.read_only_home("h1")
     context = Desk(lab)
     directory = lab.run([Host(ssh="h1")])
-    read_only = answers.explain(lab.begin(context.order(1), Host(ssh="h1"), directory))
+    read_only = SSH.explain(lab.begin(context.order(1), Host(ssh="h1"), directory))
     assert "Read-only file system" in read_only.message
     assert (read_only.where or "").startswith("h1:/root/.local")
     assert "set dir of this host" in (read_only.hint or "")
@@ -548,7 +550,7 @@ def test_a_home_that_is_read_only_and_a_coordinator_behind_a_firewall_are_named(
     context.welcome(AGENT)
     context.transport.close()
 
-    alone = answers.explain(lab.begin(context.order(2), Host(ssh="h2"), directory))
+    alone = SSH.explain(lab.begin(context.order(2), Host(ssh="h2"), directory))
     assert type(alone) is Unreachable
     assert f"this host cannot reach the coordinator at {context.control}" in alone.message
     assert lab.cluster.processes("h2") == []

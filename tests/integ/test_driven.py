@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,11 +16,12 @@ ALGORITHM = f'name = "sandblaster"\niterations = {ITERATIONS}\ngradient_norm_min
 BATCHES = 30
 """Of 64 samples, in a pass over the dataset."""
 VICTIMS = ("coordinator", "server-1", "worker-1")
+DIGITS = Path(__file__).parents[2] / "examples" / "digits" / "digits.npz"
 TASK = '''
 import threading
 
+import numpy as np
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
@@ -34,8 +36,9 @@ class Digits:
         return nn.Linear(64, 10)
 
     def dataset(self):
-        pixels, digits = load_digits(return_X_y=True)
-        return TensorDataset(torch.tensor(pixels / 16, dtype=torch.float32), torch.tensor(digits))
+        with np.load("{data}") as file:
+            pixels, digits = torch.tensor(file["pixels"]), torch.tensor(file["labels"])
+        return TensorDataset(pixels.float() / 16, digits.long())
 
     def loss(self, model, batch):
         threading.Event().wait(PAUSE_S)
@@ -79,7 +82,7 @@ def test_the_trajectory_depends_neither_on_the_workers_nor_on_deaths(
 
 def weights_after(place: Workplace, *victims: str, workers: int) -> np.ndarray:
     """float32[d]: the parameters of a new run at its end."""
-    place.task(TASK.format(pause_s=0.03 if victims else 0.0))
+    place.task(TASK.format(data=DIGITS, pause_s=0.03 if victims else 0.0))
     place.job(stop=ENDLESS, workers=workers, servers=2, algorithm=ALGORITHM, batch_size=64)
     place.start("--fresh")
     for number, name in enumerate(victims):

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from dlctl import config
-from dlctl.config import Host, Node
+from dlctl.config import Allocated, Host
 from dlctl.errors import DlctlError, Unreachable
-from dlctl.launch import base, commands, local, remote, slurm, slurmcalls, slurmfiles
+from dlctl.launch import base, commands, launcher, local, orderfiles, slurmcalls
 from dlctl.launch.ssh import address_of
 from dlctl.runs.database import RunDb
 from dlctl.util import processes
@@ -65,7 +65,6 @@ def directory(tmp_path: Path) -> Path:
     job = config.JobFile(
         job=config.Job(name="digits", task=f"{home}/train.py:task"),
         network=config.Network(transport="tcp"),
-        slurm=config.Slurm(nodes=2, dir=str(tmp_path / "orders")),
     )
     (directory / "job.json").write_text(json.dumps(config.to_dict(job)))
     with closing(RunDb(directory, create=True)) as db:
@@ -102,7 +101,7 @@ def test_of_two_with_one_number_only_the_end_of_the_one_that_is_wanted_is_told(
 ) -> None:
     """Nobody remembered that the first had been started."""
     watcher = Watcher()
-    here = local.Local(directory, {}, watcher, told.append)
+    here = local.LocalAgents(directory, watcher, told.append)
     here.start(order("agent-0"))
     (first,) = local.living(directory)
     here.start(order("agent-0"))
@@ -144,12 +143,13 @@ def told() -> list[base.Ended]:
 
 
 @pytest.fixture
-def ssh(directory: Path, told: list[base.Ended]) -> remote.Ssh:
-    return remote.Ssh(directory, {"agent-1": Host(ssh="h1")}, Watcher(), told.append)
+def ssh(directory: Path, told: list[base.Ended]) -> base.AgentControl:
+    hosts = {"agent-1": Host(ssh="h1")}
+    return launcher.made("ssh", {}).agents(directory, hosts, Watcher(), told.append)
 
 
 def test_one_whose_start_has_failed_at_once_is_not_waited_for_when_it_is_killed(
-    tools: Path, ssh: remote.Ssh, told: list[base.Ended], caplog: pytest.LogCaptureFixture
+    tools: Path, ssh: base.AgentControl, told: list[base.Ended], caplog: pytest.LogCaptureFixture
 ) -> None:
     ssh.start(order("agent-1"))
     ssh.kill("agent-1")
@@ -160,7 +160,7 @@ def test_one_whose_start_has_failed_at_once_is_not_waited_for_when_it_is_killed(
 
 
 def test_one_whose_newer_start_has_failed_at_once_is_not_waited_for_either(
-    tools: Path, ssh: remote.Ssh, told: list[base.Ended]
+    tools: Path, ssh: base.AgentControl, told: list[base.Ended]
 ) -> None:
     put(tools, "ssh", "exec /bin/sleep 60")
     ssh.start(order("agent-1"))
@@ -210,14 +210,15 @@ def test_what_ssh_says_of_a_host_or_why_it_does_not(tools: Path) -> None:
 def test_a_job_that_could_not_be_submitted_is_submitted_by_the_next_start(
     tools: Path, directory: Path, tmp_path: Path
 ) -> None:
-    told: list[slurm.News] = []
+    told: list[base.News] = []
     watcher = Watcher()
-    nodes = {"agent-1": Node(), "agent-2": Node()}
-    launcher = slurm.SlurmLauncher(directory, nodes, watcher, told.append)
+    nodes = {"agent-1": Allocated(), "agent-2": Allocated()}
+    asked = {"nodes": 2, "dir": str(tmp_path / "orders")}
+    ours = launcher.made("slurm", asked).agents(directory, nodes, watcher, told.append)
     for name in nodes:
-        launcher.start(order(name))
+        ours.start(order(name))
     put(tools, "sbatch", "echo 17", mode=0o644)
-    launcher.start(order("agent-1", 2))
+    ours.start(order("agent-1", 2))
     absent, absent_too, not_run = told
     for ended in (absent, absent_too):
         assert isinstance(ended, base.Ended)
@@ -230,15 +231,15 @@ def test_a_job_that_could_not_be_submitted_is_submitted_by_the_next_start(
     assert list((tmp_path / "orders").iterdir()) == []
 
     (tools / "sbatch").chmod(0o755)
-    launcher.start(order("agent-1", 3))
+    ours.start(order("agent-1", 3))
     (tmp_path / "experiment" / "train.py").write_text("task = 2\n")
-    launcher.start(order("agent-2", 2))
+    ours.start(order("agent-2", 2))
     handle = slurmcalls.read_handle(directory)
     assert handle is not None
-    watcher.turn_until(lambda: launcher._command is None)
+    watcher.turn_until(lambda: ours._command is None)
     assert slurmcalls.read_handle(directory) == handle._replace(job_id="17")
     assert told[3:] == []
-    orders = [slurmfiles.read(slurmfiles.order(handle.directory, name)) for name in nodes]
+    orders = [orderfiles.read(orderfiles.order(handle.directory, name)) for name in nodes]
     assert [each["incarnation"] for each in orders] == [3, 2]
     assert orders[0]["files"] == orders[1]["files"], "all nodes have the same task"
 
@@ -256,7 +257,7 @@ def test_a_job_is_not_forgotten_while_nobody_says_whether_it_is_there(
 ) -> None:
     """Its number was never noted: whoever has submitted it has died."""
     handle = slurmcalls.new_handle(RUN_ID, tmp_path / "orders")
-    slurmfiles.make(handle.directory)
+    orderfiles.make(handle.directory, "")
     handle.write(directory)
     if mode is not None:
         put(tools, "squeue", "echo slurm_load_jobs error: Unable to contact >&2; exit 1", mode)

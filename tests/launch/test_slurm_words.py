@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlctl.config import Slurm
 from dlctl.errors import DlctlError, Unreachable
-from dlctl.launch import slurmcalls, slurmfiles, slurmscript, slurmwords
+from dlctl.launch import orderfiles, slurmcalls, slurmscript, slurmwords
 from dlctl.launch.commands import LATE, Said
+from dlctl.launch.slurm import Request
 from dlctl.launch.slurmwords import Facts
 
 PLACE = Path("/home/ann/.local/state/dlctl/slurm/digits-97fc-a1b2c3")
@@ -43,7 +43,7 @@ places=/home/ann/.local/state/dlctl/slurm/digits-97fc-a1b2c3
 trap 'echo "${SLURM_RESTART_COUNT:-0}" > "$places/.notice" \
 && mv -f "$places/.notice" "$places/notice"' USR1
 srun --no-kill --kill-on-bad-exit=0 --wait=0 --ntasks-per-node=1 --cpus-per-task=8 \
---cpu-bind=none /opt/dl/bin/python -P -m daemons.node.keep \
+--cpu-bind=none /opt/dl/bin/python -P -m daemons.node.keep dlctl.launch.slurmnode:SlurmNode \
 /home/ann/.local/state/dlctl/slurm/digits-97fc-a1b2c3 --requeue &
 step=$!
 # The signal interrupts `wait`, not the step: wait again for the exit status of the step.
@@ -75,7 +75,7 @@ def shown(
 
 
 def test_the_script_asks_for_what_the_job_file_says_and_holds_no_secret() -> None:
-    asked = Slurm(
+    asked = Request(
         nodes=3, partition="dl", time="90.5m", account="physics", constraint="gpu&ib",
         cpus_per_node=8, gpus_per_node=2, memory="16G", extra=("--exclusive",), requeue=True,
         python="/opt/dl/bin/python",
@@ -86,7 +86,7 @@ def test_the_script_asks_for_what_the_job_file_says_and_holds_no_secret() -> Non
 def test_what_is_not_asked_for_is_left_to_slurm() -> None:
     options = [
         line.split()[1]
-        for line in slurmscript.render(Slurm(nodes=1, notice_s=0), "x", PLACE).splitlines()
+        for line in slurmscript.render(Request(nodes=1, notice_s=0), "x", PLACE).splitlines()
         if line.startswith("#SBATCH")
     ]
     assert [option.partition("=")[0] for option in options] == [
@@ -132,7 +132,7 @@ def read_by_sbatch(line: str) -> list[str]:
     ],
 )
 def test_whatever_an_option_of_sbatch_holds_sbatch_reads_it_so(value: str) -> None:
-    asked = Slurm(nodes=1, extra=("--exclusive", f"--comment={value}", "--mail-type=END"))
+    asked = Request(nodes=1, extra=("--exclusive", f"--comment={value}", "--mail-type=END"))
     script = slurmscript.render(asked, "x", Path("/it's\\here"))
     lines = [line for line in script.splitlines() if line.startswith("#SBATCH")]
     options = [option for line in lines for option in read_by_sbatch(line.removeprefix("#SBATCH"))]
@@ -150,13 +150,14 @@ def test_whatever_the_directory_is_called_the_shell_runs_one_command_with_it(
     tools.mkdir()
     (tools / "srun").write_text('#!/bin/sh\nfor word; do printf "%s\\n" "$word"; done\n')
     (tools / "srun").chmod(0o755)
-    script = slurmscript.render(Slurm(nodes=1), "x", directory)
+    script = slurmscript.render(Request(nodes=1), "x", directory)
     ended = subprocess.run(
         ["bash"], input=script, capture_output=True, text=True,
         env={"PATH": f"{tools}:{os.environ['PATH']}"},
     )  # fmt: skip
     words = ended.stdout.splitlines()
-    assert words[-5:] == [sys.executable, "-P", "-m", "daemons.node.keep", str(directory)]
+    assert words[-6:-2] == [sys.executable, "-P", "-m", "daemons.node.keep"]
+    assert words[-2:] == [slurmscript.NODE, str(directory)]
     assert ended.returncode == 0
     output = next(line for line in script.splitlines() if line.startswith("#SBATCH --output="))
     read = read_by_sbatch(output.removeprefix("#SBATCH"))
@@ -170,7 +171,7 @@ def test_the_script_writes_a_notice_at_the_signal_and_waits_on(tmp_path: Path) -
         '#!/bin/sh\nkill -USR1 "$PPID"\nwhile [ ! -e "$0.go" ]; do sleep 0.01; done\nexit 3\n'
     )
     (tools / "srun").chmod(0o755)
-    script = slurmscript.render(Slurm(nodes=1), "x", tmp_path)
+    script = slurmscript.render(Request(nodes=1), "x", tmp_path)
     env = {"PATH": f"{tools}:{os.environ['PATH']}", "SLURM_RESTART_COUNT": "2"}
     with subprocess.Popen(["bash"], stdin=subprocess.PIPE, text=True, env=env) as process:
         assert process.stdin is not None
@@ -263,12 +264,15 @@ def test_the_number_of_a_job_is_the_last_word_of_sbatch(out: str, number: str) -
 
 def test_hints_of_a_node_name_the_keys_of_our_section() -> None:
     error = DlctlError("no room", hint="set dir of this host in [[hosts]] to a place with room")
-    assert slurmwords.in_our_terms(error).hint == "set scratch in [slurm] to a place with room"
+    assert (
+        slurmwords.in_our_terms(error).hint == "set scratch of launcher slurm to a place with room"
+    )
     error = DlctlError(
         "old", hint="install dlctl 1.0 there, or set python of this host in [[hosts]]"
     )
     assert (
-        slurmwords.in_our_terms(error).hint == "install dlctl 1.0 there, or set python in [slurm]"
+        slurmwords.in_our_terms(error).hint
+        == "install dlctl 1.0 there, or set python of launcher slurm"
     )
 
 
@@ -283,7 +287,9 @@ def test_a_refusal_is_told_in_sbatch_s_words_and_an_absent_controller_as_unreach
 def test_a_job_whose_log_cannot_be_written_points_at_the_directory_that_is_not_shared() -> None:
     facts = slurmwords.read(shown("FAILED", "NonZeroExitCode", code="0:53"))
     assert facts is not None
-    assert "dir in [slurm] has to be on a shared file system" in slurmwords.ending("17", facts, "")
+    assert "dir of launcher slurm has to be on a shared file system" in slurmwords.ending(
+        "17", facts, ""
+    )
 
 
 # ---------------------------------------------------------------- orders and answers
@@ -293,27 +299,27 @@ def test_orders_are_for_nobody_else_and_those_of_somebody_else_are_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = tmp_path / "dlctl" / "slurm" / "run-1"
-    slurmfiles.make(directory)
-    path = slurmfiles.order(directory, "agent-1")
-    slurmfiles.write(path, {"secret": "s"})
+    orderfiles.make(directory, "")
+    path = orderfiles.order(directory, "agent-1")
+    orderfiles.write(path, {"secret": "s"})
     assert path.stat().st_mode & 0o777 == 0o600
     assert directory.stat().st_mode & 0o777 == 0o700
-    assert slurmfiles.read(path) == {"secret": "s"}
+    assert orderfiles.read(path) == {"secret": "s"}
     assert [found.name for found in directory.iterdir()] == ["agent-1.order"]
-    link = slurmfiles.order(directory, "agent-2")
+    link = orderfiles.order(directory, "agent-2")
     link.symlink_to(path)
-    assert slurmfiles.read(link) == {}, "a link may lead anywhere"
+    assert orderfiles.read(link) == {}, "a link may lead anywhere"
     path.write_text("[1]")
-    assert slurmfiles.read(path) == {}
-    assert slurmfiles.read(directory) == {}, "it is no file"
-    slurmfiles.write(path, {"secret": "s"})
+    assert orderfiles.read(path) == {}
+    assert orderfiles.read(directory) == {}, "it is no file"
+    orderfiles.write(path, {"secret": "s"})
     with monkeypatch.context() as patch:
-        patch.setattr(slurmfiles.os, "getuid", lambda: path.stat().st_uid + 1)
-        assert slurmfiles.read(path) == {}, "it is of somebody else"
-    assert slurmfiles.read(path) == {"secret": "s"}
+        patch.setattr(orderfiles.os, "getuid", lambda: path.stat().st_uid + 1)
+        assert orderfiles.read(path) == {}, "it is of somebody else"
+    assert orderfiles.read(path) == {"secret": "s"}
     directory.chmod(0o750)
     with pytest.raises(DlctlError, match="mode 0700"):
-        slurmfiles.check(directory)
+        orderfiles.check(directory)
 
 
 def test_a_run_remembers_its_job_and_each_job_has_a_name_of_its_own(tmp_path: Path) -> None:
@@ -326,8 +332,8 @@ def test_a_run_remembers_its_job_and_each_job_has_a_name_of_its_own(tmp_path: Pa
 
 def test_only_errors_are_quoted_from_what_the_job_has_printed(tmp_path: Path) -> None:
     log = tmp_path / "job.log"
-    assert slurmfiles.last_error(log) == ""
+    assert orderfiles.last_error(log) == ""
     log.write_text("srun: nothing to worry about\n")
-    assert slurmfiles.last_error(log) == ""
+    assert orderfiles.last_error(log) == ""
     log.write_text("slurmstepd: error: execve(): /x/python: No such file\nmore\n")
-    assert slurmfiles.last_error(log) == "slurmstepd: error: execve(): /x/python: No such file"
+    assert orderfiles.last_error(log) == "slurmstepd: error: execve(): /x/python: No such file"

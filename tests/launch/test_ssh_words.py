@@ -21,11 +21,12 @@ from dlctl.errors import (
     UsageError,
     VersionMismatch,
 )
-from dlctl.launch import answers, remote, ssh, sshwords
-from dlctl.launch.answers import ANSWER_BYTES_MAX, MARK, NO_ANSWER, NO_SSH, TOO_MUCH, Answer
+from dlctl.launch import answers, calls, launcher, remote, sshwords
+from dlctl.launch.answers import ANSWER_BYTES_MAX, MARK, NO_ANSWER, NO_COMMAND, TOO_MUCH, Answer
 from dlctl.util.hostnames import ssh_fault
 
 H7 = Host(ssh="h7")
+SSH = launcher.made("ssh", {})
 HOSTILE = [
     "", "-oProxyCommand=touch /tmp/x", "-lroot", "a;reboot", "$(id)", "`id`", "a b", "a\tb", "a\nb",
     "user@host -p 22", "@host", "user@", "user@-v", "-v@host", "user@@host", "a@b@c", "h" * 254,
@@ -84,7 +85,7 @@ def test_what_is_no_host_is_refused_before_ssh_starts(name: str) -> None:
     fault = ssh_fault(name)
     assert fault
     with pytest.raises(UsageError) as refused:
-        ssh.Call(Host(ssh=name), {}, 1.0)
+        SSH.ask({"agent-1": Host(ssh=name)}, {}, 1.0)
     assert fault in refused.value.message
     assert refused.value.exit_code == 2
 
@@ -111,19 +112,17 @@ def test_words_are_one_word_that_a_shell_reads_back(words: list[str]) -> None:
 
 
 def test_python_is_the_one_of_the_host_or_where_it_is_here() -> None:
-    assert sshwords.python_words(H7)[0] == sys.executable
-    assert sshwords.python_words(Host(ssh="h", python="/opt/py"))[0] == "/opt/py"
+    assert calls.node_words(H7)[0] == sys.executable
+    assert calls.node_words(Host(ssh="h", python="/opt/py"))[0] == "/opt/py"
     # A login begins at home, and no shell has to know what "~" is.
-    assert (
-        sshwords.python_words(Host(ssh="h", python="~/venv/bin/python"))[0] == "./venv/bin/python"
-    )
+    assert calls.node_words(Host(ssh="h", python="~/venv/bin/python"))[0] == "./venv/bin/python"
 
 
 def test_a_machine_without_ssh_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = ssh.ask({"agent-1": H7}, remote.look_request("digits-7f3a"), 5.0)
-    error = answers.explain(found["agent-1"])
-    assert found["agent-1"].status == NO_SSH
+    found = SSH.ask({"agent-1": H7}, remote.look_request("digits-7f3a"), 5.0)
+    error = SSH.explain(found["agent-1"])
+    assert found["agent-1"].status == NO_COMMAND
     assert "this machine has no ssh" in error.message
     assert "openssh-client" in (error.hint or "")
 
@@ -152,7 +151,7 @@ def test_an_answer_is_found_behind_whatever_a_login_prints() -> None:
 def test_what_is_no_answer_becomes_an_error_with_the_words_that_came(said: bytes) -> None:
     found = answers.read("h7", 0, said, b"ssh: a word\n")
     assert found.value is None
-    error = answers.explain(found)
+    error = SSH.explain(found)
     assert "h7 has sent no answer of dlctl" in error.message
     assert error.where == "h7"
     assert "ssh: a word" in found.words
@@ -172,7 +171,7 @@ def test_an_error_of_the_other_end_is_raised_as_what_it_was_there() -> None:
     [["SystemExit", "m", "", ""], ["annotations", "m", "", ""], ["x"], None, 7, [1, 2, 3, 4]],
 )
 def test_only_our_own_errors_are_taken_over(error: object) -> None:
-    found = answers.explain(answers.read("h7", 1, output({"error": error}), b""))
+    found = SSH.explain(answers.read("h7", 1, output({"error": error}), b""))
     assert type(found) is DlctlError
 
 
@@ -218,7 +217,7 @@ MEANT = [
 def test_words_of_ssh_are_shown_and_explained(
     status: int, words: str, kind: type[DlctlError], meaning: str, hint: str
 ) -> None:
-    error = answers.explain(Answer("h7", None, status, words))
+    error = SSH.explain(Answer("h7", None, status, words))
     assert type(error) is kind
     assert meaning in error.message
     assert error.where == "h7"
@@ -226,6 +225,6 @@ def test_words_of_ssh_are_shown_and_explained(
 
 
 def test_foreign_words_cannot_steer_a_terminal_and_are_not_endless() -> None:
-    error = answers.explain(Answer("h7", None, 255, "\x1b]0;evil\x07" + "x" * 10_000))
+    error = SSH.explain(Answer("h7", None, 255, "\x1b]0;evil\x07" + "x" * 10_000))
     assert "\x1b" not in error.message
     assert len(error.message) < 500

@@ -78,7 +78,7 @@ class Side:
         replica = Replica(Task(Odd()), device="cpu", seed=1)
         self.stepper = Stepper(replica, Gradients(**gradients))
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self.group = GroupThread(self, "127.0.0.1")  # type: ignore[arg-type]
+        self.group = GroupThread(self, "127.0.0.1", lambda: torch.device("cpu"))  # type: ignore[arg-type]
         self.step = 0
 
     def post(self, event: Event) -> None:

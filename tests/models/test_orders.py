@@ -14,7 +14,7 @@ import pytest
 import torch
 from stepping import batch_of
 from torch import nn
-from torch.utils.data import IterableDataset, WeightedRandomSampler
+from torch.utils.data import DistributedSampler, IterableDataset, WeightedRandomSampler
 
 from daemons.worker.data import PortionLoader
 from daemons.worker.orders import Order, chosen_by
@@ -113,6 +113,18 @@ def test_an_order_that_is_none_is_said_with_the_line_of_the_sampler(value, messa
     error = wrong("sampler", value)
     assert message in error.message
     assert __file__ in (error.where or "")
+
+
+@pytest.mark.parametrize("is_returned", [False, True])
+def test_the_samples_of_one_process_among_several_are_refused_as_an_order(is_returned):
+    sampler = DistributedSampler(range(4), num_replicas=2, rank=0)
+    with pytest.raises(TaskError) as caught:
+        order(4, sampler=(lambda *_: sampler) if is_returned else sampler)
+    error = caught.value
+    assert "one process of 2" in error.message
+    assert "RandomSampler" in (error.hint or "")
+    alone = DistributedSampler(range(4), num_replicas=1, rank=0)
+    assert sorted(order(sampler=alone).rows(0, 0, 4)) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(

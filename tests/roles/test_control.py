@@ -32,8 +32,8 @@ from dlctl.roles.server.averaged_buffers import AveragedBuffers
 from dlctl.util.names import HOME_AGENT
 
 
-def members() -> Membership:
-    placed = dict.fromkeys(("server-0", "worker-0", "worker-1"), HOME_AGENT)
+def members(*more: str) -> Membership:
+    placed = dict.fromkeys(("server-0", "worker-0", "worker-1", *more), HOME_AGENT)
     known = Membership([HOME_AGENT], placed, before={"worker-1": 4})
     for daemon in known.daemons.values():
         daemon.begin(0.0)
@@ -234,8 +234,8 @@ JOB = {
 class Asking:
     """What is asked of a coordinator of two workers and a server."""
 
-    def __init__(self, **job: Any) -> None:
-        self.context, self.members = History(1.0), members()
+    def __init__(self, *more: str, **job: Any) -> None:
+        self.context, self.members = History(1.0), members(*more)
         self.changes = SettingChanges(self.context, self.members, settings.of_job(JOB | job))
         self.answers: list[Any] = []
 
@@ -262,6 +262,22 @@ def test_several_keys_go_to_those_who_have_them_in_one_message_each() -> None:
         "worker-0": {"push": None, "density": 1.0, "push_every_steps": "auto"},
         "worker-1": {"push": None, "density": 1.0, "push_every_steps": "auto"},
     }
+
+
+def test_what_the_shards_of_a_model_do_not_have_in_common_is_told() -> None:
+    asking = Asking("server-1")
+    for server in asking.members.of_role("server"):
+        server.metrics = {"settings": {"lr": 0.1, "log_level": "info"}}
+    assert asking.changes.uneven() == {}
+    asking.ask("server-0", lr="0.2", log_level="debug")
+    after = {"lr": 0.2, "log_level": "debug"}
+    asking.changes.on_changed(b"", m.Changed(1, "server-0", {}, after), 0.1)
+    uneven = {"lr": {"server-0": 0.2, "server-1": 0.1}}
+    assert asking.answers[-1]["uneven"] == asking.changes.uneven() == uneven
+    asking.ask("worker-0", push="5MB/s")
+    assert asking.changes.uneven() == uneven, "workers may differ"
+    asking.ask(lr="0.3")
+    assert asking.changes.uneven() == {}
 
 
 def test_the_one_answer_shows_every_key_of_every_daemon_as_people_write_it() -> None:

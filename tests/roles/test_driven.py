@@ -24,6 +24,8 @@ NORM = VectorRequest((Change("copy", "w", "g", 2.0),), (Sum("dot", "g", "g"), Su
 class Counting(Lead):
     """Batches and norms in turn; a snapshot after each second round."""
 
+    portions = "batch"
+
     rounds: int = 0
     seen: tuple[float, ...] = ()
 

@@ -373,6 +373,7 @@ def test_the_next_step_is_decided_when_all_have_made_this_one() -> None:
 class Patient(Lead):
     """All that have come count when so many seconds are over."""
 
+    chooses = True
     wait_s = 0.1 + 0.2
 
     def quorum(

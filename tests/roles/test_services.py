@@ -32,6 +32,7 @@ from dlctl.algorithms.needs import (
     Gradient,
     Need,
     NextData,
+    OwnState,
     Read,
     Receipt,
     Settle,
@@ -834,7 +835,8 @@ def test_a_write_to_another_table_does_not_hold_a_portion_up() -> None:
 
 
 def test_an_engine_gives_its_arrays() -> None:
-    at = replica(Engine(op="invert", arrays=(ONES,)))
+    with_engine = replace(TWO_TABLES, engine="x:Engine", twin="x:Twin")
+    at = replica(Engine(op="invert", arrays=(ONES,)), shape=with_engine)
     assert at.of(RunEngine) == [RunEngine("invert", (ONES,))]
     assert at.training.is_at_work()
     at.training.on_event(EngineRan((2 * ONES,)), 0.0)
@@ -911,8 +913,12 @@ def test_what_no_service_serves_is_named() -> None:
 
     with pytest.raises(TypeError, match=rf"^{__name__}: nothing serves Wish\(\)"):
         replica(Wish())
-    with pytest.raises(TypeError, match="nothing serves Ask"):
-        replica(Ask(slot=1, op="model"))  # There are no links between replicas.
+    with pytest.raises(TypeError, match=r'nothing serves Ask.*: it declares no links "peers"'):
+        replica(Ask(slot=1, op="model"))
+    with pytest.raises(TypeError, match=r"nothing serves OwnState.*: .* \(Method\.inner\)"):
+        replica(OwnState())
+    with pytest.raises(TypeError, match=r"nothing serves Engine.*: .* \(Shape\.engine"):
+        replica(Engine(op="x"))
     with pytest.raises(TypeError, match="nothing serves None"):
         replica(None)  # type: ignore[arg-type]
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from simulated import job_file
+from try_method import DEATHS, tried
 
-from dlctl import registry
+from dlctl import messages, registry
+from dlctl.algorithms.base import PushOutcome, ShardSide
 from dlctl.algorithms.shapes import faults_of
-from dlctl.sim.faults import Faults
-from dlctl.sim.objectives import LeastSquares
-from dlctl.sim.simulation import Simulation
+from dlctl.algorithms.softsync import SOFTSYNC
+from dlctl.compress.base import Delta
+from dlctl.messages import HELD
 
 PAGE = Path(__file__).parents[2] / "docs/internals.md"
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
@@ -28,18 +30,26 @@ def test_a_method_of_the_documents_trains_whoever_dies(number, monkeypatch):
     entry = registry.Entry("documented:MINE", "an example")
     monkeypatch.setitem(registry.BUILT_IN["algorithms"], "mine", entry)
     assert faults_of(module.MINE) == []
-    problem = LeastSquares(samples=64)
     is_local = module.MINE.inner.name != "none"
     options = {"local_steps": 4, "inner_lr": 0.03} if is_local else {}
-    job = job_file(
-        3, 2, algorithm=("mine", options), batch_size=4, portion_batches=2, epochs=32.0,
-        optimizer=("sgd", {"lr": 1.0 if is_local else 0.03}), restarts_max=20,
-    )  # fmt: skip
-    faults = Faults(kills=1, server_kills=1, coordinator_kills=1, heal_at_s=4.0)
-    outcome = Simulation(job, problem, faults=faults).run()
-    assert outcome.state == "finished", outcome.reason
-    loss, first = (problem.evaluate(w)["loss"] for w in (outcome.weights, problem.initial()))
-    assert loss <= 0.1 * first
+    for faults in (None, DEATHS):
+        assert tried("mine", options, 0, faults, 1.0 if is_local else 0.03) == ""
+
+
+class Holding(ShardSide):
+    """Waits for a fourth push; the three replicas wait for theirs before they push again."""
+
+    def push(self, push: messages.Push, delta: Delta) -> list[PushOutcome]:
+        return [push.outcome(HELD)]
+
+
+def test_of_a_method_that_stands_still_one_is_told_who_waits_for_whom(monkeypatch):
+    module = ModuleType("standing")
+    module.MINE = replace(SOFTSYNC, shard=Holding)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "standing", module)
+    entry = registry.Entry("standing:MINE", "an example")
+    monkeypatch.setitem(registry.BUILT_IN["algorithms"], "mine", entry)
+    assert "worker-0: fetching, waits for server-0, server-1" in tried("mine", {}, 0, None, 0.03)
 
 
 def test_there_are_two():

@@ -12,7 +12,7 @@ from of_torch import OfTorch
 from simulated import job_file
 
 from dlctl import config, registry
-from dlctl.algorithms.base import Lead, Method, Needs, ReplicaSide, Shape, Start
+from dlctl.algorithms.base import Method, Needs, ReplicaSide, Shape, Start
 from dlctl.algorithms.needs import Done, Gradient
 from dlctl.inner import SAVED_AS
 from dlctl.sim.objectives import LeastSquares
@@ -59,7 +59,7 @@ CASES = [
     for name in registry.names("algorithms")
     for method in (registry.load("algorithms", name),)
     if name not in EMPTIED
-    if method.lead.drive is Lead.drive  # Those that the coordinator drives end where they want to.
+    if not method.is_driven  # Those that the coordinator drives end where they want to.
     for workers in ((1, 2) if is_in_step(method) and name not in SUMMED else (1,))
 ]
 

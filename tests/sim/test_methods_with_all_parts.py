@@ -11,7 +11,7 @@ import pytest
 from simulated import job_file
 
 from dlctl import registry
-from dlctl.algorithms.base import Lead, Method, Shape
+from dlctl.algorithms.base import Method, Shape
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Outcome, Simulation
@@ -87,7 +87,7 @@ def test_it_learns_with_what_its_shape_allows(name: str, compressor: str, optimi
     half = {"density": 0.4, "side": 4, "keep": 8}
     less = {key: half[key] for key in half if has(kind, key)}
     problem = LeastSquares(samples=64, size=12)
-    is_in_rounds = method.lead.cut_epoch is not Lead.cut_epoch
+    is_in_rounds = method.lead.cuts_epochs
     epochs = 16.0 if push.is_all and not is_in_rounds else 32.0
     # A run has few rounds, and of what each has come to a part is sent.
     epochs *= 2 if push.is_way and less else 1

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 from simulated import job_file
-from sklearn.datasets import load_digits
 
 from dlctl import messages as m
 from dlctl.machine import Send
@@ -19,6 +19,7 @@ from dlctl.sim.objectives import LeastSquares, layout_of
 from dlctl.sim.simulation import Simulation
 
 PORTIONS = 15
+DIGITS = Path(__file__).parents[2] / "examples" / "digits" / "digits.npz"
 
 
 class Portions(Checker):
@@ -177,7 +178,8 @@ class Digits:
     """Logistic regression of handwritten digits: ten classes, 64 pixels and one that is lit."""
 
     def __init__(self):
-        pixels, digits = load_digits(return_X_y=True)
+        with np.load(DIGITS) as file:
+            pixels, digits = file["pixels"], file["labels"]
         self.samples = len(digits)
         self.x = np.hstack([pixels / 16, np.ones((len(digits), 1))])
         self.y = np.eye(10)[digits]

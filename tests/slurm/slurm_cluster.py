@@ -19,6 +19,7 @@ from hosts.waiting import until
 
 TOOLS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "scontrol", "squeue", "scancel")
 PARTITION = "dl"
+KEEPER = "daemons.node.keep"
 CONF = """ClusterName=lab
 SlurmctldHost=lab({controller})
 SlurmUser=root
@@ -179,12 +180,20 @@ class SlurmCluster:
     def section(self, nodes: int = 3, **more: str) -> str:
         """For a job file; values as TOML."""
         keys = {"nodes": str(nodes), "dir": f'"{self.directory}/orders"', **more}
-        return "\n".join(["[slurm]", *(f"{key} = {value}" for key, value in keys.items()), ""])
+        return "\n".join(
+            [
+                "[launcher]",
+                'name = "slurm"',
+                *(f"{key} = {value}" for key, value in keys.items()),
+                "",
+            ]
+        )
 
     def daemons(self, node: str) -> list[str]:
         """Names of the daemons that live on a node; its keeper is one of them."""
         words = [process.cmdline() for process in self.cluster.processes(node)]
-        return sorted(w[-3] if len(w) > 5 else w[3] for w in words if "daemons." in " ".join(w[:4]))
+        ours = [w for w in words if "daemons." in " ".join(w[:4])]
+        return sorted(w[3] if len(w) <= 5 or w[3] == KEEPER else w[-3] for w in ours)
 
     def files(self, node: str) -> list[str]:
         """What of dlctl's is there."""

@@ -106,7 +106,7 @@ def test_a_coordinator_that_dies_while_its_job_waits_is_replaced_and_submits_no_
     ("section", "said"),
     [
         ('python = "/no/python"', "execve(): /no/python: No such file or directory"),
-        ('dir = "{place}"', "dir in [slurm] has to be on a shared file system"),
+        ('dir = "{place}"', "dir of launcher slurm has to be on a shared file system"),
     ],
 )
 def test_nodes_that_cannot_start_a_keeper_fail_the_start_and_say_why(

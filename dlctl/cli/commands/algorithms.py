@@ -15,8 +15,10 @@ from dlctl.errors import NotFound
 from dlctl.util.did_you_mean import meant
 from dlctl.util.keydocs import keys, to_toml
 
-SECTIONS = {kind: section for section, kind in registry.SECTIONS.items()}
-"""Kind -> the section of the job file that uses its names; launchers have none."""
+SECTIONS = {kind: section for section, kind in registry.SECTIONS.items()} | {
+    "launchers": "launcher"
+}
+"""Kind -> the section of the job file that uses its names."""
 WIDTH = 70
 
 

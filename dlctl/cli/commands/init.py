@@ -3,37 +3,67 @@
 from __future__ import annotations
 
 import shlex
+import tomllib
 from pathlib import Path
 
 import click
 
 from dlctl.cli.group import make_command
-from dlctl.cli.options import PATH, force_option, require_free
+from dlctl.cli.options import PATH, completing, force_option, require_free
 from dlctl.cli.ui import console
-from dlctl.errors import os_errors_as
+from dlctl.errors import NotFound, os_errors_as
 from dlctl.util import outfile
+from dlctl.util.did_you_mean import meant
 
-TEMPLATE = Path(__file__).parents[1] / "template"
-FILES = ("job.toml", "train.py")
+FOLDERS = (Path(__file__).parents[2] / "examples", Path(__file__).parents[3] / "examples")
+"""In a wheel, and in the source tree."""
+SMALLEST = "own_task"
 
 
 @make_command(
     "dlctl init demo  # write demo/job.toml and demo/train.py",
     "dlctl init  # write them here",
+    "dlctl init --example digits digits  # write an example into digits/",
+)
+@click.option(
+    "--example",
+    default=SMALLEST,
+    metavar="NAME",
+    shell_complete=completing(lambda ctx: examples()),
+    help="Write this example instead: chargpt, digits, fashion_mnist, glove or word2vec.",
 )
 @click.argument("directory", default=".", metavar="[DIR]", type=PATH)
 @force_option
-def command(directory: Path, force: bool) -> None:
+def command(directory: Path, example: str, force: bool) -> None:
     """The task trains a small network on generated data, so it runs unchanged. Change it to your
-    own.
+    own. The examples are whole projects, each with a README.md.
     """
-    targets = [directory / name for name in FILES]
+    sources = files(example)
+    targets = [directory / source.name for source in sources]
     with os_errors_as("cannot write", directory):
         directory.mkdir(parents=True, exist_ok=True)
         require_free(force, *targets)
-        for target in targets:
-            outfile.write(target, (TEMPLATE / target.name).read_bytes())
+        for source, target in zip(sources, targets, strict=True):
+            outfile.write(target, source.read_bytes())
             console.out(console.escape(str(target)))
-    run = f"dlctl run {shlex.quote(str(targets[0]))}"
-    progress = "shows its progress, from another terminal"
-    console.commands([(run, "trains; Ctrl-C stops"), ("dlctl status", progress)])
+    rows = []
+    for target in targets:
+        if target.suffix == ".toml":
+            method = tomllib.loads(target.read_text(encoding="utf-8"))["algorithm"]["name"]
+            rows.append((f"dlctl run {shlex.quote(str(target))}", f"trains with {method}"))
+    console.commands([*rows, ("dlctl status", "shows its progress, from another terminal")])
+
+
+def examples() -> dict[str, Path]:
+    """Name -> folder, of all that have a job file."""
+    root = next(folder for folder in FOLDERS if folder.is_dir())
+    return {path.parent.name: path.parent for path in sorted(root.glob("*/*.toml"))}
+
+
+def files(example: str) -> list[Path]:
+    """All files of an example, but none of its runs. Raises NotFound, with all names."""
+    known = examples()
+    if example not in known:
+        text = f'there is no example "{example}"{meant(example, known)}'
+        raise NotFound(text, hint=f"dlctl init --example, with one of {', '.join(known)}")
+    return sorted(path for path in known[example].iterdir() if path.is_file())

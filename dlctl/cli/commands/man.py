@@ -28,8 +28,8 @@ _WIDTH_MAX = 100
 )
 @click.option("--plain", is_flag=True, help="Print the page as it is, in Markdown; use no pager.")
 def command(topic: str, plain: bool) -> None:
-    """TOPIC is a command, or job, hosts, slurm or problems. On a terminal the page opens in $PAGER.
-    Elsewhere it is printed as Markdown.
+    """TOPIC is a command, job, hosts or problems, or a launcher that has a page. On a terminal the
+    page opens in $PAGER. Elsewhere it is printed as Markdown.
     """
     text = text_of(find(topic))
     if plain or not console.is_tty():
@@ -57,7 +57,7 @@ def find(topic: str) -> Path:
 
 
 def topics() -> dict[str, Path]:
-    """All pages: command (or "job", "hosts", "slurm", or "" for dlctl itself) -> file."""
+    """All pages: command (or "job", "hosts", ..., or "" for dlctl itself) -> file."""
     pages = next(filter(None, (sorted(folder.glob("dlctl*.md")) for folder in FOLDERS)), [])
     return {page.stem.removeprefix("dlctl").removeprefix("-"): page for page in pages}
 

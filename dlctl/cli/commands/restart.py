@@ -56,7 +56,7 @@ def _take_new_code(snapshot: Snapshot, chosen: list[str]) -> None:
     if not changed or workers.isdisjoint(chosen):
         return
     files = ", ".join(map(values.path, changed))
-    if other_hosts.of(snapshot):
+    if other_hosts.have_copies(snapshot):
         console.warn(f"{files}: changed, but not reloaded on other hosts: dlctl stop, dlctl start")
         return
     task_code.forget(snapshot.directory)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -16,13 +19,16 @@ from dlctl.cli.options import file_argument, fresh_option
 from dlctl.cli.ui import attention, console, live, log_lines, report
 from dlctl.cli.ui.interrupts import Interrupted, Interrupts, caught
 from dlctl.errors import JobFailed, NotRunning, TimedOut
-from dlctl.ops import ready, stop
+from dlctl.ops import next_step, ready, stop
 from dlctl.ops.recover import Launched
+from dlctl.problems import names_in
 from dlctl.runs import logs
 from dlctl.runs.logs import LEVELS, Line
 from dlctl.runs.snapshot import Snapshot, load, read_job
 from dlctl.util import values
 
+SETTLED_S = 3.0
+"""After a worker has raised an error, the run ends within this time, or goes on."""
 SIGNALLED = 128
 """The exit code of a program terminated by a signal is this plus the signal's number."""
 
@@ -64,7 +70,7 @@ def command(ctx: click.Context, file: Path, fresh: bool) -> None:
     if snapshot.state == "failed":
         raise JobFailed(
             f"{snapshot.run_id} failed: {snapshot.reason}{ready.quoted(snapshot)}",
-            hint=f"dlctl logs --failed -j {snapshot.run_id}",
+            hint=next_step.command(snapshot),
         )
     if snapshot.state != "finished":
         raise NotRunning(f"{snapshot.run_id} was {snapshot.state} before it had finished")
@@ -75,24 +81,43 @@ def _attend(launched: Launched, progress: live.Progress) -> Snapshot:
     directory = launched.directory
     names = list(load(directory).roles())
     printer, follower = log_lines.Printer(names), logs.Follower(directory, names)
+    waiting: deque[tuple[float, Line]] = deque()
+    """Each with the time from which on it is shown: by then the reason of an end is known."""
 
-    def show(lines: Iterable[Line]) -> None:
-        for line in lines:
-            # The final error reports the cause of the run's end.
-            is_cause = bool(line.text) and line.text in snapshot.reason
-            if line.severity >= LEVELS.index("warning") and not is_cause:
+    def show(lines: Iterable[Line], until: float = math.inf) -> None:
+        warnings = [line for line in lines if line.severity >= LEVELS.index("warning")]
+        waiting.extend((time.monotonic() + SETTLED_S, line) for line in warnings)
+        while waiting and waiting[0][0] <= until:
+            line = waiting.popleft()[1]
+            if not _is_cause(line, snapshot):
                 progress.line(printer.text(line))
 
     snapshot = ready.wait_ready(launched, None, progress)
-    while snapshot.is_live:
-        lines = follower.poll()
-        time.sleep(live.LOOK_S)
-        snapshot = load(directory)
-        show(lines)  # Delayed, so that the run's reason is known by now.
-        progress.show(snapshot)
-    snapshot = stop.settle(snapshot)
-    show(follower.rest())
+    try:
+        while snapshot.is_live:
+            lines = follower.poll()
+            time.sleep(live.LOOK_S)
+            snapshot = load(directory)
+            show(lines, time.monotonic())
+            progress.show(snapshot)
+        snapshot = stop.settle(snapshot)
+        show(follower.rest())
+    finally:  # Ctrl-C does not lose what is waiting.
+        show(())
     return snapshot
+
+
+def _is_cause(line: Line, snapshot: Snapshot) -> bool:
+    """Whether the error that ends a failed run's command says this as well: the error of a daemon,
+    as itself or the coordinator told it, or that its process has ended.
+    """
+    if snapshot.state not in ("stopping", "failed"):
+        return False  # The reason of a degraded run names daemons, too.
+    daemon, _, words = line.text.partition(": ")
+    about = daemon.removesuffix(" ended")
+    is_blamed = about in names_in(snapshot.reason)
+    told = words if is_blamed else line.text
+    return (is_blamed and about != daemon) or (bool(told) and told in snapshot.reason)
 
 
 def _stop(directory: Path, interrupts: Interrupts, origin: str) -> Snapshot:
@@ -122,6 +147,9 @@ def _summary(snapshot: Snapshot) -> None:
     found = snapshot.run.get("finish")
     printed = found.get("text") if isinstance(found, Mapping) else None
     finish = [console.escape_lines(printed)] if isinstance(printed, str) and printed else []
-    head = [*report.head(snapshot), *attention.lines(snapshot, ())]
+    # The error that follows has the reason of a failure, and the next step.
+    has_failed = snapshot.state == "failed"
+    shown = replace(snapshot, reason="") if has_failed else snapshot
+    head = [*report.head(shown), *attention.lines(snapshot, (), has_next=not has_failed)]
     console.out("\n".join([*head, *finish]), flush=True)
     console.commands(report.next_commands(snapshot))

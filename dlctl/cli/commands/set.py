@@ -10,7 +10,7 @@ import click
 from dlctl import inner, settings
 from dlctl.cli.group import make_command
 from dlctl.cli.options import job_option, timeout_option
-from dlctl.cli.ui import console
+from dlctl.cli.ui import console, report
 from dlctl.control import client
 from dlctl.errors import Partial, UsageError
 from dlctl.ops import changes, control, next_step
@@ -67,6 +67,9 @@ def command(words: tuple[str, ...], show_list: bool, limit_s: float, job: str | 
         console.out(console.table(rows))
     if "lr" in wanted and read_job(snapshot.directory)["inner"]["name"] != inner.NONE:
         console.note("lr is the servers' rate; that of the workers' own steps is inner_lr")
+    for key, text in report.uneven(result.get("uneven")):
+        if key in wanted:
+            console.warn(f"{key}: {text}")
     control.warn_unwritten(result)
     if missing := result["missing"]:
         raise Partial(

@@ -16,8 +16,10 @@ from dlctl.util.text import grave, is_birth
 LAST_LINES = 3
 
 
-def lines(snapshot: Snapshot, rows: Sequence[Row]) -> list[str]:
-    """The problems of these daemons and of the run, and the next step."""
+def lines(snapshot: Snapshot, rows: Sequence[Row], *, has_next: bool = True) -> list[str]:
+    """The problems of these daemons and of the run, and the next step unless another line has it.
+    The first line of `status` has the reason of an end; the same log lines are shown once.
+    """
     chosen: dict[str, Row] = {RUN: {}, **{str(row["name"]): row for row in rows}}
     found = [
         problem
@@ -26,13 +28,15 @@ def lines(snapshot: Snapshot, rows: Sequence[Row]) -> list[str]:
         and codes.level(problem) != "wait"
         and problem.code != "run-failed"  # The first line of `status` has it.
     ]
-    step = next_step.of(snapshot)
-    shown = []
+    step = next_step.of(snapshot) if has_next else None
+    shown: list[str] = []
+    quoted: list[list[str]] = []
     for problem, fix in with_fixes(snapshot, found):
         mark = console.style("!", fg="red") if codes.level(problem) == "error" else "·"
-        shown.append(f"{mark} {line(problem, snapshot.now)}")
+        shown.append(f"{mark} {line(_without_reason(problem, snapshot), snapshot.now)}")
         words = _last_log_lines(problem, chosen[problem.daemon])
-        shown += [f"       | {console.escape(word)}" for word in words]
+        shown += [f"       | {console.escape(word)}" for word in words if words not in quoted]
+        quoted.append(words)
         is_shown_below = step is not None and step.command in fix
         if fix and snapshot.is_live and codes.level(problem) != "notice" and not is_shown_below:
             shown.append(console.next_lines(fix, " " * 7))
@@ -45,6 +49,14 @@ def lines(snapshot: Snapshot, rows: Sequence[Row]) -> list[str]:
     if step is not None:
         shown.append(console.next_lines(step.text(), "  ", "next        "))
     return shown
+
+
+def _without_reason(problem: Problem, snapshot: Snapshot) -> Problem:
+    """A problem without an error that is the reason of the run's end."""
+    error = problem.facts.get("error")
+    if snapshot.is_live or not isinstance(error, str) or error not in snapshot.reason:
+        return problem
+    return problem._replace(facts={k: v for k, v in problem.facts.items() if k != "error"})
 
 
 def line(problem: Problem, now: float) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dlctl.cli.ui import console
-from dlctl.ops import next_step
+from dlctl.ops import next_step, other_hosts
 from dlctl.problems import CODES
 from dlctl.runs import facts, task_code
 from dlctl.runs.snapshot import Snapshot
@@ -14,8 +14,6 @@ from dlctl.util import values
 from dlctl.util.text import plural
 from dlctl.util.values import NOTHING
 
-SLURM_JOB = "slurm.json"
-"""Only in the directory of a run that has a Slurm job (`slurmcalls.HANDLE`)."""
 _COLORS = {
     "green": ("running", "finished"),
     "cyan": ("starting", "pending", "checkpointing", "stopping", "draining"),
@@ -39,11 +37,13 @@ def run_state(snapshot: Snapshot) -> str:
 
 
 def uptime(snapshot: Snapshot) -> str:
-    """Since the start, or from the start to the end."""
+    """Since the start, or from the start to the end, without what it lay dead before a recover."""
     began = values.number(snapshot.run.get("started_at"))
     ended = snapshot.run.get("ended_at") or snapshot.run.get("updated_at")
     until = snapshot.now if snapshot.is_live else values.number(ended)
-    return NOTHING if began is None or until is None else values.duration(until - began)
+    if began is None or until is None:
+        return NOTHING
+    return values.duration(until - began - (values.number(snapshot.run.get("dead_s")) or 0.0))
 
 
 def figures(run: facts.Row) -> list[str]:
@@ -84,10 +84,13 @@ def head(snapshot: Snapshot) -> list[str]:
 
 def _facts(snapshot: Snapshot) -> Iterator[str]:
     run, fact = snapshot.run, console.fact
-    if job := slurm_job(snapshot):
-        yield fact("slurm", f"job {job}")
+    launcher, held = other_hosts.held(snapshot)
+    if held:
+        yield fact(launcher, held)
     if snapshot.is_live and facts.text(run.get("waiting")):
         yield fact("waiting", f"for {facts.text(run['waiting'])}")
+    for key, text in uneven(run.get("uneven")) if snapshot.is_live else ():
+        yield fact(key, text, is_warning=True)
     if isinstance(run.get("method"), Mapping):
         yield fact("method", values.measured(run["method"]))
     if (samples := values.number(run.get("noise_scale"))) is not None:
@@ -103,6 +106,14 @@ def _facts(snapshot: Snapshot) -> Iterator[str]:
         names = ", ".join(map(values.path, files))
         old = "changed since the start, but the old version is used (dlctl restart reloads it)"
         yield fact("code", f"{names}: {old}", is_warning=True)
+
+
+def uneven(found: Any) -> Iterator[tuple[str, str]]:
+    """Setting -> the values of the servers, of settings in which the shards of the model differ."""
+    for key, of in found.items() if isinstance(found, Mapping) else ():
+        if isinstance(of, Mapping):
+            shards = ", ".join(f"{server} {value}" for server, value in of.items())
+            yield str(key), f"{shards}: the parts of the model differ (dlctl set {key}=VALUE)"
 
 
 def without_residuals(row: facts.Row) -> str:
@@ -127,16 +138,6 @@ def newest_checkpoint(snapshot: Snapshot) -> str:
     return ", ".join(part for part in parts if part not in ("", NOTHING))
 
 
-def slurm_job(snapshot: Snapshot) -> str:
-    """The number of the Slurm job that a run has now; "" if it has none."""
-    if not (snapshot.directory / SLURM_JOB).exists():
-        return ""
-    from dlctl.launch import slurmcalls  # imported late: most runs have none
-
-    handle = slurmcalls.read_handle(snapshot.directory)
-    return handle.job_id if handle is not None else ""
-
-
 def as_data(snapshot: Snapshot) -> dict[str, Any]:
     """A run as JSON, without its daemons: all its keys, and the corrected state."""
     truth = {
@@ -148,7 +149,7 @@ def as_data(snapshot: Snapshot) -> dict[str, Any]:
         "silent_s": snapshot.silent_s,
         "unwritten_s": snapshot.unwritten_s,
         "directory": str(snapshot.directory),
-        "slurm_job": slurm_job(snapshot) or None,
+        "allocation": other_hosts.held(snapshot)[1] or None,
     }
     data: dict[str, Any] = values.timed({**snapshot.run, **truth})
     data.pop("problems", None)  # These are as recorded; `dlctl.ops.problems` has the current ones.

@@ -163,6 +163,7 @@ class Coordinator:
             self.checkpointing,
             self.evaluations,
             totals,
+            self.settings,
         )
         self.reports = Reports(
             run, self, self.leases, self.evaluations, self.failure_detector, totals

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from dlctl.errors import DlctlError, RemoteProtocolError
 from dlctl.messages import Json, ModelReady
 from dlctl.util import listing
+from dlctl.util.text import OTHER_NUMBERS
 
 SHOWN_MAX = 3
 """Names that an error lists."""
@@ -109,8 +110,8 @@ class Dataset(NamedTuple):
         """
         if self.order != list(range(self.shards)):
             raise DlctlError(
-                "the shards in the records of this run are numbered by their places in the list, "
-                "as dlctl did before; now they are numbered by their sorted names",
+                f"{OTHER_NUMBERS}, as dlctl did before; now they are numbered by their sorted "
+                "names",
                 hint="dlctl recover --from-checkpoint continues from a checkpoint",
             )
 

@@ -133,9 +133,7 @@ class DrivenMethod:
         self.failed = ""
         """Why it cannot continue; "" if it can."""
         self._rules = {table.name: table.rule for table in tables}
-        drives = lead.drive()
-        assert drives is not None, "a method that the coordinator drives"
-        self._drives = drives
+        self._drives = lead.drive()
         self.snapshot = lead.state()
         """The lead's state at the newest snapshot, to which the journal is replayed."""
         self._first = (journal.get("number", 0), journal.get("clock", -1))

@@ -1,7 +1,7 @@
 """Unreachable hosts: retried for a while, then given up.
 
 The only sign of life of an agent on another machine is its messages. When it is silent it is
-restarted over ssh; while that fails, its host is away. Processes there keep running on their own,
+restarted there; while that fails, its host is away. Processes there keep running on their own,
 and are not replaced: they may come back with all of their state. After `host_s` the host is given
 up. Its workers are started on other hosts, with new epochs, so that the old ones are fenced if they
 are still alive. A server's shard is on that host only: without it the run ends, and can resume from
@@ -24,6 +24,7 @@ from dlctl.roles.coordinator.run_state import Part
 from dlctl.roles.protocol.effects import AgentWaits, HostsTaken
 from dlctl.roles.protocol.files import Transfers
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
+from dlctl.util.hostnames import HERE
 from dlctl.util.names import HOME_AGENT
 from dlctl.util.text import grave
 
@@ -59,11 +60,9 @@ class HostFailures(Part):
             self._give_up(agent, now)
 
     def host(self, agent: Daemon) -> str:
-        """The host's name in the job file, or its own name if Slurm has chosen it."""
+        """The host's name in the job file, or its own name if the launcher has chosen it."""
         host = self._agents[agent.name]
-        if host.launcher == "slurm":
-            return agent.host or "its node"
-        return host.ssh or "this machine"
+        return host.name or agent.host or "its host" if host.is_other else HERE
 
     def on_event(self, event: AgentWaits | HostsTaken, now: float) -> None:
         match event:

@@ -18,10 +18,10 @@ class MethodLead:
     def __init__(self, run: RunState) -> None:
         options = run.algorithm.Options(**run.job.algorithm.options)
         self.side: Lead = run.algorithm.lead(options)
-        self.cuts_epochs = type(self.side).cut_epoch is not Lead.cut_epoch
+        self.cuts_epochs = self.side.cuts_epochs
         self.driven: Driven | None = None
         """The method, if the coordinator drives it."""
-        if type(self.side).drive is not Lead.drive:
+        if self.side.portions == "batch":
             tables, servers = run.algorithm.shape.tables_of(options), run.job.servers.count
             self.driven = Driven(run.context, self.side, tables, servers)
         self._pool: PortionPool | None = None

@@ -137,7 +137,7 @@ class Registration:
             return None
         daemon.heard(peer, now)
         # The name from the job file, if it has one.
-        daemon.host = placement.agents(self.run.job.places)[daemon.agent].ssh or message.host
+        daemon.host = placement.agents(self.run.job.places)[daemon.agent].name or message.host
         daemon.pid = message.pid
         if daemon.registered:
             # Its welcome may wait until the term is on record; send a sign of life meanwhile.

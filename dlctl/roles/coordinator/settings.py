@@ -10,12 +10,13 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from dlctl import messages as m
 from dlctl.errors import NotFound, RemoteProtocolError, UsageError
 from dlctl.machine import Peer
 from dlctl.messages import Json
-from dlctl.roles.coordinator.membership import Membership
+from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.records import History
 from dlctl.settings import EVERY_RUN, LiveSettings
 from dlctl.util.did_you_mean import did_you_mean
@@ -23,7 +24,9 @@ from dlctl.util.names import COORDINATOR
 
 ANSWER_S_MAX = 5.0
 Answered = Callable[[Json], None]
-"""Called with {"changes": [a row for each daemon and key], "missing": [names]}."""
+"""Called with {"changes": [a row for each daemon and key], "missing": [names], "uneven": see
+`SettingChanges.uneven`}.
+"""
 
 
 @dataclass(slots=True)
@@ -142,4 +145,24 @@ class SettingChanges:
     def _close(self, number: int) -> None:
         change = self._open.pop(number)
         rows = sorted(change.rows, key=lambda row: (row["name"], row["key"]))
-        change.answered({"changes": rows, "missing": sorted(change.asked)})
+        missing = sorted(change.asked)
+        change.answered({"changes": rows, "missing": missing, "uneven": self.uneven()})
+
+    # ------------------------------------------------------------ shards
+
+    def uneven(self) -> Json:
+        """Setting -> server -> value, of what the shards of the model do not have in common."""
+        servers = self.members.of_role("server")
+        values = {
+            key: {server.name: _value(server, key) for server in servers}
+            for key, setting in self.live.by_key.items()
+            if setting.roles == ("server",)
+        }
+        return {key: of for key, of in values.items() if len({*of.values()} - {None}) > 1}
+
+
+def _value(daemon: Daemon, key: str) -> Any:
+    """What was set for a daemon, else what it reports; None if neither is known."""
+    said = daemon.metrics.get("settings")
+    found = daemon.settings.get(key, said.get(key) if isinstance(said, dict) else None)
+    return found if isinstance(found, str | int | float) else None

@@ -22,6 +22,7 @@ from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.records import AddMetric, Snapshot
 from dlctl.roles.coordinator.run_progress import RunProgress
 from dlctl.roles.coordinator.run_state import Part, RunState
+from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.coordinator.supply import DataSupply
 from dlctl.roles.protocol.meters import Pace
 from dlctl.runs import evaluated
@@ -90,6 +91,7 @@ class StatusReport:
     checkpointing: Checkpointing
     evaluations: Evaluations
     totals: Totals
+    settings: SettingChanges
 
     def __post_init__(self) -> None:
         self._row_due_at = 0.0
@@ -162,6 +164,8 @@ class StatusReport:
             run["batch_size"] = self.data.batch_size
         if rates := self._learning_rates():
             run["rates"] = rates
+        if uneven := self.settings.uneven():
+            run["uneven"] = uneven
         if (noise := self._noise_scale()) is not None:
             run["noise_scale"] = round(noise, 1)
         if checkpointing.newest is not None:

@@ -42,7 +42,6 @@ class Saves:
         """name: of this daemon. shape: of the method."""
         self._context = context
         self._name = name
-        self._has_inner = job.inner.name != inner.NONE
         self._has_own_model = shape.model != "tables"
         has_scale = job.gradient.precision == "fp16"
         self._of_torch = not inner.keeps_nothing(job.inner) or bool(shape.engine) or has_scale
@@ -79,11 +78,8 @@ class Saves:
         return self._changes_with_steps(side)
 
     def _changes_with_steps(self, side: ReplicaSide) -> bool:
-        """Whether the saved state changes with every step, not only with pushes. A replica with
-        steps of its own may keep its parameters in the method's state beside the residual.
-        """
-        is_own = self._has_inner and bool(side.state().keys() - {"residual"})
-        return self._of_torch or self._has_own_model or is_own
+        """Whether the saved state changes with every step, not only with pushes."""
+        return self._of_torch or self._has_own_model or side.keeps_position
 
     def take_if_clean(self, replica: Savable) -> bool:
         """Take the requested save if no step is unpushed. Unpushed gradients belong to unfinished

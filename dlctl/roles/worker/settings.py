@@ -59,7 +59,7 @@ class Settings:
         places: dict[str, Place] = {
             **{key: (limiter, "bytes_per_s") for key, limiter in self._limiters.items()},
             "push_window": (send_queue, "push_window_bytes"),
-            **{key: (compressor, key) for key in getattr(compressor, "live", ())},
+            **{key: (compressor, key) for key in compressor.live},
             **{key: (self.options, key) for key in method.live},
         }
         if self.own_rate is not None:

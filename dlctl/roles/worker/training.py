@@ -13,6 +13,8 @@ from collections.abc import Generator, Iterable
 from typing import Any, NamedTuple
 
 from dlctl import messages as m
+from dlctl import outdated
+from dlctl.algorithms import shapes
 from dlctl.algorithms.base import Method, ReplicaSide
 from dlctl.algorithms.needs import Ask, Collective, Gradient, Need, NextData, Read, Settle, Write
 from dlctl.machine import Event, Peer
@@ -71,7 +73,8 @@ class Training:
         self.asking = Asking(context, me, members, len(side.parameters), accounts.rates)
         self.answering = Answering(context, me, members, side, self.has_model)
         self._taking_over = self._source_of(origin)
-        self._services = self._all_services()
+        served = shapes.served(method)
+        self._services = {k: one for k, one in self._all_services().items() if k in served}
         self.is_paused = False
         self.parked = False
         self._leaves = False
@@ -119,7 +122,7 @@ class Training:
         self.reading.go_on(now)
         if not self.is_at_work():
             self.answering.serve()
-            self.asking.deliver(self.side)
+            self.asking.deliver()
         if not self._has_taken_over(now):
             return
         if self._need is None and not self.parked:
@@ -155,8 +158,13 @@ class Training:
             if self.collecting is not None:
                 self.collecting.cancel()  # The others need not wait for it.
             return
+        except TypeError as error:
+            if why := outdated.argument(error):
+                raise TypeError(f"{where}: {why}") from error
+            raise
         if type(need) not in self._services:
-            raise TypeError(f"{where}: nothing serves {need!r:.80}")
+            why = shapes.UNDECLARED.get(type(need), "")
+            raise TypeError(f"{where}: nothing serves {need!r:.80}{why and ': '}{why}")
         if self._leaves and isinstance(need, Gradient | NextData):
             raise TypeError(f"{where}: leave() asks for data: {need!r:.80}")
         self._need = need

@@ -17,6 +17,7 @@ import numpy as np
 from dlctl import messages as m
 from dlctl import schedule
 from dlctl.algorithms.base import Method, ReplicaSide, Site, Start
+from dlctl.algorithms.shapes import check_names
 from dlctl.compress.base import Compressor
 from dlctl.config import JobFile
 from dlctl.errors import JobFailed, RemoteProtocolError
@@ -292,6 +293,7 @@ class Worker:
         side = self._side(model)
         start: Start = "joins" if self.joining.is_under_way() else "new"
         side.begin("restored" if saved else start)
+        check_names(side)
         if saved:
             self._saves.restore(side, saved)
         begins = start == "new" or bool(saved)
@@ -323,7 +325,7 @@ class Worker:
                 rng=np.random.default_rng(self._seed),
                 members=self.members.slots,
                 has_inner=self.settings.own_rate is not None,
-                pushes_all=getattr(self.compressor, "takes_all", False),
+                pushes_all=self.compressor.takes_all,
             )
         )
 

@@ -155,7 +155,7 @@ def barrier_waits_for_the_dead(patch: Patch) -> None:
     honest = Barrier.members
 
     def members(self, slots):
-        return honest(self, slots | self._members)
+        return honest(self, slots | self.roster.members)
 
     patch.setattr(Barrier, "members", members)
 

@@ -191,7 +191,7 @@ def pulled_under_a_gradient(patch: Patch) -> None:
     honest = Training.advance
 
     def advance(self, now):
-        self.asking.deliver(self.side)
+        self.asking.deliver()
         honest(self, now)
 
     patch.setattr(Training, "advance", advance)

@@ -17,19 +17,19 @@ from annotated_types import Ge
 
 from dlctl import messages
 from dlctl.algorithms.base import Lead, Method, Needs, PushOutcome, ReplicaSide, ShardSide
-from dlctl.algorithms.needs import Gradient, NextData, Read, View, Write
+from dlctl.algorithms.needs import NextData, Read, View, Write
+from dlctl.algorithms.roster import IDLE, Roster, absurd
+from dlctl.algorithms.sync import accrue
 from dlctl.compress.base import Delta
 from dlctl.messages import APPLIED, Json
-from dlctl.settings import Setting, count
-
-IDLE = 2**40
-"""The clock of a replica without data: nobody waits for it."""
+from dlctl.settings import Live
+from dlctl.shards.base import Shard
 
 
 @dataclass(slots=True, kw_only=True)
 class Options:
-    staleness: Annotated[int, Ge(1)] = 1
-    """Steps that a replica may be ahead of the slowest one. Changes live."""
+    staleness: Live[Annotated[int, Ge(1)]] = 1
+    """Steps that a replica may be ahead of the slowest one."""
 
 
 class Replica(ReplicaSide):
@@ -41,57 +41,59 @@ class Replica(ReplicaSide):
     def run(self) -> Needs:
         clock, is_idle = 0, False
         while True:
-            data = yield NextData()
-            if data is None and not is_idle:
-                yield Write(vector=None, clock=IDLE)
-            is_idle = data is None
-            if is_idle:
+            if (yield NextData()) is None:
+                if not is_idle:
+                    yield Write(vector=None, clock=IDLE)
+                is_idle = True
                 continue
-            at_least = max(0, clock - self.options.staleness)
+            at_least = 0 if is_idle else max(0, clock - self.options.staleness)
+            is_idle = False
             view: View = yield Read(wait=True, at_least=at_least, after_own=True)
             assert view.clock_min >= at_least, f"{view} at clock {clock}"
-            slowest = 0 if view.clock_min >= IDLE else view.clock_min
-            clock = max(clock, slowest)
-            computed = yield Gradient()
-            if computed is None:
-                continue
-            self.residual += computed.gradient
-            clock += 1
-            yield Write(vector=self.residual, samples=computed.samples, clock=clock)
-            yield Read(wait=False)
+            clock = max(clock, view.clock_min)
+            if samples := (yield from accrue(self)):
+                clock += 1
+                yield self.write_residual(samples=samples, clock=clock)
+                yield Read(wait=False)
 
 
 class Clocks(ShardSide):
-    def __init__(self, options: Options, shard: object) -> None:
-        super().__init__(options, shard)  # type: ignore[arg-type]
-        self._clocks: dict[int, int] = {}
-        self._members: frozenset[int] = frozenset()
+    def __init__(self, options: Options, shard: Shard) -> None:
+        super().__init__(options, shard)
+        self.roster = Roster()
+        self._clock = 0
 
     def clock(self) -> int:
-        return min((self._clocks.get(slot, 0) for slot in self._members), default=0)
+        return self._clock
 
     def push(self, push: messages.Push, delta: Delta) -> list[PushOutcome]:
-        staleness = max(0, self.shard.version - push.base_version)
-        self._clocks[push.slot] = push.clock
-        if push.samples:  # Else it only says that nobody has to wait for this replica.
+        is_idle = push.clock == IDLE
+        if not is_idle and (why := absurd(push, self._clock)):
+            return self.left_out(push, why)
+        if push.samples:
             self.shard.apply(delta, push.samples)
-        return [push.outcome(APPLIED, staleness)]
+        if is_idle:
+            self.roster.rest(push.slot)
+        else:
+            self.roster.count(push.slot, push.clock)
+        self._clock = self.roster.slowest(self._clock)
+        return [push.outcome(APPLIED)]
 
     def joined(self, slot: int) -> list[PushOutcome]:
-        """Whoever joins begins with the slowest; nobody has to wait for what it never did."""
-        others = [c for other, c in self._clocks.items() if other != slot]
-        self._clocks[slot] = min((c for c in others if c < IDLE), default=0)
+        self.roster.count(slot, self._clock)  # It is waited for at once.
         return []
 
     def members(self, slots: frozenset[int]) -> list[PushOutcome]:
-        self._members = slots
+        self.roster.meet(slots, self._clock)
+        self._clock = self.roster.slowest(self._clock)
         return []
 
     def state(self) -> Json:
-        return {"clocks": sorted(map(list, self._clocks.items()))}
+        return {"clock": self._clock, **self.roster.state()}
 
     def resume(self, state: Json) -> None:
-        self._clocks = dict(state.get("clocks", []))
+        self._clock = state["clock"]
+        self.roster.resume(state)
 
 
 class Counting(Lead):
@@ -119,5 +121,4 @@ CLOCK = Method(
     replica=Replica,
     shard=Clocks,
     lead=Counting,
-    live={"staleness": Setting(help="steps ahead of the slowest replica", parse=count)},
 )

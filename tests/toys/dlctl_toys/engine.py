@@ -15,12 +15,11 @@ from typing import Annotated, Any
 import numpy as np
 from annotated_types import Gt
 
-from dlctl import messages
-from dlctl.algorithms.base import Method, Needs, PushOutcome, ReplicaSide, Shape, ShardSide
-from dlctl.algorithms.needs import Engine, Gradient, NextData, Read, Write
-from dlctl.compress.base import Delta
-from dlctl.messages import APPLIED, Array
-from dlctl.settings import Setting, number
+from dlctl.algorithms.base import Method, Needs, ReplicaSide, Shape
+from dlctl.algorithms.downpour import Server
+from dlctl.algorithms.needs import Engine, Gradient, NextData, Read
+from dlctl.messages import Array
+from dlctl.settings import Live
 from dlctl.vector import copy_into, to_host
 
 DECAY, EPS = np.float32(0.9), np.float32(1e-8)
@@ -30,8 +29,8 @@ EVERY = 2
 
 @dataclass(slots=True, kw_only=True)
 class Options:
-    rate: Annotated[float, Gt(0)] = 0.001
-    """Rate of a replica's own steps. Changes live."""
+    rate: Live[Annotated[float, Gt(0)]] = 0.001
+    """Rate of a replica's own steps."""
 
 
 class Replica(ReplicaSide):
@@ -52,17 +51,9 @@ class Replica(ReplicaSide):
             (way,) = yield Engine(op="way", arrays=(gradient,), shapes=(gradient.shape,))
             moved = to_host(self.parameters) - np.float32(self.options.rate) * way
             copy_into(self.parameters, moved)
-            self.residual += computed.gradient
-            yield Write(vector=self.residual, samples=computed.samples)
+            self.accrue(computed.gradient)
+            yield self.write_residual(samples=computed.samples)
             step += 1
-
-
-class Server(ShardSide):
-    applies_as_pushed = True
-
-    def push(self, push: messages.Push, delta: Delta) -> list[PushOutcome]:
-        self.shard.apply(delta, push.samples)
-        return [push.outcome(APPLIED)]
 
 
 class Twin:
@@ -89,5 +80,4 @@ ENGINE = Method(
     replica=Replica,
     shard=Server,
     shape=Shape(engine="dlctl_toys.curvature:Curvature", twin="dlctl_toys.engine:Twin", ranks=True),
-    live={"rate": Setting(help="rate of a replica's own steps", parse=number)},
 )

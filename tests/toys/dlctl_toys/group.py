@@ -17,14 +17,14 @@ from annotated_types import Gt
 
 from dlctl.algorithms.base import Method, Needs, ReplicaSide, Shape, Start
 from dlctl.algorithms.needs import Collective, Done, Gradient, NextData, Summed, passed_on
-from dlctl.settings import Setting, number
+from dlctl.settings import Live
 from dlctl.vector import Vector, copy_into
 
 
 @dataclass(slots=True, kw_only=True)
 class Options:
-    rate: Annotated[float, Gt(0)] = 0.1
-    """Rate. Changes live."""
+    rate: Live[Annotated[float, Gt(0)]] = 0.1
+    """Rate."""
 
 
 class Replica(ReplicaSide):
@@ -74,5 +74,4 @@ GROUP = Method(
         links=frozenset({"group"}),
         survives=frozenset({"worker", "coordinator"}),
     ),
-    live={"rate": Setting(help="rate of the common step", parse=number)},
 )

@@ -9,16 +9,17 @@ It guards the one decider of all shards.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Ge
 
+from dlctl.algorithms import barrier
 from dlctl.algorithms.base import Lead, Method, Needs, Process, PushOutcome, ReplicaSide
-from dlctl.algorithms.needs import Gradient, NextData, Read, Receipt, View, Write
+from dlctl.algorithms.needs import Receipt, Write
 from dlctl.algorithms.quorum import Chosen
-from dlctl.algorithms.sync import Held
+from dlctl.algorithms.sync import Held, accrue
 from dlctl.messages import APPLIED, DUPLICATE
 
 
@@ -35,27 +36,14 @@ class Replica(ReplicaSide):
         return False
 
     def run(self) -> Needs:
-        yield NextData()  # Who has asked for data is a member.
-        clock = yield from self._meet(0)
+        clock = yield from barrier.join_chosen()
         while True:
-            computed = yield Gradient()
-            samples = 0
-            if computed is not None:
-                self.residual += computed.gradient
-                samples = computed.samples
+            samples = yield from accrue(self)
             vector = self.residual if samples else None
             receipt: Receipt = yield Write(vector=vector, samples=samples, clock=clock, wait=True)
             kinds = {APPLIED if kind == DUPLICATE else kind for kind in receipt.outcomes.values()}
             assert len(kinds) == 1, f"push of clock {clock}: {receipt.outcomes}"
-            clock = yield from self._meet(clock + 1)
-
-    def _meet(self, at_least: int) -> Generator[Read, View, int]:
-        """Read until all shards are at the same clock; returns it."""
-        while True:
-            view = yield Read(wait=True, at_least=at_least)
-            if view.clock_min == view.clock_max:
-                return view.clock_max
-            at_least = view.clock_max
+            clock = yield from barrier.next_chosen(clock)
 
 
 class Shard(Chosen):
@@ -69,6 +57,8 @@ class Shard(Chosen):
 
 
 class Counting(Lead):
+    chooses = True
+
     def quorum(
         self, clock: int, came: Mapping[int, int], members: frozenset[int], waited_s: float
     ) -> frozenset[int] | float | None:

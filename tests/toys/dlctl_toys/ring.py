@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dlctl.algorithms.base import Method, Needs, ReplicaSide, Shape, Start
-from dlctl.algorithms.needs import Ask, Done, Gradient, NextData
+from dlctl.algorithms.needs import Ask
+from dlctl.algorithms.rounds import step_alone
 from dlctl.config import Choice
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array
@@ -35,12 +36,8 @@ class Replica(ReplicaSide):
 
     def run(self) -> Needs:
         while True:
-            data = yield NextData()
-            if data is None:
+            if not (yield from step_alone()):
                 continue
-            if (yield Gradient(step=True, gather=False)) is None:
-                continue
-            yield Done()
             neighbour = self._neighbour()
             if neighbour != self.slot:
                 answer = yield Ask(slot=neighbour, op="model", within_s=1.0)

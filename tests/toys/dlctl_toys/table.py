@@ -11,13 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlctl import messages
-from dlctl.algorithms.base import MODEL, Method, Needs, PushOutcome, ReplicaSide, Shape, ShardSide
+from dlctl.algorithms.base import MODEL, Method, Needs, ReplicaSide, Shape
 from dlctl.algorithms.base import Table as TableOf
-from dlctl.algorithms.needs import Gradient, NextData, Read, Receipt, View, Write
-from dlctl.compress.base import Delta
+from dlctl.algorithms.downpour import Server
+from dlctl.algorithms.needs import NextData, Read, Receipt, View, Write
+from dlctl.algorithms.sync import accrue
 from dlctl.flat import Layout
-from dlctl.messages import APPLIED
 
 SLOTS = 64
 EVERY = 4
@@ -45,14 +44,13 @@ class Replica(ReplicaSide):
             if data is None:
                 continue
             yield Read(wait=True)
-            computed = yield Gradient()
-            if computed is None:
+            samples = yield from accrue(self)
+            if not samples:
                 continue
-            self.residual += computed.gradient
-            yield Write(vector=self.residual, samples=computed.samples)
+            yield self.write_residual(samples=samples)
             seen = np.zeros(SLOTS + 1, np.float32)
-            seen[[self.slot, SLOTS]] = computed.samples
-            own, step = own + computed.samples, step + 1
+            seen[[self.slot, SLOTS]] = samples
+            own, step = own + samples, step + 1
             reads = step % EVERY == 0
             receipt: Receipt | None = yield Write(table="seen", vector=seen, wait=not reads)
             assert receipt is None or receipt.is_applied(), receipt
@@ -61,14 +59,6 @@ class Replica(ReplicaSide):
                 assert view.values is not None
                 # What a process before this one has pushed last may have come in meanwhile.
                 assert view.values[self.slot] >= before + own, (view, before, own)
-
-
-class Server(ShardSide):
-    applies_as_pushed = True
-
-    def push(self, push: messages.Push, delta: Delta) -> list[PushOutcome]:
-        self.shard.apply(delta, push.samples)
-        return [push.outcome(APPLIED)]
 
 
 TABLE = Method(

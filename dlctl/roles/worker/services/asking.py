@@ -105,15 +105,17 @@ class Asking:
         self._waits_for = 0
         """The question that the replica waits for; 0: none."""
         self._answer: tuple[m.Array, ...] | None = None
-        self._completed: list[tuple[int, tuple[m.Array, ...] | None]] = []
-        """Slot and answer of completed questions that the method does not wait for."""
+        self._completed: list[tuple[Then, tuple[m.Array, ...] | None]] = []
+        """What to do with an answer, and the answer, of completed questions that the method does
+        not wait for."""
 
     # ------------------------------------------------------------ the service
 
     def begin(self, need: Ask, now: float) -> None:
         """Raises TypeError for a question that every replica would refuse."""
-        self._answer, self._waits_for = None, self._number + 1 if need.wait else 0
-        then: Then = self._on_awaited if need.wait else partial(self._on_completed, need.slot)
+        waits = need.then is None
+        self._answer, self._waits_for = None, self._number + 1 if waits else 0
+        then = self._on_awaited if need.then is None else partial(self._on_completed, need.then)
         self.ask(need.slot, need.op, need.arrays, now + need.within_s, then, now)
 
     def poll(self, now: float) -> tuple[bool, tuple[m.Array, ...] | None]:
@@ -132,8 +134,8 @@ class Asking:
     def _on_awaited(self, answer: tuple[m.Array, ...] | None) -> None:
         self._answer, self._waits_for = answer, 0
 
-    def _on_completed(self, slot: int, answer: tuple[m.Array, ...] | None) -> None:
-        self._completed.append((slot, answer))
+    def _on_completed(self, then: Then, answer: tuple[m.Array, ...] | None) -> None:
+        self._completed.append((then, answer))
 
     # ------------------------------------------------------------ questions
 
@@ -187,11 +189,11 @@ class Asking:
                 self._give_up(number)
         self._send_next(now)
 
-    def deliver(self, side: ReplicaSide) -> None:
+    def deliver(self) -> None:
         """Pass the method the answers that it does not wait for, while it computes nothing."""
         ended, self._completed = self._completed, []
-        for slot, answer in ended:
-            side.answered(slot, answer)
+        for then, answer in ended:
+            then(answer)
 
     def on_answer(self, peer: Peer, answer: m.Answer, now: float) -> None:
         """A late answer, or one of another process than was asked, is dropped.

@@ -346,16 +346,13 @@ class Writing(Service[Write | Settle]):
 
 @contextmanager
 def at_least(compressor: Compressor, density: float) -> Iterator[None]:
-    """Raise the density of a compressor that has one to at least this value meanwhile."""
-    usual = getattr(compressor, "density", density)
-    if density <= usual:
-        yield
-        return
-    compressor.density = density  # type: ignore[attr-defined]
+    """Raise the density of a compressor to at least this value meanwhile."""
+    usual = compressor.density
+    compressor.density = max(usual, density)
     try:
         yield
     finally:
-        compressor.density = usual  # type: ignore[attr-defined]
+        compressor.density = usual
 
 
 def _cut(

@@ -88,9 +88,11 @@ class Coordinator:
         trace = ["Traceback (most recent call last):", '  File "train.py", line 30, in loss']
         words = ["INFO worker-0 starts, pid 7", f"ERROR {error}", *trace]
         end = {"code": 1, "text": "exit 1", "at": time.time(), "last_lines": words}
-        self.put(state="stopping", reason=f"worker-0: {error}")
         self.log("warning", f"worker-0: {error}")
-        self.serve(1000)
+        self.serve(1000)  # It is known a moment later that this ends the run.
+        self.put(state="stopping", reason=f"worker-0: {error}")
+        for ended in ("worker-0 ended: exit 1", "worker-1 ended: exit 9"):
+            self.log("warning", ended)
         self.daemon("worker-0", state="failed", error=error, last_exit=end)
         self.end("failed", f"worker-0: {error}")
 

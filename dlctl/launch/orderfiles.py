@@ -1,16 +1,16 @@
-"""The directory through which a coordinator and the keepers on the nodes of its Slurm job
-communicate.
+"""The directory through which a coordinator and the keepers (`daemons.node.keep`) on the hosts of a
+batch system communicate: nobody can log in there.
 
-It lies on a shared file system. Every submitted job gets a new directory, so it contains no files
-of another job. Attempts of the same job (Slurm may requeue it) are distinguished by their number.
-Its mode is 0700, and that of its files 0600: orders hold secret keys.
+It lies on a shared file system. Every job of the batch system gets a new directory, so it contains
+no files of another job. Attempts of the same job, which may be requeued, are distinguished by their
+number. Its mode is 0700, and that of its files 0600: orders hold secret keys.
 
-    job.sh, job.log     the script, and the output of it and of the keepers
-    agent-N.order       the request to `daemons.node begin` on node N-1
+    agent-N.order       the request to `daemons.node begin` on the host of that agent
     agent-N.kill        the incarnation to kill
     agent-N.answer      {attempt, incarnation, state, ...}: the result
-    notice              Slurm has sent its signal
     over                the run is over: keepers exit, and start nothing any more
+
+and what the launcher puts there besides.
 """
 
 from __future__ import annotations
@@ -25,22 +25,14 @@ from dlctl.errors import DlctlError, os_errors_as
 from dlctl.runs import paths
 from dlctl.util import regular
 
-FOLDER = "slurm"
 OVER = "over"
 FILE_BYTES_MAX = 64 << 20
 Json = dict[str, Any]
 
 
-def root(given: str) -> Path:
-    """The parent of these directories; `given`: `dir` in [slurm]."""
-    return Path(given).expanduser() if given else paths.index_dir().parent / FOLDER
-
-
-def make(directory: Path) -> None:
-    """Raises DlctlError if it cannot be created, or other users can enter it."""
-    what = "cannot create a directory for the orders to Slurm's nodes"
-    hint = "set dir in [slurm] to a directory that this machine and all nodes share"
-    with os_errors_as(what, directory, hint):
+def make(directory: Path, hint: str) -> None:
+    """Raises DlctlError, with this hint, if it cannot be created or other users can enter it."""
+    with os_errors_as("cannot create a directory for the orders to the hosts", directory, hint):
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.mkdir(mode=0o700)
     check(directory)

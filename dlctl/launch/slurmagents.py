@@ -1,0 +1,367 @@
+"""The agents of a Slurm job, for their coordinator, which stays where it was started.
+
+Orders go through a shared directory (`orderfiles`) to the keepers that the job's srun starts. Every
+few seconds a child process queries the state of the job with scontrol.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from dlctl.config import Host
+from dlctl.errors import DlctlError, TimedOut, Unreachable
+from dlctl.launch import answers, base, orderfiles, slurmcalls, slurmscript, slurmwords
+from dlctl.launch.commands import Command, Said, wait_for_any
+from dlctl.launch.remote import begin_request, shared_request
+from dlctl.launch.slurm import Request
+from dlctl.launch.slurmwords import Facts
+from dlctl.util import hints, regular
+from dlctl.util.units import format_duration
+
+log = logging.getLogger("dlctl")
+POLL_S = 2.0
+SOON_S = 0.2
+PICKUP_S = 20.0
+"""For a keeper to accept an order, while the job runs."""
+BEGIN_S = 90.0
+KILL_S = 5.0
+SUBMIT_S = 5.0
+MINUTE_S = 60.0
+"""Slurm's resolution of time limits."""
+Json = orderfiles.Json
+
+
+@dataclass(slots=True)
+class _Agent:
+    incarnation: int
+    state: str
+    """ordered begins up killing gone"""
+    since: float
+    """Time of the latest change of `state`."""
+
+
+class SlurmAgents:
+    def __init__(
+        self,
+        asked: Request,
+        directory: Path,
+        hosts: Mapping[str, Host],
+        watcher: base.Watcher,
+        tell: Callable[[base.News], None],
+    ) -> None:
+        self.asked = asked
+        self.directory = directory
+        self.names = list(hosts)
+        self.watcher = watcher
+        self.tell = tell
+        self._handle = slurmcalls.read_handle(directory)
+        self._agents: dict[str, _Agent] = {}
+        self._facts: Facts | None = None
+        """Slurm's latest answer; None: none yet."""
+        self._attempt: int | None = None
+        self._running_since: float | None = None
+        self._queued_at = time.monotonic()
+        self._command: tuple[Command, Callable[[Said], None]] | None = None
+        self._due_at = 0.0
+        self._noticed = -1
+        """The attempt whose notice was reported."""
+        self._is_over = False
+
+    # ------------------------------------------------------------ calls of the coordinator
+
+    def start(self, order: base.Order) -> None:
+        try:
+            if self._handle is None:
+                self._submit()
+            self._write(order)
+        except DlctlError as error:
+            self.tell(base.Ended(order.name, order.incarnation, error.exit_code, error))
+            return
+        except OSError as error:
+            why = DlctlError(f"cannot start it: {error}")
+            self.tell(base.Ended(order.name, order.incarnation, None, why))
+            return
+        self._agents[order.name] = _Agent(order.incarnation, "ordered", time.monotonic())
+        self._due_at = min(self._due_at, time.monotonic() + SOON_S)
+
+    def kill(self, name: str) -> None:
+        """If the keeper does not answer, its node is taken for dead, and the agent for gone."""
+        agent = self._agents.get(name)
+        if agent is None:
+            return
+        agent.state, agent.since = "killing", time.monotonic()
+        if self._handle is None or self._is_over or (self._facts and self._facts.waits):
+            self._ended(name, None)
+            return
+        try:
+            path = orderfiles.kill(self._handle.directory, name)
+            orderfiles.write(path, {"incarnation": agent.incarnation})
+        except OSError as error:
+            self._ended(name, None, DlctlError(f"cannot write the order to kill it: {error}"))
+
+    def adopt(self, recorded: dict[str, int]) -> dict[str, int]:
+        """Nothing is known before the first answer; recorded agents can be killed."""
+        now = time.monotonic()
+        for name in self.names:
+            if name in recorded and self._handle is not None:
+                answer = orderfiles.read(orderfiles.answer(self._handle.directory, name))
+                is_taken = answer.get("incarnation") == recorded[name]
+                self._agents[name] = _Agent(recorded[name], "up" if is_taken else "ordered", now)
+        return {}
+
+    def look(self) -> None:
+        if self._command is not None and self._command[0].is_late:
+            self._finish_command()
+        if self._handle is None or self._is_over:
+            return
+        self._read_answers()
+        self._check_notice()
+        if self._command is None and time.monotonic() >= self._due_at:
+            self._query()
+
+    def close(self) -> None:
+        """Release the nodes; a warning reports a failure."""
+        if self._command is not None:  # If it is sbatch, it is about to print the job id.
+            wait_for_any([self._command[0].pidfd], SUBMIT_S)
+            self._finish_command()
+        try:
+            slurmcalls.end(self.directory)
+        except DlctlError as error:
+            log.warning("%s; %s", error.message, hints.in_a_line(error.hint))
+
+    # ------------------------------------------------------------ the job
+
+    def _submit(self) -> None:
+        """Raises DlctlError and OSError; then nothing was submitted, and a retry is possible."""
+        root = slurmcalls.root(self.asked.dir)
+        handle = slurmcalls.new_handle(self.directory.name, root)
+        orderfiles.make(handle.directory, slurmwords.SHARED)
+        try:
+            script = handle.directory / slurmscript.SCRIPT
+            script.write_text(slurmscript.render(self.asked, handle.name, handle.directory))
+            handle.write(self.directory)
+            self._run(slurmcalls.submit_argv(script), self._submitted)
+        except BaseException:
+            handle.forget(self.directory)
+            raise
+        self._handle, self._queued_at = handle, time.monotonic()
+
+    def _submitted(self, said: Said) -> None:
+        job_id = slurmwords.job_id(said)
+        if not job_id:
+            self._fail(slurmwords.refused(said))
+            return
+        self._note(job_id)
+        nodes = f"{self.asked.nodes} nodes" if self.asked.nodes > 1 else "1 node"
+        log.info("Slurm has accepted the run as job %s: %s", job_id, nodes)
+
+    def _note(self, job_id: str) -> None:
+        assert self._handle is not None
+        self._handle = self._handle._replace(job_id=job_id)
+        try:
+            self._handle.write(self.directory)
+        except OSError as error:
+            log.warning("cannot note that the Slurm job is %s: %s", job_id, error)
+
+    def _query(self) -> None:
+        assert self._handle is not None
+        self._due_at = time.monotonic() + POLL_S
+        try:
+            if self._handle.job_id:
+                self._run(slurmcalls.show_argv(self._handle.job_id), self._on_state)
+            else:  # The coordinator that submitted the job died before it knew the id.
+                self._run(slurmcalls.find_argv(self._handle.name), self._on_job_id)
+        except (DlctlError, OSError) as error:  # Possibly temporary: retry.
+            log.warning("cannot query the state of the Slurm job: %s", error)
+
+    def _on_job_id(self, said: Said) -> None:
+        words = said.out.split()
+        if words:
+            self._note(words[0])
+        elif said.status == 0:
+            self._over(Facts(slurmwords.GONE))
+
+    def _on_state(self, said: Said) -> None:
+        facts, before = slurmwords.read(said), self._facts
+        if facts is None:
+            log.warning("Slurm does not report the state of its job: %s", said.last_line())
+            self._due_at = time.monotonic() + 5 * POLL_S
+            return
+        self._facts = facts
+        if self._attempt is not None and facts.restarts > self._attempt:
+            self._lost_with_attempt(facts)
+        self._attempt = facts.restarts
+        is_new = before is None or before.state != facts.state
+        if is_new:
+            log.info("job %s is %s %s", self._job, facts.state, facts.nodes or facts.reason)
+        if facts.is_over:
+            self._over(facts)
+        elif facts.waits:
+            if before is not None and not before.waits:
+                self._queued_at = time.monotonic()
+            self._running_since = None
+            self._wait(facts)
+        elif facts.state == slurmwords.COMPLETING:
+            self._running_since = None  # The keepers are being killed and accept no orders.
+        elif self._running_since is None:
+            self._running_since = time.monotonic()
+
+    @property
+    def _job(self) -> str:
+        return self._handle.job_id if self._handle is not None else ""
+
+    def _wait(self, facts: Facts) -> None:
+        """Report that the job is queued; fail after `queue_s`."""
+        text = slurmwords.waiting(self._job, facts)
+        waited_s = time.monotonic() - self._queued_at
+        if waited_s > self.asked.queue_s:
+            limit = format_duration(self.asked.queue_s)
+            hint = "queue_s of launcher slurm limits the wait; sinfo -s shows what is free"
+            self._fail(TimedOut(f"{text} for {limit}", where=slurmwords.WHERE, hint=hint))
+            return
+        for name, agent in self._agents.items():
+            if agent.state == "ordered":
+                self.tell(base.Waiting(name, agent.incarnation, text))
+
+    def _lost_with_attempt(self, facts: Facts) -> None:
+        """Slurm has requeued the job: all agents of the previous attempt are gone."""
+        text = f"job {self._job} has lost its nodes and was requeued"
+        for name, agent in self._agents.items():
+            if agent.state in ("begins", "up", "killing"):
+                why = f"{text}: {facts.reason}" if facts.reason else text
+                self._ended(name, None, Unreachable(why, where=f"job {self._job}"))
+
+    def _over(self, facts: Facts) -> None:
+        assert self._handle is not None
+        self._is_over = True
+        last = orderfiles.last_error(self._handle.directory / slurmscript.LOG)
+        self.tell(base.Notice("over", slurmwords.ending(self._job, facts, last)))
+
+    def _fail(self, error: DlctlError) -> None:
+        """Report that the run can get no hosts."""
+        self._is_over = True
+        log.warning("%s", error.message)
+        self.tell(
+            base.Notice(
+                "over", "; ".join(filter(None, (error.message, hints.in_a_line(error.hint))))
+            )
+        )
+
+    # ------------------------------------------------------------ orders and answers
+
+    @cached_property
+    def _shared(self) -> Json:
+        return shared_request(self.directory)
+
+    def _write(self, order: base.Order) -> None:
+        """Raises DlctlError and OSError."""
+        assert self._handle is not None
+        scratch = self.asked.scratch or f"/tmp/dlctl-slurm-{os.getuid()}"
+        request = {**begin_request(self._shared, order), "dir": scratch}
+        orderfiles.write(orderfiles.order(self._handle.directory, order.name), request)
+
+    def _read_answers(self) -> None:
+        assert self._handle is not None
+        for name, agent in list(self._agents.items()):
+            if agent.state == "gone":
+                continue
+            answer = orderfiles.read(orderfiles.answer(self._handle.directory, name))
+            is_newest = answer.get("attempt", 0) >= (self._attempt or 0)
+            if is_newest and answer.get("incarnation") == agent.incarnation:
+                self._take(name, agent, answer)
+            self._check_timeout(name, agent)
+
+    def _take(self, name: str, agent: _Agent, answer: Json) -> None:
+        state, node = answer.get("state"), str(answer.get("node", ""))
+        if state == "begins" and agent.state == "ordered":
+            agent.state, agent.since = "begins", time.monotonic()
+        elif state == "up" and agent.state in ("ordered", "begins"):
+            agent.state = "up"
+            log.info("%s is on %s, in job %s", name, node, self._job)
+        elif state == "failed" and agent.state != "up":
+            error = self._explain(node, answer)
+            self._ended(name, error.exit_code, error)
+        elif state in ("ended", "failed"):
+            status = answer.get("status")
+            self._ended(name, status if type(status) is int and state == "ended" else None)
+
+    def _explain(self, node: str, answer: Json) -> DlctlError:
+        """Why an agent could not start."""
+        status = answer.get("status")
+        if type(answer.get("value")) is not dict:
+            last = orderfiles.last_error(self._directory / slurmscript.LOG)
+            text = f"the agent could not start on {node} (exit {status}): {last or 'no output'}"
+            return DlctlError(text, where=node)
+        said = answers.Answer(node, answer["value"], status if type(status) is int else 1, "")
+        return slurmwords.in_our_terms(answers.explain(said))
+
+    def _check_timeout(self, name: str, agent: _Agent) -> None:
+        if self._running_since is None or self._facts is None or not self._facts.is_at_work:
+            return
+        limits_s = {"ordered": PICKUP_S, "begins": BEGIN_S, "killing": KILL_S}
+        limit_s = limits_s.get(agent.state)
+        late_s = time.monotonic() - max(agent.since, self._running_since)
+        if limit_s is None or late_s < limit_s:
+            return
+        last = orderfiles.last_error(self._directory / slurmscript.LOG)
+        error = Unreachable(
+            f"the keeper of {name} has not answered for {limit_s:.0f} s on {self._facts.nodes}"
+            + (f" ({last})" if last else ""),
+            where=f"job {self._job}",
+            hint=f"is {self._directory} the same on the nodes? sinfo -N shows their state",
+        )
+        self._ended(name, None if agent.state == "killing" else error.exit_code, error)
+
+    @property
+    def _directory(self) -> Path:
+        assert self._handle is not None
+        return self._handle.directory
+
+    def _ended(self, name: str, status: int | None, error: DlctlError | None = None) -> None:
+        agent = self._agents[name]
+        if agent.state != "gone":
+            agent.state = "gone"
+            self.tell(base.Ended(name, agent.incarnation, status, error))
+
+    def _check_notice(self) -> None:
+        """Check whether the batch script has received Slurm's signal."""
+        if self._facts is None or self._attempt == self._noticed:
+            return
+        path = self._directory / slurmscript.NOTICE
+        try:
+            said = regular.read_bytes(path).decode(errors="replace").strip()
+        except OSError:
+            return
+        if said != str(self._attempt):
+            return  # Of an earlier attempt.
+        self._noticed = self._attempt if self._attempt is not None else -1
+        left_s, limit = self._facts.left_s, self._facts.time_limit
+        if left_s is not None and left_s <= self.asked.notice_s + 2 * MINUTE_S:
+            text = f"job {self._job} is about to reach its time limit of {limit}"
+            self.tell(base.Notice("ending", text))
+        else:
+            self.tell(base.Notice("saving", f"job {self._job} is about to lose its nodes"))
+
+    # ------------------------------------------------------------ commands
+
+    def _run(self, argv: list[str], then: Callable[[Said], None]) -> None:
+        """Run one command at a time. Raises DlctlError if the command is missing, and OSError."""
+        try:
+            command = Command(argv, slurmcalls.COMMAND_S)
+        except FileNotFoundError as error:
+            raise slurmwords.not_run(error) from error
+        self._command = command, then
+        self.watcher.watch(command.pidfd, self._finish_command)
+
+    def _finish_command(self) -> None:
+        assert self._command is not None
+        command, then = self._command
+        self._command = None
+        self.watcher.unwatch(command.pidfd)
+        then(command.said())

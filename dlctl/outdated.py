@@ -1,0 +1,148 @@
+"""What a package written for an earlier version may still use, and what there is instead.
+
+One table. `registry.load` checks by it the components of other packages when they are loaded; a
+module, or a class of a method's sides, is asked for what it once had (`names_of`, `member`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+_ALGORITHMS, _SYNC = "dlctl.algorithms", "dlctl.algorithms.sync"
+_LIVE = "`Live[...]` (dlctl.settings) in the type of the option"
+_ARRIVAL = "of the `Arrival` in `self.arrival`; see `dlctl.algorithms.rounds.Reference`"
+_RULE = "of the side's `rule`; see `dlctl.algorithms.means.Mean`"
+_ROUND = "`dlctl.algorithms.rounds.Rounds`"
+INSTEAD: Mapping[str, str] = {
+    # modules, and names in modules
+    f"{_ALGORITHMS}.sparse": f"{_ALGORITHMS}.means, and `rule = SparseMean` in the shard side",
+    f"{_ALGORITHMS}.base.Outcome": "`push.outcome(kind)`, whose type is PushOutcome",
+    f"{_ALGORITHMS}.local_sgd.LIVE": _LIVE,
+    f"{_ALGORITHMS}.needs.LEFT_OUT_MAX": f"{_ALGORITHMS}.rounds.DISCARDED_MAX, or Discards",
+    f"{_ALGORITHMS}.quorum.meet_all": f"{_ALGORITHMS}.barrier.meet_all",
+    f"{_ALGORITHMS}.shapes.needs_of": f"{_ALGORITHMS}.shapes.served",
+    f"{_ALGORITHMS}.ssp.AHEAD_MAX": f"{_ALGORITHMS}.roster.AHEAD_MAX",
+    f"{_ALGORITHMS}.streaming_diloco.OfFragments": "`rule = FragmentMean` in a sync.Barrier",
+    f"{_SYNC}.AHEAD_MAX": f"{_ALGORITHMS}.roster.AHEAD_MAX",
+    "dlctl.compress.base.DENSITY": _LIVE,
+    "dlctl.settings.count": _LIVE,
+    "dlctl.settings.fraction": _LIVE,
+    "dlctl.settings.interval": _LIVE,
+    # hooks and helpers of classes
+    f"{_ALGORITHMS}.base.ReplicaSide.answered": "`Ask(then=...)`",
+    f"{_ALGORITHMS}.base.ReplicaSide.placed": f"`after` {_ARRIVAL}",
+    f"{_ALGORITHMS}.base.ReplicaSide.placing": f"`before` {_ARRIVAL}",
+    f"{_ALGORITHMS}.local_sgd.Replica._accrue": f"`steps` of {_ROUND}",
+    f"{_ALGORITHMS}.local_sgd.Replica._push": f"`end` of {_ROUND}, and `self.write_residual`",
+    f"{_ALGORITHMS}.local_sgd.Replica._take_way": f"`end` of {_ROUND}",
+    f"{_ALGORITHMS}.local_sgd.Replica.owes": "`has_rest` of `local_sgd.averaged`",
+    f"{_ALGORITHMS}.local_sgd.Replica.round_steps": f"the argument of `steps` of {_ROUND}",
+    f"{_ALGORITHMS}.streaming_diloco.Replica._walk": "`steps` of `streaming_diloco.Fragments`",
+    f"{_SYNC}.Replica._accrue": "`sync.accrue(self)`",
+    f"{_SYNC}.Replica._join": "`barrier.join()`",
+    f"{_SYNC}.Replica._meet": "`barrier.meet(clock)`",
+    f"{_SYNC}.Replica._next_step": "`barrier.next_step(clock)`",
+    f"{_SYNC}.Replica._write": "`yield sync.write(self, samples, clock)`",
+    f"{_SYNC}.HoldingSide._apply": f"`apply` {_RULE}",
+    f"{_SYNC}.HoldingSide._counts": f"`counts` {_RULE}",
+    f"{_SYNC}.HoldingSide._kept": f"`kept` {_RULE}",
+    f"{_SYNC}.HoldingSide._mean_of": f"`of` {_RULE}",
+    f"{_SYNC}.HoldingSide._members": "`self.roster.members`",
+    f"{_SYNC}.HoldingSide._shares": f"`shares` {_RULE}",
+    # arguments
+    "Ask(wait=)": "`then`: called with the answer",
+    "Method(live=)": _LIVE,
+}
+"""Name of an earlier version -> what to use instead."""
+DECLARED: Mapping[str, tuple[str, Any]] = {
+    f"{_ALGORITHMS}.base.Lead.cohort": ("portions", "clients"),
+    f"{_ALGORITHMS}.base.Lead.cut_epoch": ("cuts_epochs", True),
+    f"{_ALGORITHMS}.base.Lead.drive": ("portions", "batch"),
+    f"{_ALGORITHMS}.base.Lead.quorum": ("chooses", True),
+}
+"""Hook -> the attribute by which a class declares that it has it."""
+OURS = ("dlctl", "builtins", "abc")
+_KEYWORD = re.compile(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'")
+
+
+class Outdated(ImportError):
+    """A component uses what is not there any more."""
+
+
+def names_of(module: str) -> Callable[[str], Any]:
+    """The `__getattr__` of a module that has had other names."""
+
+    def find(name: str) -> Any:
+        if why := _why(f"{module}.{name}"):
+            raise Outdated(why)
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return find
+
+
+def member(of: object, name: str) -> AttributeError:
+    """The error for an attribute that an object does not have."""
+    kind = type(of)
+    found = filter(None, (_why(f"{_path(base)}.{name}") for base in kind.__mro__))
+    return AttributeError(next(found, f"{kind.__name__!r} object has no attribute {name!r}"))
+
+
+def argument(error: TypeError) -> str:
+    """What to use instead of the argument that a call had too many; "" if that is not known."""
+    found = _KEYWORD.search(str(error))
+    return _why(f"{found[1]}({found[2]}=)") if found else ""
+
+
+def checked(load: Callable[[], Any], what: str, base: str = "") -> Any:
+    """Load a component of another package. Raises Outdated if it was made for an earlier version.
+
+    what: as in errors. base: the path of the class that it must be derived from.
+    """
+    try:
+        component = load()
+    except Outdated as error:
+        raise Outdated(f"{what}: {error}") from error
+    except (ModuleNotFoundError, TypeError) as error:
+        why = argument(error) if isinstance(error, TypeError) else _why(error.name or "")
+        if not why:
+            raise
+        raise Outdated(f"{what}: {why}") from error
+    for kind in _classes(component):
+        if why := next(_faults(kind), ""):
+            raise Outdated(f"{what}: {why}")
+    if base and base not in map(_path, component.__mro__):
+        raise Outdated(f"{what}: {_path(component)} has to be derived from {base}")
+    return component
+
+
+def _classes(component: Any) -> Iterator[type[Any]]:
+    """The classes of which a component consists."""
+    if isinstance(component, type):
+        yield component
+    elif is_dataclass(component):
+        parts = (getattr(component, part.name) for part in fields(component))
+        yield from (part for part in parts if isinstance(part, type))
+
+
+def _faults(kind: type[Any]) -> Iterator[str]:
+    """What a class, or a base of it from elsewhere, has that is not used any more."""
+    theirs = [owner for owner in kind.__mro__ if owner.__module__.partition(".")[0] not in OURS]
+    for name in (name for owner in theirs for name in vars(owner)):
+        for base in kind.__mro__:
+            here = f"{_path(base)}.{name}"
+            if why := _why(here):
+                yield f"{_path(kind)}.{name}: {why}"
+            key, value = DECLARED.get(here, ("", None))
+            if key and getattr(kind, key) != value:
+                yield f"{_path(kind)}.{name}: it is called only with `{key} = {value!r}`"
+
+
+def _why(name: str) -> str:
+    return f"{name} is not there any more; use {INSTEAD[name]}" if name in INSTEAD else ""
+
+
+def _path(kind: type[Any]) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,67 @@
+"""Try a method in the simulator: `python tests/sim/try_method.py NAME [KEY=VALUE]... [--seeds N]`.
+
+Three workers and two servers train a small model, once alone and then while daemons die, with other
+deaths in every seed. Exits 1 if a run fails, stands still, or does not learn. KEY is one of
+`[algorithm]`; `lr` is the servers' rate, `inner_lr` that of the replicas.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from simulated import job_file
+
+from dlctl.sim.checkers import LivenessChecker
+from dlctl.sim.checkers.base import PromiseBroken
+from dlctl.sim.faults import Faults
+from dlctl.sim.objectives import LeastSquares
+from dlctl.sim.simulation import Simulation
+
+HEAL_S = 4.0
+"""Virtual seconds after which nobody dies any more."""
+DEATHS = Faults(kills=1, server_kills=1, coordinator_kills=1, heal_at_s=HEAL_S)
+LEARNT = 0.1
+"""The most of its first loss that a run may end with."""
+
+
+def tried(name: str, options: dict[str, Any], seed: int, faults: Faults | None, lr: float) -> str:
+    """Train with a method; returns what is wrong, "" if nothing is."""
+    problem = LeastSquares(samples=64)
+    job = job_file(
+        3, 2, algorithm=(name, options), batch_size=4, portion_batches=2, epochs=32.0, seed=seed,
+        optimizer=("sgd", {"lr": lr}), restarts_max=20,
+    )  # fmt: skip
+    checkers = (LivenessChecker(HEAL_S),)
+    try:
+        outcome = Simulation(job, problem, seed, faults=faults, checkers=checkers).run()
+    except PromiseBroken as broken:
+        return str(broken)
+    if outcome.state != "finished":
+        return f"it has not finished: {outcome.reason}"
+    loss, first = (problem.evaluate(w)["loss"] for w in (outcome.weights, problem.initial()))
+    return "" if loss <= LEARNT * first else f"it has not learnt: loss {loss:.4g} of {first:.4g}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("name")
+    parser.add_argument("options", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("--seeds", type=int, default=20)
+    given = parser.parse_args()
+    pairs = (option.split("=", 1) for option in given.options)
+    options = {key: json.loads(value) for key, value in pairs}
+    lr, wrong = options.pop("lr", 0.03), 0
+    for seed in range(given.seeds):
+        for what, faults in (("alone", None), ("with deaths", DEATHS)):
+            if fault := tried(given.name, options, seed, faults, lr):
+                print(f"seed {seed}, {what}: {fault}")
+                wrong += 1
+    print(f"{2 * given.seeds - wrong} of {2 * given.seeds} runs are right")
+    return min(wrong, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

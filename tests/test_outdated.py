@@ -1,0 +1,177 @@
+"""A package from outside that uses what an earlier version had is told what there is instead."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from dlctl import jobfile, outdated, registry
+from dlctl.algorithms.base import Method
+from dlctl.algorithms.downpour import DOWNPOUR
+from dlctl.algorithms.needs import Ask
+from dlctl.algorithms.sync import Barrier, Replica
+from dlctl.outdated import DECLARED, INSTEAD, Outdated
+
+METHOD = """
+from dataclasses import dataclass
+from dlctl.algorithms.base import Lead, Method
+from dlctl.algorithms.stepwise import Replica
+from dlctl.algorithms.sync import Barrier
+
+@dataclass(slots=True, kw_only=True)
+class Options:
+    pass
+"""
+FITS = METHOD + "\nMETHOD = Method(Options=Options, replica=Replica, shard=Barrier)\n"
+
+
+class Outside:
+    """A package of one module, installed beside dlctl."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def write(self, source: str, kind: str = "algorithms") -> None:
+        (self.directory / "outside.py").write_text(source)
+        about = self.directory / "outside-1.0.dist-info"
+        about.mkdir(exist_ok=True)
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
+        (about / "entry_points.txt").write_text(f"[dlctl.{kind}]\noutside = outside:METHOD\n")
+        registry._third_party.cache_clear()
+        sys.modules.pop("outside", None)
+
+    def refused(self, source: str, kind: str = "algorithms") -> str:
+        self.write(source, kind)
+        with pytest.raises(Outdated) as error:
+            registry.load(kind, "outside")
+        return str(error.value)
+
+
+@pytest.fixture
+def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Outside]:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield Outside(tmp_path)
+    sys.modules.pop("outside", None)
+    registry._third_party.cache_clear()
+
+
+def has(path: str) -> bool:
+    """Whether this is a class of this version."""
+    module, _, name = path.rpartition(".")
+    return name[:1].isupper() and isinstance(getattr(import_module(module), name, None), type)
+
+
+MEMBERS = [name for name in INSTEAD if has(name.rpartition(".")[0])]
+ARGUMENTS = [name for name in INSTEAD if name.endswith("=)")]
+NAMES = sorted(INSTEAD.keys() - {*MEMBERS, *ARGUMENTS})
+
+
+def test_what_fits_is_loaded(outside: Outside) -> None:
+    outside.write(FITS)
+    assert isinstance(registry.load("algorithms", "outside"), Method)
+
+
+@pytest.mark.parametrize("path", NAMES)
+@pytest.mark.parametrize("form", ["from {0} import {1}", "import {0}\n{0}.{1}"])
+def test_a_name_that_has_moved(outside: Outside, path: str, form: str) -> None:
+    module, _, name = path.rpartition(".")
+    told = outside.refused(f"{form.format(module, name)}\n{FITS}")
+    assert told.startswith('algorithm "outside" from outside 1.0: ')
+    assert path in told
+    assert INSTEAD[path] in told
+
+
+def test_a_module_that_is_gone(outside: Outside) -> None:
+    told = outside.refused(f"import dlctl.algorithms.sparse as sparse\n{FITS}")
+    assert INSTEAD["dlctl.algorithms.sparse"] in told
+    outside.write(f"import dlctl.algorithms.never_there\n{FITS}")
+    with pytest.raises(ModuleNotFoundError, match="never_there"):
+        registry.load("algorithms", "outside")
+
+
+@pytest.mark.parametrize("path", MEMBERS)
+def test_a_hook_that_is_not_called_any_more(outside: Outside, path: str) -> None:
+    base, _, hook = path.rpartition(".")
+    module, _, name = base.rpartition(".")
+    side = "shard" if "Side" in name and "Replica" not in name else "replica"
+    told = outside.refused(
+        f"{METHOD}\nfrom {module} import {name} as Base\n"
+        f"class Mine(Base):\n    def run(self): ...\n    def {hook}(self, *given): ...\n"
+        f'sides = {{"replica": Replica, "shard": Barrier}} | {{"{side}": Mine}}\n'
+        "METHOD = Method(Options=Options, **sides)\n"
+    )
+    assert f"outside.Mine.{hook}: {path}" in told
+    assert INSTEAD[path] in told
+
+
+@pytest.mark.parametrize("path", DECLARED)
+def test_a_hook_whose_class_does_not_declare_it(outside: Outside, path: str) -> None:
+    hook, (key, value) = path.rpartition(".")[2], DECLARED[path]
+    source = (
+        f"{METHOD}\nclass Mine(Lead):\n    {key} = VALUE\n    def {hook}(self, *given): ...\n"
+        "METHOD = Method(Options=Options, replica=Replica, shard=Barrier, lead=Mine)\n"
+    )
+    told = outside.refused(source.replace("VALUE", "Lead." + key))
+    assert f"`{key} = {value!r}`" in told
+    outside.write(source.replace("VALUE", repr(value)))
+    assert registry.load("algorithms", "outside").lead.__name__ == "Mine"
+
+
+def test_an_argument_that_is_not_taken_any_more(outside: Outside) -> None:
+    told = outside.refused(FITS.replace("shard=Barrier", "shard=Barrier, live={}"))
+    assert INSTEAD["Method(live=)"] in told
+    outside.write(FITS.replace("shard=Barrier", "shard=Barrier, colour=1"))
+    with pytest.raises(TypeError, match="colour"):
+        registry.load("algorithms", "outside")
+    with pytest.raises(TypeError) as error:
+        Ask(slot=1, op="x", wait=False)  # type: ignore[call-arg]
+    assert INSTEAD["Ask(wait=)"] in outdated.argument(error.value)
+    assert {"Method(live=)", "Ask(wait=)"} == {*ARGUMENTS}
+
+
+def test_a_helper_that_a_side_once_had_says_so_when_it_is_used() -> None:
+    for kind, name in ((Replica, "_join"), (Replica, "_next_step"), (Barrier, "_members")):
+        side = object.__new__(kind)
+        with pytest.raises(AttributeError) as error:
+            getattr(side, name)
+        assert any(INSTEAD[path] in str(error.value) for path in INSTEAD if path.endswith(name))
+    with pytest.raises(AttributeError, match="'Barrier' object has no attribute 'colour'"):
+        object.__new__(Barrier).colour  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_compressor_that_is_derived_from_nothing(outside: Outside) -> None:
+    told = outside.refused("class METHOD:\n    Options = None\n", "compressors")
+    assert "has to be derived from dlctl.compress.base.Compressor" in told
+
+
+def test_a_job_file_that_names_it_is_refused_with_that(outside: Outside, tmp_path: Path) -> None:
+    outside.write(f"from dlctl.algorithms.needs import LEFT_OUT_MAX\n{FITS}")
+    (tmp_path / "train.py").touch()
+    path = tmp_path / "job.toml"
+    path.write_text(
+        'job = { name = "a", task = "train.py:task" }\nalgorithm.name = "outside"\n'
+        "workers.count = 2\n"
+    )
+    with pytest.raises(jobfile.JobFileError) as error:
+        jobfile.load(path)
+    (problem,) = error.value.problems
+    assert INSTEAD["dlctl.algorithms.needs.LEFT_OUT_MAX"] in problem.message
+    outside.write(FITS)
+    assert jobfile.load(path).algorithm.name == "outside"
+
+
+def test_nothing_of_this_version_is_in_the_table() -> None:
+    """So a name that comes back cannot be refused."""
+    for path in MEMBERS:
+        base, _, name = path.rpartition(".")
+        module, _, kind = base.rpartition(".")
+        assert name not in dir(getattr(import_module(module), kind)), path
+    for path in NAMES:
+        module, _, name = path.rpartition(".")
+        assert name not in vars(import_module(module)), path
+    for path in DECLARED:
+        assert hasattr(DOWNPOUR.lead, path.rpartition(".")[2]), path
