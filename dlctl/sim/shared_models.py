@@ -1,5 +1,5 @@
-"""The memory that the workers of a host share, as in `daemons/worker/shared_model.py`: it lives as
-long as any of them.
+"""The memory that the workers of a host share, as in `daemons/worker/hogwild/workers.py`: it lives
+as long as any of them.
 """
 
 from __future__ import annotations
