@@ -613,7 +613,6 @@ def stolen_keys(seed: int) -> Simulation:
         FetchesChecker(), LivenessChecker(HEAL_AT_S), NothingLeft(),
     )  # fmt: skip
     simulation = Simulation(job, problem, seed, compute=COMPUTE, faults=faults, checkers=checkers)
-    syncing(seed, simulation)
     Thief(simulation, seed, book, from_s=float(dice.uniform(0.8, 1.2)), until_s=HEAL_AT_S - 1.0)
     return simulation
 
