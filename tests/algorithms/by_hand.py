@@ -49,6 +49,7 @@ from dlctl.roles.protocol.effects import (
     RunEngine,
     StepAlong,
 )
+from dlctl.roles.server.commits import Commits
 from dlctl.roles.server.table_shard import TableShard
 from dlctl.roles.server.vectors import Vectors
 from dlctl.roles.worker.members import Members
@@ -160,10 +161,11 @@ class Shards:
             shard.w[:] = values[lo:hi]
 
     def _vectors(self, index: int) -> Vectors:
+        context = Context(resend_s=1e6)
         of_server = [
             TableShard(
-                context=Context(resend_s=1e6), declared=self.tables[number].declared, table=number,
-                index=index, generation=GENERATION, lo=0, hi=0,
+                context=context, commits=Commits(context),
+                declared=self.tables[number].declared, table=number, index=index, generation=GENERATION, lo=0, hi=0,
                 shard=self.tables[number].shards[index], side=self.tables[number].sides[index],
                 compressor_name="none", compressor=Dense, push_norm_max=1e9,
                 fetch_values="float32", step_samples=1024,

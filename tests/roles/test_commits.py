@@ -397,7 +397,7 @@ def test_a_server_that_was_replaced_exits_behind_its_commits_and_changes_nothing
 
 def test_an_update_that_diverges_is_in_no_commit_and_those_before_it_are_acknowledged() -> None:
     life = OnDisk()
-    life.tell(m.Change(1, {"lr": 1e32}))
+    life.tell(m.ChangeSettings(1, {"lr": 1e32}))
     life.say(life.message(0, (1e-30, 0, 0, 0)))
     life.tell(life.message(1, (1e8, 0, 0, 0)), b"worker")
     assert life.exit is None
