@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from benchmarks.figures import Figure, ratio
-from dlctl import messages as m
 from dlctl import registry
-from dlctl.config import Choice, Data, Job, JobFile, Servers, Stop, Timeouts, Workers
-from dlctl.flat import TRAINED, Entry, Layout
-from dlctl.machine import DeadlineReached, Effect, Event, Received, Send, Started
+from dlctl.job.config import Choice, Data, Job, JobFile, Servers, Stop, Timeouts, Workers
+from dlctl.model.flat import TRAINED, Entry, Layout
 from dlctl.roles.coordinator.coordinator import Coordinator
 from dlctl.roles.coordinator.records import LaunchAgent
 from dlctl.roles.coordinator.registration import Past
 from dlctl.roles.protocol.keyring import Keyring
+from dlctl.wire import messages as m
+from dlctl.wire.machine import DeadlineReached, Effect, Event, Received, Send, Started
 
 SIZES, START_SIZES = (100, 300, 1000), (100, 300)
 REPORT_ASKED, START_ASKED = 1.5, 3.0

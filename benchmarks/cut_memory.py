@@ -147,7 +147,7 @@ def _pids(found: dict[str, Any]) -> list[int]:
     pid = next((row.get("pid") for row in rows), None)
     try:
         children = psutil.Process(pid).children() if pid else []
-        later = [c.pid for c in children if "daemons.worker.rank" in c.cmdline()]
+        later = [c.pid for c in children if "daemons.worker.later_rank" in c.cmdline()]
     except psutil.Error:
         return []
     return [pid, *later] if pid else []

@@ -23,10 +23,10 @@ from benchmarks.figures import Figure
 from benchmarks.replay import Replay
 from benchmarks.sandbox import sandbox
 from benchmarks.shard import ANSWER_LIMIT_MS, Worker, serving
-from dlctl import messages as m
 from dlctl import registry
 from dlctl.launch import base
 from dlctl.launch.base import Credentials
+from dlctl.wire import messages as m
 
 CHAPTER = "group_commit"
 WORKERS, PARAMETERS, DENSITY = 16, 1_000_000, 0.0001

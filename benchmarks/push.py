@@ -21,8 +21,9 @@ from benchmarks.placement import pinned, placements
 from benchmarks.replay import Replay, Vector
 from benchmarks.sandbox import sandbox
 from benchmarks.shard import shard
-from dlctl import registry, wire
-from dlctl.messages import Packed
+from dlctl import registry
+from dlctl.wire import codec
+from dlctl.wire.messages import Packed
 
 PARAMETERS = 10_000
 ASKED = 3.0
@@ -45,8 +46,8 @@ def _measure(transport: str, compressor: str, rounds: int, repeats: int) -> list
     figures = []
     replay = Replay(f"push: {COMPRESSORS[compressor]}, {transport}", "sgd", PARAMETERS)
     with sandbox() as directory, shard(directory, transport, PARAMETERS, "sgd", compressor) as w:
-        frames = wire.encode(w.next_push(delta))
-        ack_bytes = sum(map(len, wire.encode(w.push(delta))))
+        frames = codec.encode(w.next_push(delta))
+        ack_bytes = sum(map(len, codec.encode(w.push(delta))))
         with _bare(directory, transport, frames, ack_bytes) as (there, request):
             for placement, cores in placements().items():
                 with pinned((w.server_pid, there.pid), cores):
@@ -61,7 +62,7 @@ def _measure(transport: str, compressor: str, rounds: int, repeats: int) -> list
 
 @contextmanager
 def _bare(
-    directory: Path, transport: str, frames: wire.Frames, reply_bytes: int
+    directory: Path, transport: str, frames: codec.Frames, reply_bytes: int
 ) -> Iterator[tuple[Echo, Callable[[], object]]]:
     """The baseline: the echo process, and one request to it."""
     address = f"ipc://{directory}/echo" if transport == "ipc" else "tcp://127.0.0.1:*"

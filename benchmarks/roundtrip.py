@@ -21,7 +21,7 @@ from benchmarks.roundtrip_dense import bouncing
 from benchmarks.sandbox import sandbox
 from benchmarks.shard import shard
 from dlctl.compress.plain import take_chosen
-from dlctl.messages import Packed
+from dlctl.wire.messages import Packed
 
 CHAPTER = "roundtrip"
 LARGE = 25_000_000

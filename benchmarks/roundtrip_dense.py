@@ -27,7 +27,7 @@ from benchmarks.replay import Gradients
 from benchmarks.sandbox import sandbox
 from benchmarks.shard import shard
 from dlctl.compress.none import Dense, DenseOptions
-from dlctl.messages import Array
+from dlctl.wire.messages import Array
 from tests.hosts.cluster import missing
 
 CHAPTER = "roundtrip"

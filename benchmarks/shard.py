@@ -20,19 +20,19 @@ import numpy as np
 import zmq
 
 from daemons.transport.sockets import Transport
-from dlctl import config
-from dlctl import messages as m
 from dlctl.control import keys
-from dlctl.flat import TRAINED, Entry, Layout
+from dlctl.job import config
 from dlctl.launch import addresses, local
 from dlctl.launch.base import Credentials
-from dlctl.machine import Peer
+from dlctl.model.flat import TRAINED, Entry, Layout
 from dlctl.roles.protocol.authz import keys_of
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.keyring import Keyring
 from dlctl.roles.protocol.token import sign
-from dlctl.roles.worker.basis import Basis, answer_bytes, slice_in
+from dlctl.roles.worker.received_slice import Basis, answer_bytes, slice_in
 from dlctl.runs import kept_shards, paths
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Peer
 
 ANSWER_LIMIT_MS = 60_000
 EPOCH, GENERATION = 1, 1

@@ -21,11 +21,11 @@ from benchmarks.sandbox import sandbox
 from benchmarks.shard import shard
 from dlctl import registry
 from dlctl.compress.base import Delta
-from dlctl.messages import Packed
 from dlctl.shards.base import Shard, Spec
 from dlctl.shards.image import Form
 from dlctl.shards.mapped import Mapped
 from dlctl.shards.memory import InMemory
+from dlctl.wire.messages import Packed
 
 CHAPTER = "shard_durability"
 SIZES = (1_000_000, 10_000_000)

@@ -216,6 +216,6 @@ def _victim(status: dict[str, Any], run: Run) -> int:
     if not run.is_rank:
         return pid
     for child in psutil.Process(pid).children():
-        if "daemons.worker.rank" in child.cmdline():
+        if "daemons.worker.later_rank" in child.cmdline():
             return child.pid
     raise RuntimeError(f"{run.kills} has no later process")

@@ -28,7 +28,7 @@ _GOODBYE = re.compile(r"exit ([0-9]{1,3}): ")
 
 def await_printed(path: Path) -> None:
     """Wait until all that a process has printed is in its log, after its exit: the process that
-    writes it there (`daemons.worker.print_reader`) holds a lock on the log, and exits soon.
+    writes it there (`daemons.worker.task.print_reader`) holds a lock on the log, and exits soon.
     """
     deadline = time.monotonic() + PRINTED_S_MAX
     with suppress(OSError), open(regular.descriptor(path, os.O_RDWR), "rb") as file:

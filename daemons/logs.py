@@ -1,8 +1,8 @@
 """Logging of a daemon: JSON lines in its log file.
 
 The launcher opens the file for appending as descriptors 1 and 2, so raw output of libraries and of
-a crashing interpreter goes there too, between the JSON lines. In a worker that holds until the
-file gets a descriptor of its own (`daemons.worker.printing`). Forked processes, such as data
+a crashing interpreter goes there too, between the JSON lines. In a worker that holds until the file
+gets a descriptor of its own (`daemons.worker.task.print_streams`). Forked processes, such as data
 loaders, log to the file that was current at the fork.
 """
 

@@ -18,7 +18,7 @@ from typing import Any
 import zmq
 
 from daemons.transport.sockets import Transport
-from dlctl.machine import (
+from dlctl.wire.machine import (
     Admit,
     Configure,
     Connect,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from daemons.loop import Loop
 from daemons.process import DaemonContext
-from dlctl import config
+from dlctl.job import config
 from dlctl.launch import local
 from dlctl.roles.protocol.effects import CoordinatorGone
 from dlctl.runs import database, kept_shards, paths

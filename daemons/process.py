@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daemons import logs
-from dlctl import __version__, config
+from dlctl import __version__
 from dlctl.errors import DlctlError
+from dlctl.job import config
 from dlctl.launch.base import HOST_FILE, NO_CREDENTIALS, Credentials
 from dlctl.roles.protocol.context import Birth
 from dlctl.runs import paths

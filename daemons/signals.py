@@ -17,8 +17,8 @@ from pathlib import Path
 from daemons.loop import Loop, Signals
 from daemons.process import DaemonContext
 from dlctl.launch import local
-from dlctl.machine import StopRequested
 from dlctl.util import processes
+from dlctl.wire.machine import StopRequested
 
 log = logging.getLogger("dlctl")
 

@@ -11,36 +11,64 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-_ALGORITHMS, _SYNC = "dlctl.algorithms", "dlctl.algorithms.sync"
-_LIVE = "`Live[...]` (dlctl.settings) in the type of the option"
+_ALGORITHMS, _METHODS = "dlctl.algorithms", "dlctl.algorithms.methods"
+_SYNC = f"{_METHODS}.sync"
+_LIVE = "`Live[...]` (dlctl.job.settings) in the type of the option"
 _ARRIVAL = "of the `Arrival` in `self.arrival`; see `dlctl.algorithms.rounds.Reference`"
 _RULE = "of the side's `rule`; see `dlctl.algorithms.means.Mean`"
 _ROUND = "`dlctl.algorithms.rounds.Rounds`"
+MOVED: Mapping[str, str] = {
+    "dlctl.batches": "dlctl.job.batches",
+    "dlctl.clients": "dlctl.job.clients",
+    "dlctl.config": "dlctl.job.config",
+    "dlctl.flat": "dlctl.model.flat",
+    "dlctl.frozen": "dlctl.model.frozen",
+    "dlctl.inner": "dlctl.job.inner",
+    "dlctl.machine": "dlctl.wire.machine",
+    "dlctl.messages": "dlctl.wire.messages",
+    "dlctl.parameter_groups": "dlctl.model.parameter_groups",
+    "dlctl.placement": "dlctl.job.placement",
+    "dlctl.rows": "dlctl.shards.rows",
+    "dlctl.schedule": "dlctl.job.schedule",
+    "dlctl.settings": "dlctl.job.settings",
+    "dlctl.vector": "dlctl.model.vector",
+    **{
+        f"{_ALGORITHMS}.{name}": f"{_METHODS}.{name}"
+        for name in (
+            "allreduce", "async_diloco", "backups", "dc_asgd", "decoupled_diloco", "demo", "dgc",
+            "downpour", "easgd", "easgd_atomic", "epoch_cut", "fedavg", "fedbuff", "gossip",
+            "hogwild", "local_sgd", "loscar", "noloco", "quorum", "ringleader", "ringmaster",
+            "rows", "sandblaster", "softsync", "sparseloco", "ssp", "streaming_diloco", "sync",
+        )
+    },
+}  # fmt: skip
+"""Module of an earlier version -> what it is called now."""
 INSTEAD: Mapping[str, str] = {
     # modules, and names in modules
+    **MOVED,
     f"{_ALGORITHMS}.sparse": f"{_ALGORITHMS}.means, and `rule = SparseMean` in the shard side",
     f"{_ALGORITHMS}.base.Outcome": "`push.outcome(kind)`, whose type is PushOutcome",
-    f"{_ALGORITHMS}.local_sgd.LIVE": _LIVE,
+    f"{_METHODS}.local_sgd.LIVE": _LIVE,
     f"{_ALGORITHMS}.needs.LEFT_OUT_MAX": f"{_ALGORITHMS}.rounds.DISCARDED_MAX, or Discards",
-    f"{_ALGORITHMS}.quorum.meet_all": f"{_ALGORITHMS}.barrier.meet_all",
+    f"{_METHODS}.quorum.meet_all": f"{_ALGORITHMS}.barrier.meet_all",
     f"{_ALGORITHMS}.shapes.needs_of": f"{_ALGORITHMS}.shapes.served",
-    f"{_ALGORITHMS}.ssp.AHEAD_MAX": f"{_ALGORITHMS}.roster.AHEAD_MAX",
-    f"{_ALGORITHMS}.streaming_diloco.OfFragments": "`rule = FragmentMean` in a sync.Barrier",
+    f"{_METHODS}.ssp.AHEAD_MAX": f"{_ALGORITHMS}.roster.AHEAD_MAX",
+    f"{_METHODS}.streaming_diloco.OfFragments": "`rule = FragmentMean` in a sync.Barrier",
     f"{_SYNC}.AHEAD_MAX": f"{_ALGORITHMS}.roster.AHEAD_MAX",
     "dlctl.compress.base.DENSITY": _LIVE,
-    "dlctl.settings.count": _LIVE,
-    "dlctl.settings.fraction": _LIVE,
-    "dlctl.settings.interval": _LIVE,
+    "dlctl.job.settings.count": _LIVE,
+    "dlctl.job.settings.fraction": _LIVE,
+    "dlctl.job.settings.interval": _LIVE,
     # hooks and helpers of classes
     f"{_ALGORITHMS}.base.ReplicaSide.answered": "`Ask(then=...)`",
     f"{_ALGORITHMS}.base.ReplicaSide.placed": f"`after` {_ARRIVAL}",
     f"{_ALGORITHMS}.base.ReplicaSide.placing": f"`before` {_ARRIVAL}",
-    f"{_ALGORITHMS}.local_sgd.Replica._accrue": f"`steps` of {_ROUND}",
-    f"{_ALGORITHMS}.local_sgd.Replica._push": f"`end` of {_ROUND}, and `self.write_residual`",
-    f"{_ALGORITHMS}.local_sgd.Replica._take_way": f"`end` of {_ROUND}",
-    f"{_ALGORITHMS}.local_sgd.Replica.owes": "`has_rest` of `local_sgd.averaged`",
-    f"{_ALGORITHMS}.local_sgd.Replica.round_steps": f"the argument of `steps` of {_ROUND}",
-    f"{_ALGORITHMS}.streaming_diloco.Replica._walk": "`steps` of `streaming_diloco.Fragments`",
+    f"{_METHODS}.local_sgd.Replica._accrue": f"`steps` of {_ROUND}",
+    f"{_METHODS}.local_sgd.Replica._push": f"`end` of {_ROUND}, and `self.write_residual`",
+    f"{_METHODS}.local_sgd.Replica._take_way": f"`end` of {_ROUND}",
+    f"{_METHODS}.local_sgd.Replica.owes": "`has_rest` of `local_sgd.averaged`",
+    f"{_METHODS}.local_sgd.Replica.round_steps": f"the argument of `steps` of {_ROUND}",
+    f"{_METHODS}.streaming_diloco.Replica._walk": "`steps` of `streaming_diloco.Fragments`",
     f"{_SYNC}.Replica._accrue": "`sync.accrue(self)`",
     f"{_SYNC}.Replica._join": "`barrier.join()`",
     f"{_SYNC}.Replica._meet": "`barrier.meet(clock)`",

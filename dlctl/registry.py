@@ -8,6 +8,8 @@ the entry-point groups `dlctl.algorithms`, `dlctl.compressors`, `dlctl.optimizer
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -37,8 +39,16 @@ class Entry:
         """
         if not self.origin:
             return attribute(self.target)
-        try:
+        with self.named_errors():
             return attribute(self.target)
+
+    @contextmanager
+    def named_errors(self) -> Iterator[None]:
+        """Whatever goes wrong is an ImportError that names the package."""
+        try:
+            yield
+        except outdated.Outdated:
+            raise
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             raise ImportError(f"{self.origin}: importing {self.target}: {what}") from error
@@ -46,110 +56,114 @@ class Entry:
 
 BUILT_IN: dict[str, dict[str, Entry]] = {
     "algorithms": {
-        "downpour": Entry("dlctl.algorithms.downpour:DOWNPOUR", "asynchronous SGD (Dean 2012)"),
+        "downpour": Entry(
+            "dlctl.algorithms.methods.downpour:DOWNPOUR", "asynchronous SGD (Dean 2012)"
+        ),
         "sync": Entry(
-            "dlctl.algorithms.backups:SYNC",
+            "dlctl.algorithms.methods.backups:SYNC",
             "a barrier in the servers, averaged by samples; backup workers (Chen 2016)",
         ),
         "dgc": Entry(
-            "dlctl.algorithms.dgc:DGC",
+            "dlctl.algorithms.methods.dgc:DGC",
             "sync with momentum in the replicas and 0.1 % of it sent (Lin 2018)",
         ),
         "demo": Entry(
-            "dlctl.algorithms.demo:DEMO",
+            "dlctl.algorithms.methods.demo:DEMO",
             "sync along the sign of the largest frequencies of the replicas' momenta (Peng 2024)",
         ),
         "local-sgd": Entry(
-            "dlctl.algorithms.local_sgd:LOCAL_SGD",
+            "dlctl.algorithms.methods.local_sgd:LOCAL_SGD",
             "replicas step alone, and continue from their mean (Stich 2019)",
         ),
         "diloco": Entry(
-            "dlctl.algorithms.local_sgd:DILOCO",
+            "dlctl.algorithms.methods.local_sgd:DILOCO",
             "AdamW in the replicas, Nesterov on the mean of their updates (Douillard 2023)",
         ),
         "async-diloco": Entry(
-            "dlctl.algorithms.async_diloco:ASYNC_DILOCO",
+            "dlctl.algorithms.methods.async_diloco:ASYNC_DILOCO",
             "DiLoCo without waiting: delayed momentum, steps by speed (Liu 2024)",
         ),
         "streaming-diloco": Entry(
-            "dlctl.algorithms.streaming_diloco:STREAMING_DILOCO",
+            "dlctl.algorithms.methods.streaming_diloco:STREAMING_DILOCO",
             "DiLoCo by fragments, each while the others are trained (Douillard 2025)",
         ),
         "decoupled-diloco": Entry(
-            "dlctl.algorithms.decoupled_diloco:DECOUPLED_DILOCO",
+            "dlctl.algorithms.methods.decoupled_diloco:DECOUPLED_DILOCO",
             "the same with a quorum, which does not wait for stragglers (Douillard 2026)",
         ),
         "loscar": Entry(
-            "dlctl.algorithms.loscar:LOSCAR",
+            "dlctl.algorithms.methods.loscar:LOSCAR",
             "local SGD that averages a random part each round (2026)",
         ),
         "sparseloco": Entry(
-            "dlctl.algorithms.sparseloco:SPARSELOCO",
+            "dlctl.algorithms.methods.sparseloco:SPARSELOCO",
             "DiLoCo whose replicas send 1.6 % of their updates, in 2 bits (Sarfi 2025)",
         ),
         "easgd": Entry(
-            "dlctl.algorithms.easgd:EASGD",
+            "dlctl.algorithms.methods.easgd:EASGD",
             "replicas and a centre pull each other nearer (Zhang 2015)",
         ),
         "eamsgd": Entry(
-            "dlctl.algorithms.easgd:EAMSGD", "the same with Nesterov's momentum in the replicas"
+            "dlctl.algorithms.methods.easgd:EAMSGD",
+            "the same with Nesterov's momentum in the replicas",
         ),
         "easgd-atomic": Entry(
-            "dlctl.algorithms.easgd_atomic:EASGD_ATOMIC",
+            "dlctl.algorithms.methods.easgd_atomic:EASGD_ATOMIC",
             "easgd in one round trip: the servers compute the pull",
         ),
         "fedavg": Entry(
-            "dlctl.algorithms.fedavg:FEDAVG",
+            "dlctl.algorithms.methods.fedavg:FEDAVG",
             "clients with their own data, some per round (McMahan 2017); FedProx, privacy",
         ),
         "fedbuff": Entry(
-            "dlctl.algorithms.fedbuff:FEDBUFF",
+            "dlctl.algorithms.methods.fedbuff:FEDBUFF",
             "local-sgd without a barrier, its updates buffered in the servers (Nguyen 2022)",
         ),
         "ssp": Entry(
-            "dlctl.algorithms.ssp:SSP", "bounded distance to the slowest replica (Ho 2013)"
+            "dlctl.algorithms.methods.ssp:SSP", "bounded distance to the slowest replica (Ho 2013)"
         ),
         "softsync": Entry(
-            "dlctl.algorithms.softsync:SOFTSYNC",
+            "dlctl.algorithms.methods.softsync:SOFTSYNC",
             "an update per n-th part of all gradients, stale ones with a lower rate (Zhang 2016)",
         ),
         "dc-asgd": Entry(
-            "dlctl.algorithms.dc_asgd:DC_ASGD", "gradients are corrected for their age (Zheng 2017)"
+            "dlctl.algorithms.methods.dc_asgd:DC_ASGD",
+            "gradients are corrected for their age (Zheng 2017)",
         ),
         "ringmaster": Entry(
-            "dlctl.algorithms.ringmaster:RINGMASTER",
+            "dlctl.algorithms.methods.ringmaster:RINGMASTER",
             "stale gradients are dropped (Maranjyan 2025)",
         ),
         "ringleader": Entry(
-            "dlctl.algorithms.ringleader:RINGLEADER",
+            "dlctl.algorithms.methods.ringleader:RINGLEADER",
             "all workers have equal weights, however fast they are (Maranjyan 2026)",
         ),
         "epoch-cut": Entry(
-            "dlctl.algorithms.epoch_cut:EPOCH_CUT",
+            "dlctl.algorithms.methods.epoch_cut:EPOCH_CUT",
             "Downpour that does not wait for stragglers at an epoch's end (Chilimbi 2014)",
         ),
         "allreduce": Entry(
-            "dlctl.algorithms.allreduce:ALLREDUCE",
+            "dlctl.algorithms.methods.allreduce:ALLREDUCE",
             "synchronous SGD without servers: all replicas sum their gradients (Goyal 2017)",
         ),
         "gossip": Entry(
-            "dlctl.algorithms.gossip:GOSSIP",
+            "dlctl.algorithms.methods.gossip:GOSSIP",
             "no servers: replicas average with random others, without waiting (Jin 2016)",
         ),
         "noloco": Entry(
-            "dlctl.algorithms.noloco:NOLOCO",
+            "dlctl.algorithms.methods.noloco:NOLOCO",
             "DiLoCo's outer steps with one random replica instead of all (Kolehmainen 2025)",
         ),
         "hogwild": Entry(
-            "dlctl.algorithms.hogwild:HOGWILD",
+            "dlctl.algorithms.methods.hogwild:HOGWILD",
             "no servers: the workers of a host step in one model without locks (Niu 2011)",
         ),
         "rows": Entry(
-            "dlctl.algorithms.rows:ROWS",
+            "dlctl.algorithms.methods.rows:ROWS",
             "embeddings that only the servers hold: workers fetch a batch's rows, push changes",
         ),
         "sandblaster": Entry(
-            "dlctl.algorithms.sandblaster:SANDBLASTER",
+            "dlctl.algorithms.methods.sandblaster:SANDBLASTER",
             "L-BFGS on the shards, a batch is the whole dataset (Dean 2012)",
         ),
     },
@@ -209,21 +223,21 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
         "yogi": Entry("dlctl.optim.yogi:Yogi", "Adam, its second moment additive (Zaheer 2018)"),
     },
     "inner_optimizers": {
-        "none": Entry("dlctl.inner:NO_STEPS", "no steps of its own"),
-        "sgd": Entry("dlctl.inner:SGD", "torch.optim.SGD"),
-        "adam": Entry("dlctl.inner:ADAM", "torch.optim.Adam"),
-        "adamw": Entry("dlctl.inner:ADAMW", "torch.optim.AdamW"),
-        "muon": Entry("dlctl.inner:MUON", "torch.optim.Muon for matrices, AdamW for the rest"),
-        "nadam": Entry("dlctl.inner:NADAM", "torch.optim.NAdam"),
-        "radam": Entry("dlctl.inner:RADAM", "torch.optim.RAdam"),
-        "adamax": Entry("dlctl.inner:ADAMAX", "torch.optim.Adamax"),
-        "adagrad": Entry("dlctl.inner:ADAGRAD", "torch.optim.Adagrad"),
-        "adadelta": Entry("dlctl.inner:ADADELTA", "torch.optim.Adadelta"),
-        "adafactor": Entry("dlctl.inner:ADAFACTOR", "torch.optim.Adafactor"),
-        "rmsprop": Entry("dlctl.inner:RMSPROP", "torch.optim.RMSprop"),
-        "rprop": Entry("dlctl.inner:RPROP", "torch.optim.Rprop"),
-        "asgd": Entry("dlctl.inner:ASGD", "torch.optim.ASGD"),
-        "sparseadam": Entry("dlctl.inner:SPARSEADAM", "torch.optim.SparseAdam"),
+        "none": Entry("dlctl.job.inner:NO_STEPS", "no steps of its own"),
+        "sgd": Entry("dlctl.job.inner:SGD", "torch.optim.SGD"),
+        "adam": Entry("dlctl.job.inner:ADAM", "torch.optim.Adam"),
+        "adamw": Entry("dlctl.job.inner:ADAMW", "torch.optim.AdamW"),
+        "muon": Entry("dlctl.job.inner:MUON", "torch.optim.Muon for matrices, AdamW for the rest"),
+        "nadam": Entry("dlctl.job.inner:NADAM", "torch.optim.NAdam"),
+        "radam": Entry("dlctl.job.inner:RADAM", "torch.optim.RAdam"),
+        "adamax": Entry("dlctl.job.inner:ADAMAX", "torch.optim.Adamax"),
+        "adagrad": Entry("dlctl.job.inner:ADAGRAD", "torch.optim.Adagrad"),
+        "adadelta": Entry("dlctl.job.inner:ADADELTA", "torch.optim.Adadelta"),
+        "adafactor": Entry("dlctl.job.inner:ADAFACTOR", "torch.optim.Adafactor"),
+        "rmsprop": Entry("dlctl.job.inner:RMSPROP", "torch.optim.RMSprop"),
+        "rprop": Entry("dlctl.job.inner:RPROP", "torch.optim.Rprop"),
+        "asgd": Entry("dlctl.job.inner:ASGD", "torch.optim.ASGD"),
+        "sparseadam": Entry("dlctl.job.inner:SPARSEADAM", "torch.optim.SparseAdam"),
     },
     "launchers": {
         "local": Entry("dlctl.launch.local:Local", "processes on this machine"),
@@ -241,7 +255,7 @@ SECTIONS = {
 """Section of the job file -> kind of the registry that its `name` is looked up in; these may have
 live settings. The section [launcher] has `launchers`.
 """
-BY_PATH = {"inner_optimizers": Entry("dlctl.inner:FOREIGN", "a class of yours")}
+BY_PATH = {"inner_optimizers": Entry("dlctl.job.inner:FOREIGN", "a class of yours")}
 """Kinds whose names may be "package.module:Class", and what such an entry is."""
 BASES = {"compressors": "dlctl.compress.base.Compressor"}
 """Kinds whose components are classes -> the base of all of them."""
@@ -308,7 +322,8 @@ def load(kind: str, name: str) -> Any:
     if name in BUILT_IN[kind] or name not in _third_party(kind):
         return entry.load()
     what = f'{singular(kind)} "{name}" {entry.summary}'
-    return outdated.checked(entry.load, what, BASES.get(kind, ""))
+    with entry.named_errors():
+        return outdated.checked(lambda: attribute(entry.target), what, BASES.get(kind, ""))
 
 
 @cache

@@ -19,8 +19,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from dlctl import config, registry
+from dlctl import registry
 from dlctl.algorithms.base import Method
+from dlctl.job import config
 from dlctl.jobfile import effective_options
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.network import Link, NetworkOptions

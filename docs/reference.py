@@ -23,7 +23,7 @@ from dlctl import registry
 from dlctl.cli.app import SECTIONS, cli
 from dlctl.cli.commands.algorithms import default_of
 from dlctl.cli.group import Documented, summary_and_body
-from dlctl.config import Choice, JobFile, Launch
+from dlctl.job.config import Choice, JobFile, Launch
 from dlctl.ops.codes import CODES
 from dlctl.util.keydocs import Key, keys
 
@@ -68,7 +68,7 @@ ABOUT = {
 }
 PAGES = {"ssh": "dlctl-hosts", "slurm": "dlctl-slurm"}
 """Launcher -> its handwritten page."""
-ALSO_ABOUT = {"sync": ("dlctl.algorithms.sync",)}
+ALSO_ABOUT = {"sync": ("dlctl.algorithms.methods.sync",)}
 """Method -> further modules whose docstrings are on its page."""
 
 

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 import zmq
 
 from daemons.transport.sockets import Transport
-from dlctl import wire
 from dlctl.control.keys import CurveKeys
-from dlctl.messages import Reply, Request
+from dlctl.wire import codec
+from dlctl.wire.messages import Reply, Request
 
 Replies = list[Reply | list[bytes]]
 
@@ -36,10 +36,10 @@ def coordinator(
         poller.register(end, zmq.POLLIN)
         while end not in dict(poller.poll()):
             peer, *frames = router.recv_multipart()
-            request = wire.decode(frames)
+            request = codec.decode(frames)
             heard.append(request)
             for reply in answer(request, len(heard)):
-                frames = wire.encode(reply) if isinstance(reply, Reply) else reply
+                frames = codec.encode(reply) if isinstance(reply, Reply) else reply
                 router.send_multipart([peer, *frames])
 
     thread = threading.Thread(target=serve)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-from dlctl import config
+from dlctl.job import config
 from dlctl.runs import paths
 from dlctl.runs.database import RunDb
 

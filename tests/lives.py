@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dlctl.shards.base import Spec, Storage, Unusable, no_point
+from dlctl.shards.base import Spec, Storage, no_point
+from dlctl.shards.errors import Unusable
 from dlctl.shards.image import Form
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.mapped import Mapped

@@ -12,11 +12,9 @@ from dlctl.algorithms.base import MODEL, Method, ReplicaSide, ShardSide, Site
 from dlctl.compress.base import Compressor
 from dlctl.compress.none import Dense
 from dlctl.compress.values import Precision
-from dlctl.config import JobFile
-from dlctl.flat import Layout, slice_bounds
-from dlctl.inner import NONE
-from dlctl.machine import Effect, Event
-from dlctl.messages import Array, Assign, Joined
+from dlctl.job.config import JobFile
+from dlctl.job.inner import NONE
+from dlctl.model.flat import Layout, slice_bounds
 from dlctl.optim.base import Optimizer
 from dlctl.optim.sgd import SGD
 from dlctl.roles.protocol.context import Birth, Context
@@ -37,6 +35,8 @@ from dlctl.roles.worker.training import Origin, Training
 from dlctl.shards.base import Shard, Storages
 from dlctl.shards.memory import InMemory
 from dlctl.sim.objectives import layout_of
+from dlctl.wire.machine import Effect, Event
+from dlctl.wire.messages import Array, Assign, Joined
 
 OWN_LR = 0.01
 

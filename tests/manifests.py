@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dlctl import frozen
-from dlctl.flat import Layout
+from dlctl.model import frozen
+from dlctl.model.flat import Layout
+from dlctl.records.manifest import SCHEMA
 from dlctl.runs import checkpoints
-from dlctl.runs.manifest import SCHEMA
 
 LAYOUT = [
     ["weight", "trained", [10, 10], "float32", ["tied"]],

@@ -6,14 +6,15 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from daemons.worker import inner
-from daemons.worker.data import PortionLoader
+from daemons.worker import inner_optimizer
+from daemons.worker.data.portion_loader import PortionLoader
 from daemons.worker.replica import Replica
 from daemons.worker.stepper import Stepper
-from daemons.worker.task import Task
-from dlctl import parameter_groups, registry
-from dlctl.config import Choice, Gradients, ParameterGroup
-from dlctl.flat import TRAINED
+from daemons.worker.task.user_task import Task
+from dlctl import registry
+from dlctl.job.config import Choice, Gradients, ParameterGroup
+from dlctl.model import parameter_groups
+from dlctl.model.flat import TRAINED
 
 SEED = 3
 
@@ -55,5 +56,9 @@ def stepper_of(
     replica = Replica(task, device="cpu", seed=SEED, **how)
     of_values = parameter_groups.of_each(groups, replica.layout)
     names = [entry.name for entry, _, _ in replica.layout.slices(TRAINED)]
-    optimizer = inner.make(chosen, replica.values, of_values, names) if chosen is not None else None
+    optimizer = (
+        inner_optimizer.make(chosen, replica.values, of_values, names)
+        if chosen is not None
+        else None
+    )
     return Stepper(replica, options, optimizer)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dlctl import batches, schedule
-from dlctl.config import Gradients, Host, Job, JobFile, Schedule, Stop, Workers
+from dlctl.job import batches, schedule
+from dlctl.job.config import Gradients, Host, Job, JobFile, Schedule, Stop, Workers
 from dlctl.util.names import HOME_AGENT
 
 

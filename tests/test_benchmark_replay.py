@@ -14,9 +14,9 @@ from benchmarks.peers import bouncing
 from benchmarks.replay import Gradients, Replay
 from benchmarks.roundtrip_dense import _here
 from benchmarks.shard import Worker, shard
-from daemons.worker.first_calls import make_first_calls
+from daemons.worker.mkl_first_calls import make_first_calls
 from dlctl.compress.none import Dense, DenseOptions
-from dlctl.messages import Packed
+from dlctl.wire.messages import Packed
 
 SIZE, PUSHES = 5000, 30
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}

@@ -18,9 +18,10 @@ from manifests import frozen_part, whole
 from safetensors.numpy import load_file
 
 from dlctl.errors import DlctlError
-from dlctl.flat import slice_bounds
-from dlctl.runs import checkpoints, lineage, manifest
-from dlctl.runs.best import Best
+from dlctl.model.flat import slice_bounds
+from dlctl.records import manifest
+from dlctl.records.best import Best
+from dlctl.runs import checkpoints, lineage
 
 SIZE = 103
 STREAM = {

@@ -19,9 +19,9 @@ from daemons.transport import zap
 from daemons.transport.sockets import Transport
 from dlctl.control import client, keys
 from dlctl.errors import DlctlError, NotPermitted, RemoteProtocolError, TimedOut, Unreachable
-from dlctl.messages import Reply, Request
 from dlctl.runs import paths
 from dlctl.util import processes
+from dlctl.wire.messages import Reply, Request
 
 
 def test_a_question_is_answered(run_directory):

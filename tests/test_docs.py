@@ -12,7 +12,7 @@ import pytest
 import dlctl
 from dlctl import jobfile, registry
 from dlctl.cli.app import cli
-from dlctl.config import Replica
+from dlctl.job.config import Replica
 from dlctl.jobfile import replicas
 
 ROOT = Path(__file__).parent.parent

@@ -17,13 +17,13 @@ import pytest
 from dlctl import registry
 from dlctl.compress.base import Delta
 from dlctl.compress.none import Dense, DenseOptions
+from dlctl.model.vector import euclidean_norm, is_finite, put_into
 from dlctl.shards.base import Shard, Spec
 from dlctl.shards.image import Form
 from dlctl.shards.mapped import Mapped
 from dlctl.shards.memory import InMemory
 from dlctl.util import threads
 from dlctl.util.threads import BLOCK, PART, in_parts
-from dlctl.vector import euclidean_norm, is_finite, put_into
 
 sys.path.insert(0, str(Path(__file__).parent / "shards"))
 from kept import adagrad, created, dense, reopened, snapshot, sparse, spec_of

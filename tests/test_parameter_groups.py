@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from dlctl import parameter_groups
-from dlctl.config import ParameterGroup
-from dlctl.flat import AVERAGED, CONSTANT, TRAINED, Entry, Layout, slice_bounds
-from dlctl.parameter_groups import NONE, Run
+from dlctl.job.config import ParameterGroup
+from dlctl.model import parameter_groups
+from dlctl.model.flat import AVERAGED, CONSTANT, TRAINED, Entry, Layout, slice_bounds
+from dlctl.model.parameter_groups import NONE, Run
 
 GROUPS = (
     ParameterGroup(match=("*.bias", "*norm*"), weight_decay=0.0),

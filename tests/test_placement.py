@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from dlctl import config
-from dlctl.config import Host
-from dlctl.placement import agents, place, takes_workers
+from dlctl.job import config
+from dlctl.job.config import Host
+from dlctl.job.placement import agents, place, takes_workers
 from dlctl.util.names import HOME_AGENT
 
 

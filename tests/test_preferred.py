@@ -10,7 +10,8 @@ import pytest
 from manifests import whole
 
 from dlctl.errors import DlctlError
-from dlctl.runs import checkpoints, lineage, manifest
+from dlctl.records import manifest
+from dlctl.runs import checkpoints, lineage
 from dlctl.runs.database import RunDb
 from dlctl.util.text import DISCARDED, NO_WORKER, REFUSED
 

@@ -6,7 +6,7 @@ from answering import RING, coordinator_with_keys, done
 
 from daemons.transport import zap
 from dlctl.control import reader
-from dlctl.messages import Reply, Request
+from dlctl.wire.messages import Reply, Request
 
 ROWS = [{"name": f"worker-{slot}", "at": 1.0} for slot in range(100)]
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from dlctl import schedule
-from dlctl.config import Gradients, Job, JobFile, Schedule, Stop, Workers
+from dlctl.job import schedule
+from dlctl.job.config import Gradients, Job, JobFile, Schedule, Stop, Workers
 
 BATCH, WHOLE, PEAK = 8, 100, 0.3
 """Samples of a step, steps of the run."""

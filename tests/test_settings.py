@@ -8,9 +8,10 @@ from typing import Annotated, Literal, NamedTuple, get_type_hints
 import pytest
 from annotated_types import Ge, Le, Lt
 
-from dlctl import registry, settings
+from dlctl import registry
 from dlctl.errors import UsageError
-from dlctl.settings import Live
+from dlctl.job import settings
+from dlctl.job.settings import Live
 from dlctl.util import keydocs, numeric_limits
 
 GOOD = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlctl import registry
-from dlctl.config import Workers
+from dlctl.job.config import Workers
 from dlctl.registry import ALIASES
 from dlctl.util.did_you_mean import closest, did_you_mean
 from dlctl.util.keydocs import keys

@@ -38,14 +38,14 @@ OPENED_OTHERWISE = {
     "daemons/files/file_receiver.py": "new files",
     "daemons/files/log_mirror.py": "new files",
     "daemons/server/disklog.py": "new files",
-    "daemons/worker/acks.py": "new files",
+    "daemons/worker/ack_record.py": "new files",
     "dlctl/ops/graft.py": "new files",
     "dlctl/runs/task_code.py": "new files",
     "daemons/node/begin.py": "files in a new directory",
     "daemons/server/files.py": "/proc",
     "daemons/log_tail.py": "a descriptor of the helper's",
-    "daemons/worker/loader_stacks.py": "/proc",
-    "daemons/worker/fitting.py": "/proc, /sys",
+    "daemons/worker/data/loader_stacks.py": "/proc",
+    "daemons/worker/batch_size_search.py": "/proc, /sys",
     "dlctl/util/cores.py": "/proc, /sys",
     "dlctl/util/processes.py": "/proc",
     "daemons/transport/shm.py": "memory of another process",
@@ -55,8 +55,8 @@ OPENED_OTHERWISE = {
     "dlctl/observe/html.py": "a part of the package",
     "daemons/process.py": "/dev/null",
     "dlctl/cli/ui/console.py": "/dev/null",
-    "daemons/worker/group.py": "no file",
-    "daemons/worker/stream.py": "no file",
+    "daemons/worker/replica_group.py": "no file",
+    "daemons/worker/data/stream_loader.py": "no file",
 }
 """Who opens what without `dlctl.util.regular`."""
 FOLDERS = [ROOT, *(ROOT / name for name in ("dlctl", "daemons", "docs", "examples", "tests"))]

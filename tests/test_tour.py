@@ -20,22 +20,22 @@ from torch.nn import functional
 from torch.utils.data import default_collate
 
 import dlctl
-from daemons.worker import inner
+from daemons.worker import inner_optimizer
 from daemons.worker.replica import Replica
 from daemons.worker.stepper import Stepper
-from daemons.worker.task import Task
-from dlctl import messages as m
-from dlctl import wire
-from dlctl.algorithms.downpour import DOWNPOUR
+from daemons.worker.task.user_task import Task
+from dlctl.algorithms.methods.downpour import DOWNPOUR
 from dlctl.compress.topk import TopK
-from dlctl.config import Choice, Job, JobFile
-from dlctl.machine import Effect, Received, Send, Started
+from dlctl.job.config import Choice, Job, JobFile
 from dlctl.optim.adagrad import Adagrad
 from dlctl.roles.protocol.context import COORDINATOR, Birth
 from dlctl.roles.protocol.effects import BuildModel, Compute, Computed, ModelBuilt
 from dlctl.roles.protocol.token import sign
 from dlctl.roles.server.server import Server
 from dlctl.roles.worker.worker import Worker
+from dlctl.wire import codec
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Effect, Received, Send, Started
 
 RUN, KEY = "tour-1", b"the key of this run"
 RATE, LOCAL_RATE = 0.1, 0.5
@@ -68,7 +68,7 @@ def birth(role: str, name: str) -> Birth:
 
 
 def over_the_wire(message: m.Message) -> m.Message:
-    return wire.decode([bytes(frame) for frame in wire.encode(message)])
+    return codec.decode([bytes(frame) for frame in codec.encode(message)])
 
 
 def sent(effects: list[Effect], kind: type[m.Message]) -> m.Message:
@@ -117,7 +117,7 @@ def test_one_gradient_goes_from_the_loss_to_a_server_and_comes_back_as_parameter
 
     # Its gradient is a flat float32 vector, too: the replica's own optimiser makes a step along it.
     w = replica.parameters.copy()
-    stepper = Stepper(replica, inner=inner.make(JOB.inner, replica.values))
+    stepper = Stepper(replica, inner=inner_optimizer.make(JOB.inner, replica.values))
     step = stepper.step([(batch, 1.0)], own_lr=compute.own_lr)
     gradient_then = step.gradient.copy()
     computed = Computed(step.loss, step.gradient, replica.averaged(), step.norm, step.is_usable)

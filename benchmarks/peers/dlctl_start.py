@@ -31,7 +31,7 @@ from torch import Tensor
 from benchmarks.peers.settings import Settings, from_command_line
 from benchmarks.peers.watch import Watch
 from benchmarks.sandbox import Dlctl, console_script, sandbox
-from dlctl.config import Servers
+from dlctl.job.config import Servers
 from dlctl.runs import database, kept_shards, paths
 from dlctl.shards import image
 

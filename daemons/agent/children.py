@@ -19,13 +19,13 @@ from daemons.log_tail import await_printed, exit_code, last_lines
 from daemons.loop import Loop
 from dlctl.launch import commands, local
 from dlctl.launch.base import Credentials
-from dlctl.messages import ProcessExited, Spawned
 from dlctl.roles.agent.agent import ProcessStarted
 from dlctl.roles.coordinator.crash_loops import NO_ROOM, UNSAID
 from dlctl.roles.protocol.effects import ProcessEnded, SignalProcess, StartProcess
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.runs import paths
 from dlctl.util import processes
+from dlctl.wire.messages import ProcessExited, Spawned
 
 
 @dataclass(slots=True)

@@ -21,14 +21,14 @@ from pathlib import Path
 
 from daemons import parent_watch
 from daemons.loop import Loop
-from dlctl import config
 from dlctl.errors import DlctlError
+from dlctl.job import config
 from dlctl.launch import local
-from dlctl.machine import StopRequested
 from dlctl.roles.protocol.effects import CoordinatorGone, RestartCoordinator
 from dlctl.runs import database, paths
 from dlctl.runs.database import ENDED
 from dlctl.util import processes, regular
+from dlctl.wire.machine import StopRequested
 
 log = logging.getLogger("dlctl")
 AWAY_S = 3.0

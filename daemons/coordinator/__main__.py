@@ -23,7 +23,6 @@ from dlctl import registry
 from dlctl.control import keys
 from dlctl.errors import DlctlError, os_errors_as
 from dlctl.launch import addresses, local
-from dlctl.machine import StopRequested
 from dlctl.roles.coordinator.coordinator import Coordinator
 from dlctl.roles.coordinator.persistence import corrected
 from dlctl.roles.coordinator.records import KeyRenewed, RenewKey
@@ -32,6 +31,7 @@ from dlctl.runs import database, paths
 from dlctl.runs.database import RunDb
 from dlctl.util import regular
 from dlctl.util.flock import GLANCE_S, is_locked_within
+from dlctl.wire.machine import StopRequested
 
 log = logging.getLogger("dlctl")
 CONTROL_FRAME_BYTES_MAX = 64 << 20

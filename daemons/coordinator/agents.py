@@ -10,18 +10,18 @@ import logging
 from daemons import process
 from daemons.log_tail import LINES, exit_code, last_lines
 from daemons.loop import Loop
-from dlctl import placement
-from dlctl.config import Host
+from dlctl.job import placement
+from dlctl.job.config import Host
 from dlctl.launch import launcher
 from dlctl.launch.base import AgentControl, Credentials, Ended, News, Notice, Order, Waiting
 from dlctl.launch.launcher import Launcher
-from dlctl.messages import ProcessExited
+from dlctl.records.memory import DAEMON, Memory
 from dlctl.roles.coordinator.records import KillAgent, LaunchAgent
 from dlctl.roles.protocol.effects import AgentWaits, HostsTaken, ProcessEnded
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.runs import paths
 from dlctl.runs.database import RunDb
-from dlctl.runs.memory import DAEMON, Memory
+from dlctl.wire.messages import ProcessExited
 
 log = logging.getLogger("dlctl")
 HOME = "local"

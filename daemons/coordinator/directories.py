@@ -13,12 +13,12 @@ from pathlib import Path
 
 from daemons.loop import Loop
 from daemons.process import reason_of
-from dlctl import frozen
+from dlctl.model import frozen
+from dlctl.records.best import Best
+from dlctl.records.manifest import SCHEMA
 from dlctl.roles.coordinator import records as j
 from dlctl.runs import checkpoints, lineage
-from dlctl.runs.best import Best
 from dlctl.runs.database import RunDb
-from dlctl.runs.manifest import SCHEMA
 
 log = logging.getLogger("dlctl")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from daemons.coordinator.records import Exporter
 from daemons.loop import Loop
-from dlctl.config import JobFile
+from dlctl.job.config import JobFile
 from dlctl.util import extras
 
 log = logging.getLogger("dlctl")

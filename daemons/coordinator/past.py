@@ -7,11 +7,11 @@ from pathlib import Path
 
 from daemons.coordinator.records import to_wall_clock
 from daemons.files.log_mirror import sizes
-from dlctl import frozen
+from dlctl.model import frozen
+from dlctl.records.memory import Memory
 from dlctl.roles.coordinator.registration import Past
 from dlctl.runs import checkpoints, paths, terms
 from dlctl.runs.database import RunDb
-from dlctl.runs.memory import Memory
 
 
 def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:

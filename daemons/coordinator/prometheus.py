@@ -25,11 +25,11 @@ from prometheus_client.core import (
 from daemons.coordinator.metrics_server import MetricsServer
 from daemons.coordinator.records import Exporter
 from dlctl import __version__
-from dlctl.config import JobFile
-from dlctl.messages import Json
+from dlctl.job.config import JobFile
+from dlctl.records.series import RUN
 from dlctl.roles.coordinator.daemon_states import ALIVE
 from dlctl.roles.coordinator.run_state import NEXT
-from dlctl.runs.series import RUN
+from dlctl.wire.messages import Json
 
 log = logging.getLogger("dlctl")
 RETRY_S = 10.0

@@ -22,17 +22,17 @@ from typing import Any
 
 from daemons.loop import Loop
 from dlctl.launch import base
-from dlctl.machine import Send
-from dlctl.messages import Json
+from dlctl.records.series import Series
 from dlctl.roles.coordinator import records as j
 from dlctl.roles.coordinator.persistence import Lasting
 from dlctl.roles.protocol.effects import OnRecord, Unwritten
 from dlctl.runs import terms
 from dlctl.runs.database import RunDb
-from dlctl.runs.series import Series
 from dlctl.runs.terms import OnDisk, Terms
 from dlctl.util import processes
 from dlctl.util.names import HOME_AGENT, MEASURED
+from dlctl.wire.machine import Send
+from dlctl.wire.messages import Json
 
 log = logging.getLogger("dlctl")
 RETRY_S = 1.0

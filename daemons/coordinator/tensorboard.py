@@ -22,10 +22,10 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from daemons.coordinator.records import Exporter
-from dlctl.messages import Json
 from dlctl.observe.history import History, Point, point_of
-from dlctl.runs.evaluated import Result
-from dlctl.runs.series import EVALUATION, RUN
+from dlctl.records.evaluated import Result
+from dlctl.records.series import EVALUATION, RUN
+from dlctl.wire.messages import Json
 
 log = logging.getLogger("dlctl")
 FOLDER = "tensorboard"

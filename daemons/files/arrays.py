@@ -19,16 +19,16 @@ from daemons.files.file_receiver import FileReceiver
 from daemons.loop import Loop
 from daemons.process import reason_of
 from dlctl.errors import DlctlError, os_errors_as
-from dlctl.inner import SAVED_AS
+from dlctl.job.inner import SAVED_AS
 from dlctl.launch.base import HOST_FILE
-from dlctl.messages import Json
+from dlctl.records.manifest import MANIFEST, state_of
 from dlctl.roles.protocol.context import Birth
 from dlctl.roles.protocol.effects import ArraysLoaded, ArraysSaved, LoadArrays, SaveArrays
 from dlctl.roles.protocol.files import FilesMissing, Wanted, checkpoint_file
 from dlctl.runs import checkpoints
 from dlctl.runs.checkpoints import SLOT
-from dlctl.runs.manifest import MANIFEST, state_of
 from dlctl.shards.base import W
+from dlctl.wire.messages import Json
 
 
 class Files:

@@ -25,12 +25,12 @@ from typing import IO, TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from daemons.process import print_error
-from dlctl import frozen
 from dlctl.errors import DlctlError
-from dlctl.flat import AVERAGED, ROWS, TRAINED, Entry
-from dlctl.rows import KIND as TABLE
+from dlctl.model import frozen
+from dlctl.model.flat import AVERAGED, ROWS, TRAINED, Entry
+from dlctl.records.manifest import Manifest, layout
 from dlctl.runs import checkpoints, tensorfile
-from dlctl.runs.manifest import Manifest, layout
+from dlctl.shards.rows import KIND as TABLE
 from dlctl.util import outfile, regular
 from dlctl.util.names import AVERAGE
 from dlctl.util.outfile import BROKEN_PIPE_EXIT_CODE

@@ -15,7 +15,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from daemons.loop import Loop
-from dlctl.messages import FileData, ReadFile
 from dlctl.roles.protocol.files import (
     ACKS,
     BYTES_MAX,
@@ -28,6 +27,7 @@ from dlctl.roles.protocol.files import (
     RemoveCopy,
 )
 from dlctl.util import regular
+from dlctl.wire.messages import FileData, ReadFile
 
 _FORMS = {
     CHECKPOINTS: re.compile(r"ckpt/[0-9]{12,20}-[0-9]{1,20}/[A-Za-z0-9][A-Za-z0-9._-]{0,199}"),

@@ -18,13 +18,15 @@ from urllib.parse import urlsplit
 from daemons.log_tail import last_lines
 from daemons.node.end import agents, kill
 from daemons.node.requests import Request, field, host_directory, make, name_of_agent, natural
-from dlctl import __version__, config, wire
+from dlctl import __version__
 from dlctl.control.keys import KEY_LETTERS
 from dlctl.errors import DlctlError, Unreachable, UsageError, VersionMismatch
+from dlctl.job import config
 from dlctl.launch import local
 from dlctl.launch.base import HOST_FILE, Credentials
 from dlctl.runs import paths
 from dlctl.util import processes
+from dlctl.wire import codec
 
 TASK = "task"
 CONNECT_S = 3.0
@@ -65,11 +67,11 @@ def begin(request: Request) -> dict[str, Any]:
 
 def _check_versions(request: Request) -> None:
     version, protocol = field(request, "version", str), field(request, "protocol", int)
-    if (version, protocol) != (__version__, wire.PROTOCOL):
+    if (version, protocol) != (__version__, codec.PROTOCOL):
         raise VersionMismatch(
-            f"this host has dlctl {__version__} with protocol {wire.PROTOCOL}, the request comes "
+            f"this host has dlctl {__version__} with protocol {codec.PROTOCOL}, the request comes "
             f"from {version} with protocol {protocol}: they have to be the same",
-            where=os.path.dirname(wire.__file__),
+            where=os.path.dirname(codec.__file__),
             hint=f"install dlctl {version} there, or set python of this host in [[hosts]]",
         )
 

@@ -21,11 +21,12 @@ import psutil
 
 from daemons.node.firewalls import firewall
 from daemons.node.requests import Request, check, field, full_path, root
-from dlctl import __version__, wire
+from dlctl import __version__
 from dlctl.errors import DlctlError
 from dlctl.launch.commands import LATE, wait
 from dlctl.runs import paths
 from dlctl.util import cores
+from dlctl.wire import codec
 
 SHARED_MEMORY = Path("/dev/shm")
 TORCH_S = 90.0
@@ -87,7 +88,7 @@ def _versions() -> dict[str, Any]:
         torch = ""
     return {
         "dlctl": __version__,
-        "protocol": wire.PROTOCOL,
+        "protocol": codec.PROTOCOL,
         "python": platform.python_version(),
         "torch": torch,
     }

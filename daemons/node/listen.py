@@ -16,10 +16,10 @@ from contextlib import suppress
 from typing import Any
 
 from daemons.node import flood
-from daemons.node.owners import owner_of
 from daemons.node.requests import Request, field, natural
-from dlctl import config
+from daemons.transport.owners import owner_of
 from dlctl.errors import UsageError
+from dlctl.job import config
 from dlctl.launch import addresses
 
 LIFE_S = 60.0

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from daemons.node.requests import Request, host_directory
-from dlctl import config
 from dlctl.errors import DlctlError
+from dlctl.job import config
 from dlctl.launch import local
 from dlctl.runs import kept_shards
 from dlctl.util import regular

@@ -13,9 +13,9 @@ from daemons.server.storages import choose_storages
 from daemons.server.watching import Watch
 from dlctl import registry
 from dlctl.launch import addresses
-from dlctl.messages import Push
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.server.server import Server
+from dlctl.wire.messages import Push
 
 
 def serve(context: process.DaemonContext) -> int:

@@ -26,8 +26,9 @@ from daemons.server.files import (
     own_directory,
 )
 from dlctl.errors import DlctlError, os_errors_as
-from dlctl.shards.base import Point, Spec
+from dlctl.shards.base import Spec
 from dlctl.shards.journaled import Journaled
+from dlctl.shards.log import Point
 from dlctl.shards.records import Bytes
 from dlctl.util import regular
 from dlctl.util.fsync import sync_directory

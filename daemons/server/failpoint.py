@@ -12,7 +12,8 @@ import signal
 from collections.abc import Mapping
 
 from dlctl.errors import UsageError
-from dlctl.shards.base import POINTS, Point, no_point
+from dlctl.shards.base import POINTS, no_point
+from dlctl.shards.log import Point
 
 VARIABLE = "DLCTL_FAILPOINT"
 log = logging.getLogger("dlctl")

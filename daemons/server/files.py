@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Self
 
 from dlctl.errors import DlctlError
-from dlctl.shards.base import Held, NoRoom, Point
+from dlctl.shards.errors import Held, NoRoom
+from dlctl.shards.log import Point
 from dlctl.util import regular
 from dlctl.util.flock import is_locked_within
 from dlctl.util.fsync import sync_directory

@@ -23,8 +23,10 @@ from daemons.server.files import (
 )
 from dlctl.errors import DlctlError
 from dlctl.runs import kept_shards
-from dlctl.shards.base import Point, Spec, Unusable, not_replaced, unusable
+from dlctl.shards.base import Spec, not_replaced, unusable
+from dlctl.shards.errors import Unusable
 from dlctl.shards.image import Form, has_updates
+from dlctl.shards.log import Point
 from dlctl.shards.mapped import Mapped
 
 MARGIN_BYTES = 16 * 2**20

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from daemons.server.disklog import DiskLog
 from daemons.server.statefile import StateFile
-from dlctl.config import Servers
+from dlctl.job.config import Servers
 from dlctl.runs import kept_shards
-from dlctl.shards.base import Point, Storages
+from dlctl.shards.base import Storages
+from dlctl.shards.log import Point
 from dlctl.shards.memory import InMemory
 
 

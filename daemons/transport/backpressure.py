@@ -18,7 +18,7 @@ import zmq
 from daemons.transport import connections
 from daemons.transport.connection_limit import CONNECTIONS_MAX
 from daemons.transport.shm import Loan
-from dlctl.wire import Frames
+from dlctl.wire.codec import Frames
 
 LARGE_BYTES = 128 << 10
 """Messages of at least this size are large."""

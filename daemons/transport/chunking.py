@@ -24,11 +24,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from daemons.transport import shm, shm_layout
-from dlctl import wire
 from dlctl.errors import RemoteProtocolError
-from dlctl.messages import Array, Message
 from dlctl.util.buffer_pool import BufferPool
-from dlctl.wire import Frame, Frames
+from dlctl.wire import codec
+from dlctl.wire.codec import Frame, Frames
+from dlctl.wire.messages import Array, Message
 
 SEGMENT_BYTES = 512 << 10
 """libzmq declares a peer dead if no whole frame arrives within `HEARTBEAT_TIMEOUT_MS`
@@ -85,8 +85,8 @@ class Arriving:
         invalid message is refused when all of it has arrived.
         """
         with suppress(RemoteProtocolError):
-            if self.message is None and wire.kind(self.frames) is kind:
-                self.message = wire.decode(self.frames)
+            if self.message is None and codec.kind(self.frames) is kind:
+                self.message = codec.decode(self.frames)
         return self.message
 
     def put(self, place: int, data: Frame) -> bool:

@@ -5,7 +5,7 @@ The id contains the name, so no table of connections is needed.
 
 from __future__ import annotations
 
-from dlctl.machine import Peer
+from dlctl.wire.machine import Peer
 
 _END = b"\0"
 """Ends the name: names never contain it, ZeroMQ's ids may."""

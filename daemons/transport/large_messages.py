@@ -15,7 +15,7 @@ from daemons.transport import chunking, shm
 from daemons.transport.chunking import Assembly
 from daemons.transport.shm import Borrower, Lender, Loan
 from dlctl.errors import RemoteProtocolError
-from dlctl.wire import Frames
+from dlctl.wire.codec import Frames
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _TRIM_BYTES, _MMAP_BYTES = 64 << 20, 32 << 20

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import zmq
 
 from daemons.transport import socket_events
-from dlctl.machine import Reconnected
 from dlctl.roles.protocol.authz import COME_LATER
+from dlctl.wire.machine import Reconnected
 
 SAY_S = 3.0
 """A peer that refuses connections for this long is logged; then again every `AGAIN_S`."""

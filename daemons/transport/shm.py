@@ -40,10 +40,10 @@ import numpy as np
 
 from daemons.transport import shm_layout
 from dlctl.errors import RemoteProtocolError
-from dlctl.messages import Array
 from dlctl.util import pages, threads
 from dlctl.util.buffer_pool import is_unused
-from dlctl.wire import Frames
+from dlctl.wire.codec import Frames
+from dlctl.wire.messages import Array
 
 SHARED, MISSED = b"\xc1shm", b"\xc1mis"
 FRAME_BYTES_MIN = 128 * 1024

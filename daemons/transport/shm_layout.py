@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence
 
 from dlctl.errors import RemoteProtocolError
-from dlctl.wire import FRAMES_MAX, Frame, Frames
+from dlctl.wire.codec import FRAMES_MAX, Frame, Frames
 
 ALIGNMENT = 64
 """Of each frame in the memory, so that it may hold an array of any dtype."""

@@ -26,10 +26,10 @@ from daemons.transport.connection_limit import ConnectionLimit
 from daemons.transport.large_messages import LargeMessages
 from daemons.transport.reconnect import Handshakes, Link
 from daemons.transport.zap import DOMAIN, Gatekeeper
-from dlctl import wire
 from dlctl.errors import DlctlError, LocalProtocolError, RemoteProtocolError
-from dlctl.machine import Coming, Peer, Received, Reconnected
-from dlctl.messages import Message
+from dlctl.wire import codec
+from dlctl.wire.machine import Coming, Peer, Received, Reconnected
+from dlctl.wire.messages import Message
 
 LINGER_MS = 500
 """For the last messages of a daemon that exits."""
@@ -45,7 +45,7 @@ limits their bytes.
 """
 ZERO_COPY_BYTES = 64 * 1024
 """Below this a copy is cheaper than the bookkeeping of sharing."""
-FRAMES_KEPT = wire.FRAMES_MAX + 4
+FRAMES_KEPT = codec.FRAMES_MAX + 4
 """Of one message: the peer, two of a large message, and one to detect an excess."""
 RECEIVE_BATCH = 64
 """Messages taken from one socket before the machine's deadlines are checked again."""
@@ -79,7 +79,7 @@ class Transport:
         self.bulk = LargeMessages()
         self._local: set[zmq.Socket[bytes]] = set()
         """Sockets that only reach processes of this machine and this user."""
-        self._bytes_max = wire.FRAME_BYTES_MAX
+        self._bytes_max = codec.FRAME_BYTES_MAX
         """Of a segmented or lent message that the ROUTER receives."""
         self.early: type[Message] | None = None
         """Large messages of this kind are also received while they are still arriving."""
@@ -93,7 +93,7 @@ class Transport:
         """The only place where sockets are made."""
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.LINGER, LINGER_MS)
-        socket.setsockopt(zmq.MAXMSGSIZE, wire.FRAME_BYTES_MAX)
+        socket.setsockopt(zmq.MAXMSGSIZE, codec.FRAME_BYTES_MAX)
         socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
         socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
@@ -110,7 +110,7 @@ class Transport:
         self.poller.register(socket, zmq.POLLIN)
         return socket
 
-    def listen(self, address: str, frame_bytes_max: int = wire.FRAME_BYTES_MAX) -> str:
+    def listen(self, address: str, frame_bytes_max: int = codec.FRAME_BYTES_MAX) -> str:
         """Accept connections at `address`; returns it with the chosen port. A peer that sends a
         larger frame is disconnected.
 
@@ -194,7 +194,7 @@ class Transport:
         the queue full.
         """
         try:
-            frames = wire.encode(message)
+            frames = codec.encode(message)
         except LocalProtocolError as error:
             # The roles tolerate a lost message, but not a lost daemon.
             log.error("dropped a message for %s: %s", peer, error.message)
@@ -237,7 +237,7 @@ class Transport:
             if self._muted and time.monotonic() < self._muted.get(identity, 0.0):
                 continue
             peer: Peer = self._names.get(socket, "")
-            bytes_max = wire.FRAME_BYTES_MAX
+            bytes_max = codec.FRAME_BYTES_MAX
             if socket is self._router:
                 peer = connections.connection(identity, bytes(frames[0]))
                 frames, bytes_max = frames[1:], self._bytes_max
@@ -247,7 +247,7 @@ class Transport:
                     with suppress(zmq.ZMQError):
                         _send_frames(socket, [*connections.address(peer), *answer], copied=True)
                 if whole is not None:
-                    yield Received(peer, wire.decode(whole), identity)
+                    yield Received(peer, codec.decode(whole), identity)
                 elif (
                     self.early is not None
                     and (part := self.bulk.assembly.coming(peer))
@@ -262,11 +262,11 @@ class Transport:
             if not int(socket.getsockopt(zmq.EVENTS)) & _READABLE:
                 return
 
-    def _receive_frames(self, socket: zmq.Socket[bytes]) -> tuple[wire.Frames, str] | None:
+    def _receive_frames(self, socket: zmq.Socket[bytes]) -> tuple[codec.Frames, str] | None:
         """One multipart message and the name of the sender's key, or None. Frames beyond the limit
         are discarded, although libzmq buffers all of them until the last one has arrived.
         """
-        frames: wire.Frames = []
+        frames: codec.Frames = []
         try:
             while True:
                 frame = socket.recv(zmq.NOBLOCK, copy=False)
@@ -299,7 +299,7 @@ class Transport:
 
 
 def _send_frames(
-    socket: zmq.Socket[bytes], frames: wire.Frames, copied: bool, track: bool = False
+    socket: zmq.Socket[bytes], frames: codec.Frames, copied: bool, track: bool = False
 ) -> zmq.MessageTracker | None:
     """Send one multipart message atomically. Raises ZMQError; then nothing was sent.
 
@@ -319,7 +319,7 @@ def _send_frames(
 
 def _cannot_listen(address: str, error: zmq.ZMQError) -> DlctlError:
     """Names the address and, if known, the process that holds it."""
-    from daemons.node.owners import owner_of
+    from daemons.transport.owners import owner_of
 
     port, holder = address.rpartition(":")[2], ""
     if address.startswith("tcp:") and port.isdigit() and (owner := owner_of(int(port))):

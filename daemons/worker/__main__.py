@@ -14,13 +14,13 @@ from functools import partial
 from daemons import parent_watch, process
 from daemons.files.arrays import serve_files
 from daemons.loop import Loop, Signals
-from daemons.worker.acks import Acks
+from daemons.worker.ack_record import Acks
 from daemons.worker.at_exit import end_user_code
-from daemons.worker.compute import ComputeThread
-from daemons.worker.failures import ProcessLost
-from daemons.worker.group import GroupThread
-from daemons.worker.printing import capture, end_lines
-from daemons.worker.ranks import Ranks
+from daemons.worker.compute_thread import ComputeThread
+from daemons.worker.ranks.rank_processes import Ranks
+from daemons.worker.replica_group import GroupThread
+from daemons.worker.task.failures import ProcessLost
+from daemons.worker.task.print_streams import capture, end_lines
 from dlctl import registry
 from dlctl.compress import values
 from dlctl.launch import addresses

@@ -14,22 +14,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from daemons.worker import fitting, inner, weights
-from daemons.worker.clients import clients_of, dataset_of, round_samples
-from daemons.worker.data import PortionLoader
-from daemons.worker.first_calls import make_first_calls
-from daemons.worker.orders import chosen_by
-from daemons.worker.ranks import Ranks
+from daemons.worker import batch_size_search, initial_weights, inner_optimizer
+from daemons.worker.data.federated_clients import clients_of, dataset_of, round_samples
+from daemons.worker.data.portion_loader import PortionLoader
+from daemons.worker.data.sample_order import chosen_by
+from daemons.worker.data.stream_loader import StreamLoader
+from daemons.worker.mkl_first_calls import make_first_calls
+from daemons.worker.ranks.rank_processes import Ranks
 from daemons.worker.replica import Replica, choose_device, seed_all
 from daemons.worker.stepper import Stepper
-from daemons.worker.stream import StreamLoader
-from daemons.worker.task import TaskError, calling, is_stream, load_task
-from dlctl import parameter_groups, registry
+from daemons.worker.task.user_task import TaskError, calling, is_stream, load_task
+from dlctl import registry
 from dlctl.algorithms.engines import Operations
-from dlctl.config import JobFile, ParameterGroup
 from dlctl.errors import DlctlError
-from dlctl.flat import TRAINED
-from dlctl.parameter_groups import SHOWN_MAX
+from dlctl.job.config import JobFile, ParameterGroup
+from dlctl.model import parameter_groups
+from dlctl.model.flat import TRAINED
+from dlctl.model.parameter_groups import SHOWN_MAX
 from dlctl.util import cores
 
 log = logging.getLogger("dlctl")
@@ -57,7 +58,7 @@ def build(
     """Load the task of a job; sets the number of torch's threads.
 
     slot: of the worker; spreads workers over GPUs. processes: number of data loader processes. run:
-    directory of the run whose stored code is used (`kept_code.py`); None: the files as they are
+    directory of the run whose stored code is used (`stored_code.py`); None: the files as they are
     now. finds: measure the largest batch size. ranks: the other processes of the replica, already
     started; None: it is not cut. Raises TaskError for what is wrong with the task, DlctlError if
     there is no such device, RanksEnded.
@@ -84,10 +85,10 @@ def build(
     if finds:
         # A loader of its own, so that the trials do not change what the run's loader draws.
         with closing(make_loader(batch_size=1)) as tried:
-            found = fitting.batch_size(job, replica, tried)
+            found = batch_size_search.batch_size(job, replica, tried)
     size = job.workers.batch_size
     loader = make_loader(
-        batch_size=size if isinstance(size, int) else found or fitting.FIRST,
+        batch_size=size if isinstance(size, int) else found or batch_size_search.FIRST,
         accumulate=job.gradient.accumulate,
     )
     for line in parameter_groups.told(job.parameters, replica.layout) if slot == 0 else ():
@@ -96,7 +97,7 @@ def build(
         log.warning("%s", line)
     stepper: Any
     if ranks is not None:
-        from daemons.worker.cut_replica import CutStepper, WholeReplica
+        from daemons.worker.ranks.cut_replica import CutStepper, WholeReplica
 
         assert isinstance(replica, WholeReplica)
         devices = [_device(job, slot, rank) for rank in range(job.replica.ranks)]
@@ -104,7 +105,7 @@ def build(
     else:
         groups = parameter_groups.of_each(job.parameters, replica.layout)
         names = [entry.name for entry, _, _ in replica.layout.slices(TRAINED)]
-        optimizer = inner.make(job.inner, replica.values, groups, names)
+        optimizer = inner_optimizer.make(job.inner, replica.values, groups, names)
         stepper = Stepper(replica, job.gradient, optimizer)
     samples = loader.order.length if clients is None else round_samples(job, clients)
     return Built(stepper, loader, samples, found)
@@ -133,7 +134,7 @@ def build_replica(
     kind: Any = Replica
     if job.replica.ranks > 1:
         # This import takes a second.
-        from daemons.worker.cut_replica import WholeReplica, give_memory_back
+        from daemons.worker.ranks.cut_replica import WholeReplica, give_memory_back
 
         give_memory_back()
         _check_devices(job, device)
@@ -142,7 +143,7 @@ def build_replica(
     def prepare(model: nn.Module) -> None:
         if job.job.weights and not lacks:
             path, warns = Path(job.job.weights), slot == rank == 0
-            weights.load(model, path, strict=job.job.strict, warns=warns)
+            initial_weights.load(model, path, strict=job.job.strict, warns=warns)
         if job.parameters:
             freeze(model, job.parameters)
 

@@ -4,7 +4,7 @@ torch's DistributedDataParallel. Li et al., "PyTorch Distributed", VLDB 2020, se
 The flat gradient is cut into parts, which all members sum in the same order: from the end, which a
 backward pass reaches first. The sum of a part starts as soon as all its parameters have gradients,
 at the latest at the end of the pass, because a parameter may get none. Nothing blocks here. The
-members exchange what they have started when they meet (`group.py`); if one of them has discarded
+members exchange what they have started when they meet (`replica_group.py`); if one of them has discarded
 the gradient it was summing, the sum is useless. The gradient itself is not modified: it is needed
 in that case, and when the group re-forms after a member has died.
 """
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dlctl.messages import Array
+from dlctl.wire.messages import Array
 
 PARTS = 4
 """Of a small model: the step waits for the sum of the last part only."""

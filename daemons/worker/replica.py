@@ -23,16 +23,16 @@ import torch
 from torch import Tensor, nn
 
 from daemons.worker.early_sum import BeginSum, GradientParts
-from daemons.worker.layout import describe, find, layout_of
-from daemons.worker.model_changes import ModelChanges
-from daemons.worker.modes import Modes
-from daemons.worker.rows import RowSteps, entries_of
-from daemons.worker.task import Loss, Task, TaskError, calling, number_of
+from daemons.worker.row_tables import RowSteps, entries_of
+from daemons.worker.task.model_changes import ModelChanges
+from daemons.worker.task.model_tensors import describe, find, layout_of
+from daemons.worker.task.module_modes import Modes
+from daemons.worker.task.user_task import Loss, Task, TaskError, calling, number_of
 from dlctl.errors import DlctlError
-from dlctl.flat import AVERAGED, TRAINED, Entry, Layout
-from dlctl.frozen import entries
-from dlctl.messages import Array
-from dlctl.vector import Vector
+from dlctl.model.flat import AVERAGED, TRAINED, Entry, Layout
+from dlctl.model.frozen import entries
+from dlctl.model.vector import Vector
+from dlctl.wire.messages import Array
 
 PIECE = 1 << 20
 """Elements that are checked at a time: there may be no memory for a mask of a whole parameter."""
@@ -308,7 +308,7 @@ class Replica:
         return gathered.cpu().numpy()
 
     def frozen(self) -> list[Tensor]:
-        """The frozen parameters, in the order of `dlctl.frozen.entries`."""
+        """The frozen parameters, in the order of `dlctl.model.frozen.entries`."""
         return [self._tensor(entry).detach() for entry in entries(self.layout)]
 
     def load_averaged(self, values: Array) -> None:

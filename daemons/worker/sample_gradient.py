@@ -19,17 +19,18 @@ from pathlib import Path
 import numpy as np
 
 from daemons.process import print_error
-from daemons.worker import frozen
+from daemons.worker import frozen_parameters
 from daemons.worker.building import build
 from daemons.worker.replica import Replica
-from daemons.worker.task import TaskError
-from dlctl import batches, placement, registry
-from dlctl.config import JobFile, from_dict
+from daemons.worker.task.user_task import TaskError
+from dlctl import registry
 from dlctl.errors import DlctlError
-from dlctl.messages import Array
+from dlctl.job import batches, placement
+from dlctl.job.config import JobFile, from_dict
+from dlctl.model.vector import copy_into, euclidean_norm, to_host
+from dlctl.records.manifest import FROZEN
 from dlctl.runs import checkpoints
-from dlctl.runs.manifest import FROZEN
-from dlctl.vector import copy_into, euclidean_norm, to_host
+from dlctl.wire.messages import Array
 
 
 def main(output: str, checkpoint: str = "") -> int:
@@ -94,7 +95,7 @@ def _load(replica: Replica, checkpoint: Path) -> None:
     copy_into(replica.parameters, checkpoints.read_slice(checkpoint, manifest, "w", 0, size))
     replica.load_averaged(checkpoints.read_averaged(checkpoint, manifest))
     if path := checkpoints.frozen_file(checkpoint, manifest):
-        frozen.load(replica, path, bytes.fromhex(manifest[FROZEN]["digests"]))
+        frozen_parameters.load(replica, path, bytes.fromhex(manifest[FROZEN]["digests"]))
 
 
 if __name__ == "__main__":

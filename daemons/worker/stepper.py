@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from daemons.worker.early_sum import BeginSum
-from daemons.worker.inner import InnerOptimizer
+from daemons.worker.inner_optimizer import InnerOptimizer
 from daemons.worker.replica import Measured, Replica
 from dlctl.algorithms.needs import Pull
-from dlctl.config import Gradients
-from dlctl.inner import SAVED_AS
-from dlctl.messages import Array
-from dlctl.vector import Vector, euclidean_norm
+from dlctl.job.config import Gradients
+from dlctl.job.inner import SAVED_AS
+from dlctl.model.vector import Vector, euclidean_norm
+from dlctl.wire.messages import Array
 
 SCALER = f"{SAVED_AS}scaler"
 """Name in a checkpoint: the loss scale, and the number of good steps since it changed."""

@@ -1,4 +1,4 @@
-"""The methods: one file each, with its sides for worker, server and coordinator."""
+"""What methods are made of: the seam to the roles, and the parts that several methods share."""
 
 from __future__ import annotations
 

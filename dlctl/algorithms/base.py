@@ -24,20 +24,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from dlctl import messages, outdated
+from dlctl import outdated
 from dlctl.algorithms.needs import PARAMETERS, Need, View, Write
-from dlctl.clients import Cohort
 from dlctl.compress.base import Delta
-from dlctl.config import COUNT_MAX, Choice, JobFile
 from dlctl.errors import DlctlError
-from dlctl.flat import ROWS, Layout, slice_bounds
-from dlctl.messages import REFUSED, Array
-from dlctl.messages import PushOutcome as PushOutcome
+from dlctl.job.clients import Cohort
+from dlctl.job.config import COUNT_MAX, Choice, JobFile
+from dlctl.job.settings import Setting, of_options
+from dlctl.model.flat import ROWS, Layout, slice_bounds
+from dlctl.model.vector import Vector, copy_into, copy_of, zeros_like
 from dlctl.optim.base import Optimizer
-from dlctl.rows import RowTables
-from dlctl.settings import Setting, of_options
 from dlctl.shards.base import Shard
-from dlctl.vector import Vector, copy_into, copy_of, zeros_like
+from dlctl.shards.rows import RowTables
+from dlctl.wire import messages
+from dlctl.wire.messages import REFUSED, Array
+from dlctl.wire.messages import PushOutcome as PushOutcome
 
 # ---------------------------------------------------------------- what a method needs of a run
 
@@ -72,8 +73,8 @@ class Table:
     dtype: Literal["float32", "float64"] = "float32"
     """Of the values on the servers; pushes and reads are float32."""
     of_rows: bool = False
-    """It combines all tables of rows of the task (`dlctl/rows.py`), perhaps none. Replicas read and
-    write single rows of it."""
+    """It combines all tables of rows of the task (`dlctl/shards/rows.py`), perhaps none. Replicas
+    read and write single rows of it."""
     rows: Callable[[Any], int] | None = None
     """Options -> the number of copies, each a separate table, for the lead alone: "s0", "s1" ...
     for "s"."""

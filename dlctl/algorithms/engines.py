@@ -24,7 +24,7 @@ import numpy as np
 
 from dlctl.algorithms.needs import Extent
 from dlctl.errors import JobFailed
-from dlctl.messages import Array
+from dlctl.wire.messages import Array
 
 SAVED_AS = "engine."
 """Before the names of its state, in the file of its replica."""

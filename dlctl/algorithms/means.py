@@ -12,9 +12,9 @@ import numpy as np
 
 from dlctl.algorithms.base import ShardSide, dense
 from dlctl.compress.base import Delta
-from dlctl.messages import Array, Push
 from dlctl.util import threads
 from dlctl.util.threads import BLOCK, scratch
+from dlctl.wire.messages import Array, Push
 
 
 class Mean:

@@ -24,9 +24,9 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dlctl import outdated
-from dlctl.messages import Array
+from dlctl.model.vector import Vector
 from dlctl.util.record import Record, named_record, record
-from dlctl.vector import Vector
+from dlctl.wire.messages import Array
 
 PARAMETERS = "w"
 """The name of the table that holds the model."""
@@ -77,7 +77,7 @@ class Named(NamedTuple):
     """The rows that the next batches name."""
 
     rows: Array
-    """int64[n], ascending, each once, numbered as in `dlctl/rows.py`."""
+    """int64[n], ascending, each once, numbered as in `dlctl/shards/rows.py`."""
     steps: int
     """Batches."""
 

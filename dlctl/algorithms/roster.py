@@ -15,8 +15,8 @@ shards may be at different clocks then; neither has one that rests.
 
 from __future__ import annotations
 
-from dlctl import messages
-from dlctl.messages import Json
+from dlctl.wire import messages
+from dlctl.wire.messages import Json
 
 IDLE = 2**40
 """The clock in a push of a replica that has no data: no replica waits for it."""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from dlctl.algorithms.base import Arrival, ReplicaSide
 from dlctl.algorithms.needs import Done, Gradient, NextData, Step
-from dlctl.vector import Vector, copy_of, is_finite
+from dlctl.model.vector import Vector, copy_of, is_finite
 
 Steps = Generator[NextData | Gradient, Any, int]
 """Makes steps; returns their samples."""

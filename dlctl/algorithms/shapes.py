@@ -24,7 +24,7 @@ from dlctl.algorithms.needs import (
     Settle,
     Write,
 )
-from dlctl.inner import NONE
+from dlctl.job.inner import NONE
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 """Of a table: it is used in file names and headers."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlctl import messages
 from dlctl.algorithms.base import Method, PushOutcome, ShardSide, Table, dense
-from dlctl.algorithms.downpour import Server
+from dlctl.algorithms.methods.downpour import Server
+from dlctl.algorithms.methods.sync import Barrier
 from dlctl.algorithms.shapes import check_names
-from dlctl.algorithms.sync import Barrier
 from dlctl.compress.base import Delta
-from dlctl.messages import APPLIED, LATE, Json
 from dlctl.optim.base import Optimizer
 from dlctl.optim.plain import Accrue, Add, Set
 from dlctl.shards.base import Shard
+from dlctl.wire import messages
+from dlctl.wire.messages import APPLIED, LATE, Json
 
 
 def optimizer_of(

@@ -10,8 +10,8 @@ sent by `onebit`, `powersgd`, `dct` and stochastic `int8` have so many bits that
 rounded to the precision of `u`, once per push. And `randomk` with `unbiased` has no error feedback:
 it discards the values that it does not send, and its pushes are correct only on average.
 
-Vectors are numpy arrays or torch tensors alike (`dlctl/vector.py`), so that a gradient on a GPU is
-compressed there and only the sent values are copied to the host.
+Vectors are numpy arrays or torch tensors alike (`dlctl/model/vector.py`), so that a gradient on a
+GPU is compressed there and only the sent values are copied to the host.
 
 One compressor serves a worker for its whole life, and takes from one slice per server in turn. Its
 state between pushes (a threshold, a factor) is separate for each `shard`.
@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from dlctl import outdated
-from dlctl.messages import Array, Packed
-from dlctl.settings import Setting, of_options
-from dlctl.vector import Spread, Vector, copy_of
+from dlctl.job.settings import Setting, of_options
+from dlctl.model.vector import Spread, Vector, copy_of
+from dlctl.wire.messages import Array, Packed
 
 
 class Delta(NamedTuple):

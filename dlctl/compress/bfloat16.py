@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dlctl.messages import Array
+from dlctl.wire.messages import Array
 
 EXPONENT = 0x7F80
 

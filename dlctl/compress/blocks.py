@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dlctl.messages import Array
-from dlctl.vector import Vector, copy_into, host_view, to_host
+from dlctl.model.vector import Vector, copy_into, host_view, to_host
+from dlctl.wire.messages import Array
 
 BLOCK = 1024
 """Elements of a row."""

@@ -35,10 +35,10 @@ from dlctl.compress.plain import (
     take_plain,
 )
 from dlctl.compress.values import Precision, arrays_of
-from dlctl.config import STRICT
 from dlctl.errors import RemoteProtocolError
-from dlctl.messages import Array, Packed
-from dlctl.vector import Vector, host_view, indices_like, largest, to_host
+from dlctl.job.config import STRICT
+from dlctl.model.vector import Vector, host_view, indices_like, largest, to_host
+from dlctl.wire.messages import Array, Packed
 
 LEVELS = 4
 SIGMAS = 6

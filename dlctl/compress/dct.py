@@ -33,10 +33,10 @@ from dlctl.compress.plain import (
     take_plain,
 )
 from dlctl.compress.values import Precision, arrays_of, as_float32, check_values, take_values
-from dlctl.config import STRICT
 from dlctl.errors import RemoteProtocolError
-from dlctl.messages import Array, Packed
-from dlctl.vector import Vector, host_view, matrix_like, to_host
+from dlctl.job.config import STRICT
+from dlctl.model.vector import Vector, host_view, matrix_like, to_host
+from dlctl.wire.messages import Array, Packed
 
 SIDE_MAX = 256
 OUTLINE = np.dtype("<u4")

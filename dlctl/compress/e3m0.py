@@ -29,9 +29,9 @@ from dlctl.compress.plain import (
     take_plain,
 )
 from dlctl.compress.values import arrays_of
-from dlctl.config import STRICT
-from dlctl.messages import Array, Packed
-from dlctl.vector import Vector, choose, column_like, to_host
+from dlctl.job.config import STRICT
+from dlctl.model.vector import Vector, choose, column_like, to_host
+from dlctl.wire.messages import Array, Packed
 
 ZERO = 7
 """The code of 0; the others are the distance of the exponent from E. The sign bit is 8."""

@@ -25,10 +25,10 @@ from dlctl.compress.base import Compressor, Delta
 from dlctl.compress.magnitudes import Found, Magnitudes, Scratch, largest_of
 from dlctl.compress.plain import DENSE_BELOW, Least, expand_plain, take_chosen, take_plain
 from dlctl.compress.values import Precision
-from dlctl.config import STRICT
-from dlctl.messages import Packed
-from dlctl.settings import Live
-from dlctl.vector import Vector, host_view
+from dlctl.job.config import STRICT
+from dlctl.job.settings import Live
+from dlctl.model.vector import Vector, host_view
+from dlctl.wire.messages import Packed
 
 PASSES_MAX = 10
 STATISTICS_BLOCK = 2**16

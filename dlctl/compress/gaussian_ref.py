@@ -20,7 +20,7 @@ from annotated_types import Gt, Le
 
 from dlctl.compress.gaussian import Gaussian, GaussianOptions
 from dlctl.compress.magnitudes import Found, Magnitudes
-from dlctl.settings import Live
+from dlctl.job.settings import Live
 
 CORRECTIONS = 3
 

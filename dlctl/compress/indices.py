@@ -27,7 +27,7 @@ from functools import lru_cache
 import numpy as np
 
 from dlctl.errors import RemoteProtocolError
-from dlctl.messages import Array
+from dlctl.wire.messages import Array
 
 LOW_BITS_MAX = 56
 """With up to 7 bits before them they are in one word."""

@@ -31,9 +31,9 @@ from dlctl.compress.plain import (
     take_plain,
 )
 from dlctl.compress.values import arrays_of
-from dlctl.config import STRICT
-from dlctl.messages import Array, Packed
-from dlctl.vector import Vector, choose, column_like, floor, to_host
+from dlctl.job.config import STRICT
+from dlctl.model.vector import Vector, choose, column_like, floor, to_host
+from dlctl.wire.messages import Array, Packed
 
 LIMIT = 127
 SCALE_MIN = 2.0**-126

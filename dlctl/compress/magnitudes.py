@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dlctl.messages import Array
-from dlctl.vector import Vector, host_view, to_host
+from dlctl.model.vector import Vector, host_view, to_host
+from dlctl.wire.messages import Array
 
 BLOCK = 2**18
 """Elements of a block. 2^16 to 2^18 were equally fast with 25 million float32, 2^14 was slower."""

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 from dlctl.compress.base import Compressor, Delta
 from dlctl.compress.plain import expand_whole
 from dlctl.compress.values import Precision, take_values
-from dlctl.config import STRICT
-from dlctl.messages import Packed
-from dlctl.vector import Vector
+from dlctl.job.config import STRICT
+from dlctl.model.vector import Vector
+from dlctl.wire.messages import Packed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,9 +30,9 @@ from dlctl.compress.plain import (
     take_plain,
 )
 from dlctl.compress.values import arrays_of
-from dlctl.config import STRICT
-from dlctl.messages import Array, Packed
-from dlctl.vector import Vector, choose, column_like, to_host
+from dlctl.job.config import STRICT
+from dlctl.model.vector import Vector, choose, column_like, to_host
+from dlctl.wire.messages import Array, Packed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,8 +31,8 @@ from dlctl.compress.values import (
     take_values,
 )
 from dlctl.errors import RemoteProtocolError
-from dlctl.messages import Array, Packed
-from dlctl.vector import Vector, euclidean_norm, host_view, not_finite, to_host
+from dlctl.model.vector import Vector, euclidean_norm, host_view, not_finite, to_host
+from dlctl.wire.messages import Array, Packed
 
 DENSE_BELOW = 1024
 """The usual least number of elements that are worth compressing."""

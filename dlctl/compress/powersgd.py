@@ -40,10 +40,10 @@ from dlctl.compress.plain import (
     take_whole,
 )
 from dlctl.compress.values import arrays_of
-from dlctl.config import STRICT
 from dlctl.errors import RemoteProtocolError
-from dlctl.messages import Array, Packed
-from dlctl.vector import Vector, cast, host_view, matrix_like, to_host
+from dlctl.job.config import STRICT
+from dlctl.model.vector import Vector, cast, host_view, matrix_like, to_host
+from dlctl.wire.messages import Array, Packed
 
 RANK_MAX = 64
 CHUNK_ELEMENTS = 2**16

@@ -31,11 +31,11 @@ from dlctl.compress.plain import (
     take_plain,
 )
 from dlctl.compress.values import Precision, arrays_of, as_float32, check_values, take_values
-from dlctl.config import STRICT
 from dlctl.errors import RemoteProtocolError
-from dlctl.messages import Array, Packed
-from dlctl.settings import Live
-from dlctl.vector import Vector, indices_like, matrix_like
+from dlctl.job.config import STRICT
+from dlctl.job.settings import Live
+from dlctl.model.vector import Vector, indices_like, matrix_like
+from dlctl.wire.messages import Array, Packed
 
 HEAD_BYTES = 16
 

@@ -27,10 +27,10 @@ from dlctl.compress.base import Compressor, Delta, dice
 from dlctl.compress.magnitudes import Found, Magnitudes, Scratch, largest_of, smallest_of
 from dlctl.compress.plain import DENSE_BELOW, Least, expand_plain, take_chosen, take_whole
 from dlctl.compress.values import Precision
-from dlctl.config import STRICT
-from dlctl.messages import Packed
-from dlctl.settings import Live
-from dlctl.vector import Vector
+from dlctl.job.config import STRICT
+from dlctl.job.settings import Live
+from dlctl.model.vector import Vector
+from dlctl.wire.messages import Packed
 
 KIND = "topk-sampled"
 PASSES_MAX = 10

@@ -20,10 +20,10 @@ from annotated_types import Gt, Le
 from dlctl.compress.base import Compressor, Delta
 from dlctl.compress.plain import DENSE_BELOW, Least, expand_plain, take_chosen, take_whole
 from dlctl.compress.values import Precision
-from dlctl.config import STRICT
-from dlctl.messages import Packed
-from dlctl.settings import Live
-from dlctl.vector import Vector, largest
+from dlctl.job.config import STRICT
+from dlctl.job.settings import Live
+from dlctl.model.vector import Vector, largest
+from dlctl.wire.messages import Packed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

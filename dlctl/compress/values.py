@@ -13,11 +13,11 @@ import numpy as np
 
 from dlctl.compress import bfloat16
 from dlctl.errors import RemoteProtocolError
-from dlctl.messages import Array, Packed
+from dlctl.model.vector import Vector, cast, copy_into, host_view, to_host
 from dlctl.util import threads
 from dlctl.util.buffer_pool import BufferPool
 from dlctl.util.threads import BLOCK, PART
-from dlctl.vector import Vector, cast, copy_into, host_view, to_host
+from dlctl.wire.messages import Array, Packed
 
 Precision = Literal["float32", "float16", "bfloat16"]
 

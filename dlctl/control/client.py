@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import zmq
 
     from dlctl.control import keys
-    from dlctl.messages import Reply, Request
+    from dlctl.wire.messages import Reply, Request
 
 RESEND_S = 1.0
 REFUSED_S = 2.0
@@ -76,7 +76,7 @@ def ask(
 
 def request_of(verb: str, arguments: dict[str, Any]) -> Request:
     """A request with a unique number."""
-    from dlctl.messages import Request
+    from dlctl.wire.messages import Request
 
     return Request(random.SystemRandom().getrandbits(REQUEST_BITS), verb, arguments)
 
@@ -263,17 +263,17 @@ class Question:
     def _send(self, socket: zmq.Socket[bytes]) -> None:
         import zmq
 
-        from dlctl import wire
+        from dlctl.wire import codec
 
         try:
-            socket.send_multipart(wire.encode(self.request), zmq.NOBLOCK)
+            socket.send_multipart(codec.encode(self.request), zmq.NOBLOCK)
         except zmq.Again:  # Not connected yet; the next round resends.
             return
 
     def _receive(self, wait_s: float) -> Reply | None:
         """A reply to this request that arrives within `wait_s` seconds, or None."""
-        from dlctl import wire
-        from dlctl.messages import Reply
+        from dlctl.wire import codec
+        from dlctl.wire.messages import Reply
 
         if self.socket is None:
             time.sleep(max(wait_s, 0.0))
@@ -281,7 +281,7 @@ class Question:
         deadline = time.monotonic() + wait_s
         while self.socket.poll(max(0, int((deadline - time.monotonic()) * 1000))):
             # A reply is so small that it is never sent in segments.
-            message = wire.decode(self.socket.recv_multipart())
+            message = codec.decode(self.socket.recv_multipart())
             if isinstance(message, Reply) and message.request == self.request.request:
                 return message
         return None

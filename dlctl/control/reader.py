@@ -19,7 +19,7 @@ from dlctl.control.client import NO_REPLY_S, Question, Result
 from dlctl.errors import DlctlError, NotPermitted, Unreachable
 
 if TYPE_CHECKING:
-    from dlctl.messages import Request
+    from dlctl.wire.messages import Request
 
 FILE_BYTES_MAX = 4096
 SCHEMA = "dlctl.reader/1"

@@ -58,7 +58,7 @@ def limit_s(directory: Path) -> float:
         found = None
     if type(found) is int or type(found) is float:
         return float(found)
-    from dlctl import config  # only here: it takes pydantic along
+    from dlctl.job import config  # only here: it takes pydantic along
 
     return config.Timeouts().silent_s
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from dlctl import placement
-from dlctl.config import Host, JobFile
+from dlctl.job import placement
+from dlctl.job.config import Host, JobFile
 from dlctl.util.hostnames import HERE as HERE
 from dlctl.util.names import HOME_AGENT
 

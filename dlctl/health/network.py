@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dlctl.config import JobFile
 from dlctl.health.findings import FAULT, LINKS, OK, WARNING, Facts, Finding, duration_text
 from dlctl.health.needs import CONTROL, Need
+from dlctl.job.config import JobFile
 from dlctl.util import hints
 from dlctl.util.text import plural
 from dlctl.util.units import short_rate

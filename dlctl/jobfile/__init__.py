@@ -23,9 +23,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dlctl import batches, inner, parameter_groups, placement, registry, schedule
-from dlctl.config import COUNT_MAX, DEFAULT_ALGORITHM, Choice, JobFile
+from dlctl import registry
 from dlctl.errors import UsageError
+from dlctl.job import batches, inner, placement, schedule
+from dlctl.job.config import COUNT_MAX, DEFAULT_ALGORITHM, Choice, JobFile
 from dlctl.jobfile import checks, launchers, reading, replicas, schema
 from dlctl.jobfile.doubtful import doubts as doubts
 from dlctl.jobfile.errors import Fault as Fault
@@ -34,6 +35,7 @@ from dlctl.jobfile.errors import Problem as Problem
 from dlctl.jobfile.errors import locate
 from dlctl.jobfile.positions import KeyPath, find_keys, get
 from dlctl.launch.launcher import load as load_launcher
+from dlctl.model import parameter_groups
 from dlctl.util import bounds, numeric_limits
 from dlctl.util.did_you_mean import did_you_mean
 from dlctl.util.numeric_limits import LocalRate

@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dlctl.config import Network, Servers
+from dlctl.job.config import Network, Servers
+from dlctl.job.settings import GENERAL
 from dlctl.jobfile import hosts, launchers
 from dlctl.jobfile.errors import Fault
 from dlctl.jobfile.positions import KeyPath, get
-from dlctl.runs.best import Best, Target
-from dlctl.settings import GENERAL
+from dlctl.records.best import Best, Target
 from dlctl.util import extras, regular
 from dlctl.util.regular import NotRegular
 

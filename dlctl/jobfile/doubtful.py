@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dlctl.config import JobFile
+from dlctl.job.config import JobFile
 from dlctl.launch.launcher import of
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dlctl.config import Servers, Workers
+from dlctl.job.config import Servers, Workers
 from dlctl.jobfile.errors import Fault
 from dlctl.jobfile.positions import KeyPath, get
 from dlctl.util.hostnames import FULL_PATH, address_fault, ssh_fault

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from dlctl import registry
-from dlctl.config import Choice, JobFile, Launch
+from dlctl.job.config import Choice, JobFile, Launch
 from dlctl.jobfile.errors import Fault
 from dlctl.jobfile.positions import KeyPath
 from dlctl.launch import launcher

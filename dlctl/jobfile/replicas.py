@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from dlctl.config import PARTS_MAX, JobFile
+from dlctl.job.config import PARTS_MAX, JobFile
 from dlctl.jobfile.positions import KeyPath
 
 WHOLE = ("muon", "adafactor", "sparseadam")

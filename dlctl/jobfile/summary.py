@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dlctl.util.text import escape
 
 if TYPE_CHECKING:
-    from dlctl.config import Choice, JobFile, Replica, Stop
+    from dlctl.job.config import Choice, JobFile, Replica, Stop
 
 
 def of(job: JobFile) -> str:
@@ -44,7 +44,8 @@ def _rated(optimizer: Choice) -> str:
 
 def _work(job: JobFile) -> str:
     """A length in steps or samples as updates, as in " (80 updates)". A step is one worker's."""
-    from dlctl import batches, registry
+    from dlctl import registry
+    from dlctl.job import batches
 
     stop = job.job.stop
     method = registry.load("algorithms", job.algorithm.name)

@@ -10,9 +10,9 @@ import ipaddress
 import socket
 from typing import NamedTuple
 
-from dlctl import placement
-from dlctl.config import Host, JobFile
 from dlctl.errors import DlctlError
+from dlctl.job import placement
+from dlctl.job.config import Host, JobFile
 from dlctl.launch import launcher
 from dlctl.runs import paths
 

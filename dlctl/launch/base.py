@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from dlctl.config import current
 from dlctl.errors import DlctlError
+from dlctl.job.config import current
 from dlctl.runs import paths
 from dlctl.util import regular
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from dlctl.config import Host
+from dlctl.job.config import Host
 from dlctl.launch.answers import (
     ANSWER_BYTES_MAX,
     NO_ANSWER,

@@ -20,7 +20,7 @@ from dlctl.errors import DlctlError
 from dlctl.launch import base
 
 if TYPE_CHECKING:
-    from dlctl.config import Allocated, Host, JobFile
+    from dlctl.job.config import Allocated, Host, JobFile
     from dlctl.launch.answers import Answer
     from dlctl.launch.session import Session
 
@@ -187,7 +187,7 @@ def of(job: JobFile) -> Launcher:
 
 def made(name: str, options: Mapping[str, Any]) -> Launcher:
     """The launcher of this name with resolved options. Raises as `of` does."""
-    from dlctl.config import from_dict
+    from dlctl.job.config import from_dict
 
     try:
         kind = load(name)

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from dlctl.config import Host
 from dlctl.errors import DlctlError
+from dlctl.job.config import Host
 from dlctl.launch import base
 from dlctl.launch.launcher import Launcher, Left
 from dlctl.runs.database import RunDb

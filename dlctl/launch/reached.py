@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dlctl.config import Host
 from dlctl.errors import DlctlError
+from dlctl.job.config import Host
 from dlctl.launch import answers, base, calls, remote
 from dlctl.launch.answers import Answer
 from dlctl.launch.launcher import Launcher, Left

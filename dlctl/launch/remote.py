@@ -13,18 +13,16 @@ import time
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from dlctl import __version__, wire
-from dlctl.config import Host
+from dlctl import __version__
 from dlctl.errors import DlctlError
+from dlctl.job.config import Host
 from dlctl.launch import answers, base, taskfiles
 from dlctl.launch.calls import Call
 from dlctl.launch.commands import wait_for_any
 from dlctl.runs import database, task_code
-
-if TYPE_CHECKING:
-    from dlctl.launch.reached import Reached
+from dlctl.wire import codec
 
 log = logging.getLogger("dlctl")
 BEGIN_S = 90.0
@@ -49,7 +47,7 @@ def shared_request(directory: Path) -> dict[str, Any]:
     return {
         "verb": "begin",
         "version": __version__,
-        "protocol": wire.PROTOCOL,
+        "protocol": codec.PROTOCOL,
         "run_id": directory.name,
         "job": {**job, "job": {**job["job"], "task": found.task}},
         "files": {path: base64.b64encode(data or b"").decode() for path, data in files.items()},
@@ -98,12 +96,22 @@ class _Asked(NamedTuple):
     then: Callable[[answers.Answer], None]
 
 
+class Caller(Protocol):
+    """The launcher, as far as its agents need it: `Reached`."""
+
+    def call(
+        self, host: Host, request: Mapping[str, Any], timeout_s: float, *, is_shared: bool
+    ) -> Call: ...
+
+    def explain(self, answer: answers.Answer) -> DlctlError: ...
+
+
 class RemoteAgents:
     """Agents on other hosts: one call at a time for each."""
 
     def __init__(
         self,
-        launcher: Reached,
+        launcher: Caller,
         directory: Path,
         hosts: Mapping[str, Host],
         watcher: base.Watcher,

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from dlctl.config import Host
 from dlctl.errors import DlctlError
+from dlctl.job.config import Host
 from dlctl.launch.answers import (
     ANSWER_BYTES_MAX,
     MARK,

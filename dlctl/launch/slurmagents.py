@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from dlctl.config import Host
 from dlctl.errors import DlctlError, TimedOut, Unreachable
+from dlctl.job.config import Host
 from dlctl.launch import answers, base, orderfiles, slurmcalls, slurmscript, slurmwords
 from dlctl.launch.commands import Command, Said, wait_for_any
 from dlctl.launch.remote import begin_request, shared_request
-from dlctl.launch.slurm import Request
+from dlctl.launch.slurmrequest import Request
 from dlctl.launch.slurmwords import Facts
 from dlctl.util import hints, regular
 from dlctl.util.units import format_duration

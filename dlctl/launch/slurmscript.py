@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from dlctl.util.units import parse_duration
 
 if TYPE_CHECKING:
-    from dlctl.launch.slurm import Request
+    from dlctl.launch.slurmrequest import Request
 
 NOTICE = "notice"
 """File of the directory of orders, written when Slurm has sent its signal: the time limit is near,

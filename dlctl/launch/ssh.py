@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dlctl.config import Host
 from dlctl.errors import DlctlError
+from dlctl.job.config import Host
 from dlctl.launch import sshwords
 from dlctl.launch.answers import Answer
 from dlctl.launch.calls import node_words

@@ -13,8 +13,8 @@ import os
 import shlex
 from collections.abc import Callable, Sequence
 
-from dlctl.config import Host
 from dlctl.errors import DlctlError, NotPermitted, Unreachable, UsageError
+from dlctl.job.config import Host
 from dlctl.launch import answers
 from dlctl.launch.answers import NO_COMMAND, Answer, last
 from dlctl.runs import paths

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from dlctl.errors import DlctlError, NotFound
+from dlctl.records.evaluated import Result
+from dlctl.records.series import EVALUATION, RUN
 from dlctl.runs.database import RunDb
-from dlctl.runs.evaluated import Result
-from dlctl.runs.series import EVALUATION, RUN
 from dlctl.runs.snapshot import read_job
 from dlctl.util import hints, regular
 

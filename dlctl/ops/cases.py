@@ -19,7 +19,8 @@ from dlctl.ops import changes, checkpoint_choice, decide, next_step, other_hosts
 from dlctl.ops.changes import KeyChange
 from dlctl.ops.decide import Action, Facts, Run, Saved, Shards
 from dlctl.ops.remains import Findings, Loss
-from dlctl.runs import checkpoints, facts, lineage, lock, manifest, paths, select
+from dlctl.records import manifest
+from dlctl.runs import checkpoints, facts, lineage, lock, paths, select
 from dlctl.runs.lineage import Good
 from dlctl.runs.snapshot import Snapshot, check_records, load, read_job, started
 from dlctl.util import hints, values
@@ -27,7 +28,7 @@ from dlctl.util.names import AVERAGE
 from dlctl.util.text import is_poisoned
 
 if TYPE_CHECKING:
-    from dlctl.config import JobFile
+    from dlctl.job.config import JobFile
 
 Json = dict[str, Any]
 
@@ -99,7 +100,8 @@ def _state(run: Snapshot) -> Run:
 
 def read(file: Path) -> Start:
     """Raises UsageError for an invalid job file."""
-    from dlctl import config, jobfile  # imported late: they pull in pydantic
+    from dlctl import jobfile
+    from dlctl.job import config  # imported late: they pull in pydantic
 
     job = jobfile.load(file)
     return Start(file, job, json.loads(json.dumps(config.to_dict(job))))
@@ -225,7 +227,7 @@ def _with_checkpoint(case: Case, run: Snapshot) -> Case:
 def check_fits(run_id: str, good: Good, job: JobFile) -> None:
     """Raises UsageError if a job cannot resume from a checkpoint of this run."""
     if manifest.otherwise(good[1], job):
-        from dlctl.algorithms import translation
+        from dlctl.ops import translation
 
         translation.check(good[1], job)
     if job.average.ema and AVERAGE not in checkpoints.slots(*good):

@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from dlctl.job.settings import EVERY_RUN, LiveSettings, flat, of_job
 from dlctl.runs.snapshot import Snapshot
-from dlctl.settings import EVERY_RUN, LiveSettings, flat, of_job
 
 Json = dict[str, Any]
 WORKERS = "workers.count"

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dlctl.errors import DlctlError, NotFound, UsageError
-from dlctl.runs import checkpoints, lineage, manifest, select
-from dlctl.runs.best import Best
-from dlctl.runs.manifest import Manifest
+from dlctl.records import manifest
+from dlctl.records.best import Best
+from dlctl.records.manifest import Manifest
+from dlctl.runs import checkpoints, lineage, select
 from dlctl.runs.snapshot import Snapshot, read_job
 from dlctl.util import notes
 

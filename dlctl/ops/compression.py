@@ -13,15 +13,15 @@ import numpy as np
 
 from dlctl import jobfile, registry
 from dlctl.algorithms.base import dense
-from dlctl.config import JobFile, to_dict
-from dlctl.flat import slice_bounds
+from dlctl.job.config import JobFile, to_dict
 from dlctl.launch.base import same_hashes
+from dlctl.model.flat import slice_bounds
 from dlctl.ops import other_process, remains
 from dlctl.runs import lineage, select
 from dlctl.util import notes
 
 if TYPE_CHECKING:
-    from dlctl.messages import Array
+    from dlctl.wire.messages import Array
 
 PUSHES = 3
 """Pushes of the same gradient in sequence, with error feedback; the last one is measured."""

@@ -34,7 +34,7 @@ from dlctl.util.names import HOME_AGENT
 from dlctl.util.text import plural
 
 if TYPE_CHECKING:
-    from dlctl.config import JobFile
+    from dlctl.job.config import JobFile
 
 TOKEN_BYTES = 32
 LOGIN_S, EXAMINE_S, LISTEN_S, REACH_S = 30.0, 120.0, 10.0, 30.0

@@ -13,16 +13,16 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlctl.algorithms import translation
-from dlctl.algorithms.translation import Translation
 from dlctl.errors import UsageError
-from dlctl.ops import cases, checkpoint_choice
-from dlctl.runs import checkpoints, manifest
-from dlctl.runs.manifest import MANIFEST
+from dlctl.ops import cases, checkpoint_choice, translation
+from dlctl.ops.translation import Translation
+from dlctl.records import manifest
+from dlctl.records.manifest import MANIFEST
+from dlctl.runs import checkpoints
 from dlctl.util import regular
 
 if TYPE_CHECKING:
-    from dlctl.config import JobFile
+    from dlctl.job.config import JobFile
     from dlctl.runs.lineage import Good
 
 

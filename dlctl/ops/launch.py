@@ -21,7 +21,8 @@ from dlctl.ops import cases, changes, control, graft, next_step, other_hosts, re
 from dlctl.ops.cases import Case, Start
 from dlctl.ops.decide import Action
 from dlctl.ops.recover import Launched, explained
-from dlctl.runs import lineage, lock, manifest, paths, select
+from dlctl.records import manifest
+from dlctl.runs import lineage, lock, paths, select
 from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import Snapshot, load, read_job
 from dlctl.runs.terms import OnDisk, Terms

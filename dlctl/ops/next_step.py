@@ -13,8 +13,8 @@ from dlctl.control import unresponsive
 from dlctl.errors import DlctlError
 from dlctl.ops import codes, other_hosts
 from dlctl.problems import of_reason
+from dlctl.records.manifest import Manifest, has_updates, is_doubtful
 from dlctl.runs import database, facts, lineage, lock, select
-from dlctl.runs.manifest import Manifest, has_updates, is_doubtful
 from dlctl.runs.snapshot import Snapshot, Unreadable, check_records, read_job
 from dlctl.util import hints, values
 from dlctl.util.text import is_poisoned, plural

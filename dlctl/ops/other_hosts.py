@@ -10,7 +10,7 @@ from dlctl.runs.snapshot import Snapshot, read_job
 from dlctl.util import hints, notes
 
 if TYPE_CHECKING:
-    from dlctl.config import Host
+    from dlctl.job.config import Host
     from dlctl.launch.launcher import Launcher
 
 Job = dict[str, Any]
@@ -49,8 +49,8 @@ def of(snapshot: Snapshot) -> dict[str, Host]:
 
 
 def _hosts(snapshot: Snapshot) -> dict[str, Host]:
-    from dlctl import placement
-    from dlctl.config import of_stored
+    from dlctl.job import placement
+    from dlctl.job.config import of_stored
 
     agents = placement.agents(of_stored(read_job(snapshot.directory)).places)
     return {name: host for name, host in agents.items() if host.is_other}

@@ -11,17 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from dlctl import batches, placement
 from dlctl.errors import DlctlError
-from dlctl.flat import slice_bounds
 from dlctl.health.needs import CONTROL, HERE, Model
+from dlctl.job import batches, placement
 from dlctl.launch import launcher as launchers
+from dlctl.model.flat import slice_bounds
 from dlctl.ops import cases
 from dlctl.ops.decide import Action
 from dlctl.runs import select
 
 if TYPE_CHECKING:
-    from dlctl.config import Host, JobFile
+    from dlctl.job.config import Host, JobFile
     from dlctl.ops.cases import Case
 
 UNIX = "unix socket"

@@ -18,16 +18,16 @@ from dlctl.launch import local
 from dlctl.ops import control, other_hosts, remains, stop
 from dlctl.ops.cases import Case, Start
 from dlctl.ops.decide import Action
+from dlctl.records.memory import End, Memory, Run
 from dlctl.runs import lineage, lock, paths, task_code
 from dlctl.runs.database import RunDb
-from dlctl.runs.memory import End, Memory, Run
 from dlctl.runs.snapshot import ENDED, Snapshot
 from dlctl.util import notes, regular, values
 
 if TYPE_CHECKING:
     import subprocess
 
-    from dlctl.config import JobFile
+    from dlctl.job.config import JobFile
 
 LED_S = 5.0
 """For an agent to restart its coordinator, and for that to put itself on record."""

@@ -13,14 +13,15 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlctl import config, placement, registry
+from dlctl import registry
 from dlctl.errors import DlctlError
+from dlctl.job import config, placement
 from dlctl.launch import base
 from dlctl.ops import other_hosts
+from dlctl.records.memory import DAEMON, Memory, Run, Work
 from dlctl.runs import facts, lock
 from dlctl.runs.database import RunDb
 from dlctl.runs.lineage import Good
-from dlctl.runs.memory import DAEMON, Memory, Run, Work
 from dlctl.runs.snapshot import Snapshot
 from dlctl.util import processes, values
 from dlctl.util.names import HOME_AGENT

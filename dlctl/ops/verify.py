@@ -19,15 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dlctl import placement
-from dlctl.config import JobFile
+from dlctl.job import placement
+from dlctl.job.config import JobFile
 from dlctl.ops import remains
+from dlctl.records.manifest import Manifest
 from dlctl.roles.server.dedup import PAST_KEPT
 from dlctl.runs import acks, checkpoints, lineage
 from dlctl.runs.acks import AckRecord
 from dlctl.runs.database import RunDb
 from dlctl.runs.kept_shards import Kept
-from dlctl.runs.manifest import Manifest
 from dlctl.runs.snapshot import Snapshot
 from dlctl.util.names import HOME_AGENT
 

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from dlctl.errors import UsageError
-from dlctl.messages import Json
+from dlctl.job.settings import GROUPS, Setting, number_within
 from dlctl.optim.blocks import Rule
-from dlctl.settings import GROUPS, Setting, number_within
 from dlctl.util import hints, numeric_limits
+from dlctl.wire.messages import Json
 
 
 def _allows_decay(lr: float, options: Mapping[str, Any]) -> None:

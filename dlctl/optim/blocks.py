@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from dlctl.compress.base import Delta
-from dlctl.messages import Array
+from dlctl.model.vector import chosen
 from dlctl.util import threads
 from dlctl.util.threads import BLOCK, PLACES
-from dlctl.vector import chosen
+from dlctl.wire.messages import Array
 
 
 class Place(NamedTuple):

@@ -23,14 +23,14 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from annotated_types import Ge, Le, Lt
 
-from dlctl.config import COUNT_MAX, STRICT
-from dlctl.messages import Json
+from dlctl.job.config import COUNT_MAX, STRICT
+from dlctl.job.settings import Setting
 from dlctl.optim.base import LEARNING_RATE
 from dlctl.optim.blocks import Block, Rule
 from dlctl.optim.wrapping import keep
-from dlctl.settings import Setting
 from dlctl.util.numeric_limits import LearningRate
 from dlctl.util.threads import scratch
+from dlctl.wire.messages import Json
 
 PUSHES = "pushes"
 

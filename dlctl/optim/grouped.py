@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dlctl.config import ParameterGroup
-from dlctl.messages import Json
+from dlctl.job.config import ParameterGroup
+from dlctl.job.settings import Setting
+from dlctl.model.parameter_groups import Run
 from dlctl.optim.base import Optimizer, Sweeping
 from dlctl.optim.blocks import Block, Place, Rule
-from dlctl.parameter_groups import Run
-from dlctl.settings import Setting
+from dlctl.wire.messages import Json
 
 PIECES_MAX = 8
 """Of a block. With more pieces it is faster to copy those of a group into one than to process each.

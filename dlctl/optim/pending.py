@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from dlctl.messages import Array
 from dlctl.optim.base import Optimizer, Sweeping
 from dlctl.optim.blocks import Block, Place, Rule
 from dlctl.optim.wrapping import Wrapping, keep
+from dlctl.wire.messages import Array
 
 PENDING, THRESHOLD = "pending", "threshold"
 

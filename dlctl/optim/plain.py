@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dlctl.messages import Json
+from dlctl.job.settings import Setting
 from dlctl.optim.blocks import Block, Rule
-from dlctl.settings import Setting
+from dlctl.wire.messages import Json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,13 +17,13 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from annotated_types import Ge, Le, Lt
 
-from dlctl.config import STRICT
-from dlctl.messages import Json
+from dlctl.job.config import STRICT
+from dlctl.job.settings import Setting
 from dlctl.optim.base import LEARNING_RATE
 from dlctl.optim.blocks import Block, Rule
-from dlctl.settings import Setting
 from dlctl.util.numeric_limits import LearningRate
 from dlctl.util.threads import scratch
+from dlctl.wire.messages import Json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-from dlctl.messages import Array, Json
+from dlctl.job.settings import Setting
 from dlctl.optim.base import Optimizer
 from dlctl.optim.blocks import Rule
-from dlctl.settings import Setting
+from dlctl.wire.messages import Array, Json
 
 
 class Wrapping(ABC):

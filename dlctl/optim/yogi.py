@@ -16,11 +16,11 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from annotated_types import Ge, Le
 
-from dlctl.messages import Array
 from dlctl.optim.adam import Adam, AdamOptions
 from dlctl.optim.blocks import Rule
 from dlctl.util.numeric_limits import LearningRate
 from dlctl.util.threads import scratch
+from dlctl.wire.messages import Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ pushes 0..4 of this epoch are settled on that shard. The file is mapped into the
 it survives a crash of the process, with every ack that the worker had handled. It has no checksum:
 a count is one machine word, which is written atomically.
 
-Reading it needs neither numpy nor torch. `daemons/worker/acks.py` writes it.
+Reading it needs neither numpy nor torch. `daemons/worker/ack_record.py` writes it.
 """
 
 from __future__ import annotations

@@ -28,11 +28,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlctl import frozen
 from dlctl.errors import DlctlError, os_errors_as
-from dlctl.flat import AVERAGED
-from dlctl.runs import tensorfile
-from dlctl.runs.manifest import (
+from dlctl.model import frozen
+from dlctl.model.flat import AVERAGED
+from dlctl.records.manifest import (
     FROZEN,
     MANIFEST,
     Manifest,
@@ -43,6 +42,7 @@ from dlctl.runs.manifest import (
     serialise,
     tables,
 )
+from dlctl.runs import tensorfile
 from dlctl.util import regular
 from dlctl.util.fsync import replacing, sync_directory
 from dlctl.util.hashing import Progress, no_progress, sha256_of

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from dlctl.errors import DlctlError, NotFound
-from dlctl.runs import evaluated
+from dlctl.records import evaluated
 from dlctl.util import regular
 from dlctl.util.regular import NotRegular
 

@@ -23,14 +23,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dlctl.config import Servers
 from dlctl.errors import DlctlError
-from dlctl.messages import Json
+from dlctl.job.config import Servers
 from dlctl.shards import image, records
-from dlctl.shards.base import Unusable, check_state
+from dlctl.shards.base import check_state
+from dlctl.shards.errors import Unusable
 from dlctl.util import regular
 from dlctl.util.flock import is_locked
 from dlctl.util.processes import boot_id as boot_id
+from dlctl.wire.messages import Json
 
 _Identity = tuple[str, int, str]
 """Run, shard and table."""

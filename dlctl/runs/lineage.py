@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlctl.errors import DlctlError
+from dlctl.records.best import Best
+from dlctl.records.manifest import FAILURE, Manifest, checkpoint_row, is_doubtful
 from dlctl.runs import checkpoints, terms
-from dlctl.runs.best import Best
 from dlctl.runs.database import RunDb
-from dlctl.runs.manifest import FAILURE, Manifest, checkpoint_row, is_doubtful
 from dlctl.util import values
 
 Good = tuple[Path, Manifest]

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlctl import config
 from dlctl.errors import DlctlError, NotFound
+from dlctl.job import config
+from dlctl.records.manifest import checkpoint_row
 from dlctl.runs import checkpoints, database, lineage, paths, terms
 from dlctl.runs.database import ENDED as ENDED
-from dlctl.runs.manifest import checkpoint_row
 from dlctl.util import processes, regular
 from dlctl.util.names import COORDINATOR, HOME_AGENT
 

@@ -24,8 +24,8 @@ from types import MappingProxyType
 from typing import Protocol
 
 from dlctl.errors import DlctlError
+from dlctl.records.memory import DAEMON, Memory
 from dlctl.runs.database import RunDb
-from dlctl.runs.memory import DAEMON, Memory
 from dlctl.util import regular
 from dlctl.util.fsync import sync_directory
 

@@ -14,27 +14,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from dlctl.compress.base import Delta
 from dlctl.errors import DlctlError
-from dlctl.messages import NATURAL_MAX, Array, Json
+from dlctl.model.vector import all_finite, euclidean_norm
 from dlctl.optim.alarm import Alarm
 from dlctl.optim.base import Optimizer, Sweeping
 from dlctl.optim.blocks import Rule, check_length
+from dlctl.shards.errors import Diverged, Unusable
 from dlctl.shards.history import Changes, History
+from dlctl.shards.log import Write
 from dlctl.util.names import AVERAGE
-from dlctl.vector import all_finite, euclidean_norm
-
-if TYPE_CHECKING:
-    from dlctl.shards.log import Write
+from dlctl.wire.messages import NATURAL_MAX, Array, Json
 
 W = "w"
 """The name of the parameters among the vectors of a shard; all others are slots."""
-Point = Callable[[str], None]
-"""Called with a name at every step at which tests and failpoints may kill the process."""
 
 
 POINTS = (
@@ -55,24 +52,6 @@ NOTHING: Mapping[str, int] = MappingProxyType({})
 
 def no_point(name: str) -> None:
     """Without kill points."""
-
-
-class Unusable(DlctlError):
-    """A persisted state cannot be resumed; the message says why."""
-
-
-class NoRoom(DlctlError):
-    """The disk has no room for a state at the moment. Existing data is not damaged."""
-
-
-class Held(DlctlError):
-    """Another process has this state open. It may be about to exit; a retry may succeed."""
-
-
-class Diverged(DlctlError):
-    """An update has produced an infinity or a NaN. It is in no commit, and no commit may follow:
-    only the last committed state of this shard is valid.
-    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,9 @@ import numpy as np
 
 from dlctl.compress import indices
 from dlctl.compress.base import Delta
-from dlctl.messages import Array
+from dlctl.model.vector import chosen
 from dlctl.optim.blocks import Block, Rule
-from dlctl.vector import chosen
+from dlctl.wire.messages import Array
 
 VERSIONS_MAX = 64
 PART = 8

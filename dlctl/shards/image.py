@@ -26,12 +26,13 @@ import msgpack
 import numpy as np
 
 from dlctl.errors import DlctlError
-from dlctl.messages import Array, Json
-from dlctl.shards.base import Spec, Unusable, W
+from dlctl.model.vector import all_finite
+from dlctl.shards.base import Spec, W
+from dlctl.shards.errors import Unusable
 from dlctl.shards.records import read_body
 from dlctl.shards.undo import Undo
 from dlctl.util.threads import PLACES
-from dlctl.vector import all_finite
+from dlctl.wire.messages import Array, Json
 
 FORMAT = 7
 MAGIC = b"dlctlSHD"

@@ -23,7 +23,6 @@ import numpy as np
 
 from dlctl.compress.base import Delta
 from dlctl.errors import DlctlError
-from dlctl.messages import Array, Json
 from dlctl.optim.base import Optimizer
 from dlctl.optim.blocks import Rule
 from dlctl.shards import records
@@ -31,18 +30,18 @@ from dlctl.shards.base import (
     FLOAT32_MAX,
     NOTHING,
     Extras,
-    Point,
     Spec,
-    Unusable,
     check_state,
     is_natural,
     no_point,
     not_replaced,
     unusable,
 )
-from dlctl.shards.log import Log, Write
+from dlctl.shards.errors import Unusable
+from dlctl.shards.log import Log, Point, Write
 from dlctl.shards.memory import Memory, fresh
 from dlctl.shards.records import Bytes, Record
+from dlctl.wire.messages import Array, Json
 
 FORMAT = 5
 

@@ -8,13 +8,16 @@ table depends on an earlier one of another table, it is performed alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dlctl.shards.base import NoRoom, Point
+from dlctl.shards.errors import NoRoom
 from dlctl.shards.records import Bytes
+
+Point = Callable[[str], None]
+"""Called with a name at every step at which tests and failpoints may kill the process."""
 
 
 class Log(Protocol):

@@ -23,15 +23,16 @@ from typing import Any
 import numpy as np
 
 from dlctl.compress.base import Delta
-from dlctl.messages import Array, Json
 from dlctl.optim.base import Optimizer
 from dlctl.optim.blocks import Block, Cut, Place, Rule, go_over, update_in_place
 from dlctl.shards import image
 from dlctl.shards.ahead import Ahead
-from dlctl.shards.base import NOTHING, Extras, Point, Spec, W, check_state, no_point
+from dlctl.shards.base import NOTHING, Extras, Spec, W, check_state, no_point
 from dlctl.shards.image import Commit, Form
+from dlctl.shards.log import Point
 from dlctl.util import threads
 from dlctl.util.threads import BLOCK, PLACES
+from dlctl.wire.messages import Array, Json
 
 
 class Mapped:

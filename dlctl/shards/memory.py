@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlctl.compress.base import Delta
-from dlctl.messages import Array, Json
 from dlctl.optim.base import Optimizer
 from dlctl.optim.blocks import Rule, update_in_place
-from dlctl.shards.base import NOTHING, Extras, Shard, Spec, Unusable, W
+from dlctl.shards.base import NOTHING, Extras, Shard, Spec, W
+from dlctl.shards.errors import Unusable
+from dlctl.wire.messages import Array, Json
 
 if TYPE_CHECKING:
     from dlctl.shards.log import Write

@@ -22,9 +22,9 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from dlctl.messages import Array, Json
-from dlctl.shards.base import Unusable
+from dlctl.shards.errors import Unusable
 from dlctl.util.json_depth import is_deep
+from dlctl.wire.messages import Array, Json
 
 Bytes = bytes | memoryview
 MAGIC = b"dlJ1"

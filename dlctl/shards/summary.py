@@ -33,11 +33,11 @@ from __future__ import annotations
 import numpy as np
 
 from dlctl.compress.values import LARGEST, Precision, take_values
-from dlctl.messages import Array
+from dlctl.model.vector import chosen
 from dlctl.shards.base import Shard
 from dlctl.util import threads
 from dlctl.util.threads import BLOCK
-from dlctl.vector import chosen
+from dlctl.wire.messages import Array
 
 _DTYPES = {"float16": np.float16, "bfloat16": np.uint16}
 """As `compress/values.py` has them on the wire."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlctl.messages import Array
-from dlctl.shards.base import Unusable
+from dlctl.shards.errors import Unusable
 from dlctl.util.threads import PLACES
+from dlctl.wire.messages import Array
 
 _WORD = 2**64 - 1
 _IS_MARK = 1 << 63

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from dlctl.messages import Array
+from dlctl.records.manifest import state_of
 from dlctl.roles.protocol.effects import ArraysLoaded, ArraysSaved, LoadArrays, SaveArrays
 from dlctl.roles.protocol.files import FROZEN, FilesMissing, Wanted, checkpoint_file
-from dlctl.runs.manifest import state_of
 from dlctl.sim.disk import Disk
 from dlctl.sim.hostfiles import HostDisks, IncomingDriver, sha256
 from dlctl.sim.process import Process
 from dlctl.sim.store import MANIFEST, Store, packed, unpacked
 from dlctl.util.names import HOME_AGENT
+from dlctl.wire.messages import Array
 
 LOAD_S = 0.05
 

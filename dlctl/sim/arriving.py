@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dlctl import wire
-from dlctl.messages import Message
+from dlctl.wire import codec
+from dlctl.wire.messages import Message
 
 _NOT_COME = b"\xff"
 """As a float of any length it is NaN."""
 
 
 class Arriving:
-    def __init__(self, frames: wire.Frames) -> None:
+    def __init__(self, frames: codec.Frames) -> None:
         """frames: as sent; they are copied on arrival."""
         self._frames = frames
         self._memory = [bytearray(_NOT_COME) * len(frame) for frame in frames]
@@ -25,4 +25,4 @@ class Arriving:
             memory[: come[-1]] = frame[: come[-1]]
             left -= come[-1]
         frames = [memoryview(memory).toreadonly() for memory in self._memory]
-        return wire.decode(frames), tuple(come)
+        return codec.decode(frames), tuple(come)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dlctl.machine import DeadlineReached, Effect, Event, Exit, Received, Send, Started
-from dlctl.messages import Json, Reply, Request
 from dlctl.roles.protocol.context import COORDINATOR
+from dlctl.wire.machine import DeadlineReached, Effect, Event, Exit, Received, Send, Started
+from dlctl.wire.messages import Json, Reply, Request
 
 REPEAT_S = 1.0
 PATIENCE_S = 60.0

@@ -11,15 +11,17 @@ from typing import Protocol
 
 import numpy as np
 
-from dlctl import inner, registry
+from dlctl import registry
 from dlctl.algorithms import engines
 from dlctl.algorithms.engines import Operations
-from dlctl.clients import Clients, Cohort, epoch_samples
-from dlctl.config import Choice
 from dlctl.errors import JobFailed
-from dlctl.flat import AVERAGED, slice_bounds
-from dlctl.machine import Exit, Send
-from dlctl.messages import Array, ModelReady, ProcessExited, Spawned
+from dlctl.job import inner
+from dlctl.job.clients import Clients, Cohort, epoch_samples
+from dlctl.job.config import Choice
+from dlctl.model.flat import AVERAGED, slice_bounds
+from dlctl.model.vector import euclidean_norm
+from dlctl.records.best import Best
+from dlctl.records.memory import DAEMON, Memory
 from dlctl.roles.agent.agent import ProcessStarted
 from dlctl.roles.coordinator import records as j
 from dlctl.roles.coordinator.persistence import Lasting
@@ -50,8 +52,6 @@ from dlctl.roles.protocol.effects import (
     Unwritten,
 )
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
-from dlctl.runs.best import Best
-from dlctl.runs.memory import DAEMON, Memory
 from dlctl.runs.terms import Terms
 from dlctl.sim.arrays import FilesDriver
 from dlctl.sim.disk import NO_SPACE, SAVE_S, Disk
@@ -70,7 +70,8 @@ from dlctl.sim.shared_models import SharedModels
 from dlctl.sim.store import Store
 from dlctl.util import listing
 from dlctl.util.names import HOME_AGENT
-from dlctl.vector import euclidean_norm
+from dlctl.wire.machine import Exit, Send
+from dlctl.wire.messages import Array, ModelReady, ProcessExited, Spawned
 
 SPAWN_S = 0.05
 TAKE_S = 1e-4

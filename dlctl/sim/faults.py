@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dlctl.machine import Effect, Peer, Send
-from dlctl.messages import Message
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.crashpoints import PointCrash
 from dlctl.sim.disk import SAVE_S
 from dlctl.sim.process import Process
 from dlctl.sim.supervision import still_s
 from dlctl.sim.world import World
+from dlctl.wire.machine import Effect, Peer, Send
+from dlctl.wire.messages import Message
 
 AGENT = "agent-0"
 ROLES = ("agent", "server", "worker", COORDINATOR)

@@ -1,8 +1,9 @@
-"""A replica's frozen parameters, as `daemons/worker/frozen.py` keeps, writes and loads them."""
+"""A replica's frozen parameters, as `daemons/worker/frozen_parameters.py` keeps, writes and loads
+them."""
 
 from __future__ import annotations
 
-from dlctl import frozen
+from dlctl.model import frozen
 from dlctl.roles.protocol.effects import FrozenLoaded, FrozenWritten, LoadFrozen, WriteFrozen
 from dlctl.roles.protocol.files import FilesMissing, Wanted
 from dlctl.sim.arrays import LOAD_S, FilesDriver

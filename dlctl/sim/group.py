@@ -1,4 +1,4 @@
-"""Groups of replicas in virtual time: what `daemons/worker/group.py` does with gloo.
+"""Groups of replicas in virtual time: what `daemons/worker/replica_group.py` does with gloo.
 
 A sum begins when every member has requested it, and is returned when every member has stored it. If
 a member dies in between, or is stopped, the others are notified soon, or at their timeout; by then
@@ -13,7 +13,6 @@ from functools import partial
 
 import numpy as np
 
-from dlctl import messages as m
 from dlctl.compress import bfloat16
 from dlctl.errors import DlctlError
 from dlctl.roles.protocol.effects import (
@@ -30,6 +29,7 @@ from dlctl.roles.protocol.effects import (
 )
 from dlctl.roles.worker.services.sums import Claim, ModelLost, Records, plan_of, row_of
 from dlctl.sim.process import Process
+from dlctl.wire import messages as m
 
 LATENCY_S = 0.01
 NOTICED_S = 0.2

@@ -12,11 +12,11 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 
-from dlctl.messages import FileData
 from dlctl.roles.protocol import files as t
 from dlctl.sim.disk import SAVE_S, Disk
 from dlctl.sim.process import Process
 from dlctl.sim.store import MANIFEST, Store, packed, unpacked
+from dlctl.wire.messages import FileData
 
 Find = Callable[[str], bytes | None]
 """The content of a file; None: there is none."""

@@ -4,9 +4,9 @@ half-open connections.
 Connections behave like ZeroMQ's. One side opens a connection and names its peer; the other side
 knows it by an opaque id and can only reply. A restarted listener knows its connections by new ids.
 Each direction is first in, first out, and an undeliverable message is lost silently. Every message
-goes through the real `dlctl.wire`. As with a zero-copy send, its arrays are not copied before they
-arrive: a role that changes them too early is detected. Some pushes are delivered in parts first
-(`machine.Coming`).
+goes through the real `dlctl.wire.codec`. As with a zero-copy send, its arrays are not copied before
+they arrive: a role that changes them too early is detected. Some pushes are delivered in parts
+first (`machine.Coming`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Protocol
 
 import numpy as np
 
-from dlctl import wire
-from dlctl.machine import Coming, Peer
-from dlctl.messages import Message, Push
 from dlctl.sim.arriving import Arriving
 from dlctl.sim.keys import public_of
 from dlctl.sim.timeline import Timeline
+from dlctl.wire import codec
+from dlctl.wire.machine import Coming, Peer
+from dlctl.wire.messages import Message, Push
 
 RECONNECT_S = 0.1
 """From a broken connection to a new one."""
@@ -204,7 +204,7 @@ class Network:
 
     def send(self, source: Endpoint, peer: Peer, message: Message) -> None:
         """Send without confirmation, as `daemons.transport.sockets` does."""
-        frames = wire.encode(message)
+        frames = codec.encode(message)
         if message.borrows:
             frames = [bytes(frame) for frame in frames]
         if isinstance(peer, bytes):
@@ -227,7 +227,7 @@ class Network:
         source: str,
         target: str,
         message: Message,
-        frames: wire.Frames,
+        frames: codec.Frames,
     ) -> None:
         kind, nbytes = type(message).__name__, sum(len(frame) for frame in frames)
         self.messages[kind] += 1
@@ -254,7 +254,7 @@ class Network:
             self.timeline.at(arrival, partial(arrive, read))
 
     def _come_in_parts(
-        self, connection: Connection, frames: wire.Frames, arrival: float
+        self, connection: Connection, frames: codec.Frames, arrival: float
     ) -> Callable[[], Message]:
         """Deliver parts of a message before the rest, over an established connection. Returns a
         function that reads the whole message after its arrival.
@@ -348,5 +348,5 @@ class Network:
         self._note(f"{source} > {target} {type(message).__name__} {why}")
 
 
-def _copied(frames: wire.Frames) -> Message:
-    return wire.decode([bytes(frame) for frame in frames])
+def _copied(frames: codec.Frames) -> Message:
+    return codec.decode([bytes(frame) for frame in frames])

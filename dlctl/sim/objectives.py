@@ -13,9 +13,9 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from dlctl.flat import AVERAGED, CONSTANT, TRAINED, Entry, Layout, slice_bounds
-from dlctl.messages import Array, Json
+from dlctl.model.flat import AVERAGED, CONSTANT, TRAINED, Entry, Layout, slice_bounds
 from dlctl.util import listing
+from dlctl.wire.messages import Array, Json
 
 
 @dataclass(frozen=True, slots=True)

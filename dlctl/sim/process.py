@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from dlctl.errors import DlctlError
-from dlctl.machine import (
+from dlctl.sim.network import Network
+from dlctl.sim.timeline import Timeline
+from dlctl.util.names import HOME_AGENT
+from dlctl.wire.machine import (
     Admit,
     Coming,
     Configure,
@@ -25,10 +28,7 @@ from dlctl.machine import (
     Send,
     StopRequested,
 )
-from dlctl.messages import Message
-from dlctl.sim.network import Network
-from dlctl.sim.timeline import Timeline
-from dlctl.util.names import HOME_AGENT
+from dlctl.wire.messages import Message
 
 SPINS_MAX = 3
 """Successive deadlines that may be in the past: with more the real loop would be a busy loop."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dlctl.messages import Array
 from dlctl.sim.process import Process
+from dlctl.wire.messages import Array
 
 
 @dataclass(slots=True)

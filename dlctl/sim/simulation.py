@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dlctl.config import Choice, JobFile
-from dlctl.machine import Started
-from dlctl.messages import Array, Json
+from dlctl.job.config import Choice, JobFile
 from dlctl.roles.coordinator.registration import Past
 from dlctl.roles.protocol.authz import CLIENT
 from dlctl.roles.protocol.context import COORDINATOR
@@ -19,6 +17,8 @@ from dlctl.sim.network import Network, NetworkOptions
 from dlctl.sim.objectives import Objective
 from dlctl.sim.store import Store
 from dlctl.sim.world import CONTROL, World
+from dlctl.wire.machine import Started
+from dlctl.wire.messages import Array, Json
 
 AFTERWARDS_S = 120.0
 """After the coordinator's exit: processes that are still alive then were left behind."""

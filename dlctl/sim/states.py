@@ -14,27 +14,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dlctl.messages import Array
 from dlctl.optim.base import Optimizer
 from dlctl.roles.server.commits import Commit, Committed
-from dlctl.shards.base import (
-    Held,
-    NoRoom,
-    Point,
-    Spec,
-    Storage,
-    Unusable,
-    no_point,
-    not_replaced,
-)
+from dlctl.shards.base import Spec, Storage, no_point, not_replaced
+from dlctl.shards.errors import Held, NoRoom, Unusable
 from dlctl.shards.image import Form, has_updates
 from dlctl.shards.journaled import Journaled
-from dlctl.shards.log import by_log, perform_first, together
+from dlctl.shards.log import Point, by_log, perform_first, together
 from dlctl.shards.mapped import Mapped
 from dlctl.shards.memory import Memory, fresh
 from dlctl.shards.records import Bytes
 from dlctl.sim.disk import NO_SPACE, Disk
 from dlctl.sim.process import Crashed, Process
+from dlctl.wire.messages import Array
 
 BOOT_ID = "the one boot of a simulated machine"
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from dlctl.frozen import FOLDER
-from dlctl.messages import Array, Json
+from dlctl.model.frozen import FOLDER
+from dlctl.records.memory import Memory
 from dlctl.roles.coordinator.registration import Past
-from dlctl.runs.memory import Memory
 from dlctl.runs.terms import in_lines
+from dlctl.wire.messages import Array, Json
 
 MANIFEST = "manifest.json"
 

@@ -14,10 +14,8 @@ from typing import Any
 import numpy as np
 
 from dlctl import registry
-from dlctl.config import Choice, JobFile
-from dlctl.flat import slice_bounds
-from dlctl.machine import Machine, Started, StopRequested
-from dlctl.messages import Array, Spawned
+from dlctl.job.config import Choice, JobFile
+from dlctl.model.flat import slice_bounds
 from dlctl.roles.agent.agent import Agent
 from dlctl.roles.coordinator.coordinator import Coordinator
 from dlctl.roles.coordinator.registration import Past
@@ -51,6 +49,8 @@ from dlctl.sim.store import Store
 from dlctl.sim.supervision import Supervision
 from dlctl.sim.timeline import Timeline
 from dlctl.util.names import HOME_AGENT
+from dlctl.wire.machine import Machine, Started, StopRequested
+from dlctl.wire.messages import Array, Spawned
 
 RUN_ID = "simulated-0000"
 KEY = b"the key of a simulated run"

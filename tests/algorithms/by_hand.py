@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from made import OWN_LR, identity, joined_tables, replica, training
 
-from dlctl import messages as m
 from dlctl import registry
 from dlctl.algorithms.base import (
     BatchRequest,
@@ -33,9 +32,8 @@ from dlctl.algorithms.tables import optimizer_of, side_of
 from dlctl.compress.base import Delta
 from dlctl.compress.none import Dense
 from dlctl.compress.plain import expand
-from dlctl.flat import slice_bounds
-from dlctl.machine import Send
-from dlctl.messages import HELD, Array
+from dlctl.model.flat import slice_bounds
+from dlctl.model.vector import euclidean_norm
 from dlctl.optim.base import Optimizer
 from dlctl.optim.sgd import SGD
 from dlctl.roles.protocol.context import COORDINATOR, Context
@@ -59,7 +57,9 @@ from dlctl.shards.base import Shard
 from dlctl.shards.memory import in_memory
 from dlctl.sim.group import LATENCY_S, GroupDriver, Groups
 from dlctl.sim.objectives import LeastSquares, layout_of
-from dlctl.vector import euclidean_norm
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Send
+from dlctl.wire.messages import HELD, Array
 
 Batch = tuple[Data, Any]
 """What a replica is told of a batch, and what the test's gradient makes of it."""
@@ -164,8 +164,8 @@ class Shards:
         context = Context(resend_s=1e6)
         of_server = [
             TableShard(
-                context=context, commits=Commits(context),
-                declared=self.tables[number].declared, table=number, index=index, generation=GENERATION, lo=0, hi=0,
+                context=context, commits=Commits(context), table=number, index=index,
+                declared=self.tables[number].declared, generation=GENERATION, lo=0, hi=0,
                 shard=self.tables[number].shards[index], side=self.tables[number].sides[index],
                 compressor_name="none", compressor=Dense, push_norm_max=1e9,
                 fetch_values="float32", step_samples=1024,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from by_hand import Player, Shards
 
-from dlctl.algorithms.downpour import DOWNPOUR, Options
+from dlctl.algorithms.methods.downpour import DOWNPOUR, Options
 from dlctl.algorithms.needs import Data, Step
 
 P, SIZE, ALPHA, ETA, STEPS = 3, 6, 0.05, 0.1, 120

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from by_hand import Player, Shards
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as of_torch
 
-from dlctl.algorithms.allreduce import ALLREDUCE, Options
+from dlctl.algorithms.methods.allreduce import ALLREDUCE, Options
+from dlctl.algorithms.methods.powersgd import PowerSgd
 from dlctl.algorithms.needs import Data, Step
-from dlctl.algorithms.powersgd import PowerSgd
-from dlctl.flat import TRAINED, Entry, Layout
+from dlctl.model.flat import TRAINED, Entry, Layout
 
 SIZE, LR = 8, 0.1
 SHAPES = ((24, 30), (30,), (16, 4, 5), (2, 3))

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from by_hand import Player, Shards
 
-from dlctl.algorithms.backups import SYNC, FirstOnes, Options, Replica
+from dlctl.algorithms.methods.backups import SYNC, FirstOnes, Options, Replica
 from dlctl.algorithms.needs import Data, Step
-from dlctl.config import Choice, Job, JobFile, Workers
-from dlctl.messages import APPLIED, HELD, LATE
+from dlctl.job.config import Choice, Job, JobFile, Workers
+from dlctl.wire.messages import APPLIED, HELD, LATE
 
 N, SIZE, RATE = 3, 5, 0.1
 """RATE: of the shards in `by_hand`, plain SGD."""

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from dlctl.algorithms.base import PushOutcome
+from dlctl.algorithms.methods.sync import Barrier, Options
 from dlctl.algorithms.roster import AHEAD_MAX, IDLE
-from dlctl.algorithms.sync import Barrier, Options
 from dlctl.compress.base import Delta
-from dlctl.messages import APPLIED, HELD, REFUSED, Packed, Push
 from dlctl.optim.sgd import SGD, SGDOptions
 from dlctl.shards.memory import in_memory
+from dlctl.wire.messages import APPLIED, HELD, REFUSED, Packed, Push
 
 FAR = 2**31
 """One by one, so many steps would take hours."""

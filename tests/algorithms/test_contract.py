@@ -14,7 +14,7 @@ from dlctl import jobfile, registry
 from dlctl.algorithms.base import Lead, Method, ReplicaSide, ShardSide
 from dlctl.algorithms.needs import Data, Need, Step
 from dlctl.algorithms.shapes import faults_of
-from dlctl.messages import APPLIED, BUFFERED, HELD, LATE
+from dlctl.wire.messages import APPLIED, BUFFERED, HELD, LATE
 
 NAMES = registry.names("algorithms")
 every_algorithm = pytest.mark.parametrize(

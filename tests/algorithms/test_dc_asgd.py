@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from by_hand import GENERATION
 
-from dlctl.algorithms.dc_asgd import EPS, MEAN_SQUARE, Options, Server
+from dlctl.algorithms.methods.dc_asgd import EPS, MEAN_SQUARE, Options, Server
 from dlctl.compress.base import Delta
-from dlctl.messages import APPLIED, Array, Packed, Push
 from dlctl.optim.momentum import Momentum
 from dlctl.optim.sgd import SGD, SGDOptions
 from dlctl.shards.base import Shard, Spec
@@ -19,6 +18,7 @@ from dlctl.shards.journaled import Journaled
 from dlctl.shards.mapped import Mapped
 from dlctl.shards.memory import in_memory
 from dlctl.sim.states import MemoryLog
+from dlctl.wire.messages import APPLIED, Array, Packed, Push
 
 SIZE, LR, WORKERS = 7, 0.1, 3
 CONSTANT, ADAPTIVE = Options(lambda_0=0.5), Options(variance="adaptive", lambda_0=2.0)

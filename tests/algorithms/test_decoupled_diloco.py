@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from by_hand import Player, Shards
 
-from dlctl.algorithms.decoupled_diloco import (
+from dlctl.algorithms.methods.decoupled_diloco import (
     DECOUPLED_DILOCO,
     Options,
     Syncer,
@@ -12,9 +12,9 @@ from dlctl.algorithms.decoupled_diloco import (
 )
 from dlctl.algorithms.needs import Data, Step
 from dlctl.compress.base import Delta
-from dlctl.config import Choice, Job, JobFile, Workers
-from dlctl.flat import slice_bounds
-from dlctl.messages import APPLIED, HELD, LATE
+from dlctl.job.config import Choice, Job, JobFile, Workers
+from dlctl.model.flat import slice_bounds
+from dlctl.wire.messages import APPLIED, HELD, LATE
 
 REPLICAS, SIZE, BATCHES = 2, 7, 60
 RATE, OUTER_RATE = 0.2, 0.1

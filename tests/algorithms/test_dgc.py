@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from by_hand import Player, Shards
 
-from dlctl.algorithms.dgc import DGC, Options
+from dlctl.algorithms.methods.dgc import DGC, Options
 from dlctl.algorithms.needs import Data, Step
-from dlctl.messages import Packed
+from dlctl.wire.messages import Packed
 
 REPLICAS, SIZE, SHARDS, EPOCHS, STEPS = 3, 40, 2, 4, 5
 RATE = 0.1

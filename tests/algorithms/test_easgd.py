@@ -9,11 +9,11 @@ from made import site
 
 from dlctl import registry
 from dlctl.algorithms.base import PushKind
-from dlctl.algorithms.easgd import BETA, EAMSGD, EASGD, Options, Replica, alpha_of
+from dlctl.algorithms.methods.easgd import BETA, EAMSGD, EASGD, Options, Replica, alpha_of
 from dlctl.algorithms.needs import Data, Gradient, NextData, Read, Step, Write
 from dlctl.algorithms.rounds import DISCARDED_MAX
 from dlctl.compress.none import Dense
-from dlctl.config import Choice, Job, JobFile
+from dlctl.job.config import Choice, Job, JobFile
 
 P, SIZE, ETA, TAU = 3, 6, 0.2, 4
 TARGETS = np.random.default_rng(5).standard_normal((P, 40, SIZE)).astype(np.float32)
@@ -89,7 +89,7 @@ class Driven:
     def __init__(self, method, slot, inner, tau=1):
         import torch
 
-        from daemons.worker.inner import InnerOptimizer
+        from daemons.worker.inner_optimizer import InnerOptimizer
 
         self.x, self.slot = np.ones(SIZE, np.float32), slot
         self.torch, self.lr = torch, inner.options["lr"]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from by_hand import Player, Shards
 
-from dlctl.algorithms.easgd import BETA, Options
-from dlctl.algorithms.easgd_atomic import EASGD_ATOMIC
+from dlctl.algorithms.methods.easgd import BETA, Options
+from dlctl.algorithms.methods.easgd_atomic import EASGD_ATOMIC
 from dlctl.algorithms.needs import Data, Step
 from dlctl.algorithms.rounds import DISCARDED_MAX
 

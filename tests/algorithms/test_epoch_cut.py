@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dlctl.algorithms.base import DataEpoch
-from dlctl.algorithms.epoch_cut import Cut, Options
+from dlctl.algorithms.methods.epoch_cut import Cut, Options
 from dlctl.roles.coordinator.portions import PortionPool
 
 

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlctl import messages as m
 from dlctl.algorithms import privacy
 from dlctl.algorithms.base import DataEpoch, Decision
-from dlctl.algorithms.fedavg import Options, Rounds, Server, check
-from dlctl.clients import Clients, cohort, cut
+from dlctl.algorithms.methods.fedavg import Options, Rounds, Server, check
 from dlctl.compress.base import Delta
-from dlctl.config import Choice, Data, Job, JobFile
 from dlctl.errors import DlctlError
-from dlctl.messages import Array
+from dlctl.job.clients import Clients, cohort, cut
+from dlctl.job.config import Choice, Data, Job, JobFile
 from dlctl.optim.sgd import SGD
 from dlctl.shards.memory import in_memory
+from dlctl.wire import messages as m
+from dlctl.wire.messages import Array
 
 SAMPLES = 1000
 LABELS = np.arange(SAMPLES) % 10

@@ -5,9 +5,9 @@ import pytest
 from by_hand import Player, Shards
 
 from dlctl.algorithms.base import PushKind
-from dlctl.algorithms.fedbuff import FEDBUFF, Options, Replica
+from dlctl.algorithms.methods.fedbuff import FEDBUFF, Options, Replica
 from dlctl.algorithms.needs import Data, Step
-from dlctl.messages import APPLIED, BUFFERED
+from dlctl.wire.messages import APPLIED, BUFFERED
 
 P, SIZE, H, K = 3, 5, 2, 3
 INNER, OUTER = 0.2, 0.1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from wanderers import LR, SIZE, players, step
 
-from dlctl.algorithms.gossip import GOSSIP
+from dlctl.algorithms.methods.gossip import GOSSIP
 
 
 @pytest.mark.oracle("gossip", "a loop of the paper, two replicas")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from by_hand import Player, Shards
 
-from dlctl.algorithms.loscar import LOSCAR, Options, mask
+from dlctl.algorithms.methods.loscar import LOSCAR, Options, mask
 from dlctl.algorithms.needs import Data, Step
 
 REPLICAS, SIZE, ROUNDS, STEPS = 3, 40, 12, 2

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from by_hand import Player, Shards
 
-from dlctl.algorithms.local_sgd import LOCAL_SGD, Options
+from dlctl.algorithms.methods.local_sgd import LOCAL_SGD, Options
 from dlctl.algorithms.needs import Data, Step
 
 REPLICAS, SIZE, BATCHES = 3, 5, 12

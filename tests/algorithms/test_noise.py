@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dlctl.algorithms.methods.sync import NOISE_EVERY, Barrier, Options
 from dlctl.algorithms.noise import NoiseScale, noise_scale
-from dlctl.algorithms.sync import NOISE_EVERY, Barrier, Options
 from dlctl.compress.base import Delta
-from dlctl.messages import Packed, Push
 from dlctl.optim.sgd import SGD, SGDOptions
 from dlctl.shards.memory import in_memory
+from dlctl.wire.messages import Packed, Push
 
 SIZE, SIGMA, SAMPLES = 600, 0.3, (16, 32, 8, 64)
 """Elements; of the noise of one sample's gradient, in each element; of each worker's batch."""

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from wanderers import LR, SIZE, players, step
 
+from dlctl.algorithms.methods.noloco import NOLOCO
 from dlctl.algorithms.needs import Step
-from dlctl.algorithms.noloco import NOLOCO
 
 
 @pytest.mark.oracle("noloco", "a loop of the paper, two replicas")

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from by_hand import GENERATION
 
-from dlctl.algorithms.ringleader import Options, Rounds
+from dlctl.algorithms.methods.ringleader import Options, Rounds
 from dlctl.compress.base import Delta
-from dlctl.messages import APPLIED, BUFFERED, Array, Packed, Push
 from dlctl.optim.sgd import SGD, SGDOptions
 from dlctl.shards.base import Shard, Spec
 from dlctl.shards.image import Form
@@ -18,6 +17,7 @@ from dlctl.shards.journaled import Journaled
 from dlctl.shards.mapped import Mapped
 from dlctl.shards.memory import in_memory
 from dlctl.sim.states import MemoryLog
+from dlctl.wire.messages import APPLIED, BUFFERED, Array, Packed, Push
 
 SIZE, LR = 5, 0.1
 

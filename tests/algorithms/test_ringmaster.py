@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from by_hand import GENERATION
 
-from dlctl.algorithms.ringmaster import Options, Server
+from dlctl.algorithms.methods.ringmaster import Options, Server
 from dlctl.compress.base import Delta
-from dlctl.messages import APPLIED, LATE, Packed, Push
 from dlctl.optim.sgd import SGD, SGDOptions
 from dlctl.shards.memory import in_memory
+from dlctl.wire.messages import APPLIED, LATE, Packed, Push
 
 SIZE, LR = 4, 0.1
 

@@ -17,28 +17,28 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 import dlctl
-from daemons.worker import inner
-from daemons.worker.data import PortionLoader
+from daemons.worker import inner_optimizer
+from daemons.worker.data.portion_loader import PortionLoader
 from daemons.worker.replica import Replica
 from daemons.worker.stepper import Stepper
-from daemons.worker.task import Task, TaskError
-from dlctl import messages as m
-from dlctl import wire
-from dlctl.algorithms.downpour import DOWNPOUR
-from dlctl.algorithms.rows import ROWS
+from daemons.worker.task.user_task import Task, TaskError
+from dlctl.algorithms.methods.downpour import DOWNPOUR
+from dlctl.algorithms.methods.rows import ROWS
 from dlctl.compress.none import Dense
-from dlctl.config import Choice, Data, Job, JobFile, Servers, Workers
 from dlctl.errors import DlctlError, RemoteProtocolError
-from dlctl.flat import Entry, Layout
-from dlctl.machine import Event, Received, Send, Started
-from dlctl.messages import Packed
+from dlctl.job.config import Choice, Data, Job, JobFile, Servers, Workers
+from dlctl.model.flat import Entry, Layout
 from dlctl.optim.sgd import SGD
 from dlctl.roles.protocol.context import COORDINATOR, Birth
 from dlctl.roles.protocol.effects import Compute, Computed, ModelBuilt, NameRows, RowsNamed
 from dlctl.roles.protocol.token import sign
 from dlctl.roles.server.server import Server
 from dlctl.roles.worker.worker import Worker
-from dlctl.rows import RowSlice, RowTables
+from dlctl.shards.rows import RowSlice, RowTables
+from dlctl.wire import codec
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Event, Received, Send, Started
+from dlctl.wire.messages import Packed
 
 ENTRIES = (
     Entry("a", "rows", (7, 3), "float32", init=("uniform", -1.0, 1.0)),
@@ -204,7 +204,7 @@ class Run:
         )
         self.replica = Replica(Task(self.user), device="cpu", seed=3)
         self.stepper = Stepper(
-            self.replica, job.gradient, inner.make(job.inner, self.replica.values)
+            self.replica, job.gradient, inner_optimizer.make(job.inner, self.replica.values)
         )
         dataset = self.replica.task.dataset()
         self.samples = len(dataset)
@@ -288,13 +288,13 @@ class Run:
         )  # fmt: skip
 
     def _answers(self, index: int, message: m.Message) -> Iterator[Event]:
-        frames = [bytes(frame) for frame in wire.encode(message)]
+        frames = [bytes(frame) for frame in codec.encode(message)]
         self.bytes[type(message).__name__] += sum(map(len, frames))
-        for effect in self.machines[index].handle(Received(b"worker-0", wire.decode(frames)), 0.0):
+        for effect in self.machines[index].handle(Received(b"worker-0", codec.decode(frames)), 0.0):
             if not isinstance(effect, Send) or effect.peer == COORDINATOR:
                 continue
             answer = effect.message
-            self.bytes[type(answer).__name__] += sum(map(len, wire.encode(answer)))
+            self.bytes[type(answer).__name__] += sum(map(len, codec.encode(answer)))
             if isinstance(answer, m.Ack) and answer.table and self.holds:
                 self.late.append((index, answer))
             else:

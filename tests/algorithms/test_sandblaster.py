@@ -15,18 +15,18 @@ from made import replica
 from scipy.optimize import LbfgsInvHessProduct, minimize
 
 from dlctl import jobfile
-from dlctl import messages as m
 from dlctl.algorithms.base import BatchRequest, Change, Snapshot, Sum, VectorRequest
-from dlctl.algorithms.line_search import Conditions, Trial, strong_wolfe
+from dlctl.algorithms.methods.line_search import Conditions, Trial, strong_wolfe
+from dlctl.algorithms.methods.sandblaster import LBFGS, SANDBLASTER, Options, Pair
 from dlctl.algorithms.needs import Data, Gradient, NextData, Read, Step, Write
-from dlctl.algorithms.sandblaster import LBFGS, SANDBLASTER, Options, Pair
 from dlctl.algorithms.tables import PARTS_MAX
 from dlctl.errors import UsageError
-from dlctl.messages import APPLIED, LATE, REFUSED
 from dlctl.roles.coordinator.portions import PortionPool
 from dlctl.roles.worker.leases import Portion
-from dlctl.shards.base import Diverged
+from dlctl.shards.errors import Diverged
 from dlctl.sim.objectives import Batch, LeastSquares, Logistic, batch_rows
+from dlctl.wire import messages as m
+from dlctl.wire.messages import APPLIED, LATE, REFUSED
 
 
 class Function:

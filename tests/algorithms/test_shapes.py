@@ -10,7 +10,8 @@ import pytest
 from made import site
 
 from dlctl.algorithms.base import MODEL, Drives, Lead, Method, Shape, Table
-from dlctl.algorithms.downpour import DOWNPOUR, Server
+from dlctl.algorithms.methods.downpour import DOWNPOUR, Server
+from dlctl.algorithms.methods.quorum import Chosen
 from dlctl.algorithms.needs import (
     Ask,
     Collective,
@@ -26,11 +27,10 @@ from dlctl.algorithms.needs import (
     Settle,
     Write,
 )
-from dlctl.algorithms.quorum import Chosen
 from dlctl.algorithms.shapes import UNDECLARED, check_names, faults_of, served
 from dlctl.algorithms.tables import side_of
-from dlctl.config import Choice
 from dlctl.errors import DlctlError
+from dlctl.job.config import Choice
 from dlctl.optim.sgd import SGD, SGDOptions
 from dlctl.shards.base import Shard
 from dlctl.shards.memory import in_memory

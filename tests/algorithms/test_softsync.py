@@ -9,13 +9,13 @@ import pytest
 from by_hand import GENERATION
 
 from dlctl import jobfile
-from dlctl.algorithms.softsync import Collecting, Options
+from dlctl.algorithms.methods.softsync import Collecting, Options
 from dlctl.compress.base import Delta
 from dlctl.errors import UsageError
-from dlctl.messages import APPLIED, BUFFERED, Array, Packed, Push
 from dlctl.optim.sgd import SGD, SGDOptions
 from dlctl.shards.base import Shard
 from dlctl.shards.memory import in_memory
+from dlctl.wire.messages import APPLIED, BUFFERED, Array, Packed, Push
 
 SIZE, LR = 5, 0.1
 

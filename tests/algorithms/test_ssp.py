@@ -9,13 +9,13 @@ import pytest
 from by_hand import Player, Shards
 from made import OWN_LR
 
+from dlctl.algorithms.methods.ssp import SSP, Clocks, Options
 from dlctl.algorithms.needs import Data, Read, Step
 from dlctl.algorithms.roster import AHEAD_MAX, IDLE
-from dlctl.algorithms.ssp import SSP, Clocks, Options
 from dlctl.compress.base import Delta
-from dlctl.messages import APPLIED, REFUSED, Packed, Push
 from dlctl.optim.sgd import SGD, SGDOptions
 from dlctl.shards.memory import in_memory
+from dlctl.wire.messages import APPLIED, REFUSED, Packed, Push
 
 SIZE = 6
 START = np.ones(SIZE, np.float32)

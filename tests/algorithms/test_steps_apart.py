@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from made import site
 
-from dlctl.algorithms import local_sgd, sync
 from dlctl.algorithms.base import ReplicaSide
+from dlctl.algorithms.methods import local_sgd, sync
 from dlctl.algorithms.needs import Data, Gradient, Read, Step, View, Write
 
 LOCAL = local_sgd.Options(local_steps=1)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from by_hand import Player, Shards
 
+from dlctl.algorithms.methods.streaming_diloco import STREAMING_DILOCO, Options
 from dlctl.algorithms.needs import Data, Step
-from dlctl.algorithms.streaming_diloco import STREAMING_DILOCO, Options
-from dlctl.flat import slice_bounds
+from dlctl.model.flat import slice_bounds
 
 REPLICAS, SIZE, BATCHES = 2, 7, 40
 RATE, OUTER_RATE = 0.2, 0.1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from by_hand import Player, Shards
 
-from dlctl.algorithms.async_diloco import ASYNC_DILOCO, Options
+from dlctl.algorithms.methods.async_diloco import ASYNC_DILOCO, Options
 from dlctl.algorithms.needs import Data, Step
 from dlctl.optim.delayed_nesterov import DelayedNesterov
 

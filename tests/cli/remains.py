@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from daemons.server.statefile import StateFile
-from daemons.worker.acks import Acks
-from dlctl import config
+from daemons.worker.ack_record import Acks
 from dlctl.compress.base import Delta
+from dlctl.job import config
 from dlctl.optim.sgd import SGD
 from dlctl.roles.protocol.effects import Settled
 from dlctl.runs import checkpoints, database, kept_shards, terms

@@ -18,8 +18,8 @@ from orphans import orphan
 from remains import keep, save
 
 from dlctl.control import client
-from dlctl.messages import Reply, Request
 from dlctl.runs.database import RunDb
+from dlctl.wire.messages import Reply, Request
 
 
 @contextmanager
@@ -477,7 +477,10 @@ def test_settings_are_shown_so_that_set_takes_them_again(run, dlctl_command):
     ]
     assert dlctl_command("get", "worker-0", "push", "-q").out == "5 MB/s\n"
     data = json.loads(dlctl_command("get", "server-*", "lr", "--json").out)
-    assert (data["schema"], data["settings"]) == ("dlctl.settings/1", {"server-0": {"lr": 0.05}})
+    assert (data["schema"], data["settings"]) == (
+        "dlctl.job.settings/1",
+        {"server-0": {"lr": 0.05}},
+    )
     assert dlctl_command("get", "worker-9").code == 4
     assert "no daemon has reported" in dlctl_command("get", "fetch").err
 

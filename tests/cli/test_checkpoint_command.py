@@ -16,7 +16,8 @@ import torch
 from safetensors.numpy import load, load_file
 
 from dlctl.ops import other_process
-from dlctl.runs import checkpoints, manifest
+from dlctl.records import manifest
+from dlctl.runs import checkpoints
 
 
 def save(run: Path, step: int, number: int) -> Path:

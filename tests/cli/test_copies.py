@@ -15,8 +15,8 @@ from identity import identity
 from nextlines import commands_of
 from remains import keep, remember, save
 
-from dlctl import config
 from dlctl.control import keys
+from dlctl.job import config
 from dlctl.runs import database, kept_shards, lock, paths
 
 ACTING = [

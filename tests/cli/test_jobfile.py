@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from repeated import times
 
 from dlctl import jobfile, registry
-from dlctl.config import Choice
 from dlctl.errors import UsageError
+from dlctl.job.config import Choice
 from dlctl.jobfile import JobFileError
 from dlctl.jobfile.positions import find_keys
 from dlctl.util import regular

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dlctl import jobfile
-from dlctl.config import Host, JobFile
+from dlctl.job.config import Host, JobFile
 
 JOB = """[job]
 name = "spread"

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from dlctl import config, jobfile, registry
+from dlctl import jobfile, registry
+from dlctl.job import config
+from dlctl.job.placement import agents, place
 from dlctl.ops import changes
-from dlctl.placement import agents, place
 from dlctl.runs.snapshot import read_job
 
 JOB = """[job]

@@ -16,7 +16,7 @@ from dlctl import errors, registry
 from dlctl.cli import app
 from dlctl.cli.commands import man, plan
 from dlctl.cli.ui import console
-from dlctl.config import Choice, JobFile, Launch
+from dlctl.job.config import Choice, JobFile, Launch
 from dlctl.util.keydocs import keys
 from dlctl.util.outfile import BROKEN_PIPE_EXIT_CODE
 

@@ -19,10 +19,10 @@ import pytest
 from identity import identity
 from remains import acknowledge, keep, remember, save
 
-from dlctl import config
 from dlctl.cli.app import BUG_EXIT_CODE
 from dlctl.control import keys
 from dlctl.errors import DlctlError
+from dlctl.job import config
 from dlctl.runs import kept_shards, task_code
 from dlctl.util import regular
 from dlctl.util.regular import NotRegular

@@ -11,12 +11,12 @@ import pytest
 from launched import JOB, the_run
 from remains import keep, remember, save
 
+from dlctl.job.settings import of_job
 from dlctl.ops import cases, plan
 from dlctl.ops.changes import KeyChange
 from dlctl.ops.decide import START, Action
 from dlctl.runs import kept_shards
 from dlctl.runs.database import RunDb
-from dlctl.settings import of_job
 
 HOSTS = """
 [[hosts]]
@@ -33,7 +33,8 @@ address = "127.0.0.1"
 @pytest.fixture
 def earlier(run_directory, job: Path, own_place: Path):
     """Makes a run that this job file has been once: `earlier(state="failed")`."""
-    from dlctl import config, jobfile
+    from dlctl import jobfile
+    from dlctl.job import config
 
     run = run_directory("quick-51a9")
     content = config.to_dict(jobfile.load(job))

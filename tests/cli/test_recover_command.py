@@ -19,8 +19,8 @@ from identity import ME, identity
 from nextlines import commands_of, flat
 from remains import damaged_page, damaged_terms, keep, remember, save
 
-from dlctl import config
 from dlctl.cli.ui import live
+from dlctl.job import config
 from dlctl.ops import control, recover
 from dlctl.ops.ready import is_back, waiting_for
 from dlctl.runs import database, kept_shards, lock, paths, terms

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from remains import keep, remember, save
 
-from dlctl import config, jobfile
+from dlctl import jobfile
+from dlctl.job import config
 from dlctl.ops import ready
 from dlctl.ops.recover import Launched
 from dlctl.runs import checkpoints, kept_shards, lineage, lock

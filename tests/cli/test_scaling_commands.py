@@ -9,8 +9,8 @@ import pytest
 from answering import coordinator, done
 from identity import ME
 
-from dlctl.messages import Reply
 from dlctl.runs.database import RunDb
+from dlctl.wire.messages import Reply
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from identity import ME
 from remains import acknowledge, issue, keep, save
 
-from dlctl import config
+from dlctl.job import config
 from dlctl.launch.ssh import Ssh
 from dlctl.ops.verify import recorded_pushes, table_of
 from dlctl.runs import kept_shards, lineage

@@ -6,7 +6,7 @@ import pytest
 from dlctl import registry
 from dlctl.compress.none import Dense
 from dlctl.errors import RemoteProtocolError
-from dlctl.messages import Packed
+from dlctl.wire.messages import Packed
 
 HALVES = {"fp16": "float16", "bf16": "bfloat16"}
 SIGNIFICANT_BITS = {"fp16": 11, "bf16": 8}

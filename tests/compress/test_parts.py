@@ -10,7 +10,7 @@ import pytest
 from dlctl import registry
 from dlctl.compress.plain import expand, joined, nothing
 from dlctl.errors import RemoteProtocolError
-from dlctl.messages import Packed
+from dlctl.wire.messages import Packed
 
 TOPK = registry.load("compressors", "topk")
 

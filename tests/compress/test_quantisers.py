@@ -11,7 +11,7 @@ from dlctl.compress.onebit import OneBit
 from dlctl.compress.powersgd import PowerSGD, orthogonalise, shape
 from dlctl.compress.randomk import RandomK, draw
 from dlctl.errors import RemoteProtocolError
-from dlctl.messages import Packed
+from dlctl.wire.messages import Packed
 
 D = 10_000
 

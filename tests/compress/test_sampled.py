@@ -5,7 +5,7 @@ import pytest
 
 from dlctl.compress.magnitudes import Magnitudes
 from dlctl.compress.sampled import PASSES_MAX, SampledTopK
-from dlctl.vector import largest
+from dlctl.model.vector import largest
 
 D = 40_000
 SHAPES = {

@@ -10,7 +10,7 @@ import torch
 
 from dlctl import registry
 from dlctl.compress import blocks, dct, gaussian, magnitudes, plain, powersgd, values
-from dlctl.roles.worker.basis import Basis, Slice
+from dlctl.roles.worker.received_slice import Basis, Slice
 
 SIZES = (2, 1000, 1024, 5000, 70_001)
 OPTIONS = [

@@ -7,7 +7,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from dlctl.compress.sampled import SampledTopK
 from dlctl.compress.topk import TopK
-from dlctl.vector import largest
+from dlctl.model.vector import largest
 
 
 def topk(density, values="float32", dense_below=0):

@@ -11,12 +11,12 @@ import pytest
 from lives import Keeping
 from test_extreme_messages import HONEST, LIAR, METHODS, Life
 
-from dlctl import messages as m
-from dlctl import wire
-from dlctl.machine import Effect, Received, Send
-from dlctl.messages import APPLIED, BUFFERED, DUPLICATE, LATE
 from dlctl.roles.server.commits import Commit, Committed
 from dlctl.shards.log import perform_first
+from dlctl.wire import codec
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Effect, Received, Send
+from dlctl.wire.messages import APPLIED, BUFFERED, DUPLICATE, LATE
 
 TURNS = 40
 PEERS = {slot: b"of worker-%d" % slot for slot in (HONEST, LIAR)}
@@ -45,7 +45,7 @@ class Slow(Life):
         self.queue += [effect for effect in effects if isinstance(effect, Commit)]
         self.left += [
             # As the transport does: the arrays of a message are the server's.
-            Send(e.peer, wire.decode([bytes(frame) for frame in wire.encode(e.message)]))
+            Send(e.peer, codec.decode([bytes(frame) for frame in codec.encode(e.message)]))
             for e in effects
             if isinstance(e, Send)
         ]
@@ -56,7 +56,7 @@ class Slow(Life):
         self.take(self.server.handle(Committed(done[-1].number), 0.0))
 
     def told(self) -> list[tuple[Any, list[bytes]]]:
-        return [(e.peer, [bytes(f) for f in wire.encode(e.message)]) for e in self.left]
+        return [(e.peer, [bytes(f) for f in codec.encode(e.message)]) for e in self.left]
 
 
 def play(life: Slow, turn: int) -> None:

@@ -14,10 +14,11 @@ from hypothesis.extra.numpy import arrays
 from pydantic import TypeAdapter, ValidationError
 from repeated import times
 
-from dlctl import registry, wire
+from dlctl import registry
 from dlctl.compress.plain import expand, nothing
 from dlctl.errors import RemoteProtocolError
-from dlctl.messages import Packed, Push
+from dlctl.wire import codec
+from dlctl.wire.messages import Packed, Push
 
 NAMES = registry.names("compressors")
 EDGES = {
@@ -131,7 +132,7 @@ def expanded(delta, size):
 def as_sent(packed):
     """The same after a journey: encoded, decoded, arrays read-only."""
     push = Push(1, 2, 0, 7, 5, 3, 4, 64, 0, packed)
-    arrived = wire.decode([bytes(frame) for frame in wire.encode(push)])
+    arrived = codec.decode([bytes(frame) for frame in codec.encode(push)])
     assert all(not array.flags.writeable for array in arrived.delta.arrays)
     return arrived.delta
 
@@ -357,7 +358,7 @@ def refused_or_valid(compressor, packed, size):
     return False
 
 
-wire_arrays = st.sampled_from(wire.DTYPES).flatmap(
+wire_arrays = st.sampled_from(codec.DTYPES).flatmap(
     lambda dtype: st.binary(max_size=96).map(
         lambda data: np.frombuffer(data[: len(data) // dtype.itemsize * dtype.itemsize], dtype)
     )

@@ -20,16 +20,17 @@ from made import handled
 from simulated import job_file
 from stolen_key import FIXED, extremes, numbers_of
 
-from dlctl import messages as m
-from dlctl import registry, wire
+from dlctl import registry
 from dlctl.compress.plain import nothing
-from dlctl.flat import AVERAGED, ROWS, TRAINED, Entry, Layout
-from dlctl.machine import Effect, Exit, Received, Send, Started
-from dlctl.messages import DUPLICATE, Array
+from dlctl.model.flat import AVERAGED, ROWS, TRAINED, Entry, Layout
 from dlctl.roles.protocol.context import COORDINATOR, Birth
 from dlctl.roles.protocol.token import sign
 from dlctl.roles.server.server import Server
 from dlctl.roles.server.table_shard import TableShard
+from dlctl.wire import codec
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Effect, Exit, Received, Send, Started
+from dlctl.wire.messages import DUPLICATE, Array
 
 KEY, RUN, SIZE, STEP_SAMPLES = b"the key", "run-1", 12, 8
 HONEST, LIAR = 0, 1
@@ -71,12 +72,12 @@ class Life:
 
     def tell(self, peer: Any, message: m.Message, identity: str = "") -> list[Effect]:
         """Over the wire, there and back: what is sent has to be readable, too."""
-        decoded = wire.decode([bytes(frame) for frame in wire.encode(message)])
+        decoded = codec.decode([bytes(frame) for frame in codec.encode(message)])
         effects = handled(self.server, Received(peer, decoded, identity))
         for effect in effects:
             assert not isinstance(effect, Exit), effect
             if isinstance(effect, Send):
-                wire.decode([bytes(frame) for frame in wire.encode(effect.message)])
+                codec.decode([bytes(frame) for frame in codec.encode(effect.message)])
         return effects
 
     def say(self, message: Any) -> list[m.Message]:

@@ -25,9 +25,10 @@ import pretended
 import psutil
 import pytest
 
-from dlctl import config, jobfile, placement, registry
-from dlctl.config import Host, JobFile
+from dlctl import jobfile, registry
 from dlctl.errors import Unreachable, UsageError
+from dlctl.job import config, placement
+from dlctl.job.config import Host, JobFile
 from dlctl.launch import base, launcher, remote
 from dlctl.launch.launcher import Launcher
 from dlctl.runs.database import RunDb
@@ -181,7 +182,7 @@ def incarnations(found: Mapping[str, tuple[int, int]]) -> dict[str, int]:
 
 def test_no_launcher_is_mentioned_outside_of_its_own_modules() -> None:
     """Whoever wants to know something asks its declaration."""
-    schema = {"dlctl/registry.py", "dlctl/config.py"}
+    schema = {"dlctl/registry.py", "dlctl/job/config.py"}
     texts = {
         str(path.relative_to(ROOT)): path.read_text()
         for folder in ("dlctl", "daemons")

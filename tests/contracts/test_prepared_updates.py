@@ -18,7 +18,8 @@ from dlctl import registry
 from dlctl.compress.base import Delta
 from dlctl.optim.blocks import Block
 from dlctl.shards.ahead import Ahead
-from dlctl.shards.base import Diverged, Shard, Spec
+from dlctl.shards.base import Shard, Spec
+from dlctl.shards.errors import Diverged
 from dlctl.shards.image import Form
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.mapped import Mapped

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from dlctl import registry
-from dlctl.shards.base import Diverged, Shard, Spec
+from dlctl.shards.base import Shard, Spec
+from dlctl.shards.errors import Diverged
 from dlctl.shards.image import Form
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.mapped import Mapped

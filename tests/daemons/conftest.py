@@ -11,8 +11,8 @@ from house import GUEST, KEYS, House
 from daemons.coordinator.directories import Directories
 from daemons.coordinator.records import Records
 from daemons.loop import Loop
-from dlctl.machine import Effect, Event, Exit, Started
 from dlctl.runs.database import RunDb
+from dlctl.wire.machine import Effect, Event, Exit, Started
 
 
 @pytest.fixture

@@ -13,10 +13,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from daemons.worker import group
-from daemons.worker.group import GroupThread
-from dlctl.machine import Effect, Event
-from dlctl.messages import Array
+from daemons.worker import replica_group
+from daemons.worker.replica_group import GroupThread
 from dlctl.roles.protocol.effects import (
     GroupJoined,
     GroupWaits,
@@ -27,6 +25,8 @@ from dlctl.roles.protocol.effects import (
     Reduced,
     StoreOpened,
 )
+from dlctl.wire.machine import Effect, Event
+from dlctl.wire.messages import Array
 
 HOST = "127.0.0.1"
 COMES_S = 60.0
@@ -35,7 +35,7 @@ SIZE, LONG = 1000, 1_000_000
 os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
 _FORKS = multiprocessing.get_context("forkserver")
 """Members come from one process that has torch: its import takes longer than what they are for."""
-_FORKS.set_forkserver_preload(["torch.distributed", "daemons.worker.group"])
+_FORKS.set_forkserver_preload(["torch.distributed", "daemons.worker.replica_group"])
 
 
 class HangInSum(Effect):
@@ -57,16 +57,16 @@ class SeemToHaveGpu(Effect):
 
 
 def _seem_to_have_gpu(effect: SeemToHaveGpu) -> None:
-    group.device_of = lambda _: group.Device(effect.uuid, "2.27.3")
+    replica_group.device_of = lambda _: replica_group.Device(effect.uuid, "2.27.3")
 
     def fail(*_: Any) -> None:
         raise RuntimeError("NCCL error: unhandled system error")
 
-    group.join_nccl = fail  # type: ignore[assignment]
+    replica_group.join_nccl = fail  # type: ignore[assignment]
 
 
 def _hang_in_sum(_: HangInSum) -> None:
-    group._Member._summed = lambda *_: os.kill(os.getpid(), STOP)  # type: ignore[assignment,method-assign]
+    replica_group._Member._summed = lambda *_: os.kill(os.getpid(), STOP)  # type: ignore[assignment,method-assign]
 
 
 class _Pipe:

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import zmq
 
 from daemons.transport.sockets import Transport
-from dlctl import messages as m
 from dlctl.control.keys import CurveKeys
-from dlctl.machine import Coming, Received
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Coming, Received
 
 KEYS = CurveKeys(b"k" * 32)
 HERE, GUEST = "server-0", "worker-0"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from daemons.worker.acks import Acks
+from daemons.worker.ack_record import Acks
 from dlctl.errors import DlctlError
 from dlctl.roles.protocol.effects import Settled
 from dlctl.runs import acks
@@ -18,7 +18,7 @@ from dlctl.runs import acks
 WRITER = """
 import sys
 from pathlib import Path
-from daemons.worker.acks import Acks
+from daemons.worker.ack_record import Acks
 from dlctl.roles.protocol.effects import Settled
 
 record = Acks(Path(sys.argv[1]), "worker-0", 3, 2)

@@ -21,8 +21,8 @@ from daemons.loop import Loop
 from daemons.transport import reconnect
 from daemons.transport.reconnect import Handshakes, Link
 from daemons.transport.sockets import Transport
-from dlctl import messages as m
-from dlctl.machine import Connect, Effect, Event, Exit, Peer, Reconnected, Send, Started
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Connect, Effect, Event, Exit, Peer, Reconnected, Send, Started
 
 LONG_FRAME = b"\x02" + 5 * b"\0"
 """How a frame of more than 255 bytes, and less than 16 MB, begins: its length follows."""

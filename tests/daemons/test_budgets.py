@@ -22,11 +22,11 @@ from house import COME_S, GUEST, HEARD, HERE, KEYS, House, finds_the_house_open,
 from daemons.transport import backpressure, connection_limit
 from daemons.transport.connections import address, connection, owner
 from daemons.transport.sockets import Transport
-from dlctl import messages as m
-from dlctl import wire
-from dlctl.machine import Hush
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.server.abuse_guard import USELESS_MAX, WINDOW_S, AbuseGuard
+from dlctl.wire import codec
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Hush
 
 OTHER = "worker-1"
 ANSWER_BYTES = 4 << 20
@@ -85,7 +85,7 @@ def deaf(house: House) -> Iterator[bytes]:
         dealer.curve_serverkey = KEYS.public(HERE).encode()
         dealer.curve_publickey, dealer.curve_secretkey = (k.encode() for k in KEYS.pair(GUEST))
         dealer.connect(house.address)
-        dealer.send_multipart(wire.encode(HEARD))
+        dealer.send_multipart(codec.encode(HEARD))
         yield house.comes(COME_S)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from daemons.coordinator.directories import Directories
 from daemons.loop import Loop
-from dlctl.machine import Effect, Event, Exit, Started
 from dlctl.roles.coordinator import records as j
+from dlctl.wire.machine import Effect, Event, Exit, Started
 
 PATIENCE_S = 20.0
 

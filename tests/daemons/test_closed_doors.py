@@ -16,9 +16,9 @@ from house import COME_S, GUEST, HEARD, HERE, KEYS, House, finds_the_house_open,
 
 from daemons.transport import connections, reconnect, zap
 from daemons.transport.sockets import Transport
-from dlctl import messages as m
-from dlctl import wire
 from dlctl.errors import LocalProtocolError
+from dlctl.wire import codec
+from dlctl.wire import messages as m
 
 STRANGER = "worker-9"
 SILENCE_S = 0.5
@@ -53,7 +53,7 @@ def test_who_has_no_key_gets_nowhere():
         dealer.linger = 0
         refusals = dealer.get_monitor_socket(zmq.Event.HANDSHAKE_FAILED_PROTOCOL)
         dealer.connect(f"tcp://127.0.0.1:{port}")
-        dealer.send_multipart(wire.encode(HEARD))
+        dealer.send_multipart(codec.encode(HEARD))
         house = House({KEYS.public(GUEST): GUEST}, f"tcp://127.0.0.1:{port}")
         try:
             assert refusals.poll(COME_S * 1000), "it has come to the door"
@@ -142,7 +142,7 @@ def test_who_calls_itself_as_another_connection_is_called_gets_nothing_of_it(who
                 introduce(dealer, who)
                 dealer.connect(house.address)
                 for _ in range(3):
-                    dealer.send_multipart(wire.encode(m.Drained(who)))
+                    dealer.send_multipart(codec.encode(m.Drained(who)))
                 assert house.hears(SILENCE_S) == [], "it is not heard, either"
                 house.transport.send(peer, HEARD)
                 assert house.is_heard_by(transport, COME_S)
@@ -320,7 +320,7 @@ def test_a_message_of_a_hundred_thousand_frames_is_read_and_thrown_away(house, c
         sender.start()
         dealer_done = house.hears(2.0)
         sender.join()
-        dealer.send_multipart(wire.encode(HEARD))
+        dealer.send_multipart(codec.encode(HEARD))
         assert dealer_done == []
         assert house.hears(COME_S) == [(HEARD, GUEST)]
         assert caplog.text.count(f"refused a message of {GUEST}") == 1
@@ -334,6 +334,6 @@ def test_what_is_not_ours_is_counted_with_the_name_of_its_sender(house, caplog):
         dealer.connect(house.address)
         for header in (b"\xdd\xff\xff\xff\xff", b"\x91" * 50_000, b"", os.urandom(64)):
             dealer.send_multipart([header])
-        dealer.send_multipart(wire.encode(HEARD))
+        dealer.send_multipart(codec.encode(HEARD))
         assert house.hears(COME_S) == [(HEARD, GUEST)]
     assert caplog.text.count(f"refused a message of {GUEST}") == 4

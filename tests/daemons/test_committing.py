@@ -13,12 +13,12 @@ import zmq
 from daemons.server import committing
 from daemons.server.committing import Committing
 from daemons.transport.sockets import Transport
-from dlctl import messages as m
 from dlctl.errors import DlctlError
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.server.commits import Commit, Committed
 from dlctl.shards.base import no_point
 from dlctl.shards.log import Write
+from dlctl.wire import messages as m
 
 LIMIT_S = 20.0
 

@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 
 from daemons.loop import Loop
-from daemons.worker import compute, printing
-from daemons.worker.compute import TEXT_CHARS_MAX, ComputeThread
-from daemons.worker.failures import ProcessLost
-from dlctl import config
+from daemons.worker import compute_thread
+from daemons.worker.compute_thread import TEXT_CHARS_MAX, ComputeThread
+from daemons.worker.task import print_streams
+from daemons.worker.task.failures import ProcessLost
 from dlctl.errors import DlctlError, Unreachable
-from dlctl.machine import Effect, Event, Exit, Started
+from dlctl.job import config
 from dlctl.roles.protocol.context import Birth
 from dlctl.roles.protocol.effects import (
     BringRows,
@@ -34,6 +34,7 @@ from dlctl.roles.protocol.effects import (
     ModelBuilt,
     TaskFailed,
 )
+from dlctl.wire.machine import Effect, Event, Exit, Started
 
 BIRTH = Birth("run", "worker", "worker-0", 1, 1, "here", "0")
 TASK = """
@@ -188,14 +189,14 @@ def finish(does: Callable[[], None]) -> tuple[str, str]:
         does()
         return "returned"
 
-    return compute.run_finish(SimpleNamespace(finish=ends), np.zeros(0), np.zeros(0), {})
+    return compute_thread.run_finish(SimpleNamespace(finish=ends), np.zeros(0), np.zeros(0), {})
 
 
 @contextmanager
 def stdout(monkeypatch: pytest.MonkeyPatch, path: Path) -> Iterator[None]:
     """The stdout of a worker, which writes to this file."""
     with path.open("wb") as file, monkeypatch.context() as patch:
-        stream = printing.Stream(file.fileno(), "<stdout>")
+        stream = print_streams.Stream(file.fileno(), "<stdout>")
         patch.setattr(sys, "stdout", stream)
         patch.setattr(sys, "__stdout__", stream)
         yield
@@ -215,7 +216,7 @@ def test_only_the_beginning_of_what_finish_prints_is_kept(monkeypatch, tmp_path)
 
 def test_what_is_kept_of_an_output_is_bounded(monkeypatch, tmp_path):
     with stdout(monkeypatch, tmp_path / "stdout"):
-        with printing.copied(10) as copy:
+        with print_streams.copied(10) as copy:
             for _ in range(1000):
                 print("x" * 7)
         print("later")
@@ -299,7 +300,7 @@ def test_a_process_that_loads_data_and_is_killed_ends_the_worker_and_not_the_run
 
 
 def test_rows_that_do_not_come_are_waited_for_so_long_and_no_longer(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(compute, "EVALUATE_S_MAX", 0.01)
+    monkeypatch.setattr(compute_thread, "EVALUATE_S_MAX", 0.01)
     loop = Loop()
     job = config.JobFile(job=config.Job(name="rows", task="train.py:"))
     thread = ComputeThread(loop, job, (tmp_path, BIRTH))

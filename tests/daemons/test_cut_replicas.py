@@ -23,10 +23,10 @@ import torch
 import torch.distributed as dist
 
 from daemons.worker.building import Built, build
-from daemons.worker.ranks import Ranks, RanksEnded
-from daemons.worker.task import TaskError
-from dlctl import config
-from dlctl.vector import to_host
+from daemons.worker.ranks.rank_processes import Ranks, RanksEnded
+from daemons.worker.task.user_task import TaskError
+from dlctl.job import config
+from dlctl.model.vector import to_host
 
 RANKS_MAX = 3
 DEVICES = ["cpu", "cuda"] if torch.cuda.device_count() >= RANKS_MAX else ["cpu"]
@@ -38,7 +38,7 @@ TASK = """
     from torch.nn import functional
     from torch.utils.data import TensorDataset
 
-    IS_LATER = "daemons.worker.rank" in " ".join(sys.orig_argv)
+    IS_LATER = "daemons.worker.later_rank" in " ".join(sys.orig_argv)
 
     class Block(nn.Module):
         def __init__(self):

@@ -12,11 +12,12 @@ import pytest
 
 from daemons.server import disklog
 from daemons.server.disklog import DiskLog
-from dlctl.config import Servers
 from dlctl.errors import DlctlError
+from dlctl.job.config import Servers
 from dlctl.runs import kept_shards
 from dlctl.shards import records
-from dlctl.shards.base import Extras, Held, NoRoom, Shard, Unusable
+from dlctl.shards.base import Extras, Shard
+from dlctl.shards.errors import Held, NoRoom, Unusable
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.log import perform_first
 

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from daemons.loop import Loop
-from daemons.worker.compute import ComputeThread
-from dlctl import config
-from dlctl.machine import Event
+from daemons.worker.compute_thread import ComputeThread
+from dlctl.job import config
 from dlctl.roles.protocol.context import Birth
 from dlctl.roles.protocol.effects import (
     BuildModel,
@@ -26,6 +25,7 @@ from dlctl.roles.protocol.effects import (
     TakeComputeState,
     TaskFailed,
 )
+from dlctl.wire.machine import Event
 
 BIRTH = Birth("run", "worker", "worker-0", 1, 1, "here", "0")
 TASK = """

@@ -25,7 +25,6 @@ from group_member import (
     vector_of,
 )
 
-from dlctl import messages as m
 from dlctl.roles.protocol.effects import (
     GroupFailed,
     GroupWaits,
@@ -35,6 +34,7 @@ from dlctl.roles.protocol.effects import (
     Reduced,
     StoreOpened,
 )
+from dlctl.wire import messages as m
 
 LARGE = np.ones(4_000_000, np.float32)
 

@@ -14,8 +14,8 @@ import pytest
 
 from daemons.worker.building import build
 from daemons.worker.hogwild.ranks import Ahead
-from daemons.worker.ranks import Ranks, RanksEnded
-from dlctl import config
+from daemons.worker.ranks.rank_processes import Ranks, RanksEnded
+from dlctl.job import config
 from dlctl.roles.protocol.effects import Compute
 
 TASK = """

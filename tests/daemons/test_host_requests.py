@@ -19,11 +19,13 @@ from daemons.node.begin import begin
 from daemons.node.end import end
 from daemons.node.look import look
 from daemons.node.requests import make
-from dlctl import __version__, config, wire
+from dlctl import __version__
 from dlctl.control.keys import CurveKeys
 from dlctl.errors import DlctlError, Unreachable, UsageError, VersionMismatch
+from dlctl.job import config
 from dlctl.launch import answers, remote
 from dlctl.util import processes
+from dlctl.wire import codec
 
 KEYS = CurveKeys(b"k" * 32)
 RUN_ID, AGENT = "digits-7f3a", "agent-1"
@@ -48,7 +50,7 @@ def place(tmp_path: Path) -> Path:
 def request_(place: Path, control: str) -> dict[str, Any]:
     """As the coordinator would ask to begin an agent."""
     return {
-        "verb": "begin", "version": __version__, "protocol": wire.PROTOCOL,
+        "verb": "begin", "version": __version__, "protocol": codec.PROTOCOL,
         "run_id": RUN_ID, "agent": AGENT, "incarnation": 1, "dir": str(place),
         "control": control, "secret": KEYS.secret(AGENT),
         "coordinator_key": KEYS.public("coordinator"),
@@ -83,10 +85,10 @@ def called(request: object, *libraries: Path) -> answers.Answer:
 def test_another_version_is_refused_by_naming_both_before_anything_else(
     request_: dict[str, Any], place: Path
 ) -> None:
-    for different in ({"version": "0.0.1"}, {"protocol": wire.PROTOCOL + 1}):
+    for different in ({"version": "0.0.1"}, {"protocol": codec.PROTOCOL + 1}):
         with pytest.raises(VersionMismatch) as refused:
             begin({**request_, "agent": "none", **different})
-        assert f"dlctl {__version__} with protocol {wire.PROTOCOL}" in refused.value.message
+        assert f"dlctl {__version__} with protocol {codec.PROTOCOL}" in refused.value.message
         assert str(next(iter(different.values()))) in refused.value.message
     assert not place.exists()
 

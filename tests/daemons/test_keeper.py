@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from daemons.node.keep import Keeper
-from dlctl import __version__, config, wire
+from dlctl import __version__
+from dlctl.job import config
 from dlctl.launch import answers, orderfiles, slurmscript
 from dlctl.launch.slurmnode import SlurmNode
+from dlctl.wire import codec
 
 AGENT, RUN_ID = "agent-1", "digits-7f3a"
 NODE = {"SLURM_NODEID": "0", "SLURMD_NODENAME": "n1", "SLURM_JOB_ID": "17"}
@@ -98,7 +100,7 @@ def test_a_keeper_that_cannot_answer_goes_on_and_leaves_nothing(
 ) -> None:
     orderfiles.answer(orders, AGENT).mkdir()  # Nothing can take its place.
     place_order(
-        orders, 1, verb="begin", version=__version__, protocol=wire.PROTOCOL, control=control,
+        orders, 1, verb="begin", version=__version__, protocol=codec.PROTOCOL, control=control,
         secret="", coordinator_key="", job=config.to_dict(JOB),
         files={"train.py": base64.b64encode(b"task = 1").decode()},
     )  # fmt: skip

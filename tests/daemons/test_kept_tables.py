@@ -15,11 +15,12 @@ import pytest
 from daemons.server.disklog import DiskLog
 from daemons.server.storages import choose_storages
 from daemons.server.watching import Watch
-from dlctl.config import Servers
 from dlctl.errors import DlctlError
+from dlctl.job.config import Servers
 from dlctl.optim.plain import Add
 from dlctl.runs import kept_shards
-from dlctl.shards.base import Shard, Unusable, no_point
+from dlctl.shards.base import Shard, no_point
+from dlctl.shards.errors import Unusable
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "shards"))
 from kept import dense, spec_of

@@ -24,10 +24,10 @@ from daemons.loop import Loop
 from daemons.transport import shm
 from daemons.transport.shm import Borrower, Lender
 from daemons.transport.sockets import Transport
-from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
-from dlctl.machine import Effect, Event, Exit, Note, Received
-from dlctl.wire import Frames
+from dlctl.wire import messages as m
+from dlctl.wire.codec import Frames
+from dlctl.wire.machine import Effect, Event, Exit, Note, Received
 
 MAX = 1 << 40
 LARGE = shm.FRAME_BYTES_MIN

@@ -16,11 +16,11 @@ import pytest
 from daemons import loop as loop_module
 from daemons.files.arrays import Files
 from daemons.loop import Loop
-from dlctl import messages as m
 from dlctl.errors import DlctlError
-from dlctl.machine import Effect, Event, Send
 from dlctl.roles.protocol.effects import ArraysLoaded, ArraysSaved, LoadArrays, SaveArrays
 from dlctl.runs import checkpoints
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Effect, Event, Send
 
 
 def test_arrays_are_loaded_outside_the_loop_s_thread(tmp_path, run_script, monkeypatch):
@@ -119,7 +119,7 @@ def test_chores_are_done_after_events_but_not_after_every_one(run_script, monkey
 SIGNALLED = """
     import os, signal, threading
     from daemons.loop import Loop, Signals
-    from dlctl.machine import Exit, StopRequested
+    from dlctl.wire.machine import Exit, StopRequested
 
     class Machine:
         def handle(self, event, now):

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from daemons.worker.task import Task, TaskError
-from dlctl import messages as m
-from dlctl import wire
+from daemons.worker.task.user_task import Task, TaskError
 from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX, METRICS_MAX
 from dlctl.roles.worker.leases import Portion
+from dlctl.wire import codec
+from dlctl.wire import messages as m
 
 
 class Measured:
@@ -35,14 +35,14 @@ class Measured:
 def test_the_largest_evaluation_that_is_allowed_fits_into_a_message():
     names = [f"{n:02d}".ljust(METRIC_NAME_CHARS_MAX, "\U0001f600") for n in range(METRICS_MAX)]
     found = Task(Measured(dict.fromkeys(names, 0.5))).evaluate(nn.Linear(1, 1))
-    wire.encode(m.Evaluated(1, "worker-0", found, ""))
+    codec.encode(m.Evaluated(1, "worker-0", found, ""))
     portion = Portion(m.Lease(1, 2, 3, 0, 8), 8)
     portion.count(8, 0.5, found, 1)
     portion.count(8, 0.5, {"one more": 1.0}, 1)
     sums = portion.metric_sums
     assert sums == {name: [4.0, 8] for name in names}
-    wire.encode(m.PortionDone(1, 2, 3, 4, 5, 6, 7.0, sums))
-    wire.encode(m.Report("worker-0", 1, "computing", "", {"task": found}))
+    codec.encode(m.PortionDone(1, 2, 3, 4, 5, 6, 7.0, sums))
+    codec.encode(m.Report("worker-0", 1, "computing", "", {"task": found}))
 
 
 def test_one_metric_more_is_refused_with_the_limit():

@@ -13,7 +13,7 @@ import pytest
 
 from daemons import log_file, logs, parent_watch, signals
 from daemons.transport import connection_limit
-from dlctl.machine import Event
+from dlctl.wire.machine import Event
 
 
 def too_many(*_: object, **__: object) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from daemons.loop import Loop
-from dlctl.machine import DeadlineReached, Effect, Event, Exit, Started
+from dlctl.wire.machine import DeadlineReached, Effect, Event, Exit, Started
 
 LIMIT_S = 30.0
 """For what takes a millisecond; a wake-up that is lost would take an hour."""

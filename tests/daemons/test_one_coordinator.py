@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dlctl import config
+from dlctl.job import config
 from dlctl.launch import local
 from dlctl.runs import paths
 from dlctl.runs.database import RunDb

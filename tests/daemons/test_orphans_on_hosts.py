@@ -12,11 +12,11 @@ import pytest
 
 from daemons import parent_watch, process
 from daemons.loop import Loop
-from dlctl import config
+from dlctl.job import config
 from dlctl.launch import base, local
-from dlctl.machine import Event
 from dlctl.roles.protocol.context import Birth
 from dlctl.roles.protocol.effects import CoordinatorGone
+from dlctl.wire.machine import Event
 
 ALONE_S = 0.2
 

@@ -7,9 +7,9 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from daemons.worker.failures import explained, failure_of
-from daemons.worker.task import TaskError, calling
-from dlctl.config import Gradients, Job, JobFile, Workers
+from daemons.worker.task.failures import explained, failure_of
+from daemons.worker.task.user_task import TaskError, calling
+from dlctl.job.config import Gradients, Job, JobFile, Workers
 
 
 def job(batch_size: int, **gradient: object) -> JobFile:

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from daemons.log_file import LINE_CHARS_MAX
-from daemons.worker import printed_lines
-from daemons.worker.printed_lines import BAR_S, BYTES_PER_S_MAX, MOMENT_S, Limit, Lines
+from daemons.worker.task import printed_lines
+from daemons.worker.task.printed_lines import BAR_S, BYTES_PER_S_MAX, MOMENT_S, Limit, Lines
 
 
 def lines_of(*parts: bytes) -> list[str]:

@@ -386,7 +386,7 @@ def readers(path: Path) -> list[psutil.Process]:
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             words = process.cmdline()
-            if "daemons.worker.print_reader" in words and str(path) in words:
+            if "daemons.worker.task.print_reader" in words and str(path) in words:
                 found.append(process)
     return found
 

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from daemons.node import examine, flood
-from dlctl.config import Host
 from dlctl.errors import DlctlError, UsageError
+from dlctl.job.config import Host
 from dlctl.launch.session import Session, here
 
 LOOPBACK = "127.0.0.1"

@@ -20,18 +20,18 @@ import torch.distributed as dist
 from dlctl_toys.engine import Twin
 
 from daemons.worker.building import build_replica, make_engine
-from daemons.worker.failures import ProcessLost
-from daemons.worker.rank_group import BUILT
-from daemons.worker.ranks import Ranks, RanksEnded
-from dlctl import config
+from daemons.worker.ranks.rank_group import BUILT
+from daemons.worker.ranks.rank_processes import Ranks, RanksEnded
+from daemons.worker.task.failures import ProcessLost
 from dlctl.algorithms.engines import Operations
+from dlctl.job import config
 from dlctl.roles.protocol.effects import TaskFailed
 
 TASK = """
     import os, sys, threading
     import torch
 
-    IS_LATER = "daemons.worker.rank" in " ".join(sys.orig_argv)
+    IS_LATER = "daemons.worker.later_rank" in " ".join(sys.orig_argv)
 
     def model():
         {model}

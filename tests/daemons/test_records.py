@@ -21,10 +21,10 @@ from orphans import orphan
 from daemons.coordinator import records
 from daemons.coordinator.past import read_past
 from daemons.loop import Loop
+from dlctl.records.manifest import MANIFEST
 from dlctl.roles.coordinator import records as j
 from dlctl.runs import checkpoints, lineage, paths
 from dlctl.runs.database import RunDb
-from dlctl.runs.manifest import MANIFEST
 from dlctl.util import processes
 from dlctl.util.names import HOME_AGENT
 

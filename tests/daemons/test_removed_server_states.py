@@ -18,13 +18,13 @@ import pytest
 from daemons.server import disklog
 from daemons.server.storages import choose_storages
 from daemons.server.watching import Watch
-from dlctl import messages as m
-from dlctl.config import Servers
 from dlctl.errors import DlctlError
-from dlctl.messages import APPLIED
+from dlctl.job.config import Servers
 from dlctl.runs import kept_shards
 from dlctl.shards.base import Shard, no_point
 from dlctl.shards.journaled import Journaled
+from dlctl.wire import messages as m
+from dlctl.wire.messages import APPLIED
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "shards"))
 from kept import adagrad, dense, plain, snapshot, spec_of

@@ -7,8 +7,8 @@ from concurrent.futures import CancelledError
 import pytest
 from stepping import batch_of
 
-from daemons.worker.data import PortionLoader
-from daemons.worker.task import TaskError
+from daemons.worker.data.portion_loader import PortionLoader
+from daemons.worker.task.user_task import TaskError
 
 
 class Cancelled(BaseException):

@@ -17,10 +17,10 @@ from daemons.transport.chunking import Assembly, cut
 from daemons.transport.large_messages import LargeMessages
 from daemons.transport.shm import KEEP_S
 from daemons.transport.sockets import Transport
-from dlctl import messages as m
-from dlctl import wire
 from dlctl.errors import RemoteProtocolError
-from dlctl.wire import Frames, decode, encode
+from dlctl.wire import codec
+from dlctl.wire import messages as m
+from dlctl.wire.codec import Frames, decode, encode
 
 MAX = 1 << 40
 HEADER = b"\x94"
@@ -123,7 +123,7 @@ def test_a_message_that_there_is_no_memory_for_is_refused(monkeypatch: pytest.Mo
 
 def test_a_message_of_as_many_frames_as_there_may_be_arrives_in_segments(house: House) -> None:
     """With its peer and two frames of its own it has more than any other message."""
-    arrays = tuple(np.full(1_048_576, i, np.float32) for i in range(wire.FRAMES_MAX - 1))
+    arrays = tuple(np.full(1_048_576, i, np.float32) for i in range(codec.FRAMES_MAX - 1))
     sent = m.Push(0, 1, 1, 0, 0, 0, 0, 1, 0, m.Packed("none", 1, arrays))
     with guest(house) as transport:
         transport.send(HERE, sent)
@@ -253,11 +253,11 @@ def test_what_is_no_push_is_not_looked_at_before_it_has_come(
     """Bytes of a message are copied when it is read: of what has not come, too."""
     house.transport.early = m.Push
     read: list[Frames] = []
-    monkeypatch.setattr(wire, "decode", lambda frames: read.append(frames) or HEARD)
-    push = wire.encode(m.Push(0, 1, 1, 0, 0, 0, 0, 1, 0, m.Packed("none", 0, ())))[0]
+    monkeypatch.setattr(codec, "decode", lambda frames: read.append(frames) or HEARD)
+    push = codec.encode(m.Push(0, 1, 1, 0, 0, 0, 0, 1, 0, m.Packed("none", 0, ())))[0]
     data = bytes(3 * chunking.STEP_BYTES)
     with guest(house) as transport:
-        for header in (wire.encode(m.Join("run", 0, 1, data))[0], b"\x94", push[:-1]):
+        for header in (codec.encode(m.Join("run", 0, 1, data))[0], b"\x94", push[:-1]):
             for part in cut([header, data], 1):
                 transport._dealers[HERE].send_multipart(part)
             house.hears(COME_S)

@@ -21,16 +21,17 @@ import pytest
 
 from benchmarks.shard import EPOCH, NETWORKS, SERVER, End
 from daemons.transport import chunking
-from dlctl import config, wire
-from dlctl import messages as m
 from dlctl.compress.topk import TopK
-from dlctl.flat import TRAINED, Entry, Layout
+from dlctl.job import config
 from dlctl.launch import local
-from dlctl.machine import Peer
-from dlctl.messages import APPLIED, DUPLICATE, GAP, REFUSED, Packed
+from dlctl.model.flat import TRAINED, Entry, Layout
 from dlctl.roles.protocol.token import sign
 from dlctl.runs import kept_shards, paths
 from dlctl.util.threads import PART
+from dlctl.wire import codec
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Peer
+from dlctl.wire.messages import APPLIED, DUPLICATE, GAP, REFUSED, Packed
 
 SLOT = 0
 SIZE = 50_000
@@ -203,7 +204,7 @@ def test_a_server_that_dies_while_a_large_push_comes_has_nothing_of_it(make_run:
     run.initialise()
     run.push(0)
     assert run.is_acknowledged((APPLIED,))
-    *parts, _ = chunking.cut(wire.encode(run.message(1)), 1)
+    *parts, _ = chunking.cut(codec.encode(run.message(1)), 1)
     for part in parts:
         run.worker.transport._dealers[SERVER].send_multipart(part)
     assert run.processes[-1].wait(20) == -signal.SIGKILL
@@ -227,7 +228,7 @@ def test_what_never_was_in_the_message_never_gets_into_the_shard(make_run: MakeR
         delta = Packed("none", poison.size, (poison,))
         run.worker.transport.send(SERVER, replace(run.message(99), delta=delta))
         assert run.is_acknowledged((GAP,))
-    head, body = wire.encode(run.message(0))
+    head, body = codec.encode(run.message(0))
     dealer = run.worker.transport._dealers[SERVER]
     lengths, at = struct.pack("<2Q", len(head), len(body)), -(-len(head) // 64) * 64
 

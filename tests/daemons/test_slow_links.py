@@ -11,7 +11,7 @@ import pytest
 from house import GUEST, HEARD, HERE, KEYS, House, guest
 
 from daemons.transport.sockets import Transport
-from dlctl import messages as m
+from dlctl.wire import messages as m
 
 BYTES_PER_S = 250e3
 PIECE_BYTES = 8 << 10

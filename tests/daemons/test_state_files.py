@@ -18,11 +18,12 @@ from daemons.server import files as locked_files
 from daemons.server.files import NEW, failure, open_locked, own_directory
 from daemons.server.statefile import StateFile
 from daemons.server.storages import choose_storages
-from dlctl.config import Servers
 from dlctl.errors import DlctlError, UsageError
+from dlctl.job.config import Servers
 from dlctl.runs import kept_shards
 from dlctl.shards import image
-from dlctl.shards.base import Held, NoRoom, Shard, Unusable, no_point
+from dlctl.shards.base import Shard, no_point
+from dlctl.shards.errors import Held, NoRoom, Unusable
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.memory import Memory
 
@@ -389,7 +390,8 @@ def test_who_looks_refuses_what_a_server_would_refuse(run, durability, wrong):
     storage = storages.create(SPEC)
     storage.fill({"w": np.ones(SIZE, np.float32)}, None)
     good = {"version": 0, "samples": 0, "lr": 0.1, "counters": {}, "meta": META}
-    storage.commit(good | wrong)
+    if write := storage.commit(good | wrong):
+        write.perform()
     free(storages) if durability == "process" else storage._log.close()
     (kept,) = kept_shards.kept(run, servers)
     assert "the committed" in kept.problem

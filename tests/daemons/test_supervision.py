@@ -14,12 +14,12 @@ import pytest
 
 from daemons.agent.supervision import Supervision
 from daemons.loop import Loop
-from dlctl.config import Servers
+from dlctl.job.config import Servers
 from dlctl.launch import local
-from dlctl.machine import DeadlineReached, Exit, Started, StopRequested
 from dlctl.roles.protocol.effects import CoordinatorGone, RestartCoordinator
 from dlctl.runs.database import RunDb
 from dlctl.util import processes
+from dlctl.wire.machine import DeadlineReached, Exit, Started, StopRequested
 
 LIMIT_S = 5.0
 

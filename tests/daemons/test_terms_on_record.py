@@ -14,13 +14,13 @@ from fulldisk import LARGE, fill, free_space
 
 from daemons.coordinator import records
 from daemons.loop import Loop
-from dlctl import messages as m
-from dlctl.machine import Effect, Send
 from dlctl.roles.coordinator import records as j
 from dlctl.roles.protocol.effects import Unwritten
 from dlctl.runs import terms
 from dlctl.runs.database import RunDb
 from dlctl.runs.terms import OnDisk, in_lines
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Effect, Send
 
 
 class Sent:

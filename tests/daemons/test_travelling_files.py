@@ -22,12 +22,11 @@ from daemons.files.file_receiver import FileReceiver
 from daemons.files.file_sender import AT_HOME, ON_HOSTS, FileSender
 from daemons.files.log_mirror import Mirrored, sizes
 from daemons.loop import Loop
-from dlctl import messages as m
 from dlctl.control import keys
 from dlctl.errors import DlctlError
-from dlctl.flat import TRAINED, Entry, Layout
 from dlctl.launch.base import HOST_FILE
-from dlctl.machine import DeadlineReached, Exit, Received, Send
+from dlctl.model.flat import TRAINED, Entry, Layout
+from dlctl.records.memory import Memory
 from dlctl.roles.agent.agent import Agent
 from dlctl.roles.coordinator.membership import Membership
 from dlctl.roles.coordinator.remote_files import LogMirror
@@ -52,9 +51,10 @@ from dlctl.roles.protocol.files import (
     Wanted,
 )
 from dlctl.runs import checkpoints
-from dlctl.runs.memory import Memory
 from dlctl.util.hashing import PIECE_BYTES, sha256_of
 from dlctl.util.names import HOME_AGENT
+from dlctl.wire import messages as m
+from dlctl.wire.machine import DeadlineReached, Exit, Received, Send
 
 SHARD = "ckpt/000000000120-3/shard-0.safetensors"
 LOG = "logs/worker-0.1.jsonl"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from daemons.worker.task import whereabouts
+from daemons.worker.task.user_task import whereabouts
 
 
 def hang(until: threading.Event, is_there: Callable[[], None]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dlctl.config import COUNT_MAX, Servers
-from dlctl.flat import slice_bounds
+from dlctl.job.config import COUNT_MAX, Servers
+from dlctl.model.flat import slice_bounds
 from dlctl.runs import acks, kept_shards
 from dlctl.shards.base import Spec
 from dlctl.shards.mapped import Mapped

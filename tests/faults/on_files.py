@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from dlctl.config import Servers
 from dlctl.errors import DlctlError
+from dlctl.job.config import Servers
 from dlctl.runs import kept_shards, lineage
 
 from . import kept

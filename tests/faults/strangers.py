@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 import zmq
 
-from dlctl import messages as m
-from dlctl import wire
 from dlctl.control import keys
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.token import sign
 from dlctl.runs import terms
 from dlctl.runs.database import RunDb
+from dlctl.wire import codec
+from dlctl.wire import messages as m
 
 from .job import WORKERS, pause
 
@@ -86,7 +86,7 @@ class Knocking:
             dealer.curve_publickey, dealer.curve_secretkey = zmq.curve_keypair()
         dealer.connect(f"tcp://127.0.0.1:{random.choice(ports)}")
         with suppress(zmq.Again):  # It was refused for good before it could say it.
-            dealer.send_multipart(wire.encode(m.Request(1, "stop", {})), zmq.NOBLOCK)
+            dealer.send_multipart(codec.encode(m.Request(1, "stop", {})), zmq.NOBLOCK)
         self._knocking.append(dealer)
         if len(self._knocking) > 8:
             self._knocking.pop(0).close()
@@ -116,7 +116,7 @@ class Guest:
         with suppress(zmq.Again):
             self.dealer.send_multipart(random.choice(bad), zmq.NOBLOCK)
             unknown = m.Request(random.getrandbits(50), "format the disk", {"now": True})
-            self.dealer.send_multipart(wire.encode(unknown), zmq.NOBLOCK)
+            self.dealer.send_multipart(codec.encode(unknown), zmq.NOBLOCK)
 
 
 class Worker:
@@ -129,7 +129,7 @@ class Worker:
             issued = terms.newest(directory, db)
         self.epoch, self.generations = issued[name], [issued["server-0"], issued["server-1"]]
         token = sign(keys.token_key(run_key), directory.name, SLOT, self.epoch)
-        self.join = wire.encode(m.Join(directory.name, SLOT, self.epoch, token))
+        self.join = codec.encode(m.Join(directory.name, SLOT, self.epoch, token))
         self.context = zmq.Context()
         self.dealers: list[zmq.Socket[bytes]] = []
         for shard in range(2):
@@ -159,14 +159,14 @@ class Repeating(Worker):
     def says(self, shard: int) -> list[list[bytes]]:
         packed = m.Packed("none", 2, (np.ones(2, np.float32),))
         push = m.Push(SLOT, self.epoch, self.generations[shard], 0, 0, 0, 0, 1, 0, packed)
-        return [wire.encode(push)] * 100
+        return [codec.encode(push)] * 100
 
 
 class Deaf(Worker):
     """It asks for the shard again and again, and reads none of the answers."""
 
     def says(self, shard: int) -> list[list[bytes]]:
-        return [wire.encode(m.Fetch(SLOT, self.epoch, n, 0)) for n in range(20)]
+        return [codec.encode(m.Fetch(SLOT, self.epoch, n, 0)) for n in range(20)]
 
 
 def main() -> None:

@@ -23,9 +23,10 @@ import numpy as np
 from dlctl.cli.commands import checkpoint as checkpoint_command
 from dlctl.cli.ui import console
 from dlctl.errors import DlctlError
-from dlctl.flat import slice_bounds
-from dlctl.runs import checkpoints, lineage, manifest
-from dlctl.runs.best import Best
+from dlctl.model.flat import slice_bounds
+from dlctl.records import manifest
+from dlctl.records.best import Best
+from dlctl.runs import checkpoints, lineage
 
 from . import mutation, trees
 from .harmless import check_harmless

@@ -12,8 +12,9 @@ from typing import Any
 
 import msgpack
 
-from dlctl import config, registry
+from dlctl import registry
 from dlctl.errors import UsageError
+from dlctl.job import config
 from dlctl.jobfile import JobFileError, load, reading
 from dlctl.jobfile.positions import PARTS_MAX, find_keys
 from dlctl.jobfile.reading import SIZE_MAX_BYTES

@@ -15,7 +15,8 @@ from random import Random
 import numpy as np
 
 from dlctl.shards import image
-from dlctl.shards.base import Diverged, Shard, Unusable
+from dlctl.shards.base import Shard
+from dlctl.shards.errors import Diverged, Unusable
 from dlctl.shards.image import Form
 from dlctl.shards.mapped import Mapped
 

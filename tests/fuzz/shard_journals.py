@@ -18,7 +18,8 @@ import numpy as np
 
 from daemons.server.disklog import DiskLog
 from dlctl.shards import records
-from dlctl.shards.base import Diverged, Shard, Unusable, no_point
+from dlctl.shards.base import Shard, no_point
+from dlctl.shards.errors import Diverged, Unusable
 from dlctl.shards.journaled import Journaled
 
 from . import mutation, shard_model

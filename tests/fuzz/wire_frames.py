@@ -12,11 +12,14 @@ from typing import Any, get_args, get_origin, get_type_hints
 import msgpack
 import numpy as np
 
-from dlctl import registry, wire
+from dlctl import registry
 from dlctl.compress import indices
 from dlctl.errors import LocalProtocolError, RemoteProtocolError
-from dlctl.flat import Layout
-from dlctl.messages import (
+from dlctl.model.flat import Layout
+from dlctl.roles.coordinator.dataset import Dataset
+from dlctl.roles.worker.received_slice import slice_in
+from dlctl.wire import codec
+from dlctl.wire.messages import (
     MESSAGES,
     Array,
     Assign,
@@ -29,8 +32,6 @@ from dlctl.messages import (
     Push,
     SparseParameters,
 )
-from dlctl.roles.coordinator.dataset import Dataset
-from dlctl.roles.worker.basis import slice_in
 
 from . import mutation, trees
 from .parts import join, split
@@ -62,7 +63,7 @@ _TOKENS = [
         *(t for t in trees.TEXTS if t.isprintable()),
         *(None, True, False, [], {}, [[]]),
         *(b"bytes", b"", msgpack.ExtType(1, b"x"), msgpack.ExtType(1, b""), msgpack.Timestamp(0)),
-        wire.PROTOCOL,
+        codec.PROTOCOL,
     )
 ] + [b"\xdc\x10\x00", b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\x91" * 600, b"\xc1"]
 
@@ -80,7 +81,9 @@ def seeds() -> list[bytes]:
     models += [ModelReady("worker-0", layout, 0, shards=2, names="a\nb/\u00e9".encode())]
     slices = [SparseParameters(0, 1, 2, 7, 5, *_changes()), Parameters(0, 1, 2, 7, _changes()[0])]
     long = [ChangeSettings(1, {"list": list(range(400)), "x": "text" * 1000})]
-    return [join(map(bytes, wire.encode(m))) for m in (*messages, *pushes, *models, *slices, *long)]
+    return [
+        join(map(bytes, codec.encode(m))) for m in (*messages, *pushes, *models, *slices, *long)
+    ]
 
 
 def _changes() -> tuple[Array, Array, tuple[int, ...], tuple[int, ...]]:
@@ -103,7 +106,7 @@ def _example(kind: type[Message]) -> Message:
 def _example_of(hint: Any) -> Any:
     if get_origin(hint) is tuple:
         return (_example_of(get_args(hint)[0]),) * 3
-    if (limits := wire.limits_of(hint)) is None:
+    if (limits := codec.limits_of(hint)) is None:
         return _EXAMPLES[str(hint)]
     return 0.25 if isinstance(limits.least, float) else 3 if limits.least == 0 else -9
 
@@ -157,7 +160,7 @@ def _change_buffers(random: Random, frames: list[bytes], others: list[bytes]) ->
     frames[at] = buffer
     with suppress(ValueError, TypeError, LookupError):
         tree = msgpack.unpackb(frames[0], **_LOOSE)
-        tree[3][at - 1][1] = len(buffer) // wire.DTYPES[tree[3][at - 1][0]].itemsize
+        tree[3][at - 1][1] = len(buffer) // codec.DTYPES[tree[3][at - 1][0]].itemsize
         frames[0] = msgpack.packb(tree)
     return frames
 
@@ -181,10 +184,10 @@ def target(data: bytes) -> None:
     if frames:
         frames[0] = _of_today(frames[0])
     try:
-        message = wire.decode(frames)
+        message = codec.decode(frames)
     except RemoteProtocolError:
         return
-    again = [bytes(frame) for frame in wire.encode(message)]
+    again = [bytes(frame) for frame in codec.encode(message)]
     assert again == frames, "the same message has another form on the wire"
     assert len(repr(message)) < 2000, "a message is too long for a log"
     for value in _values(message).values():
@@ -202,8 +205,8 @@ def target(data: bytes) -> None:
 
 def _of_today(header: bytes) -> bytes:
     """A header of an older protocol as one of this: what is kept must not lose its meaning."""
-    if header[:1] == b"\x94" and header[1:2] < bytes([wire.PROTOCOL]):
-        return header[:1] + bytes([wire.PROTOCOL]) + header[2:]
+    if header[:1] == b"\x94" and header[1:2] < bytes([codec.PROTOCOL]):
+        return header[:1] + bytes([codec.PROTOCOL]) + header[2:]
     return header
 
 
@@ -260,4 +263,4 @@ def _read_layout(data: bytes) -> None:
     assert all(type(size) is int and 0 <= size < 2**63 for size in sizes)
     assert Layout.from_bytes(layout.to_bytes()) == layout
     with suppress(LocalProtocolError):  # a header that is too long
-        wire.encode(ChangeSettings(0, {"layout": layout.to_rows()}))
+        codec.encode(ChangeSettings(0, {"layout": layout.to_rows()}))

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from dlctl.config import Host, Job, JobFile, Network
 from dlctl.health import network, resources, software
 from dlctl.health.findings import FAULT, OK, WARNING, Finding, by_place, duration_text
 from dlctl.health.needs import HERE, Need
+from dlctl.job.config import Host, Job, JobFile, Network
 from dlctl.util.units import short_size
 
 MB, GB = 10**6, 10**9

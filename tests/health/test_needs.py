@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-from dlctl.config import Host, Job, JobFile, Network, Servers, Workers
 from dlctl.health import needs
 from dlctl.health.needs import CONTROL, HERE, SHM_BYTES_MIN, Link, Model
+from dlctl.job.config import Host, Job, JobFile, Network, Servers, Workers
 
 JOB = Job(name="digits", task="train.py:task")
 

@@ -123,7 +123,7 @@ def test_both_processes_of_a_cut_replica_are_on_its_host_and_die_together(
 
 def ranks(cluster: Cluster, host: str) -> list[psutil.Process]:
     """The second processes of the replicas there."""
-    return [p for p in cluster.processes(host) if "daemons.worker.rank" in p.cmdline()]
+    return [p for p in cluster.processes(host) if "daemons.worker.later_rank" in p.cmdline()]
 
 
 def test_a_group_that_a_firewall_divides_fails_and_says_where(

@@ -25,19 +25,19 @@ from daemons import process
 from daemons.coordinator.agents import Agents
 from daemons.loop import Loop
 from daemons.transport.sockets import Transport
-from dlctl import config
-from dlctl import messages as m
-from dlctl.config import Host
 from dlctl.control.keys import CurveKeys
 from dlctl.errors import DlctlError, NotPermitted, Unreachable, VersionMismatch
+from dlctl.job import config
+from dlctl.job.config import Host
 from dlctl.launch import answers, base, calls, launcher, remote, sshwords
 from dlctl.launch.answers import Answer
-from dlctl.machine import Effect, Event, Exit, Peer, Received, Send, Started, StopRequested
 from dlctl.roles.coordinator.records import KillAgent, LaunchAgent
 from dlctl.roles.protocol.context import COORDINATOR, Birth
 from dlctl.roles.protocol.effects import ProcessEnded
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.runs.database import RunDb
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Effect, Event, Exit, Peer, Received, Send, Started, StopRequested
 
 from .cluster import Cluster
 from .network import LAB_ADDRESS

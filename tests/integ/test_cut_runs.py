@@ -21,7 +21,7 @@ ADAMW = '[inner]\nname = "adamw"\nlr = 0.01\n'
 def ranks_of(place: Workplace, worker: str) -> list[psutil.Process]:
     """The other processes of its replica."""
     children = psutil.Process(place.pid(worker)).children()
-    return [child for child in children if "daemons.worker.rank" in child.cmdline()]
+    return [child for child in children if "daemons.worker.later_rank" in child.cmdline()]
 
 
 @pytest.mark.long

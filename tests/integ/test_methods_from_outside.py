@@ -138,7 +138,7 @@ def test_a_group_makes_its_sums_without_servers_and_without_the_dead(place: Work
 
 def rank_of(place: Workplace) -> int:
     """The pid of rank 1 of the only replica."""
-    found = [p.pid for p in place.processes() if "daemons.worker.rank" in p.cmdline()]
+    found = [p.pid for p in place.processes() if "daemons.worker.later_rank" in p.cmdline()]
     assert len(found) == 1, place.story()
     return found[0]
 

@@ -16,12 +16,12 @@ from workplace import TASK, Workplace
 
 from daemons.coordinator.prometheus import COUNTERS, GAUGES, Prometheus
 from daemons.coordinator.tensorboard import LINES
-from dlctl.config import Job, JobFile, Log
+from dlctl.job.config import Job, JobFile, Log
 from dlctl.observe import history, plot
+from dlctl.records.series import EVALUATION, RUN
 from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX, METRICS_MAX
 from dlctl.runs import checkpoints
 from dlctl.runs.database import RunDb
-from dlctl.runs.series import EVALUATION, RUN
 from dlctl.util.names import MEASURED
 from dlctl.util.text import escape
 from dlctl.util.values import _TIME_KEYS

@@ -13,12 +13,12 @@ import pytest
 import zmq
 from workplace import ENDLESS, SLOW_S, Workplace
 
-from dlctl import wire
 from dlctl.control import keys, reader
 from dlctl.errors import NotPermitted
-from dlctl.messages import Request
 from dlctl.roles.protocol.authz import CLIENT
 from dlctl.roles.protocol.context import COORDINATOR
+from dlctl.wire import codec
+from dlctl.wire.messages import Request
 
 TCP = '[network]\ntransport = "tcp"\n'
 SILENCE_MS = 500
@@ -55,7 +55,7 @@ class Old:
     def hears(self, socket: zmq.Socket[bytes], number: int, timeout_ms: int) -> bool:
         """Whether anybody answers to a question that does no harm."""
         with suppress(zmq.Again):  # It was refused for good: then libzmq takes nothing any more.
-            socket.send_multipart(wire.encode(Request(number, "no such verb", {})), zmq.NOBLOCK)
+            socket.send_multipart(codec.encode(Request(number, "no such verb", {})), zmq.NOBLOCK)
         return bool(socket.poll(timeout_ms))
 
 

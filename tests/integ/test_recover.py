@@ -140,7 +140,7 @@ def test_without_a_shards_state_it_resumes_from_its_checkpoint_and_says_what_is_
 
 @pytest.mark.long
 def test_when_nothing_is_left_it_says_so_and_how_to_begin_anew(dead: Workplace) -> None:
-    from dlctl import config
+    from dlctl.job import config
     from dlctl.runs import kept_shards
 
     kept_shards.remove(dead.directory, config.Servers(count=2))

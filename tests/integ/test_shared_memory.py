@@ -81,7 +81,7 @@ def test_a_replica_of_two_processes_dies_with_one_of_them_and_comes_back(place: 
     place.start()
     place.until_step(8)
     first = place.pid("worker-0")
-    (rank,) = (p for p in place.processes() if "daemons.worker.rank" in p.cmdline())
+    (rank,) = (p for p in place.processes() if "daemons.worker.later_rank" in p.cmdline())
     assert rank.ppid() == first
     rank.kill()
     place.until("it has a successor", lambda: place.daemon("worker-0").get("pid") != first)

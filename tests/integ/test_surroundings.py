@@ -15,10 +15,10 @@ import pytest
 import zmq
 from workplace import ENDLESS, SLOW_S, Workplace
 
-from dlctl import wire
 from dlctl.launch import local
-from dlctl.messages import Request
 from dlctl.runs import paths
+from dlctl.wire import codec
+from dlctl.wire.messages import Request
 
 # ---------------------------------------------------------------- ports
 
@@ -61,7 +61,7 @@ def test_only_coordinator_and_servers_listen_on_loopback_only_and_nobody_gets_in
                     dealer.curve_serverkey = zmq.curve_keypair()[0]
                 dealer.connect(f"tcp://127.0.0.1:{address.port}")
                 with suppress(zmq.Again):  # It was refused for good before it could say it.
-                    words = wire.encode(Request(1, "stop", {"kill": True}))
+                    words = codec.encode(Request(1, "stop", {"kill": True}))
                     dealer.send_multipart(words, zmq.NOBLOCK)
                 poller.register(dealer, zmq.POLLIN)
         step = place.run()["step"]

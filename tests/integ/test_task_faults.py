@@ -111,7 +111,8 @@ def test_the_run_fails_and_says_what_where_and_what_next(
     assert says in errors.splitlines()[0]
     assert errors.count(says) == 1, "whole, and once"
     assert run.out.count(says) <= 1, "once more as a headline, if it is short"
-    assert f"dlctl logs --failed -j {place.directory.name}" in errors
+    command = "recover" if name == AT_THE_END else "logs --failed"
+    assert f"dlctl {command} -j {place.directory.name}" in errors
     assert place.run()["state"] == "failed"
     place.nothing_left()
 

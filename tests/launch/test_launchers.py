@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from dlctl import config
-from dlctl.config import Allocated, Host
 from dlctl.errors import DlctlError, Unreachable
+from dlctl.job import config
+from dlctl.job.config import Allocated, Host
 from dlctl.launch import base, commands, launcher, local, orderfiles, slurmcalls
 from dlctl.launch.ssh import address_of
 from dlctl.runs.database import RunDb

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dlctl.errors import DlctlError, Unreachable
 from dlctl.launch import orderfiles, slurmcalls, slurmscript, slurmwords
 from dlctl.launch.commands import LATE, Said
-from dlctl.launch.slurm import Request
+from dlctl.launch.slurmrequest import Request
 from dlctl.launch.slurmwords import Facts
 
 PLACE = Path("/home/ann/.local/state/dlctl/slurm/digits-97fc-a1b2c3")

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from repeated import times
 
 from dlctl import __version__
-from dlctl.config import Host
 from dlctl.errors import (
     DlctlError,
     NotPermitted,
@@ -21,6 +20,7 @@ from dlctl.errors import (
     UsageError,
     VersionMismatch,
 )
+from dlctl.job.config import Host
 from dlctl.launch import answers, calls, launcher, remote, sshwords
 from dlctl.launch.answers import ANSWER_BYTES_MAX, MARK, NO_ANSWER, NO_COMMAND, TOO_MUCH, Answer
 from dlctl.util.hostnames import ssh_fault

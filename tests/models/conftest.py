@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from daemons.worker.task import Task
+from daemons.worker.task.user_task import Task
 
 
 @pytest.fixture(autouse=True)

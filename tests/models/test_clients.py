@@ -12,14 +12,14 @@ from oracles import Agree
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from daemons.worker import inner
-from daemons.worker.clients import clients_of, dataset_of
-from daemons.worker.data import PortionLoader
+from daemons.worker import inner_optimizer
+from daemons.worker.data.federated_clients import clients_of, dataset_of
+from daemons.worker.data.portion_loader import PortionLoader
 from daemons.worker.replica import Replica
 from daemons.worker.stepper import Stepper
-from daemons.worker.task import Task, TaskError
+from daemons.worker.task.user_task import Task, TaskError
 from dlctl.algorithms.needs import Pull
-from dlctl.config import Choice, Data, Job, JobFile
+from dlctl.job.config import Choice, Data, Job, JobFile
 
 SAMPLES = 30
 LABELS = torch.arange(SAMPLES) % 3
@@ -115,7 +115,7 @@ def test_a_client_is_pulled_back_and_its_optimiser_begins_anew(agree: Agree) -> 
     base = replica.parameters.copy()
     momentum = {"lr": lr, "momentum": 0.9, "weight_decay": 0.0, "dampening": 0.0}
     stepper = Stepper(
-        replica, None, inner.make(Choice(name="sgd", options=momentum), replica.values)
+        replica, None, inner_optimizer.make(Choice(name="sgd", options=momentum), replica.values)
     )
     batches = torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(1))
     for client in (batches[:2], batches[2:]):

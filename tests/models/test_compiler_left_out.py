@@ -8,8 +8,8 @@ import pytest
 SCRIPT = """
 import sys
 import torch
-from daemons.worker.inner import InnerOptimizer
-from dlctl.config import Choice
+from daemons.worker.inner_optimizer import InnerOptimizer
+from dlctl.job.config import Choice
 
 tensors = [torch.ones(4, 3), torch.ones(3)]
 inner = InnerOptimizer(Choice(name=sys.argv[1], options={{"lr": 0.1, {options}}}), tensors)

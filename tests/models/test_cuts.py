@@ -13,13 +13,13 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from daemons.worker import nests
-from daemons.worker.cutting import without_values
-from daemons.worker.data import PortionLoader
-from daemons.worker.layout import layout_of
-from daemons.worker.pipeline import schedule, stage_pieces
-from daemons.worker.sequences import cut, units
-from daemons.worker.task import Task, TaskError
+from daemons.worker.data.portion_loader import PortionLoader
+from daemons.worker.ranks import nested_tensors
+from daemons.worker.ranks.model_slices import without_values
+from daemons.worker.ranks.module_sequences import cut, units
+from daemons.worker.ranks.pipeline import schedule, stage_pieces
+from daemons.worker.task.model_tensors import layout_of
+from daemons.worker.task.user_task import Task, TaskError
 
 
 class Model:
@@ -117,8 +117,8 @@ def test_a_batch_arrives_as_it_was_sent() -> None:
         "x": torch.arange(6).view(2, 3), "half": torch.ones(2, dtype=torch.bfloat16),
         "rest": (np.array([True, False]), [1, 2.5, None, "text"], torch.zeros(0, 2)), 3: True,
     }  # fmt: skip
-    form, arrays = nests.packed(batch)
-    found = nests.unpacked(form, [array.copy() for array in arrays])
+    form, arrays = nested_tensors.packed(batch)
+    found = nested_tensors.unpacked(form, [array.copy() for array in arrays])
     assert [*found] == ["x", "half", "rest", 3]
     assert torch.equal(found["x"], batch["x"])
     assert found["half"].dtype is torch.bfloat16
@@ -127,7 +127,7 @@ def test_a_batch_arrives_as_it_was_sent() -> None:
     assert found["rest"][2].shape == (0, 2)
     for odd in (object(), UserDict(x=1)):
         with pytest.raises(TaskError, match=f"a value of type {type(odd).__name__} cannot be sent"):
-            nests.packed([odd])
+            nested_tensors.packed([odd])
 
 
 def test_batches_are_cut_into_pieces_and_steps_stay_as_they_are() -> None:

@@ -21,10 +21,10 @@ import torch
 from stepping import batch_of
 from torch.utils.data import Dataset, TensorDataset
 
-from daemons.worker import data as module
-from daemons.worker.data import PortionLoader, Waits
-from daemons.worker.failures import ProcessLost
-from daemons.worker.task import TaskError
+from daemons.worker.data import portion_loader as module
+from daemons.worker.data.portion_loader import PortionLoader, Waits
+from daemons.worker.task.failures import ProcessLost
+from daemons.worker.task.user_task import TaskError
 
 # torch starts its loaders with fork where Python does; newer Pythons remark that threads are about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")

@@ -14,12 +14,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from daemons.worker import early_sum
-from daemons.worker.group import GroupThread
 from daemons.worker.replica import Replica
+from daemons.worker.replica_group import GroupThread
 from daemons.worker.stepper import Stepper
-from daemons.worker.task import Task
-from dlctl.config import Gradients
-from dlctl.machine import Event
+from daemons.worker.task.user_task import Task
+from dlctl.job.config import Gradients
 from dlctl.roles.protocol.effects import (
     GroupJoined,
     JoinGroup,
@@ -29,6 +28,7 @@ from dlctl.roles.protocol.effects import (
     Reduced,
     StoreOpened,
 )
+from dlctl.wire.machine import Event
 
 WIDTH, ROWS = 48, 20
 WAIT_S = 20.0

@@ -22,9 +22,9 @@ import pytest
 import torch
 from stepping import batch_of, gradient_of
 
-from daemons.worker.data import PortionLoader
+from daemons.worker.data.portion_loader import PortionLoader
 from daemons.worker.replica import Replica
-from daemons.worker.task import TaskError, load_task
+from daemons.worker.task.user_task import TaskError, load_task
 from dlctl import jobfile
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -21,13 +21,13 @@ from stepping import gradient_of
 from torch import nn
 
 from daemons.files import export
-from daemons.worker import frozen
+from daemons.worker import frozen_parameters
 from daemons.worker.replica import Replica
-from daemons.worker.task import Task
-from dlctl.flat import slice_bounds
-from dlctl.frozen import file_name
+from daemons.worker.task.user_task import Task
+from dlctl.model.flat import slice_bounds
+from dlctl.model.frozen import file_name
+from dlctl.records.manifest import parse, serialise
 from dlctl.runs import checkpoints
-from dlctl.runs.manifest import parse, serialise
 
 LOADERS = {
     "safetensors": load_file,
@@ -55,9 +55,9 @@ def save(
         part = {"name": name, "file": file, "sha256": sha256, "nbytes": nbytes, "state": {}}
         parts.append({**part, "lo": lo, "hi": hi})
     layout = json.loads(replica.layout.to_bytes())
-    digests = frozen.digests(replica)
+    digests = frozen_parameters.digests(replica)
     file = file_name(replica.layout, digests)
-    sha256, nbytes = frozen.write(replica, directory / file)
+    sha256, nbytes = frozen_parameters.write(replica, directory / file)
     part = {"file": file, "sha256": sha256, "nbytes": nbytes, "digests": digests.hex()}
     manifest = whole(layout=layout, shards=parts, step=10, samples=100, frozen=part)
     checkpoints.write_manifest(directory, manifest)

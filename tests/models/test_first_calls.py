@@ -14,8 +14,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from daemons.worker.building import build
-from daemons.worker.first_calls import THROUGH_MKL
-from dlctl import config
+from daemons.worker.mkl_first_calls import THROUGH_MKL
+from dlctl.job import config
 
 TASK = """
     import torch
@@ -35,7 +35,7 @@ STORM = """
     # Each child has a copy of an MKL that was never called.
     import os, sys
     import numpy as np, torch
-    from daemons.worker.first_calls import make_first_calls
+    from daemons.worker.mkl_first_calls import make_first_calls
 
     x = torch.from_numpy(np.random.default_rng(0).random(60_000, dtype=np.float32) * 0.8 + 0.1)
 

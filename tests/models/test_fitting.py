@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from daemons.worker import fitting
+from daemons.worker import batch_size_search
 from daemons.worker.building import Built, build
-from daemons.worker.task import TaskError
-from dlctl.config import Data, Gradients, Job, JobFile, Workers
+from daemons.worker.task.user_task import TaskError
+from dlctl.job.config import Data, Gradients, Job, JobFile, Workers
 
 TASK = """
     import random
@@ -110,7 +110,7 @@ def test_without_memory_for_one_sample_the_error_is_that_of_any_step(built):
 
 
 def test_of_a_stream_the_first_samples_are_tried(built, monkeypatch):
-    monkeypatch.setitem(fitting.SIZE_MAX, "cpu", 64)
+    monkeypatch.setitem(batch_size_search.SIZE_MAX, "cpu", 64)
     stream = "return Stream()"
     text = TASK.replace(
         "return TensorDataset(torch.arange(3.0 * 4096)",
@@ -129,31 +129,31 @@ def test_another_error_of_the_task_is_its_own(built):
 
 def test_on_the_cpu_half_of_what_is_available_stays_free(built, monkeypatch):
     """A batch of 32 takes 256 MB, and one of 64 would take 512."""
-    monkeypatch.setattr(fitting, "available", lambda: 800_000_000)
+    monkeypatch.setattr(batch_size_search, "available", lambda: 800_000_000)
     size = built(EIGHT_MB).batch_size
     assert size == 32
 
 
 def test_workers_of_one_machine_share_what_it_has(built, monkeypatch):
-    monkeypatch.setattr(fitting, "available", lambda: 800_000_000)
+    monkeypatch.setattr(batch_size_search, "available", lambda: 800_000_000)
     size = built(EIGHT_MB, count=4).batch_size
     assert size in (8, 16), "memory that the process has kept may hide a part of what it takes"
 
 
 def test_a_slow_batch_need_not_be_larger_on_the_cpu(built, monkeypatch):
-    monkeypatch.setattr(fitting, "SLOW_S", 0.0)
+    monkeypatch.setattr(batch_size_search, "SLOW_S", 0.0)
     size = built().batch_size
     assert size == 8
 
 
 def test_an_epoch_has_a_portion_for_every_worker():
     several = job(Path("none"), count=4, accumulate=2)
-    assert fitting.limit(several, 4096, "cpu") == 256
-    assert fitting.limit(several, 4095, "cpu") == 128
-    assert fitting.limit(several, 3, "cpu") == 1
+    assert batch_size_search.limit(several, 4096, "cpu") == 256
+    assert batch_size_search.limit(several, 4095, "cpu") == 128
+    assert batch_size_search.limit(several, 3, "cpu") == 1
     one = job(Path("none"))
-    assert fitting.limit(one, 10**9, "cpu") == 1024
-    assert fitting.limit(one, 10**9, "cuda") == 65536
+    assert batch_size_search.limit(one, 10**9, "cpu") == 1024
+    assert batch_size_search.limit(one, 10**9, "cuda") == 65536
 
 
 def test_nothing_of_it_stays(built):

@@ -15,13 +15,13 @@ from torch import nn
 
 from daemons.files import export
 from daemons.files.arrays import Away
-from daemons.worker import frozen
-from daemons.worker.frozen import FrozenFile
+from daemons.worker import frozen_parameters
+from daemons.worker.frozen_parameters import FrozenFile
 from daemons.worker.replica import Replica
-from daemons.worker.task import Task, TaskError
+from daemons.worker.task.user_task import Task, TaskError
 from dlctl.errors import DlctlError
-from dlctl.frozen import DTYPES, differing, entries, plan, run_file
 from dlctl.launch.base import HOST_FILE
+from dlctl.model.frozen import DTYPES, differing, entries, plan, run_file
 from dlctl.roles.protocol.context import Birth
 from dlctl.roles.protocol.effects import FrozenLoaded, FrozenWritten, LoadFrozen
 from dlctl.roles.protocol.files import FilesMissing
@@ -70,7 +70,7 @@ def bits(state: dict[str, torch.Tensor]) -> dict[str, tuple[torch.dtype, bytes]]
 
 def test_the_file_has_every_dtype_bit_by_bit_under_its_names(tmp_path):
     made = replica()
-    sha256, nbytes = frozen.write(made, tmp_path / "x.safetensors")
+    sha256, nbytes = frozen_parameters.write(made, tmp_path / "x.safetensors")
     assert checkpoints.file_problems(tmp_path / "x.safetensors", nbytes, sha256) == []
     state = bits(made.model.state_dict())
     names = {entry.name for entry in entries(made.layout)}
@@ -82,28 +82,28 @@ def test_the_file_has_every_dtype_bit_by_bit_under_its_names(tmp_path):
 
 def test_who_has_built_others_has_the_run_s_after_a_load_and_reads_those_alone(tmp_path):
     made, other = replica(), replica(2.0)
-    digests = frozen.digests(made)
-    frozen.write(made, tmp_path / "file")
-    others = differing(frozen.digests(other), digests)
+    digests = frozen_parameters.digests(made)
+    frozen_parameters.write(made, tmp_path / "file")
+    others = differing(frozen_parameters.digests(other), digests)
     assert 0 < len(others) < len(entries(made.layout))
-    assert frozen.load(other, tmp_path / "file", digests) == others
+    assert frozen_parameters.load(other, tmp_path / "file", digests) == others
     assert bits(other.model.state_dict()) == bits(made.model.state_dict())
     assert other.model.same is other.model.large
     gradient_of(other, None)  # Nobody takes that for a change of the task's.
-    assert differing(frozen.digests(other), digests) == []
+    assert differing(frozen_parameters.digests(other), digests) == []
 
 
 def test_a_damaged_file_is_not_loaded(tmp_path):
     made, other = replica(), replica(2.0)
-    digests = frozen.digests(made)
-    frozen.write(made, tmp_path / "file")
+    digests = frozen_parameters.digests(made)
+    frozen_parameters.write(made, tmp_path / "file")
     before = bits(other.model.state_dict())
     data = bytearray((tmp_path / "file").read_bytes())
     lo, _ = plan(made.layout).places[0]
     data[lo] ^= 1
     (tmp_path / "file").write_bytes(data)
     with pytest.raises(DlctlError, match='frozen parameter "of_float64" is corrupted'):
-        frozen.load(other, tmp_path / "file", digests)
+        frozen_parameters.load(other, tmp_path / "file", digests)
     assert bits(other.model.state_dict()) == before
 
 
@@ -113,9 +113,9 @@ def checkpoint_of(made: Replica, run: Path) -> Path:
     arrays = {"w": made.parameters, "averaged": made.averaged()}
     sha256, nbytes = checkpoints.write_arrays(directory / "shard-0.safetensors", arrays)
     shard = {"name": "server-0", "file": "shard-0.safetensors", "sha256": sha256, "state": {}}
-    digests = frozen.digests(made)
+    digests = frozen_parameters.digests(made)
     file = run_file(made.layout, digests)
-    sha256, size = frozen.write(made, run / file)
+    sha256, size = frozen_parameters.write(made, run / file)
     part = {"sha256": sha256, "nbytes": size, "digests": digests.hex(), "file": Path(file).name}
     manifest = whole(
         layout=made.layout.to_rows(), frozen=part,
@@ -170,11 +170,11 @@ def test_on_another_host_it_asks_for_what_differs_and_leaves_no_copy(tmp_path):
     """Of 52 kB, say, some hundred bytes."""
     made, other = replica(), replica(2.0)
     home, host = tmp_path / "home", tmp_path / "host"
-    digests = frozen.digests(made)
+    digests = frozen_parameters.digests(made)
     file = run_file(made.layout, digests)
     host.mkdir()
     home.mkdir()
-    frozen.write(made, home / file)
+    frozen_parameters.write(made, home / file)
     (host / HOST_FILE).touch()
     there = FrozenFile(host, birth("worker-1"))
     missing = there.load(other, LoadFrozen(digests))

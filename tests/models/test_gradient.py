@@ -14,9 +14,9 @@ import pytest
 
 from daemons.worker.building import build_replica
 from daemons.worker.sample_gradient import gradient
-from daemons.worker.task import TaskError
-from dlctl import config
+from daemons.worker.task.user_task import TaskError
 from dlctl.errors import DlctlError
+from dlctl.job import config
 
 TASK = """
     import torch

@@ -10,7 +10,7 @@ from textwrap import dedent
 
 import pytest
 
-from daemons.worker.kept_code import _is_of_task
+from daemons.worker.task.stored_code import _is_of_task
 from dlctl.runs import task_code
 
 TASK = """
@@ -26,7 +26,7 @@ TASK = """
 WORKER = """
     import sys
     from pathlib import Path
-    from daemons.worker.task import TaskError, load_task
+    from daemons.worker.task.user_task import TaskError, load_task
 
     task = load_task("train.py", Path("project"), Path("run"))
     import late

@@ -9,10 +9,10 @@ import torch
 from stepping import gradient_of
 from torch import Tensor, nn
 
-from daemons.worker.layout import layout_of
 from daemons.worker.replica import Replica
-from daemons.worker.task import TaskError
-from dlctl.flat import ROWS, Entry
+from daemons.worker.task.model_tensors import layout_of
+from daemons.worker.task.user_task import TaskError
+from dlctl.model.flat import ROWS, Entry
 
 
 def parameter_of(tensor: Tensor) -> Callable[[], nn.Module]:

@@ -14,11 +14,11 @@ import torch
 from stepping import SEED, choice, stepper_of
 from torch import Tensor, nn
 
-from daemons.worker.failures import failure_of
 from daemons.worker.stepper import Stepper
-from daemons.worker.task import Task, TaskError
+from daemons.worker.task.failures import failure_of
+from daemons.worker.task.user_task import Task, TaskError
 from dlctl import registry
-from dlctl.config import Choice, ParameterGroup
+from dlctl.job.config import Choice, ParameterGroup
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # by torch's Adagrad
 NAMES = [name for name in registry.BUILT_IN["inner_optimizers"] if name != "none"]

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils.data import Subset, TensorDataset
 
-from daemons.worker.data import PortionLoader
-from daemons.worker.listed import digest_of_files, name_of
+from daemons.worker.data.data_names import digest_of_files, name_of
+from daemons.worker.data.portion_loader import PortionLoader
 
 FILES = [f"/data/{name}.jpg" for name in "abcd"]
 

@@ -12,9 +12,9 @@ import torch
 from stepping import gradient_of
 from torch import Tensor, nn
 
-from daemons.worker import model_changes
 from daemons.worker.replica import Replica
-from daemons.worker.task import Task, TaskError
+from daemons.worker.task import model_changes
+from daemons.worker.task.user_task import Task, TaskError
 
 BATCH = torch.linspace(-1, 1, 15).view(5, 3)
 Does = Callable[["Net", int], None]

@@ -11,9 +11,9 @@ import torch
 from stepping import gradient_of
 from torch import Tensor, nn
 
-from daemons.worker.modes import Modes
 from daemons.worker.replica import Replica
-from daemons.worker.task import Task
+from daemons.worker.task.module_modes import Modes
+from daemons.worker.task.user_task import Task
 
 BATCH = torch.arange(12.0).view(2, 6)
 

@@ -16,9 +16,9 @@ from stepping import batch_of
 from torch import nn
 from torch.utils.data import DistributedSampler, IterableDataset, WeightedRandomSampler
 
-from daemons.worker.data import PortionLoader
-from daemons.worker.orders import Order, chosen_by
-from daemons.worker.task import Task, TaskError
+from daemons.worker.data.portion_loader import PortionLoader
+from daemons.worker.data.sample_order import Order, chosen_by
+from daemons.worker.task.user_task import Task, TaskError
 
 
 def task(**parts: Any) -> Task:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from daemons.worker.rank_memory import FREE, PARAMETERS, RankMemory, others
+from daemons.worker.ranks.rank_memory import FREE, PARAMETERS, RankMemory, others
 
 SIZE = 1 << 18
 """Elements: 1 MiB a vector."""

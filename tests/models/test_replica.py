@@ -15,13 +15,13 @@ import torch
 from stepping import gradient_of
 from torch import Tensor, nn
 
-from daemons.worker import frozen
-from daemons.worker.layout import find
+from daemons.worker import frozen_parameters
 from daemons.worker.replica import PIECE, Replica, choose_device, to_device
 from daemons.worker.stepper import Stepper
-from daemons.worker.task import Task, TaskError
+from daemons.worker.task.model_tensors import find
+from daemons.worker.task.user_task import Task, TaskError
 from dlctl.errors import DlctlError
-from dlctl.flat import AVERAGED, CONSTANT, TRAINED, Entry, Layout
+from dlctl.model.flat import AVERAGED, CONSTANT, TRAINED, Entry, Layout
 
 SEED = 3
 
@@ -206,16 +206,16 @@ def test_buffers_and_frozen_parameters_go_out_and_come_back(animal, tmp_path):
     replica = replica_of(animal)
     gradient_of(replica, animal.batch())
     before = copied(replica.model.state_dict())
-    averaged, digests = replica.averaged(), frozen.digests(replica)
+    averaged, digests = replica.averaged(), frozen_parameters.digests(replica)
     assert averaged.dtype == np.float64
     assert averaged.shape == (replica.layout.size(AVERAGED),)
-    frozen.write(replica, tmp_path / "file")
+    frozen_parameters.write(replica, tmp_path / "file")
     replica.load_averaged(np.zeros_like(averaged))
     zeros = {n: torch.zeros_like(value) for n, value in enumerate(replica.frozen())}
     replica.load_frozen(zeros)
     replica.load_averaged(averaged)
-    assert len(frozen.load(replica, tmp_path / "file", digests)) == len(zeros)
-    assert frozen.load(replica, tmp_path / "file", digests) == []
+    assert len(frozen_parameters.load(replica, tmp_path / "file", digests)) == len(zeros)
+    assert frozen_parameters.load(replica, tmp_path / "file", digests) == []
     assert_same_state(replica.model, before)
 
 

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 
 from daemons.worker.hogwild import workers
 from daemons.worker.hogwild.workers import FILE, MEMORY, Shared, share
-from daemons.worker.inner import InnerOptimizer
+from daemons.worker.inner_optimizer import InnerOptimizer
 from daemons.worker.replica import Replica
 from daemons.worker.stepper import Stepper
-from daemons.worker.task import Task
-from dlctl.config import Choice, Gradients
+from daemons.worker.task.user_task import Task
 from dlctl.errors import DlctlError
+from dlctl.job.config import Choice, Gradients
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 FORKS = multiprocessing.get_context("fork")

@@ -12,13 +12,13 @@ import torch
 from stepping import SEED, choice, stepper_of
 from torch import Tensor, nn
 
-from daemons.worker import inner
+from daemons.worker import inner_optimizer
 from daemons.worker.stepper import SCALER
-from daemons.worker.task import TaskError
+from daemons.worker.task.user_task import TaskError
 from dlctl import registry
-from dlctl.config import Choice, ParameterGroup
 from dlctl.errors import DlctlError
-from dlctl.inner import OF, keeps_nothing
+from dlctl.job.config import Choice, ParameterGroup
+from dlctl.job.inner import OF, keeps_nothing
 
 STEPS = 4
 NAMES = [name for name in registry.BUILT_IN["inner_optimizers"] if name != "none"]
@@ -86,8 +86,8 @@ def test_memory_in_another_order_is_stepped_alike(name: str, lies: str) -> None:
     dice = torch.Generator().manual_seed(SEED)
     values, gradients = (torch.randn(2, 5, 4, generator=dice).unbind() for _ in range(2))
     turned = [[each.t().contiguous().t() for each in mine] for mine in (values, gradients)]
-    usual = inner.InnerOptimizer(chosen, [each.clone() for each in values])
-    other = inner.InnerOptimizer(
+    usual = inner_optimizer.InnerOptimizer(chosen, [each.clone() for each in values])
+    other = inner_optimizer.InnerOptimizer(
         chosen, turned[0] if lies == "values" else [each.clone() for each in values]
     )
     for _ in range(STEPS):
@@ -102,8 +102,8 @@ def test_a_tensor_may_get_its_first_gradient_late(name: str) -> None:
     chosen = choice(name, **{"momentum": 0.9} if name == "sgd" else {})
     dice = torch.Generator().manual_seed(SEED)
     values, gradients = (torch.randn(2, 5, 4, generator=dice).unbind() for _ in range(2))
-    both = inner.InnerOptimizer(chosen, [each.clone() for each in values])
-    alone = inner.InnerOptimizer(chosen, [values[1].clone()])
+    both = inner_optimizer.InnerOptimizer(chosen, [each.clone() for each in values])
+    alone = inner_optimizer.InnerOptimizer(chosen, [values[1].clone()])
     both.step([gradients[0], None], 1e-2)
     for _ in range(2):
         both.step(gradients, 1e-2)
@@ -115,7 +115,7 @@ def test_a_tensor_may_get_its_first_gradient_late(name: str) -> None:
 @pytest.mark.parametrize("size", [1, 3, 400])
 def test_a_state_of_another_size_is_refused(name: str, size: int) -> None:
     """A kernel that does not check sizes would use memory beyond it."""
-    optimizer = inner.InnerOptimizer(choice(name), [torch.zeros(5, 4)])
+    optimizer = inner_optimizer.InnerOptimizer(choice(name), [torch.zeros(5, 4)])
     optimizer.step([torch.ones(5, 4)], 1e-2)
     state = optimizer.state()
     for key in [key for key, array in state.items() if key != OF]:
@@ -127,7 +127,7 @@ def test_a_state_of_another_size_is_refused(name: str, size: int) -> None:
 def test_a_class_of_torch_by_its_path_has_the_job_s_own_arguments() -> None:
     for more in ({"fused": False}, {"fused": True}, {"foreach": True}, {"differentiable": True}):
         chosen = Choice(name="torch.optim:AdamW", options={"lr": 1e-2, **more})
-        optimizer = inner.InnerOptimizer(chosen, [torch.zeros(5, 4)])
+        optimizer = inner_optimizer.InnerOptimizer(chosen, [torch.zeros(5, 4)])
         optimizer.step([torch.ones(5, 4)], 1e-2)
         assert optimizer.tensors[0].max() < 0
 

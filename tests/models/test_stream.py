@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from daemons.worker.stream import StreamLoader
-from daemons.worker.task import TaskError, is_stream
+from daemons.worker.data.stream_loader import StreamLoader
+from daemons.worker.task.user_task import TaskError, is_stream
 
 
 class Files:

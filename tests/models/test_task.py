@@ -16,9 +16,9 @@ from stepping import gradient_of
 from torch import nn
 from torch.utils.data import Dataset
 
-from daemons.worker.failures import failure_of
 from daemons.worker.replica import Replica
-from daemons.worker.task import (
+from daemons.worker.task.failures import failure_of
+from daemons.worker.task.user_task import (
     DETAIL_CHARS_MAX,
     MESSAGE_CHARS_MAX,
     Task,

@@ -22,13 +22,13 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from daemons.worker import parts
-from daemons.worker.clients import clients_of
-from daemons.worker.cutting import _expanded
-from daemons.worker.orders import Order, chosen_by
-from daemons.worker.sequences import cut
-from daemons.worker.task import Task, TaskError, load_task
-from dlctl import config
+from daemons.worker.data.federated_clients import clients_of
+from daemons.worker.data.sample_order import Order, chosen_by
+from daemons.worker.ranks.model_slices import _expanded
+from daemons.worker.ranks.module_sequences import cut
+from daemons.worker.task import task_parts
+from daemons.worker.task.user_task import Task, TaskError, load_task
+from dlctl.job import config
 
 SIZE, SEED = 12, 5
 
@@ -178,7 +178,7 @@ def test_parts_that_not_all_jobs_have_may_be_anything_in_the_others(part: str) -
         made.has(part)
 
 
-@pytest.mark.parametrize("part", [*parts.ALWAYS, "stages"])
+@pytest.mark.parametrize("part", [*task_parts.ALWAYS, "stages"])
 def test_none_stands_for_a_part_that_is_not_there(part: str) -> None:
     assert not task(**{part: None}).has(part)
 

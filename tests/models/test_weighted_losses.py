@@ -14,9 +14,9 @@ from stepping import choice, stepper_of
 from torch import Tensor, nn
 from torch.nn import functional
 
-from daemons.worker.data import PortionLoader
+from daemons.worker.data.portion_loader import PortionLoader
 from daemons.worker.early_sum import EarlySum
-from daemons.worker.task import Task, TaskError
+from daemons.worker.task.user_task import Task, TaskError
 
 TOKENS, WORDS, LONGEST = [9, 1, 4, 2, 7, 3, 1, 8], 13, 9
 IGNORED = -100

@@ -12,13 +12,13 @@ from safetensors.torch import save_file
 from stepping import gradient_of
 from torch import Tensor, nn
 
-from daemons.worker import weights
+from daemons.worker import initial_weights
 from daemons.worker.building import freeze
 from daemons.worker.replica import Replica
-from daemons.worker.task import Task
-from dlctl.config import ParameterGroup
+from daemons.worker.task.user_task import Task
 from dlctl.errors import DlctlError
-from dlctl.flat import CONSTANT, TRAINED
+from dlctl.job.config import ParameterGroup
+from dlctl.model.flat import CONSTANT, TRAINED
 
 
 class Net(nn.Module):
@@ -54,7 +54,7 @@ def test_all_values_are_those_of_the_file(tmp_path: Path, state, tied: str) -> N
              ("embed.weight", "head.weight")}  # fmt: skip
     save_file(given, tmp_path / "start.safetensors")
     model = Net()
-    weights.load(model, tmp_path / "start.safetensors", strict=True)
+    initial_weights.load(model, tmp_path / "start.safetensors", strict=True)
     assert same(model, state)
     assert model.head.weight is model.embed.weight
 
@@ -65,18 +65,18 @@ def test_the_files_of_a_directory_are_one(tmp_path: Path, state) -> None:
     save_file({n: state[n] for n in names[3:]}, tmp_path / "model-2.safetensors")
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     model = Net()
-    weights.load(model, tmp_path, strict=True)
+    initial_weights.load(model, tmp_path, strict=True)
     assert same(model, state)
     save_file({names[0]: state[names[0]]}, tmp_path / "more.safetensors")
     with pytest.raises(DlctlError, match=f'"{names[0]}" is in model-1.* and in more'):
-        weights.load(model, tmp_path, strict=True)
+        initial_weights.load(model, tmp_path, strict=True)
 
 
 def test_weights_that_are_a_fifo_are_named_and_not_waited_for(tmp_path: Path, state) -> None:
     save_file(state, tmp_path / "model-1.safetensors")
     os.mkfifo(tmp_path / "model-2.safetensors")
     with pytest.raises(DlctlError) as caught:
-        weights.load(Net(), tmp_path, strict=True)
+        initial_weights.load(Net(), tmp_path, strict=True)
     said = "cannot read the weights: it is a FIFO, not a regular file"
     assert (caught.value.message, caught.value.where) == (
         said, str(tmp_path / "model-2.safetensors"),
@@ -100,7 +100,7 @@ SAID = (
 def test_all_that_does_not_match_is_one_error_and_nothing_is_loaded(tmp_path: Path, state) -> None:
     model, before = Net(), copied(Net())
     with pytest.raises(DlctlError) as caught:
-        weights.load(model, unfit(tmp_path, state), strict=True)
+        initial_weights.load(model, unfit(tmp_path, state), strict=True)
     assert caught.value.message == SAID
     assert "strict = false" in str(caught.value.hint)
     assert same(model, before)
@@ -112,8 +112,8 @@ def test_without_strict_what_matches_is_loaded_and_the_rest_is_one_warning(
     model, before = Net(), copied(Net())
     path = unfit(tmp_path, state)
     with caplog.at_level(logging.WARNING, "dlctl"):
-        weights.load(Net(), path, strict=False, warns=False)
-        weights.load(model, path, strict=False)
+        initial_weights.load(Net(), path, strict=False, warns=False)
+        initial_weights.load(model, path, strict=False)
     (record,) = caplog.records
     assert SAID in record.getMessage()
     own = {name: before[name] for name in ("norm.bias", "head.bias")}
@@ -123,17 +123,17 @@ def test_without_strict_what_matches_is_loaded_and_the_rest_is_one_warning(
 def test_weights_of_which_nothing_fits_are_refused_in_any_case(tmp_path: Path, state) -> None:
     save_file({f"module.{n}": t for n, t in state.items()}, tmp_path / "start.safetensors")
     with pytest.raises(DlctlError, match="not in the model: module") as caught:
-        weights.load(Net(), tmp_path, strict=False)
+        initial_weights.load(Net(), tmp_path, strict=False)
     assert "none fits" in str(caught.value.hint)
 
 
 def test_what_cannot_be_read_is_said_with_its_place(tmp_path: Path) -> None:
     with pytest.raises(DlctlError, match="the weights are not on this host") as caught:
-        weights.load(Net(), tmp_path / "start.safetensors", strict=True)
+        initial_weights.load(Net(), tmp_path / "start.safetensors", strict=True)
     assert "same full path there" in str(caught.value.hint)
     (tmp_path / "start.safetensors").write_bytes(b"no such thing")
     with pytest.raises(DlctlError, match="cannot read the weights") as caught:
-        weights.load(Net(), tmp_path, strict=True)
+        initial_weights.load(Net(), tmp_path, strict=True)
     assert caught.value.where == str(tmp_path / "start.safetensors")
 
 

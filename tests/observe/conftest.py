@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from recorded import START, row
 
-from dlctl.runs.evaluated import Result
-from dlctl.runs.series import EVALUATION
+from dlctl.records.evaluated import Result
+from dlctl.records.series import EVALUATION
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlctl.runs.series import RUN
+from dlctl.records.series import RUN
 
 START = 1_750_000_000.0
 SAMPLES, PUSHES, PUSH_BYTES = 100, 10, 1000

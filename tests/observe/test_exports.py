@@ -21,9 +21,9 @@ from daemons.coordinator import metrics_server, prometheus
 from daemons.coordinator.prometheus import Prometheus
 from daemons.coordinator.records import Exporter, export
 from daemons.coordinator.tensorboard import FOLDER, TensorBoard
-from dlctl.config import Job, JobFile, Log
-from dlctl.runs.evaluated import Result
-from dlctl.runs.series import EVALUATION
+from dlctl.job.config import Job, JobFile, Log
+from dlctl.records.evaluated import Result
+from dlctl.records.series import EVALUATION
 
 PATIENCE_S = 30.0
 DASHBOARD = Path(__file__).parents[2] / "examples" / "grafana" / "dashboard.json"

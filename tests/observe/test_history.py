@@ -12,9 +12,9 @@ from recorded import START, row
 
 from dlctl.errors import DlctlError, NotFound
 from dlctl.observe import history
+from dlctl.records.series import EVALUATION, ROWS_MAX, RUN, Series
 from dlctl.roles.coordinator.status import Totals
 from dlctl.runs.database import RunDb
-from dlctl.runs.series import EVALUATION, ROWS_MAX, RUN, Series
 
 
 def test_a_series_stays_short_and_even_over_any_number_of_coordinators(tmp_path: Path) -> None:

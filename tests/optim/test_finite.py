@@ -13,7 +13,7 @@ from annotated_types import Ge, Le
 
 from dlctl import registry
 from dlctl.compress.base import Delta
-from dlctl.config import Servers
+from dlctl.job.config import Servers
 from dlctl.optim.adagrad import Adagrad
 from dlctl.optim.adam import Adam
 from dlctl.optim.delayed_nesterov import DelayedNesterov

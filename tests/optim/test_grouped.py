@@ -12,10 +12,10 @@ import pytest
 
 from dlctl import registry
 from dlctl.compress.base import Delta
-from dlctl.config import ParameterGroup
+from dlctl.job.config import ParameterGroup
+from dlctl.model.parameter_groups import Run
 from dlctl.optim import grouped
 from dlctl.optim.buffered import Buffered
-from dlctl.parameter_groups import Run
 from dlctl.shards.base import Shard, Spec
 from dlctl.shards.image import Form
 from dlctl.shards.journaled import Journaled

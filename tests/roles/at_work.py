@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlctl import messages as m
 from dlctl import registry
-from dlctl.config import Choice, Data, Job, JobFile, Servers, Stop, Workers
-from dlctl.flat import TRAINED, Entry, Layout
-from dlctl.machine import DeadlineReached, Effect, Note, Received, Send, Started
+from dlctl.job.config import Choice, Data, Job, JobFile, Servers, Stop, Workers
+from dlctl.model.flat import TRAINED, Entry, Layout
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.coordinator import Coordinator
 from dlctl.roles.coordinator.data_pool import Range
@@ -17,6 +15,8 @@ from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.records import AddEvent
 from dlctl.roles.coordinator.registration import Past
 from dlctl.roles.protocol.keyring import Keyring
+from dlctl.wire import messages as m
+from dlctl.wire.machine import DeadlineReached, Effect, Note, Received, Send, Started
 
 SAMPLES = 64
 """Of the dataset; in portions of 16."""

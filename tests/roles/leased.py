@@ -6,10 +6,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from dlctl import messages as m
 from dlctl import registry
-from dlctl.config import Choice, Data, Evaluation, Job, JobFile, Stop, Workers
-from dlctl.machine import Send
+from dlctl.job.config import Choice, Data, Evaluation, Job, JobFile, Stop, Workers
+from dlctl.records.memory import Memory, Record
 from dlctl.roles.coordinator.dataset import Dataset
 from dlctl.roles.coordinator.lead import MethodLead
 from dlctl.roles.coordinator.leases import Leases
@@ -20,7 +19,8 @@ from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.shutdown import RunShutdown
 from dlctl.roles.coordinator.supply import DataSupply
 from dlctl.roles.protocol.keyring import Keyring
-from dlctl.runs.memory import Memory, Record
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Send
 
 BATCH, PORTION = 8, 16
 MAPPED = Dataset(64)

@@ -9,14 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from dlctl import config
-from dlctl import messages as m
 from dlctl.algorithms.base import ReplicaSide
-from dlctl.algorithms.downpour import DOWNPOUR
+from dlctl.algorithms.methods.downpour import DOWNPOUR
 from dlctl.algorithms.needs import Data, Gradient, Need, NextData, Step
 from dlctl.compress.none import Dense
-from dlctl.machine import Effect, Event, Received, Send, Started
-from dlctl.messages import Array
+from dlctl.job import config
 from dlctl.roles.protocol.context import COORDINATOR, EXIT_POISONED, Birth
 from dlctl.roles.protocol.effects import Compute, Computed, ModelBuilt
 from dlctl.roles.worker.accounts import Accounts
@@ -28,6 +25,9 @@ from dlctl.roles.worker.services.writing import Writing
 from dlctl.roles.worker.settings import Terms
 from dlctl.roles.worker.worker import Worker
 from dlctl.sim.objectives import layout_of
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Effect, Event, Received, Send, Started
+from dlctl.wire.messages import Array
 
 SIZE = 3
 SAMPLES = 5

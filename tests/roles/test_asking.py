@@ -9,18 +9,19 @@ import numpy as np
 import pytest
 from made import identity, site, training
 
-from dlctl import messages as m
-from dlctl import registry, wire
+from dlctl import registry
 from dlctl.algorithms.base import Needs, ReplicaSide
 from dlctl.algorithms.needs import Ask
 from dlctl.errors import RemoteProtocolError
-from dlctl.machine import Connect, Send
-from dlctl.messages import Packed
 from dlctl.roles.protocol.authz import offence
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.meters import Rates
 from dlctl.roles.worker.members import Members
 from dlctl.roles.worker.services.asking import GONE, Answering, Asking, pack
+from dlctl.wire import codec
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Connect, Send
+from dlctl.wire.messages import Packed
 
 RESEND_S = 0.5
 
@@ -337,7 +338,7 @@ def test_an_answer_that_cannot_be_sent_is_an_error_at_once(pair, arrays):
     given(other, arrays)
     answer = answer_of(other, question)
     assert "cannot send its answer" in answer.error
-    wire.encode(answer)
+    codec.encode(answer)
 
 
 def test_the_words_of_a_refusal_are_cut(pair):
@@ -503,7 +504,7 @@ class House:
         copies = 0 if self.rng.random() < self.LOSS else 1 + (self.rng.random() < self.DUPLICATE)
         for _ in range(copies):
             arrival = self.now + self.DELAY_S * float(self.rng.random())
-            message = wire.decode([bytes(frame) for frame in wire.encode(effect.message)])
+            message = codec.decode([bytes(frame) for frame in codec.encode(effect.message)])
             self.under_way.append((arrival, slot, target, message))
 
 

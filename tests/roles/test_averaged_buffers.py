@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlctl import messages as m
 from dlctl import registry
 from dlctl.compress.none import Dense
-from dlctl.config import Job, JobFile
-from dlctl.flat import AVERAGED, TRAINED, Entry, Layout
-from dlctl.machine import Event, Received, Send, Started
+from dlctl.job.config import Job, JobFile
+from dlctl.model.flat import AVERAGED, TRAINED, Entry, Layout
 from dlctl.roles.protocol.context import COORDINATOR, Birth
 from dlctl.roles.protocol.effects import (
     BuffersLoaded,
@@ -27,6 +25,8 @@ from dlctl.roles.server.averaged_buffers import (
     fit_their_dtypes,
 )
 from dlctl.roles.worker.worker import Worker
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Event, Received, Send, Started
 
 LAYOUT = Layout(
     (Entry("mean", AVERAGED, (1,), "float32"), Entry("batches", AVERAGED, (1,), "int64"))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from at_work import SAMPLES, AtWork, events, refused, sent
 
-from dlctl import messages as m
-from dlctl.machine import Effect
 from dlctl.roles.coordinator.data_pool import Range
 from dlctl.roles.coordinator.dataset import Dataset
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Effect
 
 SAID = "it is torn; 3 samples of epoch 0 could not be loaded, and data.bad_samples_max is 2"
 

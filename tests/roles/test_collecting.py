@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlctl import messages as m
 from dlctl.algorithms.needs import Collective, Summed, passed_on
 from dlctl.errors import DlctlError, RemoteProtocolError
-from dlctl.machine import DeadlineReached, Effect, Event, Received, Send
 from dlctl.roles.coordinator.groups import LOST, Groups
 from dlctl.roles.coordinator.records import History
 from dlctl.roles.protocol.context import COORDINATOR, Context
@@ -28,6 +26,8 @@ from dlctl.roles.worker.shard_client import Identity
 from dlctl.sim import group as sim_group
 from dlctl.sim.process import Process
 from dlctl.sim.timeline import Timeline
+from dlctl.wire import messages as m
+from dlctl.wire.machine import DeadlineReached, Effect, Event, Received, Send
 
 SILENT_S = 5.0
 STEP_S = 0.1

@@ -9,18 +9,19 @@ import pytest
 from lives import Keeping
 from test_server_restart import KEY, RUN, SIZE, Life
 
-from dlctl import messages as m
 from dlctl import registry
-from dlctl.machine import DeadlineReached, Effect, Exit, Received, Send, StopRequested
-from dlctl.messages import APPLIED, DUPLICATE, HELD, REFUSED
 from dlctl.roles.protocol.context import COORDINATOR, EXIT_FENCED
 from dlctl.roles.protocol.effects import ArraysSaved, SaveArrays
 from dlctl.roles.protocol.token import sign
 from dlctl.roles.server.commits import ANSWERS_MAX, WAITS_FOR_DISK, Commit, Committed
 from dlctl.roles.server.server import SLOW_COMMIT_S
-from dlctl.shards.base import NoRoom, no_point
+from dlctl.shards.base import no_point
+from dlctl.shards.errors import NoRoom
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.log import Write, perform_first
+from dlctl.wire import messages as m
+from dlctl.wire.machine import DeadlineReached, Effect, Exit, Received, Send, StopRequested
+from dlctl.wire.messages import APPLIED, DUPLICATE, HELD, REFUSED
 
 Left = list[tuple[Any, m.Message]]
 

@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlctl import messages as m
-from dlctl import settings
-from dlctl.config import Checkpoints, Choice, Job, JobFile
 from dlctl.errors import NotFound, NotPermitted, RemoteProtocolError, UsageError
-from dlctl.flat import AVERAGED, Entry, Layout
-from dlctl.machine import Effect, Note, Send
+from dlctl.job import settings
+from dlctl.job.config import Checkpoints, Choice, Job, JobFile
+from dlctl.model.flat import AVERAGED, Entry, Layout
 from dlctl.roles.coordinator.checkpointing import SAVE_S_MAX, Checkpointing
 from dlctl.roles.coordinator.membership import BACKOFF_S, Membership, describe_exit
 from dlctl.roles.coordinator.records import (
@@ -30,6 +28,8 @@ from dlctl.roles.protocol.files import CheckFile, FileSealed, Transfers, saved_f
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
 from dlctl.roles.server.averaged_buffers import AveragedBuffers
 from dlctl.util.names import HOME_AGENT
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Effect, Note, Send
 
 
 def members(*more: str) -> Membership:

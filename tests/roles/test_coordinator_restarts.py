@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from dlctl import messages as m
-from dlctl.machine import DeadlineReached, Effect, Received, Started
 from dlctl.roles.agent.agent import RESTART_MAX_S, WORKS_S, Agent
 from dlctl.roles.protocol.context import COORDINATOR, Birth
 from dlctl.roles.protocol.effects import CoordinatorGone, RestartCoordinator
+from dlctl.wire import messages as m
+from dlctl.wire.machine import DeadlineReached, Effect, Received, Started
 
 
 class Watched:

@@ -12,10 +12,10 @@ import pytest
 from at_work import AtWork
 
 from benchmarks.coordinator import Crowd
-from dlctl import messages as m
-from dlctl.machine import DeadlineReached, Received
 from dlctl.roles.coordinator.records import Snapshot
 from dlctl.roles.coordinator.status import REPORT_S, SMALL
+from dlctl.wire import messages as m
+from dlctl.wire.machine import DeadlineReached, Received
 
 FEW, MANY = 20, 80
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dlctl.clients import Cohort, epoch_samples
+from dlctl.job.clients import Cohort, epoch_samples
 from dlctl.roles.coordinator.batch_pool import BatchPool
 from dlctl.roles.coordinator.data_pool import DONE, RETURNED, DataPool, Range
 from dlctl.roles.coordinator.holders import Key

@@ -6,12 +6,9 @@ from dataclasses import fields
 
 import pytest
 
-from dlctl import messages as m
-from dlctl.algorithms.downpour import DOWNPOUR
-from dlctl.config import Job, JobFile
+from dlctl.algorithms.methods.downpour import DOWNPOUR
 from dlctl.errors import NotPermitted, RemoteProtocolError
-from dlctl.machine import Admit, Note
-from dlctl.messages import MESSAGES, Ask, Packed
+from dlctl.job.config import Job, JobFile
 from dlctl.roles.coordinator.coordinator import Coordinator
 from dlctl.roles.coordinator.registration import Past
 from dlctl.roles.protocol.authz import CLIENT, OFFENCES_MAX, READER, Authz, keys_of, offence
@@ -20,6 +17,9 @@ from dlctl.roles.protocol.keyring import Keyring
 from dlctl.roles.protocol.rows import packed
 from dlctl.roles.server.server import Server
 from dlctl.sim.keys import SimulatedKeys
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Admit, Note
+from dlctl.wire.messages import MESSAGES, Ask, Packed
 
 KEYS = SimulatedKeys(b"token key")
 NAMES = ("agent-0", "server-0", "worker-0", "worker-1", CLIENT, READER)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from dlctl import messages as m
 from dlctl.algorithms.base import BatchRequest, Change, Lead, Snapshot, Sum, Table, VectorRequest
-from dlctl.machine import Send
 from dlctl.roles.coordinator.driven import Driven, DrivenMethod
 from dlctl.roles.coordinator.portions import PortionPool
 from dlctl.roles.protocol.context import Context
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Send
 
 SERVERS = 2
 TABLES = [Table(name="w", rule="lead"), Table(name="g", rule="lead")]

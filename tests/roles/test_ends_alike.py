@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from dlctl.messages import ProcessExited
 from dlctl.roles.coordinator.crash_loops import NO_ROOM, UNSAID, blame, ends_by_itself
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.protocol.context import EXIT_FENCED, EXIT_POISONED, EXIT_RESTART
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.util.names import HOME_AGENT
 from dlctl.util.text import ALIKE_LIFE_S, BLAMED, ordinal
+from dlctl.wire.messages import ProcessExited
 
 LIVED_S = 20.0
 """At work for twice as long as a death at the start would be."""

@@ -6,18 +6,18 @@ import math
 
 import pytest
 
-from dlctl import messages as m
 from dlctl import registry
-from dlctl.config import Job, JobFile, Stop
+from dlctl.job.config import Job, JobFile, Stop
+from dlctl.records.best import Target
+from dlctl.records.evaluated import Result
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.membership import Membership
 from dlctl.roles.coordinator.records import AddEvent, History
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.status import Reports, Totals
 from dlctl.roles.protocol.keyring import Keyring
-from dlctl.runs.best import Target
-from dlctl.runs.evaluated import Result
 from dlctl.util.names import HOME_AGENT
+from dlctl.wire import messages as m
 
 GOOD = {"accuracy": 0.5, "loss": 2.0}
 

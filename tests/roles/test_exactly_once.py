@@ -9,8 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made import client, joined
 
-from dlctl.machine import Exit, Send
-from dlctl.messages import (
+from dlctl.roles.protocol.context import EXIT_FENCED, Context
+from dlctl.roles.protocol.limits import REACH
+from dlctl.roles.protocol.token import is_genuine, sign
+from dlctl.roles.server.dedup import HELD_REACH, NEW, UNKNOWN, Dedup
+from dlctl.roles.worker.send_queue import SendQueue
+from dlctl.roles.worker.shard_client import WINDOW
+from dlctl.wire.machine import Exit, Send
+from dlctl.wire.messages import (
     APPLIED,
     DUPLICATE,
     FENCED,
@@ -24,12 +30,6 @@ from dlctl.messages import (
     Parameters,
     Push,
 )
-from dlctl.roles.protocol.context import EXIT_FENCED, Context
-from dlctl.roles.protocol.limits import REACH
-from dlctl.roles.protocol.token import is_genuine, sign
-from dlctl.roles.server.dedup import HELD_REACH, NEW, UNKNOWN, Dedup
-from dlctl.roles.worker.send_queue import SendQueue
-from dlctl.roles.worker.shard_client import WINDOW
 
 DELTA = Packed("none", 2, (np.zeros(2, np.float32),))
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from at_work import AtWork, events, layout, refused, sent
 
-from dlctl import messages as m
-from dlctl import wire
-from dlctl.flat import TRAINED, Entry, Layout
+from dlctl.model.flat import TRAINED, Entry, Layout
 from dlctl.problems import are_alike
 from dlctl.roles.coordinator import shutdown
 from dlctl.roles.coordinator.failure_detector import EXIT_S
 from dlctl.roles.coordinator.records import BeginCheckpoint
+from dlctl.wire import codec
+from dlctl.wire import messages as m
 
 TORN = "task.loss raised KeyError: 'size' (/home/me/train.py:7)"
 
@@ -137,7 +137,7 @@ def test_an_error_that_no_message_would_hold_is_cut(released: bool) -> None:
     effects = run.hear(1, m.ModelReady("worker-1", other.to_bytes(), 64))
     assert (run.worker(1).error or run.reason).startswith("worker-1 builds another model")
     for message in sent(effects, m.Message):
-        wire.encode(message)
+        codec.encode(message)
 
 
 def test_another_process_with_the_name_of_a_worker_takes_nobody_out() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dlctl import messages as m
-from dlctl.machine import Configure, Effect, Received, Send
 from dlctl.roles.agent.agent import Agent, ProcessStarted
 from dlctl.roles.protocol.context import COORDINATOR, Birth
 from dlctl.roles.protocol.effects import ProcessEnded, SignalProcess, StartProcess
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Configure, Effect, Received, Send
 
 SPAWN_5 = m.Spawn("worker-1", "worker", 5, "")
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from dlctl import messages as m
 from dlctl.errors import DlctlError
-from dlctl.flat import CONSTANT, TRAINED, Entry, Layout
-from dlctl.frozen import DIGEST_BYTES, run_file
+from dlctl.model.flat import CONSTANT, TRAINED, Entry, Layout
+from dlctl.model.frozen import DIGEST_BYTES, run_file
 from dlctl.roles.coordinator.frozen import FrozenParameters
 from dlctl.roles.coordinator.membership import Membership
 from dlctl.roles.coordinator.records import History
 from dlctl.roles.protocol.files import Transfers
 from dlctl.util.names import HOME_AGENT
+from dlctl.wire import messages as m
 
 LAYOUT = Layout((Entry("w", TRAINED, (3,), "float32"), Entry("base", CONSTANT, (4,), "bfloat16")))
 OURS, THEIRS = b"a" * DIGEST_BYTES, b"b" * DIGEST_BYTES

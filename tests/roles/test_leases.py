@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from leased import MAPPED, Leased, portion_done
 
-from dlctl import messages as m
-from dlctl.config import Evaluation
 from dlctl.errors import RemoteProtocolError
+from dlctl.job.config import Evaluation
 from dlctl.roles.coordinator.data_pool import DONE
 from dlctl.roles.coordinator.dataset import Dataset
+from dlctl.wire import messages as m
 
 
 def at_work(*arguments: Any, **more: Any) -> Leased:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from dlctl import config
-from dlctl import messages as m
-from dlctl.algorithms.downpour import DOWNPOUR
+from dlctl.algorithms.methods.downpour import DOWNPOUR
 from dlctl.compress.none import Dense
-from dlctl.machine import Received, Send, Started
+from dlctl.job import config
 from dlctl.roles.protocol.context import COORDINATOR, Birth
 from dlctl.roles.worker.worker import Worker
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Received, Send, Started
 
 JOB = config.JobFile(
     job=config.Job(name="alone", task="none", seed=0, stop=config.Stop(epochs=1.0)),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dlctl import messages as m
-from dlctl.machine import Send
 from dlctl.roles.coordinator.membership import Membership
 from dlctl.roles.coordinator.remote_files import LOOK_S, LogMirror
 from dlctl.roles.protocol.context import Context
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Send
 
 MINUTE_S = 60.0
 

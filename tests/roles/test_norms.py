@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from test_quorum import Office
 
-from dlctl import messages as m
-from dlctl.algorithms.sync import Barrier, Options
+from dlctl.algorithms.methods.sync import Barrier, Options
 from dlctl.compress.base import Delta
 from dlctl.errors import RemoteProtocolError
-from dlctl.machine import Send
-from dlctl.messages import APPLIED, HELD
 from dlctl.optim.sgd import SGD, SGDOptions
+from dlctl.records.memory import Memory
 from dlctl.roles.coordinator.norms import Norms
-from dlctl.runs.memory import Memory
 from dlctl.shards.memory import in_memory
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Send
+from dlctl.wire.messages import APPLIED, HELD
 
 
 class Adding(Office):

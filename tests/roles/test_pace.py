@@ -15,8 +15,8 @@ from made import replica
 from repeated import times
 
 from dlctl.algorithms.base import Automatic
-from dlctl.algorithms.downpour import DOWNPOUR
-from dlctl.roles.worker.intervals import PUSH, Interval, Pacing
+from dlctl.algorithms.methods.downpour import DOWNPOUR
+from dlctl.roles.worker.pacing import PUSH, Interval, Pacing
 from dlctl.roles.worker.send_queue import Limiter
 from dlctl.roles.worker.shard_client import WINDOW
 

@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlctl import messages as m
-from dlctl import registry, wire
+from dlctl import registry
 from dlctl.algorithms.base import PEERS_MAX
 from dlctl.compress.none import Dense
-from dlctl.config import COUNT_MAX, Choice, Host, Job, JobFile, Network, Servers, Workers
 from dlctl.errors import RemoteProtocolError
+from dlctl.job.config import COUNT_MAX, Choice, Host, Job, JobFile, Network, Servers, Workers
 from dlctl.launch import addresses
-from dlctl.machine import Admit, Connect, Note, Received, Send, Started
-from dlctl.messages import Packed
+from dlctl.records.memory import Memory
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.peers import FEW, PAUSE_S, Peers, is_address
 from dlctl.roles.coordinator.records import History
@@ -25,9 +23,12 @@ from dlctl.roles.protocol.context import COORDINATOR, Birth
 from dlctl.roles.protocol.keyring import Keyring
 from dlctl.roles.worker.services.asking import pack
 from dlctl.roles.worker.worker import Worker
-from dlctl.runs.memory import Memory
 from dlctl.sim.keys import SimulatedKeys
 from dlctl.util.names import HOME_AGENT
+from dlctl.wire import codec
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Admit, Connect, Note, Received, Send, Started
+from dlctl.wire.messages import Packed
 
 KEYS = SimulatedKeys(b"token key")
 PUSH = m.Push(0, 1, 1, 0, 0, 0, 0, 1, 0, Packed("none", 0, ()))
@@ -208,7 +209,7 @@ def test_a_list_is_repeated_until_it_is_noted_and_the_newest_counts():
 def test_as_many_as_a_run_may_have_fit_into_one_list(count, address, key):
     slots = tuple(range(count))
     message = m.Peers(10**6, slots, slots, (10**5,) * count, (address,) * count, (key,) * count)
-    assert wire.decode([bytes(frame) for frame in wire.encode(message)]) == message
+    assert codec.decode([bytes(frame) for frame in codec.encode(message)]) == message
 
 
 def test_the_numbers_of_the_next_coordinator_are_greater_whatever_is_on_record():

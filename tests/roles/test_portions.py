@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlctl.flat import slice_bounds
+from dlctl.model.flat import slice_bounds
 from dlctl.roles.coordinator.portions import PortionPool
 
 

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlctl import messages as m
 from dlctl import registry
-from dlctl.algorithms.sync import Barrier
-from dlctl.machine import Coming, Note, Received
-from dlctl.messages import APPLIED, REFUSED, Packed
+from dlctl.algorithms.methods.sync import Barrier
 from dlctl.optim.adagrad import Adagrad
 from dlctl.optim.sgd import SGD
 from dlctl.roles.protocol.authz import OFFENCES_MAX
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Coming, Note, Received
+from dlctl.wire.messages import APPLIED, REFUSED, Packed
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_server_restart import SIZE, Keeping, Life, at_work

@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 from test_server_restart import Keeping, Life
 
-from dlctl import messages as m
 from dlctl import registry
 from dlctl.algorithms.base import Lead
-from dlctl.config import Choice, Job, JobFile, Servers, Workers
 from dlctl.errors import RemoteProtocolError
-from dlctl.machine import DeadlineReached, Note, Reconnected, Send
-from dlctl.messages import APPLIED, DUPLICATE, HELD, LATE, REFUSED
+from dlctl.job.config import Choice, Job, JobFile, Servers, Workers
+from dlctl.records.memory import Memory, Quorum
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.persistence import Lasting
 from dlctl.roles.coordinator.quorum import Quorums
@@ -25,9 +23,11 @@ from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.retry import BACKOFF_MAX
 from dlctl.roles.protocol.rows import packed, rows_in
-from dlctl.runs.memory import Memory, Quorum
 from dlctl.sim.keys import SimulatedKeys
 from dlctl.util.names import HOME_AGENT
+from dlctl.wire import messages as m
+from dlctl.wire.machine import DeadlineReached, Note, Reconnected, Send
+from dlctl.wire.messages import APPLIED, DUPLICATE, HELD, LATE, REFUSED
 
 METHOD = registry.load("algorithms", "toy-quorum")
 SAMPLES = 3

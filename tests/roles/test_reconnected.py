@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from test_server_restart import Keeping, Life
 
-from dlctl import messages as m
-from dlctl.machine import DeadlineReached, Reconnected, Send, Started
 from dlctl.roles.agent.agent import Agent
 from dlctl.roles.protocol.context import COORDINATOR, Birth, Context
 from dlctl.roles.protocol.files import Transfers, Wanted
 from dlctl.roles.server.server import Server
+from dlctl.wire import messages as m
+from dlctl.wire.machine import DeadlineReached, Reconnected, Send, Started
 
 BACK = Reconnected(COORDINATOR, lost_at=0.2)
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from dlctl import messages as m
 from dlctl import registry
-from dlctl.config import Data, Job, JobFile, Stop, Workers
-from dlctl.flat import TRAINED, Entry, Layout
-from dlctl.machine import Effect, Received, Started
+from dlctl.job.config import Data, Job, JobFile, Stop, Workers
+from dlctl.model.flat import TRAINED, Entry, Layout
 from dlctl.roles.coordinator.coordinator import Coordinator
 from dlctl.roles.coordinator.records import Remember
 from dlctl.roles.coordinator.registration import Past
 from dlctl.roles.protocol.keyring import Keyring
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Effect, Received, Started
 
 JOB = JobFile(
     job=Job(name="refused", task="train.py:task", stop=Stop(epochs=4)),

@@ -9,15 +9,8 @@ from typing import Any
 import pytest
 
 from dlctl import registry
-from dlctl.config import Choice, Data, Job, JobFile, Servers, Stop, Workers
-from dlctl.machine import DeadlineReached, Effect, Received, Send, Started
-from dlctl.messages import Lease, LeaseRequest, Report
-from dlctl.roles.coordinator.coordinator import Coordinator
-from dlctl.roles.coordinator.persistence import Lasting
-from dlctl.roles.coordinator.records import Remember
-from dlctl.roles.coordinator.registration import Past
-from dlctl.roles.protocol.keyring import Keyring
-from dlctl.runs.memory import (
+from dlctl.job.config import Choice, Data, Job, JobFile, Servers, Stop, Workers
+from dlctl.records.memory import (
     Clock,
     End,
     Evaluation,
@@ -30,6 +23,13 @@ from dlctl.runs.memory import (
     Run,
     Work,
 )
+from dlctl.roles.coordinator.coordinator import Coordinator
+from dlctl.roles.coordinator.persistence import Lasting
+from dlctl.roles.coordinator.records import Remember
+from dlctl.roles.coordinator.registration import Past
+from dlctl.roles.protocol.keyring import Keyring
+from dlctl.wire.machine import DeadlineReached, Effect, Received, Send, Started
+from dlctl.wire.messages import Lease, LeaseRequest, Report
 
 OLD = json.loads((Path(__file__).parent / "old_memory.json").read_text())
 """Written by an earlier version, in the middle of a run of two workers and two servers."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dlctl import messages as m
-from dlctl.machine import Exit
 from dlctl.roles.protocol.effects import ArraysLoaded
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Exit
 from tests.roles.test_restored_residual import SIZE, Play
 
 

@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlctl import config
-from dlctl import messages as m
-from dlctl.algorithms.downpour import DOWNPOUR
+from dlctl.algorithms.methods.downpour import DOWNPOUR
 from dlctl.compress.topk import TopK
-from dlctl.machine import Effect, Event, Received, Send, Started
+from dlctl.job import config
 from dlctl.roles.protocol.context import COORDINATOR, Birth
 from dlctl.roles.protocol.effects import (
     ArraysLoaded,
@@ -24,6 +22,8 @@ from dlctl.roles.protocol.effects import (
 )
 from dlctl.roles.worker.worker import Worker
 from dlctl.sim.objectives import layout_of
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Effect, Event, Received, Send, Started
 
 SIZE = 4
 RESIDUAL = np.arange(1, SIZE + 1, dtype=np.float32)

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlctl.messages import Drain, Message
 from dlctl.roles.protocol.meters import Latency, Rates, Staleness
 from dlctl.roles.protocol.retry import AGE_S_MAX, BACKOFF_MAX, PUT_OFF, Retries
 from dlctl.roles.worker.send_queue import Limiter, SendQueue
 from dlctl.roles.worker.shard_client import WINDOW
+from dlctl.wire.messages import Drain, Message
 
 MESSAGE = Drain("because")
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from test_server_restart import Keeping, Life, at_work
 
-from dlctl import messages as m
 from dlctl import registry
-from dlctl.config import COUNT_MAX
-from dlctl.messages import APPLIED, HELD, REFUSED, Packed
+from dlctl.job.config import COUNT_MAX
 from dlctl.roles.protocol.limits import REACH
 from dlctl.roles.server.dedup import HELD_REACH, PAST_KEPT, Dedup
+from dlctl.wire import messages as m
+from dlctl.wire.messages import APPLIED, HELD, REFUSED, Packed
 
 HIGHEST = 2**32 - 1
 """Of epochs, numbers of pushes, steps and counts."""

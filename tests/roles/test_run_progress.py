@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from leased import PORTION, Leased
 
-from dlctl import messages as m
-from dlctl.config import Evaluation
+from dlctl.job.config import Evaluation
 from dlctl.roles.coordinator.dataset import Dataset
+from dlctl.wire import messages as m
 
 
 def trained(portions: int, slot: int = 0, **more: Any) -> Leased:

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from dlctl import messages as m
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.selections import ByContact, Due
 from dlctl.util.names import HOME_AGENT
+from dlctl.wire import messages as m
 
 WORKERS = [f"worker-{slot}" for slot in range(6)]
 

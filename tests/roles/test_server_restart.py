@@ -10,12 +10,21 @@ import pytest
 from lives import Keeping
 from made import handled, server
 
-from dlctl import messages as m
-from dlctl import registry, wire
+from dlctl import registry
 from dlctl.algorithms.base import Method
-from dlctl.config import Choice, Job, JobFile, Servers, Workers
-from dlctl.flat import AVERAGED, TRAINED, Entry, Layout, slice_bounds
-from dlctl.machine import (
+from dlctl.job.config import Choice, Job, JobFile, Servers, Workers
+from dlctl.model.flat import AVERAGED, TRAINED, Entry, Layout, slice_bounds
+from dlctl.optim.adagrad import Adagrad
+from dlctl.optim.sgd import SGD
+from dlctl.roles.protocol.context import COORDINATOR
+from dlctl.roles.protocol.token import sign
+from dlctl.roles.server.server import LOOK_S
+from dlctl.shards.base import Spec, Storage
+from dlctl.shards.errors import Held
+from dlctl.util.names import WAITS_FOR_SPACE
+from dlctl.wire import codec
+from dlctl.wire import messages as m
+from dlctl.wire.machine import (
     DeadlineReached,
     Exit,
     Note,
@@ -24,14 +33,7 @@ from dlctl.machine import (
     Started,
     StopRequested,
 )
-from dlctl.messages import APPLIED, DUPLICATE, HELD, LATE, REFUSED, Packed
-from dlctl.optim.adagrad import Adagrad
-from dlctl.optim.sgd import SGD
-from dlctl.roles.protocol.context import COORDINATOR
-from dlctl.roles.protocol.token import sign
-from dlctl.roles.server.server import LOOK_S
-from dlctl.shards.base import Held, Spec, Storage
-from dlctl.util.names import WAITS_FOR_SPACE
+from dlctl.wire.messages import APPLIED, DUPLICATE, HELD, LATE, REFUSED, Packed
 
 KEY, RUN, SIZE = b"the key", "run-1", 4
 LAYOUT = Layout(
@@ -178,7 +180,7 @@ def test_no_sum_of_samples_outgrows_what_the_next_server_reads() -> None:
     assert second.server.serving is not None
     assert second.server.serving.shard.samples == m.NATURAL_MAX
     (parameters,) = [a for a in _fetched(second) if isinstance(a, m.Parameters)]
-    assert wire.decode([bytes(frame) for frame in wire.encode(parameters)])
+    assert codec.decode([bytes(frame) for frame in codec.encode(parameters)])
 
 
 def _fetched(life: Life) -> list[m.Message]:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from made import OWN_LR, joined_tables, site, training
 
-from dlctl import messages as m
 from dlctl.algorithms.base import (
     MODEL,
     Method,
@@ -40,11 +39,12 @@ from dlctl.algorithms.needs import (
     View,
     Write,
 )
-from dlctl.machine import Effect, Send
-from dlctl.messages import APPLIED, BUFFERED, DUPLICATE, HELD, LATE, REFUSED, Ack
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.effects import Compute, Computed, EngineRan, FailedSample, RunEngine
 from dlctl.roles.worker.shard_client import WINDOW
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Effect, Send
+from dlctl.wire.messages import APPLIED, BUFFERED, DUPLICATE, HELD, LATE, REFUSED, Ack
 
 SIZE, SERVERS = 6, 2
 GENERATION = 1

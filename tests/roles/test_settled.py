@@ -9,12 +9,12 @@ import pytest
 from made import client, identity, joined, training
 from made import replica as a_side
 
-from dlctl import messages as m
-from dlctl.algorithms.downpour import DOWNPOUR
-from dlctl.messages import APPLIED, DUPLICATE, GAP, HELD, Ack
+from dlctl.algorithms.methods.downpour import DOWNPOUR
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.effects import Computed, Settled
 from dlctl.roles.worker.shard_client import WINDOW
+from dlctl.wire import messages as m
+from dlctl.wire.messages import APPLIED, DUPLICATE, GAP, HELD, Ack
 
 EPOCH = 6
 

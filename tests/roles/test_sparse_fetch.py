@@ -15,28 +15,28 @@ from hypothesis import strategies as st
 from made import client, identity, serving, site
 from repeated import times
 
-from dlctl import messages as m
-from dlctl import wire
 from dlctl.algorithms.base import Arrival
-from dlctl.algorithms.downpour import DOWNPOUR
+from dlctl.algorithms.methods.downpour import DOWNPOUR
 from dlctl.compress import indices
 from dlctl.compress.base import Delta
 from dlctl.compress.topk import TopK
 from dlctl.compress.values import Precision, as_float32
 from dlctl.errors import RemoteProtocolError
-from dlctl.flat import TRAINED, Entry, Layout
-from dlctl.machine import Send
-from dlctl.messages import Array
+from dlctl.model.flat import TRAINED, Entry, Layout
 from dlctl.optim.sgd import SGD
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.meters import Rates
 from dlctl.roles.protocol.token import sign
 from dlctl.roles.server.shard_protocol import ShardProtocol
-from dlctl.roles.worker.basis import Slice, slice_in
 from dlctl.roles.worker.fetching import Fetched, Fetcher
+from dlctl.roles.worker.received_slice import Slice, slice_in
 from dlctl.roles.worker.send_queue import SendQueue
 from dlctl.roles.worker.shard_client import ShardClient
 from dlctl.shards.memory import in_memory
+from dlctl.wire import codec
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Send
+from dlctl.wire.messages import Array
 
 SIZE, RUN, KEY = 64, "run-1", b"the key"
 LAYOUT = Layout((Entry("w", TRAINED, (SIZE,), "float32"),)).to_bytes()
@@ -466,7 +466,7 @@ def test_a_repeated_fetch_is_answered_with_the_same_bytes(precision: Precision) 
     world.fetch()
     for _ in range(3):
         world.arrive_up(0, again=True)
-    first, *others = [wire.encode(answer) for answer in world.down]
+    first, *others = [codec.encode(answer) for answer in world.down]
     assert len(others) == 2
     assert all(list(map(bytes, other)) == list(map(bytes, first)) for other in others)
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from at_work import AtWork, refused, sent
 
-from dlctl import messages as m
 from dlctl.roles.coordinator.dataset import Dataset
+from dlctl.wire import messages as m
 
 
 class Streamed(AtWork):

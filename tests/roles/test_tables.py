@@ -16,16 +16,13 @@ from manifests import whole
 from test_server_restart import LAYOUT, RUN, SIZE, Keeping, KillAt, Killed, Life
 
 from daemons.files.arrays import Files
-from dlctl import messages as m
 from dlctl import registry
 from dlctl.algorithms.base import MODEL, Method, PushOutcome, Shape, ShardSide, Table
-from dlctl.algorithms.downpour import Options, Replica
-from dlctl.algorithms.downpour import Server as Downpour
+from dlctl.algorithms.methods.downpour import Options, Replica
+from dlctl.algorithms.methods.downpour import Server as Downpour
 from dlctl.compress.base import Delta
 from dlctl.errors import DlctlError
-from dlctl.flat import Layout
-from dlctl.machine import Note, Received, Send
-from dlctl.messages import APPLIED, BUFFERED, DUPLICATE, GAP, HELD, LATE, REFUSED, Packed
+from dlctl.model.flat import Layout
 from dlctl.optim.adagrad import Adagrad
 from dlctl.roles.protocol.effects import ArraysSaved, LoadArrays, SaveArrays
 from dlctl.roles.protocol.token import sign
@@ -33,6 +30,9 @@ from dlctl.roles.server.dedup import HELD_REACH
 from dlctl.roles.server.table_shard import HELD_FETCHES_MAX
 from dlctl.runs import checkpoints
 from dlctl.shards.base import no_point
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Note, Received, Send
+from dlctl.wire.messages import APPLIED, BUFFERED, DUPLICATE, GAP, HELD, LATE, REFUSED, Packed
 
 CELLS = 6
 W, SEEN, LAST, MEAN = range(4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dlctl.runs.best import Target
+from dlctl.records.best import Target
 
 
 @pytest.mark.parametrize(

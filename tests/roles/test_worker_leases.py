@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dlctl.messages import Lease
 from dlctl.roles.worker.leases import Portions
+from dlctl.wire.messages import Lease
 
 
 def lease(portion: int = 0, samples: int = 33) -> Lease:

@@ -5,7 +5,8 @@ import pytest
 from kept import adagrad, created, dense, reopened, snapshot, sparse, spec_of
 
 from dlctl.shards import image
-from dlctl.shards.base import Extras, Unusable
+from dlctl.shards.base import Extras
+from dlctl.shards.errors import Unusable
 from dlctl.shards.image import Form
 from dlctl.shards.mapped import Mapped
 

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from repeated import times
 
-from dlctl import messages as m
 from dlctl.compress import indices
 from dlctl.compress.base import Delta
 from dlctl.optim.sgd import SGD
-from dlctl.roles.worker.basis import slice_in
+from dlctl.roles.worker.received_slice import slice_in
 from dlctl.shards.base import Shard
 from dlctl.shards.history import PART, VERSIONS_MAX, History
 from dlctl.shards.memory import in_memory
+from dlctl.wire import messages as m
 
 SIZE = 64
 with_many_examples = times(2)

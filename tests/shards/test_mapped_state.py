@@ -30,7 +30,8 @@ from repeated import times
 from dlctl.compress.base import Delta
 from dlctl.optim.adam import Adam
 from dlctl.shards import image, mapped, undo
-from dlctl.shards.base import POINTS, Extras, Shard, Unusable
+from dlctl.shards.base import POINTS, Extras, Shard
+from dlctl.shards.errors import Unusable
 from dlctl.shards.mapped import Mapped
 
 SIZE = 64

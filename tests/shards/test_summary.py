@@ -7,12 +7,12 @@ import pytest
 
 from dlctl.compress.base import Delta
 from dlctl.compress.values import Precision, as_float32
-from dlctl.messages import Array
 from dlctl.optim.sgd import SGD
 from dlctl.shards.base import Shard
 from dlctl.shards.memory import in_memory
 from dlctl.shards.summary import Summary
 from dlctl.util.threads import BLOCK, PART
+from dlctl.wire.messages import Array
 
 LAST_BIT = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 """Of 1.0."""

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from dlctl import messages as m
-from dlctl.flat import TRAINED, Entry, Layout
+from dlctl.model.flat import TRAINED, Entry, Layout
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import Checker
 from dlctl.sim.simulation import Simulation
 from dlctl.sim.world import World
+from dlctl.wire import messages as m
 
 NUMBERS = (0, 1, 2, 7, 64, 10**6, m.NATURAL_MAX)
 EVERY_S, TIMES = 0.2, 50

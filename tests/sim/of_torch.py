@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dlctl import config
-from dlctl.messages import Array
+from dlctl.job import config
+from dlctl.wire.messages import Array
 
 
 class OfTorch:
@@ -14,7 +14,7 @@ class OfTorch:
     def __init__(self, choice: config.Choice, parameters: Array) -> None:
         import torch
 
-        from daemons.worker.inner import InnerOptimizer
+        from daemons.worker.inner_optimizer import InnerOptimizer
 
         self.parameters = parameters
         self._tensor = torch.from_numpy

@@ -29,9 +29,8 @@ from simulated import (
 )
 from stolen_key import Thief
 
-from dlctl.config import Gradients
-from dlctl.flat import TRAINED, Entry, Layout
-from dlctl.messages import Array
+from dlctl.job.config import Gradients
+from dlctl.model.flat import TRAINED, Entry, Layout
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import (
     AcksChecker,
@@ -63,6 +62,7 @@ from dlctl.sim.faults import Faults, Moment
 from dlctl.sim.network import Link, NetworkOptions
 from dlctl.sim.objectives import LeastSquares, Ledger, StreamedLedger
 from dlctl.sim.simulation import Simulation
+from dlctl.wire.messages import Array
 
 # Methods from outside are installed here, for whoever replays a seed, too.
 sys.path.insert(0, str(Path(__file__).parents[1] / "toys"))

@@ -8,15 +8,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dlctl import config, registry
+from dlctl import registry
 from dlctl.compress.values import Precision
-from dlctl.flat import slice_bounds
+from dlctl.job import config
 from dlctl.jobfile import effective_options
-from dlctl.machine import Send
-from dlctl.messages import Array, Decided, Json, Push, Shutdown
+from dlctl.model.flat import slice_bounds
+from dlctl.records.memory import Memory
 from dlctl.roles.coordinator.records import Remember
 from dlctl.roles.server.commits import Commit
-from dlctl.runs.memory import Memory
 from dlctl.sim.checkers import (
     AcksChecker,
     Book,
@@ -33,6 +32,8 @@ from dlctl.sim.checkers import (
 )
 from dlctl.sim.objectives import Batch, LeastSquares, Ledger, batch_rows
 from dlctl.sim.simulation import Simulation
+from dlctl.wire.machine import Send
+from dlctl.wire.messages import Array, Decided, Json, Push, Shutdown
 
 ACCOUNT = ("sgd", {"lr": 1.0})
 """The optimiser with which final weights are the count of applications."""

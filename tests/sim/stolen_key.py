@@ -12,16 +12,16 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from dlctl import messages as m
-from dlctl import wire
 from dlctl.compress.plain import nothing
-from dlctl.machine import Effect, Send
-from dlctl.messages import Limits
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import Book, Checker
 from dlctl.sim.checkers.book import Key
 from dlctl.sim.process import Process
 from dlctl.sim.simulation import Simulation
+from dlctl.wire import codec
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Effect, Send
+from dlctl.wire.messages import Limits
 
 EVERY_S = 0.03
 """Between two lies."""
@@ -44,7 +44,7 @@ def numbers_of(kind: type[m.Message]) -> dict[str, tuple[Limits, bool]]:
     for field in fields(kind):  # type: ignore[arg-type]
         hint = hints[field.name]
         is_tuple = get_origin(hint) is tuple
-        limits = wire.limits_of(get_args(hint)[0] if is_tuple else hint)
+        limits = codec.limits_of(get_args(hint)[0] if is_tuple else hint)
         if limits is not None:
             found[field.name] = limits, is_tuple
     return found

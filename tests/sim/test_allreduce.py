@@ -12,13 +12,13 @@ import torch
 from of_torch import OfTorch
 from simulated import job_file, rows_in_order
 
-from dlctl.config import Choice, Data, Schedule
-from dlctl.flat import TRAINED, Entry, Layout
-from dlctl.messages import Array
+from dlctl.job.config import Choice, Data, Schedule
+from dlctl.model.flat import TRAINED, Entry, Layout
 from dlctl.sim.checkers.tables import GroupChecker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.objectives import Batch, LeastSquares
 from dlctl.sim.simulation import Outcome, Simulation
+from dlctl.wire.messages import Array
 
 PEAK = 0.1
 

@@ -5,12 +5,12 @@ answers, and nothing else.
 import pytest
 from simulated import Watcher, job_file
 
-from dlctl import messages as m
 from dlctl.sim.checkers import AnswersChecker, LivenessChecker, NothingLeft, TermsChecker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.network import Link, NetworkOptions
 from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Simulation
+from dlctl.wire import messages as m
 
 LATE_S = 0.2
 """From a new list of members until the next question: a step, and some latency. A second later

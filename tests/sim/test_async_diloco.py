@@ -5,13 +5,13 @@ import pytest
 from simulated import job_file, rows_in_order
 
 from dlctl.compress.base import Delta
-from dlctl.messages import Push
 from dlctl.optim.momentum import Momentum
 from dlctl.shards.memory import in_memory
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.objectives import Batch, LeastSquares
 from dlctl.sim.simulation import Simulation
+from dlctl.wire.messages import Push
 
 STEPS, RATE = 4, 0.05
 

@@ -13,16 +13,16 @@ from scenarios import COMPUTE, HEAL_AT_S, TIMEOUTS, mixed_faults, poor_network
 from simulated import ACCOUNT, Watcher, job_file, ledger_checkers
 
 from dlctl.algorithms.base import Needs, Site
-from dlctl.algorithms.downpour import DOWNPOUR, Options, Replica
+from dlctl.algorithms.methods.downpour import DOWNPOUR, Options, Replica
 from dlctl.algorithms.needs import Gradient, NextData, Read, Step, Write
 from dlctl.algorithms.rounds import DISCARDED_MAX
-from dlctl.messages import Push
 from dlctl.registry import Entry
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.network import Link, NetworkOptions
 from dlctl.sim.objectives import LeastSquares, Ledger, layout_of
 from dlctl.sim.simulation import Outcome, Simulation
+from dlctl.wire.messages import Push
 
 AUTO = {"push_every_steps": "auto", "fetch_every_steps": "auto", "inner_lr": 0.0}
 STEP_S = 0.01
@@ -273,7 +273,7 @@ def test_with_numbers_a_run_ends_with_the_same_weights_to_the_last_bit(
 
 
 LOAD = Entry.load
-LOADED = {"dlctl.algorithms.downpour:DOWNPOUR": replace(DOWNPOUR, replica=AsBefore)}
+LOADED = {"dlctl.algorithms.methods.downpour:DOWNPOUR": replace(DOWNPOUR, replica=AsBefore)}
 
 
 def test_automatic_pushes_hold_all_that_was_accrued_since_the_last_one() -> None:

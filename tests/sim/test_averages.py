@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from simulated import job_file, rows_in_order
 
-from dlctl.config import Average
-from dlctl.flat import slice_bounds
+from dlctl.job.config import Average
+from dlctl.model.flat import slice_bounds
 from dlctl.roles.protocol.effects import RunEvaluation
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions

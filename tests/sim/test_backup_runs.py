@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from simulated import Watcher, job_file
 
-from dlctl import messages as m
 from dlctl.sim.checkers import LivenessChecker, NothingLeft, SamplesChecker, TermsChecker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Simulation
+from dlctl.wire import messages as m
 
 SAMPLES, EPOCHS = 192, 4
 

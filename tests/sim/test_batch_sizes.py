@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from simulated import ACCOUNT, job_file, ledger_checkers
 
-from dlctl.config import Host
-from dlctl.machine import Effect
+from dlctl.job.config import Host
 from dlctl.roles.protocol.effects import Compute
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.faults import Faults
 from dlctl.sim.objectives import Ledger
 from dlctl.sim.process import Process
 from dlctl.sim.simulation import Outcome, Simulation
+from dlctl.wire.machine import Effect
 
 HOSTS = (Host(ssh="h1", workers=1, batch_size=16), Host(ssh="h2", workers=2))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from simulated import ACCOUNT, job_file, ledger_checkers
 
-from dlctl.config import Host
+from dlctl.job.config import Host
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import AgentWaits, HostsTaken
 from dlctl.sim.drivers import ComputeOptions

@@ -14,9 +14,9 @@ from oracles import Agree
 from simulated import Noted, job_file
 from test_goes_on_exactly import OfTorch
 
-from daemons.worker.inner import InnerOptimizer
-from dlctl import config
-from dlctl.flat import TRAINED, Entry, Layout
+from daemons.worker.inner_optimizer import InnerOptimizer
+from dlctl.job import config
+from dlctl.model.flat import TRAINED, Entry, Layout
 from dlctl.sim.simulation import Simulation
 
 WORKERS, STEPS, ROUNDS = 2, 4, 8

@@ -11,12 +11,13 @@ from types import ModuleType
 import pytest
 from try_method import DEATHS, tried
 
-from dlctl import messages, registry
+from dlctl import registry
 from dlctl.algorithms.base import PushOutcome, ShardSide
+from dlctl.algorithms.methods.softsync import SOFTSYNC
 from dlctl.algorithms.shapes import faults_of
-from dlctl.algorithms.softsync import SOFTSYNC
 from dlctl.compress.base import Delta
-from dlctl.messages import HELD
+from dlctl.wire import messages
+from dlctl.wire.messages import HELD
 
 PAGE = Path(__file__).parents[2] / "docs/internals.md"
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)

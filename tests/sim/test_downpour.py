@@ -7,8 +7,6 @@ from simulated import Spy, Watcher, job_file, rows_in_order
 
 from dlctl import registry
 from dlctl.compress.base import Delta
-from dlctl.machine import Send
-from dlctl.messages import Fetch, Parameters, Push
 from dlctl.roles.protocol.effects import Compute
 from dlctl.shards.base import Shard
 from dlctl.shards.memory import in_memory
@@ -17,6 +15,8 @@ from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.network import Link, NetworkOptions
 from dlctl.sim.objectives import Batch, LeastSquares, Ledger, Logistic
 from dlctl.sim.simulation import Simulation
+from dlctl.wire.machine import Send
+from dlctl.wire.messages import Fetch, Parameters, Push
 
 ALONE = ("downpour", {"overlap": False, "inner_lr": 0.1})
 """With one worker this is the servers' optimiser on one machine."""

@@ -9,7 +9,7 @@ import pytest
 from scenarios import poor_network
 from simulated import Spy, job_file
 
-from dlctl.algorithms.easgd_atomic import Replica
+from dlctl.algorithms.methods.easgd_atomic import Replica
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import LivenessChecker, NothingLeft, SamplesChecker, TermsChecker
 from dlctl.sim.drivers import ComputeOptions

@@ -7,8 +7,7 @@ from __future__ import annotations
 import pytest
 from simulated import ACCOUNT, FullAtEnd, Watcher, job_file
 
-from dlctl import messages as m
-from dlctl.config import Host
+from dlctl.job.config import Host
 from dlctl.roles.coordinator.persistence import Lasting
 from dlctl.roles.coordinator.shutdown import EXIT_S, RECORD_S
 from dlctl.roles.protocol.context import COORDINATOR
@@ -17,6 +16,7 @@ from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults
 from dlctl.sim.objectives import Ledger
 from dlctl.sim.simulation import Simulation
+from dlctl.wire import messages as m
 
 HOSTS = (Host(ssh="h1"), Host(ssh="h2"))
 STOP = {"names": [], "checkpoint": True, "grace_s": 10.0, "kill": False}

@@ -10,15 +10,13 @@ import numpy as np
 import pytest
 from simulated import Watcher, job_file
 
-from dlctl import messages as m
 from dlctl import registry
-from dlctl.machine import Received, Send, Started
+from dlctl.records.manifest import FAILURE
 from dlctl.roles.coordinator.shutdown import SAVE_PAUSE_S, SAVES_MAX
 from dlctl.roles.protocol.context import COORDINATOR, EXIT_POISONED, Birth
 from dlctl.roles.protocol.effects import LoadArrays
 from dlctl.roles.protocol.files import CheckFile, FileSealed, StillReading
 from dlctl.roles.server.server import Server
-from dlctl.runs.manifest import FAILURE
 from dlctl.sim import arrays, drivers
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
@@ -26,6 +24,8 @@ from dlctl.sim.network import Link, NetworkOptions
 from dlctl.sim.objectives import LeastSquares, WithBuffers, layout_of
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.store import Store
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Received, Send, Started
 
 pytestmark = pytest.mark.long
 

@@ -15,7 +15,7 @@ SAMPLES, WORKERS, BATCH = 256, 3, 8
 def run(store: Store, epochs: int) -> Outcome:
     job = job_file(
         workers=WORKERS, servers=2, algorithm=("toy-engine", {}), batch_size=BATCH,
-        portion_batches=2, epochs=float(epochs),
+        portion_batches=2, epochs=float(epochs), compression=("topk", {"density": 0.5}),
     )  # fmt: skip
     outcome = Simulation(job, LeastSquares(samples=SAMPLES), store=store).run()
     assert outcome.state == "finished", outcome.reason

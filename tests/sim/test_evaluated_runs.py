@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from simulated import job_file
 
-from dlctl.config import Host
+from dlctl.job.config import Host
 from dlctl.roles.protocol.effects import RunEvaluation
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
 from dlctl.sim.checkers import Checker

@@ -12,9 +12,7 @@ from simulated import job_file
 from stolen_key import FIXED, extremes, numbers_of
 from trajectories import SHORT
 
-from dlctl import messages as m
-from dlctl import registry, wire
-from dlctl.machine import Effect, Send, Started
+from dlctl import registry
 from dlctl.roles.coordinator.coordinator import Coordinator
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import Checker
@@ -24,6 +22,9 @@ from dlctl.sim.objectives import WithBuffers
 from dlctl.sim.process import Process
 from dlctl.sim.simulation import Simulation
 from dlctl.sim.world import RUN_ID, World
+from dlctl.wire import codec
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Effect, Send, Started
 
 LIARS = ("worker-1", "server-1")
 ENDS_IT = (m.Failed, m.SampleFailed, m.ModelReady)
@@ -91,9 +92,9 @@ def test_a_coordinator_s_successor_reads_its_records_after_any_message(name):
             for value in extremes(limits, 0 if is_tuple else getattr(message, field)):
                 honestly = in_hand(world, message)
                 lie = replace(honestly, **{field: (value,) * 3 if is_tuple else value})
-                frames = [bytes(frame) for frame in wire.encode(lie)]
+                frames = [bytes(frame) for frame in codec.encode(lie)]
                 of = connection_of(world, who)
-                world.process(COORDINATOR).deliver(of.id, wire.decode(frames), who)
+                world.process(COORDINATOR).deliver(of.id, codec.decode(frames), who)
                 assert world.coordinator.alive, lie
                 successor = Coordinator(RUN_ID, job, world.keys, method, world.past())
                 successor.handle(Started(), 0.0)

@@ -5,14 +5,14 @@ from itertools import pairwise
 import pytest
 from simulated import ACCOUNT, Watcher, job_file, ledger_checkers
 
-from dlctl import messages as m
-from dlctl.machine import Note
 from dlctl.sim.crashpoints import PointCrash
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults
 from dlctl.sim.network import RECONNECT_S
 from dlctl.sim.objectives import LeastSquares, Ledger
 from dlctl.sim.simulation import Outcome, Simulation
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Note
 
 pytestmark = pytest.mark.long
 SLOW_STEPS = ComputeOptions(step_s=0.1)

@@ -13,10 +13,9 @@ from scenarios import COMPUTE, HEAL_AT_S, TIMEOUTS, poor_network, recovery_fault
 from simulated import Watcher, job_file
 
 from dlctl import registry
-from dlctl.clients import Clients, cohort, cut
 from dlctl.compress.base import Delta
-from dlctl.flat import slice_bounds
-from dlctl.messages import Array, Lease, PortionDone
+from dlctl.job.clients import Clients, cohort, cut
+from dlctl.model.flat import slice_bounds
 from dlctl.optim.sgd import SGD
 from dlctl.shards.memory import in_memory
 from dlctl.sim.checkers import LivenessChecker, NothingLeft, TermsChecker
@@ -24,6 +23,7 @@ from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.objectives import Batch, LeastSquares
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.store import Store
+from dlctl.wire.messages import Array, Lease, PortionDone
 
 CLIENTS, SAMPLES, BATCH, RATE, SEED = 8, 96, 4, 0.05, 3
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from simulated import job_file
 
-from dlctl.config import Checkpoints
+from dlctl.job.config import Checkpoints
 from dlctl.roles.protocol.effects import RunEvaluation
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 from simulated import ACCOUNT, job_file, ledger_checkers
 
-from dlctl import messages as m
 from dlctl import registry
-from dlctl.config import JobFile
-from dlctl.flat import TRAINED, Entry, Layout
-from dlctl.machine import Effect, Received, Send, Started
+from dlctl.job.config import JobFile
+from dlctl.model.flat import TRAINED, Entry, Layout
 from dlctl.roles.coordinator.coordinator import Coordinator
 from dlctl.roles.coordinator.records import Remember
 from dlctl.roles.coordinator.registration import Past
@@ -24,6 +22,8 @@ from dlctl.sim.faults import Faults
 from dlctl.sim.objectives import Ledger
 from dlctl.sim.process import Process
 from dlctl.sim.simulation import Simulation
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Effect, Received, Send, Started
 
 AUTO: Any = "auto"
 LAYOUT = Layout((Entry("weight", TRAINED, (3,), "float32", ()),)).to_bytes()

@@ -5,16 +5,17 @@ from __future__ import annotations
 import pytest
 from simulated import Watcher, job_file
 
-from dlctl import frozen, wire
-from dlctl import messages as m
-from dlctl.config import Host
-from dlctl.machine import Send
-from dlctl.placement import place
+from dlctl.job.config import Host
+from dlctl.job.placement import place
+from dlctl.model import frozen
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.objectives import WithFrozen
 from dlctl.sim.simulation import Outcome, Simulation
+from dlctl.wire import codec
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Send
 
 HOSTS = (Host(ssh="h1"), Host(ssh="h2"))
 
@@ -85,7 +86,7 @@ class Bytes(Checker):
         if not isinstance(effect, Send) or process.timeline.now < self.since_s or self.is_over:
             return
         self.is_over = process.name == self.name and isinstance(effect.message, m.LeaseRequest)
-        self.said += sum(len(frame) for frame in wire.encode(effect.message))
+        self.said += sum(len(frame) for frame in codec.encode(effect.message))
 
 
 def test_a_worker_that_is_added_receives_less_than_a_hundredth_of_the_base():

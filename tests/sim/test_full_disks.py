@@ -10,7 +10,6 @@ from collections.abc import Callable
 import pytest
 from simulated import ACCOUNT, Watcher, job_file
 
-from dlctl import messages as m
 from dlctl.roles.coordinator.shutdown import EXIT_S, RECORD_S, SAVE_PAUSE_S, SAVES_MAX
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import AcksChecker, Book, LedgerChecker, NothingLeft, TermsChecker
@@ -18,6 +17,7 @@ from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults
 from dlctl.sim.objectives import Ledger
 from dlctl.sim.simulation import Outcome, Simulation
+from dlctl.wire import messages as m
 
 pytestmark = pytest.mark.long
 

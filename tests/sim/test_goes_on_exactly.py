@@ -11,14 +11,15 @@ import pytest
 from of_torch import OfTorch
 from simulated import job_file
 
-from dlctl import config, registry
+from dlctl import registry
 from dlctl.algorithms.base import Method, Needs, ReplicaSide, Shape, Start
 from dlctl.algorithms.needs import Done, Gradient
-from dlctl.inner import SAVED_AS
+from dlctl.job import config
+from dlctl.job.inner import SAVED_AS
+from dlctl.model.vector import Vector
 from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.store import Store
-from dlctl.vector import Vector
 
 FIXED = {"overlap": False, "local_steps": 4, "exchange_every_steps": 1, "buffer_pushes": 3}
 """Options with which a trajectory does not depend on how long things take, and with which a portion

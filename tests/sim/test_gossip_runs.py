@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from simulated import Watcher, job_file
 
-from dlctl import messages as m
 from dlctl.roles.coordinator.groups import LOST
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.network import Link, NetworkOptions
 from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Simulation
+from dlctl.wire import messages as m
 
 
 def simulated(*checkers: Any, workers: int = 4, latency_s: float = 0.01, **job: Any) -> Simulation:

@@ -9,10 +9,9 @@ import pytest
 from dlctl_toys.group import Replica
 from simulated import Watcher, job_file
 
-from dlctl import config
-from dlctl import messages as m
 from dlctl.algorithms.needs import Collective, Summed, passed_on
-from dlctl.machine import Effect
+from dlctl.job import config
+from dlctl.model.vector import copy_into
 from dlctl.roles.coordinator.checkpointing import SAVE_S_MAX
 from dlctl.roles.coordinator.groups import LOST
 from dlctl.roles.protocol.context import COORDINATOR
@@ -24,7 +23,8 @@ from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.process import Process
 from dlctl.sim.simulation import Simulation
 from dlctl.sim.store import Store
-from dlctl.vector import copy_into
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Effect
 
 WORKERS = 3
 
@@ -142,7 +142,7 @@ def test_the_next_coordinator_knows_who_was_left_out() -> None:
 
     def leave_out() -> None:
         world.freeze("worker-1")
-        world.machine("coordinator").groups.left_out.add((1, 1))
+        world.machine("coordinator").groups.left_out |= {(1, 1)}
 
     simulation.at(3.0, leave_out)
     simulation.at(3.5, lambda: world.kill("coordinator"))

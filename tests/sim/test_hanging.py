@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from simulated import Watcher, job_file
 
-from dlctl import messages as m
 from dlctl.roles.coordinator.checkpointing import SAVE_S_MAX, STUCK_S_MAX
 from dlctl.roles.coordinator.shutdown import EXIT_S
 from dlctl.roles.protocol.effects import LocateTask
@@ -15,6 +14,7 @@ from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Simulation
 from dlctl.util.text import PLACE_CHARS_MAX, bounded_place
+from dlctl.wire import messages as m
 
 pytestmark = pytest.mark.long
 

@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 from simulated import ACCOUNT, Watcher, job_file, ledger_checkers
 
-from dlctl import messages as m
-from dlctl.config import Host
-from dlctl.flat import slice_bounds
-from dlctl.machine import Note, Send
-from dlctl.placement import place
+from dlctl.job.config import Host
+from dlctl.job.placement import place
+from dlctl.model.flat import slice_bounds
 from dlctl.roles.protocol import files
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import Checker
@@ -24,6 +22,8 @@ from dlctl.sim.network import Link, NetworkOptions
 from dlctl.sim.objectives import LeastSquares, Ledger
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.store import Store
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Note, Send
 
 pytestmark = pytest.mark.long
 

@@ -7,7 +7,7 @@ import json
 import pytest
 from simulated import ACCOUNT, job_file, ledger_checkers
 
-from dlctl.config import Host
+from dlctl.job.config import Host
 from dlctl.roles.protocol.context import COORDINATOR, EXIT_POISONED
 from dlctl.sim.checkers import NothingLeft
 from dlctl.sim.drivers import ComputeOptions

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from simulated import ACCOUNT, Watcher, job_file
 
-from dlctl import messages as m
-from dlctl.machine import Send
 from dlctl.roles.coordinator.records import CompleteCheckpoint
-from dlctl.shards.base import Held
+from dlctl.shards.errors import Held
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults, Moment
 from dlctl.sim.objectives import LeastSquares, Ledger
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.states import KeptStates
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Send
 
 pytestmark = pytest.mark.long
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from simulated import job_file
 
-from dlctl.config import Stop
+from dlctl.job.config import Stop
 from dlctl.roles.coordinator.settings import ANSWER_S_MAX
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.client import Client

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from simulated import ACCOUNT, job_file, ledger_checkers
 
-from dlctl import messages as m
-from dlctl.machine import Received
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.objectives import Ledger
 from dlctl.sim.simulation import Simulation
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Received
 
 
 def in_the_middle(**options: Any) -> Simulation:

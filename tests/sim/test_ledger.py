@@ -9,7 +9,6 @@ from itertools import pairwise
 import pytest
 from simulated import ACCOUNT, Watcher, job_file, ledger_checkers
 
-from dlctl import messages as m
 from dlctl.roles.protocol.effects import Compute
 from dlctl.sim.checkers import Book, Checker, LedgerChecker, TermsChecker
 from dlctl.sim.drivers import ComputeOptions
@@ -17,6 +16,7 @@ from dlctl.sim.faults import Faults, Moment
 from dlctl.sim.network import Link, NetworkOptions
 from dlctl.sim.objectives import LeastSquares, Ledger
 from dlctl.sim.simulation import Outcome, Simulation
+from dlctl.wire import messages as m
 
 POOR = NetworkOptions(link=Link(jitter_s=0.002, loss=0.05, duplicate=0.05, reorder=0.1))
 SLOW_STEPS = ComputeOptions(step_s=0.05)

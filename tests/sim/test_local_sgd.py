@@ -6,7 +6,6 @@ from simulated import ACCOUNT, Watcher, job_file, rows_in_order
 
 from dlctl import jobfile
 from dlctl.compress.base import Delta
-from dlctl.messages import Array, PortionDone
 from dlctl.optim.momentum import Momentum
 from dlctl.shards.memory import in_memory
 from dlctl.sim.checkers import OwnStepsChecker
@@ -14,6 +13,7 @@ from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.network import Link, NetworkOptions
 from dlctl.sim.objectives import Batch, LeastSquares, Ledger
 from dlctl.sim.simulation import Simulation
+from dlctl.wire.messages import Array, PortionDone
 
 NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
 STEPS, RATE = 3, 0.05

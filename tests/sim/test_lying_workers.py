@@ -13,16 +13,16 @@ import pytest
 from simulated import ACCOUNT, job_file, ledger_checkers
 
 from daemons.transport import chunking
-from dlctl import messages as m
-from dlctl import wire
-from dlctl.config import Host
-from dlctl.machine import Effect, Note, Received, Send
+from dlctl.job.config import Host
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.objectives import LeastSquares, Ledger
 from dlctl.sim.simulation import Simulation
 from dlctl.sim.world import World
+from dlctl.wire import codec
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Effect, Note, Received, Send
 
 
 def in_the_middle() -> Simulation:
@@ -124,7 +124,7 @@ def test_a_report_with_too_much_in_it_does_not_keep_anybody_from_reading_the_sta
     world = in_the_middle().world
     for name in ("worker-0", "worker-1"):
         report = m.Report(name, 1, "computing", "", metrics)
-        tell(world, wire.decode(wire.encode(report)), name.encode())
+        tell(world, codec.decode(codec.encode(report)), name.encode())
     world.machine(COORDINATOR).members.daemons["worker-1"].ended(
         m.ProcessExited("worker-1", 1, 1, ("a secret",)), 1.0
     )
@@ -132,7 +132,7 @@ def test_a_report_with_too_much_in_it_does_not_keep_anybody_from_reading_the_sta
     for number in range(1, pages + 1):
         effects = tell(world, m.Request(number, "status", {"first": len(rows)}), b"a reader")
         (reply,) = [e.message for e in effects if isinstance(e, Send) and e.peer == b"a reader"]
-        read = wire.decode(wire.encode(reply))
+        read = codec.decode(codec.encode(reply))
         assert len(read.data) < chunking.FRAME_BYTES_MIN
         assert b"a secret" not in zlib.decompress(read.data)
         rows += json.loads(zlib.decompress(read.data))["daemons"]
@@ -145,7 +145,7 @@ def test_absurd_texts_of_daemons_leave_room_for_the_state_of_the_run():
     text = NOISE.decode("latin1")
     for number, name in enumerate(("server-0", "server-1", "worker-0", "worker-1")):
         report = m.Report(name, 1, text[number * 9 :][:20_000], text[20_000:40_000], {})
-        tell(world, wire.decode(wire.encode(report)), name.encode())
+        tell(world, codec.decode(codec.encode(report)), name.encode())
         world.machine(COORDINATOR).members.daemons[name].change_state("draining")
     effects = tell(world, m.Request(1, "status", {"first": 3}), b"a reader")
     (reply,) = [e.message for e in effects if isinstance(e, Send) and e.peer == b"a reader"]

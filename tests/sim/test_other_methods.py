@@ -12,14 +12,15 @@ import pytest
 from of_torch import OfTorch
 from simulated import job_file
 
-from dlctl import config, registry
-from dlctl.algorithms import translation
+from dlctl import registry
 from dlctl.errors import UsageError
-from dlctl.messages import Array
-from dlctl.runs import manifest
+from dlctl.job import config
+from dlctl.ops import translation
+from dlctl.records import manifest
 from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.store import Store
+from dlctl.wire.messages import Array
 
 ADAM, OWN = ("adam", {"lr": 0.02}), ("adam", {"lr": 0.02})
 MOMENTUM, OWN_MOMENTUM = ("momentum", {"lr": 0.01}), ("sgd", {"lr": 0.01, "momentum": 0.9})

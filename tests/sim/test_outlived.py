@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from simulated import ACCOUNT, job_file
 
-from dlctl import messages as m
-from dlctl.config import Host
+from dlctl.job.config import Host
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.objectives import Ledger
 from dlctl.sim.simulation import Simulation
+from dlctl.wire import messages as m
 
 HOSTS = (Host(ssh="h1"), Host(ssh="h2"))
 FAR = "agent-2"

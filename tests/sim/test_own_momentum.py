@@ -7,7 +7,7 @@ import pytest
 from scipy.fft import dctn, idctn
 from simulated import Noted, job_file, rows_in_order
 
-from dlctl import config
+from dlctl.job import config
 from dlctl.sim.objectives import Batch, LeastSquares
 from dlctl.sim.simulation import Simulation
 

@@ -9,13 +9,13 @@ import pytest
 from simulated import job_file, ledger_checkers
 
 from dlctl.algorithms.rounds import DISCARDED_MAX
-from dlctl.messages import HELD, Ack, Array
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults
 from dlctl.sim.network import Link, NetworkOptions
 from dlctl.sim.objectives import Batch, LeastSquares, Ledger
 from dlctl.sim.simulation import Simulation
+from dlctl.wire.messages import HELD, Ack, Array
 
 STEPS = ComputeOptions(step_s=0.02)
 HUGE = 1e12

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from simulated import KillAtDecision, Watcher, job_file
 
-from dlctl import messages as m
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.rows import rows_in
 from dlctl.sim.checkers import Checker, LivenessChecker, NothingLeft, QuorumChecker, TermsChecker
@@ -15,6 +14,7 @@ from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Simulation
 from dlctl.sim.store import Store
+from dlctl.wire import messages as m
 
 CLOCK = 3
 

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 from simulated import Watcher, job_file
 
-from dlctl import messages as m
 from dlctl import registry
 from dlctl.algorithms.base import MODEL, Table
-from dlctl.machine import Note
 from dlctl.roles.coordinator.failure_detector import last_error
 from dlctl.roles.coordinator.membership import Membership
 from dlctl.roles.coordinator.records import History
@@ -24,6 +22,8 @@ from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Simulation
 from dlctl.util.names import HOME_AGENT
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Note
 
 STOP = {"checkpoint": True, "grace_s": 30.0}
 PORT = "cannot listen on tcp://127.0.0.1:7001: Address already in use; choose another port"

@@ -7,7 +7,6 @@ from __future__ import annotations
 import pytest
 from simulated import ACCOUNT, FullAtRelease, Watcher, job_file
 
-from dlctl import messages as m
 from dlctl.roles.coordinator.persistence import Lasting
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import LoadArrays
@@ -16,6 +15,7 @@ from dlctl.sim.checkers.base import Checker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.objectives import LeastSquares, Ledger
 from dlctl.sim.simulation import Simulation
+from dlctl.wire import messages as m
 
 FULL_S = 8.5
 LEASE = m.Lease(1, 0, 0, 0, 4)

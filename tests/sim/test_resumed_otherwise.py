@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from simulated import job_file
 
-from dlctl.messages import Json
-from dlctl.runs.manifest import state_of
+from dlctl.records.manifest import state_of
 from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.store import Store
+from dlctl.wire.messages import Json
 
 PROBLEM = LeastSquares(samples=256)
 

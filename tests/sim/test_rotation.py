@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from simulated import ACCOUNT, job_file, ledger_checkers
 
-from dlctl import config
-from dlctl.machine import Effect
+from dlctl.job import config
 from dlctl.roles.coordinator.records import IssueTerm, KeyRenewed, Remember, RenewKey
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import Checker
@@ -16,6 +15,7 @@ from dlctl.sim.objectives import Ledger
 from dlctl.sim.process import Process
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.world import KEY
+from dlctl.wire.machine import Effect
 
 pytestmark = pytest.mark.long
 

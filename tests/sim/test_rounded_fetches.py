@@ -9,7 +9,6 @@ import pytest
 from simulated import ACCOUNT, Watcher, job_file, ledger_checkers
 
 from dlctl.compress.values import Precision
-from dlctl.messages import Evaluated, Parameters, SparseParameters
 from dlctl.shards.base import Shard
 from dlctl.shards.summary import Summary
 from dlctl.sim.checkers import FetchesChecker
@@ -18,6 +17,7 @@ from dlctl.sim.faults import Faults
 from dlctl.sim.network import Link, NetworkOptions
 from dlctl.sim.objectives import LeastSquares, Ledger
 from dlctl.sim.simulation import Simulation
+from dlctl.wire.messages import Evaluated, Parameters, SparseParameters
 
 PRECISIONS: tuple[Precision, ...] = ("float16", "bfloat16")
 RUNS: dict[str, dict[str, Any]] = {

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from simulated import job_file
 
-from dlctl import messages as m
-from dlctl.machine import Send
 from dlctl.sim.checkers import Checker, NothingLeft, TermsChecker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults, Moment
 from dlctl.sim.network import Link, NetworkOptions
 from dlctl.sim.objectives import LeastSquares, layout_of
 from dlctl.sim.simulation import Simulation
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Send
 
 PORTIONS = 15
 DIGITS = Path(__file__).parents[2] / "examples" / "digits" / "digits.npz"

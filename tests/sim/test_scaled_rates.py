@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from simulated import job_file
 
-from dlctl.config import Schedule
-from dlctl.messages import Push
+from dlctl.job.config import Schedule
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.store import Store
+from dlctl.wire.messages import Push
 
 LR, SAMPLES, WARMUP = 0.02, 256, 320
 

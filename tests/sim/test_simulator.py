@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from simulated import Watcher, job_file
 
-from dlctl import wire
-from dlctl.machine import DeadlineReached, Exit, Note, Received, Reconnected, Send
-from dlctl.messages import APPLIED, HELD, Ack, Drained, Heard, Initialise, Parameters, Push
 from dlctl.sim.network import Link, Network, NetworkOptions
 from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.process import Process, Spinning
 from dlctl.sim.simulation import Simulation
 from dlctl.sim.timeline import Timeline
+from dlctl.wire import codec
+from dlctl.wire.machine import DeadlineReached, Exit, Note, Received, Reconnected, Send
+from dlctl.wire.messages import APPLIED, HELD, Ack, Drained, Heard, Initialise, Parameters, Push
 
 
 class Recorder:
@@ -75,7 +75,7 @@ def test_a_message_takes_the_latency_and_the_time_of_its_bytes():
     pair = Pair(latency_s=0.1, bytes_per_s=1e5)
     message = parameters(25_000)
     pair.send(message, message)
-    nbytes = sum(len(frame) for frame in wire.encode(message))
+    nbytes = sum(len(frame) for frame in codec.encode(message))
     assert [at for at, _ in pair.arrivals()] == pytest.approx(
         [0.1 + nbytes / 1e5, 0.1 + 2 * nbytes / 1e5]
     )
@@ -225,7 +225,7 @@ def test_bytes_are_counted_as_they_are_on_the_wire():
     pushes = Watcher(Push)
     job = job_file(compression=("topk", {"density": 0.1}))
     outcome = Simulation(job, LeastSquares(size=200), checkers=(pushes,)).run()
-    expected = sum(len(f) for p in pushes.messages() for f in wire.encode(p))
+    expected = sum(len(f) for p in pushes.messages() for f in codec.encode(p))
     assert outcome.network.nbytes["Push"] == expected
     assert outcome.network.messages["Push"] == len(pushes.messages()) == 64
 

@@ -7,11 +7,10 @@ import pytest
 import torch
 from simulated import Noted, Watcher, job_file, rows_in_order
 
-from dlctl import config
-from dlctl.algorithms.sparseloco import BLOCK, Options, Shard, released
+from dlctl.algorithms.methods.sparseloco import BLOCK, Options, Shard, released
 from dlctl.compress.base import Delta
 from dlctl.compress.chunked import ChunkedTopK
-from dlctl.messages import Parameters, SparseParameters
+from dlctl.job import config
 from dlctl.optim.momentum import Momentum
 from dlctl.optim.pending import PENDING, THRESHOLD, Pending, bits_of
 from dlctl.optim.sgd import SGD
@@ -23,6 +22,7 @@ from dlctl.shards.memory import in_memory
 from dlctl.sim.objectives import Batch, LeastSquares
 from dlctl.sim.simulation import Simulation
 from dlctl.sim.states import MemoryLog
+from dlctl.wire.messages import Parameters, SparseParameters
 
 STEPS, RATE, DECAY, OUTER = 3, 0.05, 0.95, 0.9
 CHUNK, KEEP = 40, 6

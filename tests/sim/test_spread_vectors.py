@@ -1,5 +1,5 @@
 """Methods of replicas that are cut over processes come to what those of one process do: their
-vectors are in parts, and each rank works on its own (`daemons/worker/spread.py`).
+vectors are in parts, and each rank works on its own (`daemons/worker/ranks/spread_vectors.py`).
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 from simulated import ACCOUNT, job_file, ledger_checkers
 
-from daemons.worker import spread
-from daemons.worker.rank_memory import RankMemory
-from daemons.worker.spread import Share, SpreadVector, Vectors
+from daemons.worker.ranks import spread_vectors
+from daemons.worker.ranks.rank_memory import RankMemory
+from daemons.worker.ranks.spread_vectors import Share, SpreadVector, Vectors
 from dlctl import registry
+from dlctl.model.vector import zeros_like
 from dlctl.sim.drivers import ComputeDriver, ComputeOptions
 from dlctl.sim.faults import Faults
 from dlctl.sim.network import Link, NetworkOptions
 from dlctl.sim.objectives import LeastSquares, Ledger
 from dlctl.sim.simulation import Simulation
-from dlctl.vector import zeros_like
 
 RANKS = 3
 SHARED = [
@@ -41,7 +41,7 @@ class Replicas:
         self.worked: set[str] = set()
         self._kind = registry.load("compressors", compressor)
         self._options = self._kind.Options(**options)
-        patch.setattr(spread, "ALIGNED", 4)  # Elements of a part: the models are small.
+        patch.setattr(spread_vectors, "ALIGNED", 4)  # Elements of a part: the models are small.
         build = ComputeDriver._build
 
         def cut_and_build(driver: Any, effect: Any) -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from simulated import Watcher, job_file, rows_in_order
 
-from dlctl.messages import Ack, PortionDone
 from dlctl.roles.protocol.effects import Compute
 from dlctl.sim.checkers import (
     BufferedChecker,
@@ -26,6 +25,7 @@ from dlctl.sim.network import Link, NetworkOptions
 from dlctl.sim.objectives import Batch, LeastSquares
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.world import World
+from dlctl.wire.messages import Ack, PortionDone
 
 TIMEOUTS = {"silent_s": 6.0, "resend_s": 0.3}
 HEAL_AT_S = 5.0

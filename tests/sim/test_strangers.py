@@ -14,10 +14,6 @@ from hypothesis import strategies as st
 from repeated import times
 from simulated import ACCOUNT, job_file, ledger_checkers
 
-from dlctl import messages as m
-from dlctl import wire
-from dlctl.machine import Exit, Hush, Received, Send
-from dlctl.messages import MESSAGES, Array, Json, Packed
 from dlctl.roles.coordinator.dataset import Dataset
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.token import sign
@@ -26,6 +22,10 @@ from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.objectives import Ledger
 from dlctl.sim.simulation import Simulation
 from dlctl.sim.world import KEY, RUN_ID
+from dlctl.wire import codec
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Exit, Hush, Received, Send
+from dlctl.wire.messages import MESSAGES, Array, Json, Packed
 
 NUMBERS = st.integers(0, 3) | st.sampled_from([7, 64, 10**6, 2**62])
 WORDS = st.sampled_from(
@@ -62,7 +62,7 @@ def _values(hint) -> st.SearchStrategy:
     """Further than the wire lets through: a role is no weaker than its transport."""
     if get_origin(hint) is tuple:
         return st.lists(_values(get_args(hint)[0]), max_size=3).map(tuple)
-    if (limits := wire.limits_of(hint)) is None:
+    if (limits := codec.limits_of(hint)) is None:
         return VALUES[str(hint)]
     if isinstance(limits.least, float):
         return FLOATS

@@ -5,11 +5,10 @@ import pytest
 import torch
 from simulated import Watcher, job_file, rows_in_order
 
-from dlctl.algorithms.sync import Barrier, Options
+from dlctl.algorithms.methods.sync import Barrier, Options
 from dlctl.compress.base import Delta
-from dlctl.config import Gradients, ParameterGroup, Schedule
-from dlctl.flat import TRAINED, Entry, Layout
-from dlctl.messages import APPLIED, HELD, LATE, Ack, Packed, Push
+from dlctl.job.config import Gradients, ParameterGroup, Schedule
+from dlctl.model.flat import TRAINED, Entry, Layout
 from dlctl.optim.sgd import SGD, SGDOptions
 from dlctl.roles.protocol.effects import Compute
 from dlctl.shards.memory import in_memory
@@ -19,6 +18,7 @@ from dlctl.sim.faults import Faults, Moment
 from dlctl.sim.network import Link, NetworkOptions
 from dlctl.sim.objectives import Batch, LeastSquares, Ledger
 from dlctl.sim.simulation import Simulation
+from dlctl.wire.messages import APPLIED, HELD, LATE, Ack, Packed, Push
 
 SYNC = ("sync", {})
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from simulated import job_file
 
-from dlctl.config import Host
+from dlctl.job.config import Host
 from dlctl.sim.checkers.tables import TablesChecker
 from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Outcome, Simulation

@@ -7,12 +7,12 @@ import pytest
 from simulated import job_file
 
 from dlctl.errors import JobFailed
-from dlctl.messages import Array, Json
+from dlctl.records.manifest import FAILURE
 from dlctl.roles.protocol.context import COORDINATOR
-from dlctl.runs.manifest import FAILURE
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.objectives import Batch, LeastSquares
 from dlctl.sim.simulation import Outcome, Simulation
+from dlctl.wire.messages import Array, Json
 
 STEPS = ComputeOptions(step_s=0.05)
 SAMPLES = 256

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from simulated import ACCOUNT, Watcher, job_file, ledger_checkers
 
-from dlctl import messages as m
-from dlctl.machine import Send
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.objectives import Ledger
 from dlctl.sim.simulation import Simulation
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Send
 
 ALONE_S, HEARD_S = 0.37, 13.0
 """Between these no answer of the server gets to the worker, which has computed all of its data."""

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 from seeds import run_seed
 
+from dlctl.records.memory import DAEMON, Entry, Piece
 from dlctl.roles.coordinator.membership import LASTING
 from dlctl.roles.coordinator.persistence import Persistence
 from dlctl.roles.coordinator.records import Owner
-from dlctl.runs.memory import DAEMON, Entry, Piece
 
 
 def everything(persistence: Persistence) -> Iterator[Entry]:

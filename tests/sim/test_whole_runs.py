@@ -5,13 +5,13 @@ import pytest
 from simulated import ACCOUNT, Spy, Watcher, job_file, ledger_checkers
 
 from dlctl import registry
-from dlctl.messages import Parameters, Push
 from dlctl.sim.crashpoints import PointCrash
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults
 from dlctl.sim.network import Link, NetworkOptions
 from dlctl.sim.objectives import LeastSquares, Ledger, WithBuffers
 from dlctl.sim.simulation import Simulation
+from dlctl.wire.messages import Parameters, Push
 
 ALONE = ("downpour", {"overlap": False})
 STEADY = ComputeOptions(step_s=0.05, spread=0.0)

@@ -19,11 +19,11 @@ from of_torch import OfTorch
 from simulated import Watcher, job_file
 
 from dlctl import registry
-from dlctl.messages import Push
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults
 from dlctl.sim.objectives import WithBuffers
 from dlctl.sim.simulation import Simulation
+from dlctl.wire.messages import Push
 
 SHORT: dict[str, Any] = {
     "local_steps": 4, "exchange_every_steps": 2, "buffer_pushes": 2, "quorum": 2, "fragments": 2,

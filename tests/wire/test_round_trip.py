@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlctl import wire
 from dlctl.errors import LocalProtocolError
-from dlctl.messages import (
+from dlctl.wire import codec
+from dlctl.wire.messages import (
     MESSAGES,
     NATURAL_MAX,
     Array,
@@ -27,7 +27,7 @@ from dlctl.messages import (
 )
 
 NATURALS = st.integers(0, NATURAL_MAX)
-ARRAYS = st.sampled_from(wire.DTYPES).flatmap(
+ARRAYS = st.sampled_from(codec.DTYPES).flatmap(
     lambda dtype: st.binary(max_size=64).map(
         lambda raw: np.frombuffer(raw[: len(raw) // dtype.itemsize * dtype.itemsize], dtype)
     )
@@ -53,7 +53,7 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
     """All that a field of this type may hold."""
     if get_origin(hint) is tuple:
         return st.lists(values(get_args(hint)[0]), max_size=5).map(tuple)
-    limits = wire.limits_of(hint)
+    limits = codec.limits_of(hint)
     return VALUES[str(hint)] if limits is None else numbers(limits)
 
 
@@ -83,8 +83,8 @@ def plain(value: Any) -> Any:
 def test_what_is_decoded_is_what_was_encoded(kind: type[Message]) -> None:
     @given(messages(kind))
     def round_trip(message: Message) -> None:
-        frames = [bytes(frame) for frame in wire.encode(message)]
-        decoded = wire.decode(frames)
+        frames = [bytes(frame) for frame in codec.encode(message)]
+        decoded = codec.decode(frames)
         assert type(decoded) is kind
         for field in fields(kind):  # type: ignore[arg-type]
             assert plain(getattr(decoded, field.name)) == plain(getattr(message, field.name))
@@ -94,14 +94,14 @@ def test_what_is_decoded_is_what_was_encoded(kind: type[Message]) -> None:
 
 def test_arrays_are_not_copied_on_the_way_out() -> None:
     values = np.arange(1000, dtype=np.float32)
-    frames = wire.encode(Parameters(0, 1, 2, 3, values))
+    frames = codec.encode(Parameters(0, 1, 2, 3, values))
     values[0] = 7
     assert np.frombuffer(frames[1], np.float32)[0] == 7
 
 
 def test_arrays_are_read_only_views_on_the_way_in() -> None:
-    frames = [bytes(f) for f in wire.encode(Parameters(0, 1, 2, 3, np.zeros(3, np.float32)))]
-    decoded = wire.decode(frames)
+    frames = [bytes(f) for f in codec.encode(Parameters(0, 1, 2, 3, np.zeros(3, np.float32)))]
+    decoded = codec.decode(frames)
     assert isinstance(decoded, Parameters)
     assert not decoded.values.flags.writeable
     assert np.shares_memory(decoded.values, np.frombuffer(frames[1], np.uint8)), "no copy"
@@ -109,24 +109,24 @@ def test_arrays_are_read_only_views_on_the_way_in() -> None:
 
 def test_a_header_that_would_be_refused_is_not_sent() -> None:
     with pytest.raises(LocalProtocolError, match="header of Register"):
-        wire.encode(Register("x" * wire.HEADER_BYTES_MAX, "worker", "worker-0", 1, 1, "h", "v"))
+        codec.encode(Register("x" * codec.HEADER_BYTES_MAX, "worker", "worker-0", 1, 1, "h", "v"))
 
 
 def test_text_that_is_no_unicode_arrives_in_a_readable_form() -> None:
-    frames = wire.encode(Dismiss("a lone surrogate \udc80"))
-    assert wire.decode([bytes(frames[0])]) == Dismiss("a lone surrogate \\udc80")
+    frames = codec.encode(Dismiss("a lone surrogate \udc80"))
+    assert codec.decode([bytes(frames[0])]) == Dismiss("a lone surrogate \\udc80")
 
 
 def test_what_msgpack_has_no_form_for_is_our_own_error() -> None:
     for value in (2**70, object(), {1, 2}):
         with pytest.raises(LocalProtocolError, match="cannot encode ChangeSettings"):
-            wire.encode(ChangeSettings(1, {"value": value}))
+            codec.encode(ChangeSettings(1, {"value": value}))
 
 
 def test_only_flat_arrays_of_known_types_are_sent() -> None:
     for values in (np.zeros((2, 2), np.float32), np.zeros(2, ">f4"), np.zeros(2, complex)):
         with pytest.raises(LocalProtocolError, match="cannot send an array"):
-            wire.encode(Parameters(0, 1, 2, 3, values))
+            codec.encode(Parameters(0, 1, 2, 3, values))
 
 
 def test_a_message_shows_the_length_of_its_arrays_and_never_their_content() -> None:

@@ -13,8 +13,8 @@ import torch
 from daemons.worker.replica import Replica
 from daemons.worker.shared_vectors import SharedVectors, nbytes
 from dlctl.errors import DlctlError
-from dlctl.messages import Array
 from dlctl.util.units import short_size
+from dlctl.wire.messages import Array
 
 HEADER_BYTES = mmap.PAGESIZE
 MARK_AT = 64

@@ -18,13 +18,13 @@ import numpy as np
 
 from daemons.worker.building import build
 from daemons.worker.hogwild.memory import ModelMemory, check_device, reserve
-from daemons.worker.rank_group import Said
-from daemons.worker.ranks import Ranks
+from daemons.worker.ranks.rank_group import Said
+from daemons.worker.ranks.rank_processes import Ranks
 from daemons.worker.replica import Replica
-from dlctl.config import JobFile
 from dlctl.errors import DlctlError
-from dlctl.messages import Array
+from dlctl.job.config import JobFile
 from dlctl.roles.protocol.effects import Compute, Computed, FailedSample
+from dlctl.wire.messages import Array
 
 
 class Ahead:

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from daemons.worker.hogwild.memory import ModelMemory, check_device, reserve, size_of
 from daemons.worker.replica import Replica
 from dlctl.errors import DlctlError, os_errors_as
-from dlctl.messages import Array
 from dlctl.util import regular
+from dlctl.wire.messages import Array
 
 FILE = "shared-model"
 """In the run's directory, or that of its host."""

@@ -22,8 +22,9 @@ from dlctl.cli.options import (
 from dlctl.cli.ui import console, live, report
 from dlctl.errors import DlctlError, NotFound, UsageError
 from dlctl.ops import checkpoint_choice, control, other_process
-from dlctl.runs import checkpoints, evaluated, facts, select
-from dlctl.runs.manifest import FAILURE, Manifest, is_doubtful, parts
+from dlctl.records import evaluated
+from dlctl.records.manifest import FAILURE, Manifest, is_doubtful, parts
+from dlctl.runs import checkpoints, facts, select
 from dlctl.util import outfile, values
 from dlctl.util.text import plural
 

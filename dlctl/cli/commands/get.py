@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from dlctl import settings
 from dlctl.cli import daemon_names
 from dlctl.cli.group import make_command
 from dlctl.cli.options import job_option, json_option
 from dlctl.cli.ui import console
+from dlctl.job import settings
 from dlctl.runs import facts, select
 
 KEY = re.compile("[a-z_]+")
@@ -47,6 +47,6 @@ def command(arguments: tuple[str, ...], job: str | None) -> None:
         for key, value in own.items()
     ]
     data, values = {"run_id": snapshot.run_id, "settings": found}, [row["VALUE"] for row in rows]
-    console.show("dlctl.settings/1", data, console.table(rows), values)
+    console.show("dlctl.job.settings/1", data, console.table(rows), values)
     if not rows:
         console.note("no daemon has reported such a setting yet")

@@ -13,10 +13,10 @@ from dlctl.cli.commands.doctor import lines as lines_of
 from dlctl.cli.group import make_command
 from dlctl.cli.options import file_argument, json_option
 from dlctl.cli.ui import console
-from dlctl.config import JobFile
 from dlctl.errors import DlctlError
 from dlctl.health.findings import FAULT, Finding
 from dlctl.health.needs import Model
+from dlctl.job.config import JobFile
 from dlctl.ops import cases, doctor, plan
 from dlctl.ops.cases import Case
 from dlctl.ops.decide import Action

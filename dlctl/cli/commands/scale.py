@@ -7,8 +7,8 @@ import click
 from dlctl.cli.group import make_command
 from dlctl.cli.options import job_option, wait_options
 from dlctl.cli.ui import console, live
-from dlctl.config import COUNT_MAX
 from dlctl.errors import UsageError
+from dlctl.job.config import COUNT_MAX
 from dlctl.ops import control
 from dlctl.runs import select
 from dlctl.util import values

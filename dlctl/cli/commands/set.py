@@ -7,12 +7,12 @@ from collections.abc import Mapping
 
 import click
 
-from dlctl import inner, settings
 from dlctl.cli.group import make_command
 from dlctl.cli.options import job_option, timeout_option
 from dlctl.cli.ui import console, report
 from dlctl.control import client
 from dlctl.errors import Partial, UsageError
+from dlctl.job import inner, settings
 from dlctl.ops import changes, control, next_step
 from dlctl.runs import select
 from dlctl.runs.snapshot import Snapshot, read_job

@@ -8,7 +8,7 @@ from typing import Any
 from dlctl.cli.group import make_command
 from dlctl.cli.options import file_argument, json_option
 from dlctl.cli.ui import console
-from dlctl.config import to_dict
+from dlctl.job.config import to_dict
 
 SCHEMA = "dlctl.validate/1"
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dlctl.cli.ui import console, report
+from dlctl.job.settings import AUTO
 from dlctl.runs import facts
 from dlctl.runs.facts import Row
 from dlctl.runs.snapshot import ENDED, GONE, Snapshot, is_here
-from dlctl.settings import AUTO
 from dlctl.util import processes, values
 from dlctl.util.names import COORDINATOR
 from dlctl.util.values import NOTHING

@@ -12,17 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlctl import messages as m
-from dlctl.machine import (
-    DeadlineReached,
-    Effect,
-    Event,
-    Exit,
-    Received,
-    Reconnected,
-    Started,
-    StopRequested,
-)
 from dlctl.roles.protocol.context import COORDINATOR, EXIT_FENCED, REPORT_S, Birth, Context
 from dlctl.roles.protocol.effects import (
     CoordinatorGone,
@@ -37,6 +26,17 @@ from dlctl.roles.protocol.live_values import LiveValues
 from dlctl.roles.protocol.watchdog import Watchdog
 from dlctl.util.names import HOME_AGENT
 from dlctl.util.text import COORDINATOR_GONE
+from dlctl.wire import messages as m
+from dlctl.wire.machine import (
+    DeadlineReached,
+    Effect,
+    Event,
+    Exit,
+    Received,
+    Reconnected,
+    Started,
+    StopRequested,
+)
 
 RESTART_FIRST_S, RESTART_MAX_S = 0.5, 5.0
 """The coordinator is restarted at once; with backoff while each one dies before it works, until the

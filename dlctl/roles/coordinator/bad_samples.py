@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
 from dlctl.roles.coordinator.records import History
 from dlctl.roles.coordinator.supply import DataSupply
+from dlctl.wire import messages as m
 
 EPOCHS_KEPT = 2
 """Around the end of a data epoch, portions of two epochs are leased."""

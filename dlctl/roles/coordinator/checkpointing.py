@@ -18,10 +18,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from dlctl import messages as m
-from dlctl.config import JobFile
-from dlctl.machine import Peer
-from dlctl.messages import Json
+from dlctl.job.config import JobFile
+from dlctl.records.memory import Entry, Memory
 from dlctl.roles.coordinator.membership import Membership
 from dlctl.roles.coordinator.records import (
     BeginCheckpoint,
@@ -34,8 +32,10 @@ from dlctl.roles.coordinator.records import (
 )
 from dlctl.roles.protocol.files import Transfers, Wanted, checkpoint_file, saved_file
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
-from dlctl.runs.memory import Entry, Memory
 from dlctl.util.names import HOME_AGENT
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Peer
+from dlctl.wire.messages import Json
 
 SAVE_S_MAX = 120.0
 """Timeout without an answer, and without progress in the transfer or check of a file. For a worker

@@ -20,23 +20,13 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from dlctl import messages as m
-from dlctl import placement, settings
 from dlctl.algorithms.base import Method
-from dlctl.config import JobFile
 from dlctl.errors import DlctlError, NotPermitted, RemoteProtocolError
-from dlctl.machine import (
-    DeadlineReached,
-    Effect,
-    Event,
-    Exit,
-    Peer,
-    Received,
-    Send,
-    Started,
-    StopRequested,
-)
-from dlctl.messages import Json
+from dlctl.job import placement, settings
+from dlctl.job.config import JobFile
+from dlctl.records import evaluated
+from dlctl.records.best import Best, Target
+from dlctl.records.manifest import FAILURE, MEAN
 from dlctl.roles.coordinator import daemon_states, shutdown
 from dlctl.roles.coordinator.bad_samples import BadSamples
 from dlctl.roles.coordinator.checkpointing import Checkpointing
@@ -86,9 +76,19 @@ from dlctl.roles.protocol.files import (
     Transfers,
 )
 from dlctl.roles.protocol.keyring import Keyring
-from dlctl.runs import evaluated
-from dlctl.runs.best import Best, Target
-from dlctl.runs.manifest import FAILURE, MEAN
+from dlctl.wire import messages as m
+from dlctl.wire.machine import (
+    DeadlineReached,
+    Effect,
+    Event,
+    Exit,
+    Peer,
+    Received,
+    Send,
+    Started,
+    StopRequested,
+)
+from dlctl.wire.messages import Json
 
 FAILURE_CHARS = 500
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
-from dlctl.messages import Json
 from dlctl.roles.coordinator.holders import Holders, Key
+from dlctl.wire.messages import Json
 
 RETURNED, DONE = -2, -1
 """In place of a slot: the portion waits to be leased again; it is done."""

@@ -7,10 +7,11 @@ from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
 
-from dlctl import batches, registry, schedule
-from dlctl.clients import epoch_samples
-from dlctl.config import JobFile
+from dlctl import registry
 from dlctl.errors import DlctlError
+from dlctl.job import batches, schedule
+from dlctl.job.clients import epoch_samples
+from dlctl.job.config import JobFile
 from dlctl.roles.coordinator.data_pool import DataPool
 from dlctl.roles.coordinator.dataset import Dataset
 from dlctl.roles.coordinator.lead import MethodLead

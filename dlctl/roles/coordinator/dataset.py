@@ -13,9 +13,9 @@ from collections import Counter
 from typing import NamedTuple
 
 from dlctl.errors import DlctlError, RemoteProtocolError
-from dlctl.messages import Json, ModelReady
 from dlctl.util import listing
 from dlctl.util.text import OTHER_NUMBERS
+from dlctl.wire.messages import Json, ModelReady
 
 SHOWN_MAX = 3
 """Names that an error lists."""

@@ -20,7 +20,6 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from dlctl import messages as m
 from dlctl.algorithms.base import (
     BatchRequest,
     Change,
@@ -32,10 +31,11 @@ from dlctl.algorithms.base import (
     VectorRequest,
 )
 from dlctl.algorithms.tables import PARTS_MAX
-from dlctl.messages import Json
 from dlctl.roles.coordinator.batch_pool import BatchPool
 from dlctl.roles.coordinator.portions import PortionPool
 from dlctl.roles.protocol.context import Context
+from dlctl.wire import messages as m
+from dlctl.wire.messages import Json
 
 LATE_S = 2.0
 """An operation that takes longer is shown in `status`, with the shards that have not answered."""

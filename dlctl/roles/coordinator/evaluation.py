@@ -11,15 +11,15 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass, field
 
-from dlctl import messages as m
-from dlctl.messages import Json
+from dlctl.records.best import Best, Target, available_metrics
+from dlctl.records.evaluated import Result
+from dlctl.records.memory import Entry, Evaluation, Fields, Finish, Memory, Work
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.records import History, Owner
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
-from dlctl.runs.best import Best, Target, available_metrics
-from dlctl.runs.evaluated import Result
-from dlctl.runs.memory import Entry, Evaluation, Fields, Finish, Memory, Work
 from dlctl.util import values
+from dlctl.wire import messages as m
+from dlctl.wire.messages import Json
 
 FINISHES_MAX = 2
 """Workers that are asked to run `finish`: `finish` itself may kill a worker."""

@@ -11,9 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
-from dlctl.machine import Peer
 from dlctl.problems import are_alike
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
@@ -30,6 +28,8 @@ from dlctl.roles.protocol.context import EXIT_FENCED, EXIT_POISONED
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.util.names import HOME_AGENT, WAITS_FOR_SPACE
 from dlctl.util.text import ENDED_BY_ITSELF, plural
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Peer
 
 DEATHS_MAX = 20
 """Deaths in a row of a server or an agent, each soon after its start: restarts do not help."""

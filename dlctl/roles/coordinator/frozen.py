@@ -12,18 +12,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from dlctl import frozen
-from dlctl import messages as m
 from dlctl.errors import DlctlError
-from dlctl.flat import Layout
-from dlctl.machine import Peer
-from dlctl.messages import Json
+from dlctl.model import frozen
+from dlctl.model.flat import Layout
+from dlctl.records.memory import Entry, Memory
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.records import Owner
 from dlctl.roles.coordinator.run_state import Part
 from dlctl.roles.protocol.files import Transfers, Wanted
-from dlctl.runs.memory import Entry, Memory
 from dlctl.util.names import HOME_AGENT
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Peer
+from dlctl.wire.messages import Json
 
 
 @dataclass(eq=False)

@@ -12,12 +12,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 
-from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
-from dlctl.machine import Peer
+from dlctl.records.memory import Entry, Memory
 from dlctl.roles.coordinator.records import Owner
 from dlctl.roles.coordinator.run_state import Control, RunState
-from dlctl.runs.memory import Entry, Memory
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Peer
 
 Member = tuple[int, int]
 """Slot and epoch."""

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dlctl import placement
-from dlctl.messages import ProcessExited
+from dlctl.job import placement
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.evaluation import Evaluations
@@ -27,6 +26,7 @@ from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.util.hostnames import HERE
 from dlctl.util.names import HOME_AGENT
 from dlctl.util.text import grave
+from dlctl.wire.messages import ProcessExited
 
 
 @dataclass(eq=False)

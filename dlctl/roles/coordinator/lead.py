@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dlctl import messages as m
 from dlctl.algorithms.base import Lead
-from dlctl.machine import Peer
-from dlctl.messages import Json
+from dlctl.records.memory import Entry, LeadState, Memory
 from dlctl.roles.coordinator.driven import Driven
 from dlctl.roles.coordinator.portions import PortionPool
 from dlctl.roles.coordinator.run_state import RunState
-from dlctl.runs.memory import Entry, LeadState, Memory
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Peer
+from dlctl.wire.messages import Json
 
 
 class MethodLead:

@@ -16,16 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dlctl import batches
-from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
+from dlctl.job import batches
+from dlctl.records.memory import ANSWER, Entry, Memory
 from dlctl.roles.coordinator.data_pool import UNKNOWN, Range
 from dlctl.roles.coordinator.lead import MethodLead
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.run_progress import RunProgress
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.supply import DataSupply
-from dlctl.runs.memory import ANSWER, Entry, Memory
+from dlctl.wire import messages as m
 
 NOTHING = Range(0, 0, 0, 0)
 """The answer to a worker for which there is no data now."""

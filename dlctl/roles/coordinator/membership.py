@@ -14,15 +14,15 @@ from itertools import count
 from operator import attrgetter
 from types import MappingProxyType
 
-from dlctl.machine import Peer
-from dlctl.messages import Json, ProcessExited
+from dlctl.records.memory import DAEMON, Entry, Memory
 from dlctl.roles.coordinator import crash_loops, daemon_states
 from dlctl.roles.coordinator.selections import Changes, Observed, Observer, Selection
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
-from dlctl.runs.memory import DAEMON, Entry, Memory
 from dlctl.util.names import HOME_AGENT
 from dlctl.util.text import NO_WORKER
 from dlctl.util.values import exit_in_words
+from dlctl.wire.machine import Peer
+from dlctl.wire.messages import Json, ProcessExited
 
 BACKOFF_S = {"agent": (0.5, 2.0), "server": (0.1, 2.0), "worker": (0.5, 30.0)}
 """Initial and maximum backoff before a restart. Short for servers: all workers wait for them."""

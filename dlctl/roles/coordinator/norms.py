@@ -16,14 +16,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
-from dlctl.machine import Peer
+from dlctl.records.memory import Entry, Memory, Norm
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.quorum import is_current
 from dlctl.roles.coordinator.records import Owner
 from dlctl.roles.coordinator.run_state import RunState
-from dlctl.runs.memory import Entry, Memory, Norm
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Peer
 
 
 class Norms(Owner):

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 
-from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
-from dlctl.machine import Peer
 from dlctl.roles.coordinator.groups import LOST
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.run_state import Control, RunState
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Peer
 
 _TCP = re.compile(
     r"tcp://(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}(?:%[A-Za-z0-9]{1,15})?\]):([0-9]{1,5})"

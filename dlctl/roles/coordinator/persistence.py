@@ -1,7 +1,7 @@
 """The coordinator's persisted state, and how the next coordinator of the run recovers from it.
 
 Every part owns pieces of the state, and notices itself which of them may have changed
-(`Remembers`); `dlctl/runs/memory.py` lists the pieces.
+(`Remembers`); `dlctl/records/memory.py` lists the pieces.
 
 After every event the changed pieces become `Remember` effects, ahead of the messages of that event.
 So no other process learns of a decision that a crash could undo; on a full disk, of no decision
@@ -27,8 +27,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from dlctl.machine import Effect
-from dlctl.messages import Decided, Json, Lease, Message, NormTotal, Topology, VectorOp, Welcome
+from dlctl.records.memory import DAEMON, Clock, End, Entry, Memory, Record, Run
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.evaluation import Evaluations
@@ -40,8 +39,18 @@ from dlctl.roles.coordinator.rotation import Rotation
 from dlctl.roles.coordinator.run_state import Part
 from dlctl.roles.coordinator.scaling import Scaling
 from dlctl.roles.coordinator.settings import SettingChanges
-from dlctl.runs.memory import DAEMON, Clock, End, Entry, Memory, Record, Run
 from dlctl.util.names import HOME_AGENT
+from dlctl.wire.machine import Effect
+from dlctl.wire.messages import (
+    Decided,
+    Json,
+    Lease,
+    Message,
+    NormTotal,
+    Topology,
+    VectorOp,
+    Welcome,
+)
 
 UNWRITTEN_S_MIN = 3.0
 """A healthy coordinator writes more often than this."""

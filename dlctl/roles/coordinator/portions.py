@@ -12,11 +12,11 @@ from itertools import count
 from typing import Any
 
 from dlctl.algorithms.base import DataEpoch
-from dlctl.clients import cohort
-from dlctl.flat import slice_bounds
-from dlctl.messages import Json
+from dlctl.job.clients import cohort
+from dlctl.model.flat import slice_bounds
 from dlctl.roles.coordinator.data_pool import DONE, RETURNED, UNKNOWN, DataPool, Range
 from dlctl.roles.coordinator.holders import Key
+from dlctl.wire.messages import Json
 
 
 class PortionPool(DataPool):

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dlctl import problems
-from dlctl.messages import Json
 from dlctl.problems import Code, Fact, Problem, known, names_in
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.failure_detector import SLOW_S_MAX
@@ -17,6 +16,7 @@ from dlctl.roles.coordinator.run_state import RunState
 from dlctl.util import values
 from dlctl.util.names import COORDINATOR, WAITS_FOR_SPACE
 from dlctl.util.text import ALIKE_LIFE_S, KILLED, bounded_place
+from dlctl.wire.messages import Json
 
 QUIET_S = 2.5
 """Daemons report once a second: without a report for longer than this they are late."""

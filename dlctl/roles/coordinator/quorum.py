@@ -22,15 +22,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from dlctl import messages as m
 from dlctl.algorithms.base import Lead, Process
 from dlctl.errors import RemoteProtocolError
-from dlctl.machine import Peer
+from dlctl.records.memory import Entry, Memory, Quorum
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.records import Owner
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.protocol.rows import packed, rows_in
-from dlctl.runs.memory import Entry, Memory, Quorum
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Peer
 
 ROUNDING_S = 1e-6
 """At a deadline the time since it was set may be rounded down."""

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Protocol
 
-from dlctl.machine import Effect, Event, Exit
-from dlctl.messages import Drain, Json, Kill
+from dlctl.records.memory import Entry, Fields, Memory
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.protocol.context import COORDINATOR, EXIT_RESTART, Context
-from dlctl.runs.memory import Entry, Fields, Memory
 from dlctl.util.record import record
 from dlctl.util.text import of_daemon
+from dlctl.wire.machine import Effect, Event, Exit
+from dlctl.wire.messages import Drain, Json, Kill
 
 
 @record

@@ -12,20 +12,20 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 
-from dlctl import batches, placement
-from dlctl import messages as m
 from dlctl.errors import DlctlError
-from dlctl.flat import Layout, slice_bounds
-from dlctl.machine import Peer
-from dlctl.messages import Json
+from dlctl.job import batches, placement
+from dlctl.job.settings import EVERY_RUN
+from dlctl.model.flat import Layout, slice_bounds
+from dlctl.records.memory import Entry, Memory
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.records import IssueTerm, Owner
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.protocol.authz import keys_of
 from dlctl.roles.protocol.token import sign
-from dlctl.runs.memory import Entry, Memory
-from dlctl.settings import EVERY_RUN
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Peer
+from dlctl.wire.messages import Json
 
 FINDS_BATCH_SIZE = "worker-0"
 FEW = 8

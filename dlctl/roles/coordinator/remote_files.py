@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
+from dlctl.records.memory import LOG, Entry, Memory
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.files import (
@@ -26,8 +26,8 @@ from dlctl.roles.protocol.files import (
     RotateLog,
     TakeLog,
 )
-from dlctl.runs.memory import LOG, Entry, Memory
 from dlctl.util.names import HOME_AGENT
+from dlctl.wire import messages as m
 
 LOOK_S = 1.0
 """Polling interval of a file that has been copied up to its end."""

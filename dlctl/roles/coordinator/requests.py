@@ -14,8 +14,6 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from dlctl.errors import DlctlError
-from dlctl.machine import Peer
-from dlctl.messages import Json, Message, Reply, Request
 from dlctl.roles.coordinator import shutdown
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.rotation import Rotation
@@ -25,6 +23,8 @@ from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.coordinator.status import StatusReport
 from dlctl.roles.protocol.authz import READABLE
 from dlctl.roles.protocol.context import COORDINATOR, Context
+from dlctl.wire.machine import Peer
+from dlctl.wire.messages import Json, Message, Reply, Request
 
 ANSWERS_KEPT = 256
 NOT_VALID = (TypeError, ValueError, OverflowError, KeyError, AttributeError)

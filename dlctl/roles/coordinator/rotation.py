@@ -16,11 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dlctl.errors import DlctlError
-from dlctl.messages import Json, Request
 from dlctl.roles.coordinator.records import KeyRenewed, RenewKey
 from dlctl.roles.coordinator.run_state import Part
 from dlctl.roles.coordinator.scaling import RESTART, Scaling
 from dlctl.roles.protocol.context import COORDINATOR
+from dlctl.wire.messages import Json, Request
 
 
 @dataclass(eq=False)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from dlctl import messages as m
-from dlctl.messages import Json
+from dlctl.records.memory import Entry, Evaluation, Fields, Memory, Work
 from dlctl.roles.coordinator.lead import MethodLead
 from dlctl.roles.coordinator.records import Owner
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.supply import DataSupply
 from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX
 from dlctl.roles.protocol.meters import follow
-from dlctl.runs.memory import Entry, Evaluation, Fields, Memory, Work
+from dlctl.wire import messages as m
+from dlctl.wire.messages import Json
 
 LOSS_WEIGHT = 0.1
 """Of the newest portion in the running mean of the loss."""

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dlctl.algorithms.base import Method
-from dlctl.config import JobFile
 from dlctl.errors import DlctlError
-from dlctl.messages import Json
+from dlctl.job.config import JobFile
+from dlctl.records.memory import Entry, Memory, Run
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.records import History, Owner
 from dlctl.roles.coordinator.shutdown import RunShutdown
 from dlctl.roles.protocol.keyring import Keyring
-from dlctl.runs.memory import Entry, Memory, Run
+from dlctl.wire.messages import Json
 
 
 class Control(Protocol):

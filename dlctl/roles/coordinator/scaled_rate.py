@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dlctl import schedule
-from dlctl.messages import Json
+from dlctl.job import schedule
+from dlctl.records.memory import Entry, Memory
 from dlctl.roles.coordinator.records import Owner
 from dlctl.roles.coordinator.run_progress import RunProgress
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.supply import DataSupply
-from dlctl.runs.memory import Entry, Memory
+from dlctl.wire.messages import Json
 
 
 class ScaledRate(Owner):

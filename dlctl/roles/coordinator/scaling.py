@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dlctl import messages as m
 from dlctl.errors import DlctlError
-from dlctl.messages import Json
 from dlctl.roles.coordinator.leases import Leases
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.run_state import Part
 from dlctl.roles.coordinator.scaled_rate import ScaledRate
 from dlctl.util.names import HOME_AGENT
+from dlctl.wire import messages as m
+from dlctl.wire.messages import Json
 
 RESTART, REMOVAL = "restart", "removal"
 

@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dlctl import messages as m
 from dlctl.errors import NotFound, RemoteProtocolError, UsageError
-from dlctl.machine import Peer
-from dlctl.messages import Json
+from dlctl.job.settings import EVERY_RUN, LiveSettings
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.records import History
-from dlctl.settings import EVERY_RUN, LiveSettings
 from dlctl.util.did_you_mean import did_you_mean
 from dlctl.util.names import COORDINATOR
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Peer
+from dlctl.wire.messages import Json
 
 ANSWER_S_MAX = 5.0
 Answered = Callable[[Json], None]

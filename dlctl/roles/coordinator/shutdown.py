@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from dlctl import messages as m
+from dlctl.records.memory import End, Entry, Memory
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import SAVE_S_MAX, Checkpointing
 from dlctl.roles.coordinator.evaluation import Evaluations
@@ -27,8 +27,8 @@ from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.records import History, Owner, PutOnRecord
 from dlctl.roles.coordinator.remote_files import LogMirror
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
-from dlctl.runs.memory import End, Entry, Memory
 from dlctl.util.text import KILLED
+from dlctl.wire import messages as m
 
 DRAINING, EVALUATING, SAVING, FINISHING, RECORDING, SHUTTING_DOWN, COLLECTING, LEAVING, OVER = (
     "draining", "evaluating", "saving", "finishing", "recording", "shutting down", "collecting",

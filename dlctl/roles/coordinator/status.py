@@ -7,11 +7,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dlctl import messages as m
 from dlctl.algorithms.noise import noise_scale
-from dlctl.machine import Peer
-from dlctl.messages import Json
 from dlctl.problems import NAMED_MAX
+from dlctl.records import evaluated
+from dlctl.records.series import EVALUATION, RUN
 from dlctl.roles.coordinator import daemon_states, problems
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.evaluation import Evaluations
@@ -25,9 +24,10 @@ from dlctl.roles.coordinator.run_state import Part, RunState
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.coordinator.supply import DataSupply
 from dlctl.roles.protocol.meters import Pace
-from dlctl.runs import evaluated
-from dlctl.runs.series import EVALUATION, RUN
 from dlctl.util import values
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Peer
+from dlctl.wire.messages import Json
 
 COUNTERS = ("push_bytes", "fetch_bytes", "pushes", "staleness_sum")
 COUNT_MAX = 2**63

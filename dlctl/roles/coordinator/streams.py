@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from dlctl.errors import RemoteProtocolError
-from dlctl.messages import Json
 from dlctl.roles.coordinator.data_pool import DONE, RETURNED, UNKNOWN, DataPool, Range
 from dlctl.roles.coordinator.holders import Key
 from dlctl.roles.coordinator.stream_epochs import StreamEpochs
 from dlctl.roles.coordinator.stream_passes import Cut, Limits, Readers
+from dlctl.wire.messages import Json
 
 
 class StreamPool(DataPool):

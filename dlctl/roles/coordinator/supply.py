@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from dlctl import batches
 from dlctl.errors import DlctlError
-from dlctl.messages import Json
+from dlctl.job import batches
+from dlctl.records.memory import PORTION, Entry, Fields, Memory, Work
 from dlctl.roles.coordinator import data_pools
 from dlctl.roles.coordinator.data_pool import DataPool
 from dlctl.roles.coordinator.dataset import Dataset
 from dlctl.roles.coordinator.lead import MethodLead
 from dlctl.roles.coordinator.records import Owner
 from dlctl.roles.coordinator.run_state import RunState
-from dlctl.runs.memory import PORTION, Entry, Fields, Memory, Work
 from dlctl.util.text import plural
+from dlctl.wire.messages import Json
 
 
 class DataSupply(Owner):

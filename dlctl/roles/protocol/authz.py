@@ -15,11 +15,11 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 
-from dlctl import messages as m
 from dlctl.errors import NotPermitted, RemoteProtocolError
-from dlctl.machine import Admit
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.keyring import Keyring
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Admit
 
 CLIENT = "client"
 """The command line: any process that can read the key in the run directory."""

@@ -6,10 +6,10 @@ from collections.abc import Hashable
 from typing import Any
 
 from dlctl.errors import DlctlError
-from dlctl.machine import Effect, Note, Send
-from dlctl.messages import Failed, Message, Register
 from dlctl.roles.protocol.retry import Retries
 from dlctl.util.names import COORDINATOR as COORDINATOR
+from dlctl.wire.machine import Effect, Note, Send
+from dlctl.wire.messages import Failed, Message, Register
 
 REPORT_S = 1.0
 """Between two reports of a daemon."""

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from dlctl.algorithms.needs import Pull
-from dlctl.machine import Effect, Event
-from dlctl.messages import Array, Json, ModelReady, ProcessExited, Spawn
+from dlctl.model.vector import Vector
 from dlctl.util.record import record
-from dlctl.vector import Vector
+from dlctl.wire.machine import Effect, Event
+from dlctl.wire.messages import Array, Json, ModelReady, ProcessExited, Spawn
 
 # ---------------------------------------------------------------- the database (coordinator)
 

@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dlctl import frozen
-from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
-from dlctl.machine import Effect, Event, Peer
-from dlctl.messages import FileData, ReadFile
+from dlctl.model import frozen
 from dlctl.roles.protocol.context import Context
 from dlctl.util.record import record
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Effect, Event, Peer
+from dlctl.wire.messages import FileData, ReadFile
 
 CHECKPOINTS, LOGS, ACKS, FROZEN = "ckpt", "logs", "acks", frozen.FOLDER
 """Folders of a run directory."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dlctl.machine import Configure
-from dlctl.messages import Changed, ChangeSettings, Json
 from dlctl.roles.protocol.context import COORDINATOR, Context
+from dlctl.wire.machine import Configure
+from dlctl.wire.messages import Changed, ChangeSettings, Json
 
 Place = tuple[object, str]
 """An object, and the attribute that is the setting."""

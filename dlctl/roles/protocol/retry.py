@@ -17,9 +17,9 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from itertools import count
 
-from dlctl.machine import Send
-from dlctl.messages import Ask, Message, ReadFile, Register
 from dlctl.util.deadlines import Deadlines
+from dlctl.wire.machine import Send
+from dlctl.wire.messages import Ask, Message, ReadFile, Register
 
 APART = (Ask, ReadFile, Register)
 """They are answered between two steps, or once a disk has done something: their round trips are

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from dlctl.errors import RemoteProtocolError
-from dlctl.messages import Array
+from dlctl.wire.messages import Array
 
 
 def packed(rows: Iterable[tuple[int, ...]]) -> Array:

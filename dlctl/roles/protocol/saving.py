@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from dlctl.machine import Exit
-from dlctl.messages import Array, Json, Save, Saved
 from dlctl.roles.protocol.context import COORDINATOR, Context
 from dlctl.roles.protocol.effects import ArraysSaved, LoadArrays, LoadFrozen, SaveArrays
 from dlctl.roles.protocol.files import FileSealed, FilesMissing, Transfers
+from dlctl.wire.machine import Exit
+from dlctl.wire.messages import Array, Json, Save, Saved
 
 
 class Saving:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dlctl.machine import Hush
 from dlctl.roles.protocol.context import Context
+from dlctl.wire.machine import Hush
 
 USELESS_MAX, WINDOW_S = 1000, 10.0
 """Useless messages of one key that are tolerated in a window of this length."""

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dlctl.flat import AVERAGED, Entry, Layout
-from dlctl.messages import Array
+from dlctl.model.flat import AVERAGED, Entry, Layout
+from dlctl.wire.messages import Array
 
 FORGET_AFTER = 4
 """Average number of pushes of buffers per replica after which the buffers of a replica that is no

@@ -26,11 +26,11 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from dlctl.machine import Effect, Event, Exit, Peer, Send
-from dlctl.messages import Buffers, Message, Parameters, Report, SparseParameters
 from dlctl.roles.protocol.context import Context
 from dlctl.shards.log import Write
 from dlctl.util.record import record
+from dlctl.wire.machine import Effect, Event, Exit, Peer, Send
+from dlctl.wire.messages import Buffers, Message, Parameters, Report, SparseParameters
 
 WAITS_FOR_DISK = "waiting for its disk"
 """The phase in such a report."""

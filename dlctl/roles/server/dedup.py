@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from dlctl.messages import APPLIED, BUFFERED, DUPLICATE, FENCED, GAP, HELD, LATE, REFUSED, Push
 from dlctl.roles.protocol.limits import REACH
+from dlctl.wire.messages import APPLIED, BUFFERED, DUPLICATE, FENCED, GAP, HELD, LATE, REFUSED, Push
 
 PAST_KEPT = 32
 """Number of replaced epochs whose progress is still stored."""

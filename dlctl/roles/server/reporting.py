@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlctl import messages as m
 from dlctl.algorithms.base import Decision
 from dlctl.roles.protocol.context import COORDINATOR, Context
 from dlctl.roles.protocol.rows import packed, rows_in
 from dlctl.roles.server.shard_protocol import ShardProtocol
+from dlctl.wire import messages as m
 
 
 class Reporting:

@@ -16,28 +16,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dlctl import messages as m
-from dlctl import parameter_groups, schedule
 from dlctl.algorithms.base import Method, Table
 from dlctl.algorithms.tables import optimizer_of, side_of
 from dlctl.compress.base import Compressor
 from dlctl.compress.none import Dense
-from dlctl.config import COUNT_MAX, JobFile
 from dlctl.errors import DlctlError, RemoteProtocolError
-from dlctl.flat import AVERAGED, Layout
-from dlctl.machine import (
-    Coming,
-    DeadlineReached,
-    Effect,
-    Event,
-    Exit,
-    Peer,
-    Received,
-    Reconnected,
-    Send,
-    Started,
-    StopRequested,
-)
+from dlctl.job import schedule
+from dlctl.job.config import COUNT_MAX, JobFile
+from dlctl.job.schedule import Scale
+from dlctl.model import parameter_groups
+from dlctl.model.flat import AVERAGED, Layout
 from dlctl.optim import grouped
 from dlctl.optim.averaged import Averaged
 from dlctl.optim.base import Optimizer
@@ -59,11 +47,25 @@ from dlctl.roles.server.commits import WAITS_FOR_DISK, Commits, Committed
 from dlctl.roles.server.reporting import Reporting
 from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.server.table_shard import TableShard
-from dlctl.rows import RowSlice, RowTables
-from dlctl.schedule import Scale
-from dlctl.shards.base import Diverged, Extras, Held, NoRoom, Shard, Spec, Storages, W
+from dlctl.shards.base import Extras, Shard, Spec, Storages, W
+from dlctl.shards.errors import Diverged, Held, NoRoom
 from dlctl.shards.memory import InMemory
+from dlctl.shards.rows import RowSlice, RowTables
 from dlctl.util.names import WAITS_FOR_SPACE
+from dlctl.wire import messages as m
+from dlctl.wire.machine import (
+    Coming,
+    DeadlineReached,
+    Effect,
+    Event,
+    Exit,
+    Peer,
+    Received,
+    Reconnected,
+    Send,
+    Started,
+    StopRequested,
+)
 
 SLOW_COMMIT_S = 1.0
 """A commit that takes longer is reported."""

@@ -14,11 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
-from dlctl.flat import AVERAGED, Layout
-from dlctl.machine import Peer
-from dlctl.messages import FENCED, Json
+from dlctl.model.flat import AVERAGED, Layout
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.token import is_genuine
 from dlctl.roles.server.averaged_buffers import AveragedBuffers, fit_their_dtypes
@@ -26,6 +23,9 @@ from dlctl.roles.server.dedup import NEW
 from dlctl.roles.server.table_shard import TableShard
 from dlctl.roles.server.vectors import Vectors
 from dlctl.shards.base import Extras
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Peer
+from dlctl.wire.messages import FENCED, Json
 
 
 @dataclass(eq=False)

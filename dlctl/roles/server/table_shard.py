@@ -21,23 +21,23 @@ from dataclasses import InitVar, dataclass, field
 
 import numpy as np
 
-from dlctl import messages as m
 from dlctl.algorithms.base import PushOutcome, ShardSide, Table
 from dlctl.compress.base import Compressor, Delta
 from dlctl.compress.plain import expand, whole_values
 from dlctl.compress.values import Precision
 from dlctl.errors import RemoteProtocolError
-from dlctl.machine import Peer
-from dlctl.messages import Json
+from dlctl.model.vector import euclidean_norm
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.meters import Rates, Staleness
 from dlctl.roles.server.commits import Commits
 from dlctl.roles.server.dedup import NEW, Dedup
-from dlctl.rows import RowSlice
 from dlctl.shards.base import Shard, W
+from dlctl.shards.rows import RowSlice
 from dlctl.shards.summary import Summary
 from dlctl.util.names import AVERAGE
-from dlctl.vector import euclidean_norm
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Peer
+from dlctl.wire.messages import Json
 
 
 class EarlyApply:

@@ -19,11 +19,11 @@ import numpy as np
 from dlctl.algorithms.base import Change, Sum
 from dlctl.compress.base import Delta
 from dlctl.errors import RemoteProtocolError
-from dlctl.messages import Array, VectorOp
+from dlctl.model.vector import all_finite
 from dlctl.roles.server.table_shard import TableShard
-from dlctl.shards.base import Diverged
+from dlctl.shards.errors import Diverged
 from dlctl.util import threads
-from dlctl.vector import all_finite
+from dlctl.wire.messages import Array, VectorOp
 
 OPS_MAX = 4096
 """Per message: the maximum length of a list on the wire."""

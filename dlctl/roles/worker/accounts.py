@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from dlctl.algorithms.base import ReplicaSide
 from dlctl.roles.protocol.meters import Rates
 from dlctl.roles.worker.bad_gradients import BadGradients
-from dlctl.roles.worker.intervals import Pacing
 from dlctl.roles.worker.leases import Portions
 from dlctl.roles.worker.links import Links
+from dlctl.roles.worker.pacing import Pacing
 from dlctl.roles.worker.progress import Progress
 from dlctl.roles.worker.settings import Terms
 

@@ -11,15 +11,15 @@ from functools import partial
 
 import numpy as np
 
-from dlctl import messages as m
-from dlctl.messages import Array
+from dlctl.model.vector import to_host
 from dlctl.roles.protocol.context import COORDINATOR, Context
 from dlctl.roles.protocol.effects import BringRows, EvaluationRun, RunEvaluation
 from dlctl.roles.worker.fetching import Fetched
 from dlctl.roles.worker.interface import Evaluable
 from dlctl.roles.worker.joining import buffers_key
 from dlctl.roles.worker.services.asking import MODEL, NO_MODEL
-from dlctl.vector import to_host
+from dlctl.wire import messages as m
+from dlctl.wire.messages import Array
 
 ANSWER_S = 60.0
 """Timeout for the models of the other replicas; the mean is over those that arrived."""

@@ -15,12 +15,12 @@ import numpy as np
 from dlctl.algorithms.base import Arrival
 from dlctl.algorithms.needs import Range, View
 from dlctl.errors import RemoteProtocolError
-from dlctl.messages import Array, Fetch, FetchRows, Parameters, SparseParameters
+from dlctl.model.vector import Vector, copy_into, room_beside
 from dlctl.roles.protocol.meters import Latency, Rates
-from dlctl.roles.worker.basis import Slice
+from dlctl.roles.worker.received_slice import Slice
 from dlctl.roles.worker.send_queue import SendQueue
 from dlctl.roles.worker.shard_client import ShardClient
-from dlctl.vector import Vector, copy_into, room_beside
+from dlctl.wire.messages import Array, Fetch, FetchRows, Parameters, SparseParameters
 
 
 @dataclass(slots=True)

@@ -14,11 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from dlctl import messages as m
 from dlctl.algorithms.base import ReplicaSide
 from dlctl.algorithms.needs import Need
-from dlctl.machine import Event, Peer
-from dlctl.messages import Array
 from dlctl.roles.protocol.effects import (
     Computed,
     EngineRan,
@@ -37,6 +34,9 @@ from dlctl.roles.worker.services.asking import Asking
 from dlctl.roles.worker.services.base import Phase, Service
 from dlctl.roles.worker.services.writing import Writing
 from dlctl.roles.worker.settings import Terms
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Event, Peer
+from dlctl.wire.messages import Array
 
 FROM_COORDINATOR: tuple[type[m.Message], ...] = (m.Lease, m.Group)
 FROM_SHARDS: tuple[type[m.Message], ...] = (m.Ack, m.Parameters, m.SparseParameters)

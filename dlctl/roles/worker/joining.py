@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dlctl import messages as m
 from dlctl.algorithms.base import Shape
-from dlctl.config import JobFile
 from dlctl.errors import RemoteProtocolError
-from dlctl.flat import Layout, slice_bounds
-from dlctl.machine import Connect
+from dlctl.job.config import JobFile
+from dlctl.model.flat import Layout, slice_bounds
+from dlctl.model.vector import to_host
 from dlctl.roles.protocol.context import COORDINATOR, Birth, Context
 from dlctl.roles.protocol.effects import (
     BuildModel,
@@ -24,8 +23,9 @@ from dlctl.roles.protocol.effects import (
     WriteFrozen,
 )
 from dlctl.roles.worker.shard_client import Identity, Link, ShardClient
-from dlctl.rows import RowSlice, RowTables
-from dlctl.vector import to_host
+from dlctl.shards.rows import RowSlice, RowTables
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Connect
 
 WRITING = "writing the frozen parameters"
 """A phase: the first worker stores them for the run."""

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dlctl import messages as m
 from dlctl.algorithms.needs import Data
-from dlctl.flat import slice_bounds
-from dlctl.messages import Lease
+from dlctl.model.flat import slice_bounds
 from dlctl.roles.protocol.context import COORDINATOR, Context
 from dlctl.roles.protocol.limits import METRICS_MAX
 from dlctl.roles.worker.shard_client import Identity
+from dlctl.wire import messages as m
+from dlctl.wire.messages import Lease
 
 
 class Counted(NamedTuple):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
-from dlctl.machine import Connect
 from dlctl.roles.protocol.authz import Authz
 from dlctl.roles.protocol.context import COORDINATOR, Context
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Connect
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dlctl import inner
-from dlctl import messages as m
 from dlctl.algorithms import engines
 from dlctl.algorithms.base import ReplicaSide, Shape
-from dlctl.config import JobFile
+from dlctl.job import inner
+from dlctl.job.config import JobFile
+from dlctl.model.vector import copy_into, to_host
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.effects import (
     ArraysSaved,
@@ -26,7 +26,7 @@ from dlctl.roles.protocol.effects import (
 from dlctl.roles.protocol.files import saved_file
 from dlctl.roles.protocol.saving import Saving
 from dlctl.roles.worker.interface import Savable
-from dlctl.vector import copy_into, to_host
+from dlctl.wire import messages as m
 
 OF_TORCH = (engines.SAVED_AS, inner.SAVED_AS)
 """Name prefixes of torch's state among the arrays that a replica saves."""

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Hashable
 from typing import Any
 
-from dlctl.machine import Send
-from dlctl.messages import Json, Message
 from dlctl.roles.protocol.retry import Retries
+from dlctl.wire.machine import Send
+from dlctl.wire.messages import Json, Message
 
 
 class Limiter:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dlctl import inner
-from dlctl import messages as m
 from dlctl.algorithms.base import Method
 from dlctl.compress.base import Compressor
-from dlctl.config import JobFile
+from dlctl.job import inner
+from dlctl.job.config import JobFile
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.live_values import LiveValues, Place
 from dlctl.roles.worker.progress import OwnRate
 from dlctl.roles.worker.send_queue import SendQueue
+from dlctl.wire import messages as m
 
 
 @dataclass(frozen=True, eq=False, slots=True)

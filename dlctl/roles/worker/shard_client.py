@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
-from dlctl.machine import Exit
 from dlctl.roles.protocol.context import EXIT_FENCED, Context
 from dlctl.roles.protocol.limits import REACH
-from dlctl.roles.worker.basis import Basis, Slice, answer_bytes, slice_in
-from dlctl.rows import RowSlice
+from dlctl.roles.worker.received_slice import Basis, Slice, answer_bytes, slice_in
+from dlctl.shards.rows import RowSlice
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Exit
 
 WINDOW = 4
 """Unacknowledged pushes per shard: bounds the memory of a worker."""

@@ -12,12 +12,10 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from typing import Any, NamedTuple
 
-from dlctl import messages as m
 from dlctl import outdated
 from dlctl.algorithms import shapes
 from dlctl.algorithms.base import Method, ReplicaSide
 from dlctl.algorithms.needs import Ask, Collective, Gradient, Need, NextData, Read, Settle, Write
-from dlctl.machine import Event, Peer
 from dlctl.roles.worker.accounts import Accounts
 from dlctl.roles.worker.fetching import Fetcher
 from dlctl.roles.worker.interface import OF_GROUP, Host, MakeSteps
@@ -29,6 +27,8 @@ from dlctl.roles.worker.services.reading import Reading
 from dlctl.roles.worker.services.taking_over import Sharing, TakingOver
 from dlctl.roles.worker.services.writing import Writing
 from dlctl.util.text import DISCARDED, REFUSED
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Event, Peer
 
 
 class Origin(NamedTuple):

@@ -14,26 +14,13 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from dlctl import messages as m
-from dlctl import schedule
 from dlctl.algorithms.base import Method, ReplicaSide, Site, Start
 from dlctl.algorithms.shapes import check_names
 from dlctl.compress.base import Compressor
-from dlctl.config import JobFile
 from dlctl.errors import JobFailed, RemoteProtocolError
-from dlctl.flat import Layout
-from dlctl.machine import (
-    DeadlineReached,
-    Effect,
-    Event,
-    Exit,
-    Note,
-    Peer,
-    Received,
-    Reconnected,
-    Started,
-    StopRequested,
-)
+from dlctl.job import schedule
+from dlctl.job.config import JobFile
+from dlctl.model.flat import Layout
 from dlctl.roles.protocol.context import (
     COORDINATOR,
     EXIT_FENCED,
@@ -84,6 +71,19 @@ from dlctl.roles.worker.services.engines import RUNNING, STEPPING
 from dlctl.roles.worker.settings import Settings, Terms
 from dlctl.roles.worker.stall import StallDetector
 from dlctl.roles.worker.training import Origin, Training
+from dlctl.wire import messages as m
+from dlctl.wire.machine import (
+    DeadlineReached,
+    Effect,
+    Event,
+    Exit,
+    Note,
+    Peer,
+    Received,
+    Reconnected,
+    Started,
+    StopRequested,
+)
 
 PASSING = {"computing", "saving", "waiting for data", "fetching", "pushing", RUNNING, STEPPING}
 """Phases that change with every step: they are reported once a second, not at each change."""

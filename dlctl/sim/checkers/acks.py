@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlctl import messages as m
-from dlctl.machine import Effect, Send
-from dlctl.messages import APPLIED, DUPLICATE, Array
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.checkers.book import Book, Done, Key
 from dlctl.sim.process import Process
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Effect, Send
+from dlctl.wire.messages import APPLIED, DUPLICATE, Array
 
 
 def durable(server: Process) -> Array:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dlctl.messages import Array, Message, Parameters, SparseParameters
-from dlctl.roles.worker.basis import Slice
+from dlctl.roles.worker.received_slice import Slice
 from dlctl.roles.worker.shard_client import ShardClient
 from dlctl.sim.process import Process
+from dlctl.wire.messages import Array, Message, Parameters, SparseParameters
 
 
 def when_placed(process: Process, message: Message, then: Callable[[int, Array], None]) -> None:

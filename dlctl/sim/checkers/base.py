@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dlctl.machine import Effect, Peer
-from dlctl.messages import Message
 from dlctl.sim.process import Process
 from dlctl.sim.world import World
+from dlctl.wire.machine import Effect, Peer
+from dlctl.wire.messages import Message
 
 
 class PromiseBroken(AssertionError):

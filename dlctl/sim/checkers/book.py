@@ -10,15 +10,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dlctl import messages as m
 from dlctl import registry
 from dlctl.compress.plain import expand
-from dlctl.machine import Effect, Peer, Send
-from dlctl.messages import APPLIED, DUPLICATE, LATE, REFUSED, Array
 from dlctl.roles.protocol.effects import Compute
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.objectives import Ledger
 from dlctl.sim.process import Process
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Effect, Peer, Send
+from dlctl.wire.messages import APPLIED, DUPLICATE, LATE, REFUSED, Array
 
 
 class Key(NamedTuple):

@@ -6,14 +6,14 @@ from collections import defaultdict
 
 import numpy as np
 
-from dlctl import messages as m
-from dlctl.machine import Effect, Peer, Send
-from dlctl.messages import Array, Message
 from dlctl.roles.protocol.effects import Compute
 from dlctl.sim.checkers.arrivals import when_placed
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.checkers.versions import Versions
 from dlctl.sim.process import Process
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Effect, Peer, Send
+from dlctl.wire.messages import Array, Message
 
 Where = tuple[Process, int]
 """(worker, shard)."""

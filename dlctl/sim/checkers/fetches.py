@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from dlctl import messages as m
-from dlctl.machine import Effect, Peer, Send
-from dlctl.messages import Array
-from dlctl.roles.worker.basis import Slice
+from dlctl.roles.worker.received_slice import Slice
 from dlctl.roles.worker.shard_client import ShardClient
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.checkers.versions import Versions
 from dlctl.sim.process import Process
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Effect, Peer, Send
+from dlctl.wire.messages import Array
 
 NEARLY = 2.0**-6
 """Twice the last bit of a number with 8 significant bits, the fewest that are sent, relative to it.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dlctl import messages as m
-from dlctl.machine import Effect, Send
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.checkers.book import Book, Key
 from dlctl.sim.process import Process
 from dlctl.sim.world import World
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Effect, Send
 
 FAULTLESS = "finished"
 """The state of a run whose workers' residuals are checked: all of them had time to leave."""

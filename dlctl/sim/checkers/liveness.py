@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dlctl import messages as m
-from dlctl.machine import Effect, Exit, Send
-from dlctl.messages import APPLIED, LATE
 from dlctl.roles.coordinator.records import AddEvent
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.process import Process
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Effect, Exit, Send
+from dlctl.wire.messages import APPLIED, LATE
 
 MARKS = {"state", "checkpoint", "evaluation"}
 """Kinds of events in a run's history that are progress."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dlctl import messages as m
-from dlctl.machine import Effect, Send
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.process import Process
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Effect, Send
 
 
 class NormChecker(Checker):

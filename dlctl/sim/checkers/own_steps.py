@@ -6,14 +6,14 @@ from collections import defaultdict
 
 import numpy as np
 
-from dlctl.machine import Effect, Peer
-from dlctl.messages import Array, Message
 from dlctl.roles.protocol.effects import Compute
 from dlctl.roles.worker.training import Training
 from dlctl.sim.checkers.arrivals import when_placed
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.objectives import Ledger
 from dlctl.sim.process import Process
+from dlctl.wire.machine import Effect, Peer
+from dlctl.wire.messages import Array, Message
 
 
 class OwnStepsChecker(Checker):

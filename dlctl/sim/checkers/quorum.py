@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlctl import messages as m
 from dlctl.algorithms.base import Process as Worker
-from dlctl.machine import Effect, Send
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.process import Process
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Effect, Send
 
 Used = frozenset[Worker]
 ROUNDING_S = 1e-9

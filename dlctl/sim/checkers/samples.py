@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from dlctl import messages as m
-from dlctl.machine import Effect, Peer, Send
-from dlctl.messages import Array
 from dlctl.roles.protocol.effects import Compute
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.objectives import batch_rows
 from dlctl.sim.process import Process
 from dlctl.sim.world import World
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Effect, Peer, Send
+from dlctl.wire.messages import Array
 
 
 class SamplesChecker(Checker):

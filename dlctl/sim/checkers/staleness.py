@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from dlctl import messages as m
-from dlctl.machine import Effect, Peer, Send
-from dlctl.messages import APPLIED, DUPLICATE, Array
 from dlctl.roles.protocol.effects import Compute
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.checkers.book import Book, Key
 from dlctl.sim.checkers.versions import Versions
 from dlctl.sim.process import Process
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Effect, Peer, Send
+from dlctl.wire.messages import APPLIED, DUPLICATE, Array
 
 
 def _gradients(values: Array) -> int:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dlctl import messages as m
-from dlctl.machine import Effect, Peer
 from dlctl.roles.protocol.effects import Compute
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.objectives import opened, shard_names, stream_rows
 from dlctl.sim.process import Process
 from dlctl.sim.world import World
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Effect, Peer
 
 Rows = Counter[tuple[int, int]]
 """(data epoch, row) -> how often."""

@@ -7,9 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from dlctl import messages as m
-from dlctl.machine import Effect, Send
-from dlctl.messages import APPLIED, BUFFERED, DUPLICATE, Array
 from dlctl.roles.coordinator.groups import LOST
 from dlctl.roles.coordinator.records import AddEvent
 from dlctl.roles.protocol.effects import Compute
@@ -17,6 +14,9 @@ from dlctl.roles.worker.services.collecting import Collecting
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.process import Process
 from dlctl.sim.world import World
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Effect, Send
+from dlctl.wire.messages import APPLIED, BUFFERED, DUPLICATE, Array
 
 Key = tuple[int, int, int]
 """Slot, epoch and number of a push."""

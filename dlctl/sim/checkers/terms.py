@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dlctl import messages as m
-from dlctl.machine import Effect, Peer, Send
-from dlctl.messages import APPLIED, HELD
 from dlctl.roles.coordinator.records import IssueTerm
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.process import Process
 from dlctl.sim.store import Store
 from dlctl.sim.world import World
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Effect, Peer, Send
+from dlctl.wire.messages import APPLIED, HELD
 
 
 class TermsChecker(Checker):

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dlctl.compress.values import as_float32
-from dlctl.messages import Array
 from dlctl.sim.process import Process
+from dlctl.wire.messages import Array
 
 
 class Parameters(NamedTuple):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from planting import Patch, mutant
 
-from dlctl import messages as m
-from dlctl.machine import Send
 from dlctl.roles.server import commits
 from dlctl.roles.server.commits import Commits
 from dlctl.shards import log
 from dlctl.sim import states
 from dlctl.sim.checkers import AcksChecker, DurableChecker, StalenessChecker
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Send
 
 
 def passes(patch: Patch, is_it) -> None:

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 from planting import Patch, mutant
 
-from dlctl import messages as m
 from dlctl.roles.coordinator import quorum
 from dlctl.roles.coordinator.coordinator import Coordinator
 from dlctl.roles.coordinator.data_pool import Range
@@ -29,11 +28,12 @@ from dlctl.roles.coordinator.streams import StreamPool
 from dlctl.roles.coordinator.supply import DataSupply
 from dlctl.runs.terms import Terms
 from dlctl.util import listing
+from dlctl.wire import messages as m
 
 
 @mutant(
     "a request leaves before the result it follows from is on record", "SameResult",
-    scenario="sandblaster", first=31,
+    scenario="sandblaster", first=22,
 )  # fmt: skip
 def the_journal_is_behind(patch: Patch) -> None:
     honest = DrivenMethod.to_json

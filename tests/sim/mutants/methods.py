@@ -8,11 +8,11 @@ from planting import Patch, mutant
 
 from dlctl.algorithms import barrier
 from dlctl.algorithms.base import Decision, View
-from dlctl.algorithms.local_sgd import Replica
+from dlctl.algorithms.methods.local_sgd import Replica
+from dlctl.algorithms.methods.quorum import Chosen
+from dlctl.algorithms.methods.sync import Barrier
 from dlctl.algorithms.needs import Gradient, Read, Write
-from dlctl.algorithms.quorum import Chosen
 from dlctl.algorithms.rounds import Rounds
-from dlctl.algorithms.sync import Barrier
 from dlctl.algorithms.tables import Parts
 from dlctl.compress.topk import TopK
 from dlctl.roles.server.reporting import Reporting

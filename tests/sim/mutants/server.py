@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from planting import Patch, mutant
 
-from dlctl import wire
-from dlctl.messages import APPLIED, BUFFERED, DUPLICATE
 from dlctl.roles.server.dedup import NEW, Dedup
 from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.server.table_shard import TableShard
 from dlctl.roles.server.vectors import OPS_MAX, Vectors
 from dlctl.shards.base import Shard
+from dlctl.wire import codec
+from dlctl.wire.messages import APPLIED, BUFFERED, DUPLICATE
 
 
 @mutant("a push that comes again is applied again", "LedgerChecker", "StalenessChecker")
@@ -223,8 +223,8 @@ def numbers_without_limits(patch: Patch) -> None:
         honest(self, delta, samples, *args, **options)
         self.samples = total
 
-    honest, known = Shard.apply, wire.limits_of
+    honest, known = Shard.apply, codec.limits_of
     patch.setattr(Shard, "apply", apply)
     patch.setattr(TableShard, "_check_samples", lambda self, push: None)
-    patch.setattr(wire, "limits_of", lambda hint: (of := known(hint)) and replace(of, most=2**62))
-    patch.setattr(wire, "_CHECKERS", {})
+    patch.setattr(codec, "limits_of", lambda hint: (of := known(hint)) and replace(of, most=2**62))
+    patch.setattr(codec, "_CHECKERS", {})

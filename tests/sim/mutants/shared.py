@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 from planting import Patch, mutant
 
-from dlctl import messages as m
 from dlctl.roles.agent.agent import Agent
 from dlctl.roles.protocol.retry import Retries
 from dlctl.roles.server.server import Server
 from dlctl.roles.worker.worker import Worker
 from dlctl.sim import group
 from dlctl.sim.states import KeptStates
+from dlctl.wire import messages as m
 
 
 @mutant("a push carries other gradients when it is sent again", "Book", scenario="downpour-topk")

@@ -7,13 +7,12 @@ from dataclasses import replace
 import numpy as np
 from planting import Patch, mutant
 
-from dlctl import messages as m
 from dlctl.algorithms.needs import Settle
-from dlctl.roles.worker.basis import Basis
 from dlctl.roles.worker.fetching import Fetcher
 from dlctl.roles.worker.joining import Joining
 from dlctl.roles.worker.leases import Portions
 from dlctl.roles.worker.members import Members
+from dlctl.roles.worker.received_slice import Basis
 from dlctl.roles.worker.services.asking import Asking
 from dlctl.roles.worker.services.computing import Computing
 from dlctl.roles.worker.services.engines import Engines
@@ -23,6 +22,7 @@ from dlctl.roles.worker.shard_client import ShardClient
 from dlctl.roles.worker.training import Training
 from dlctl.roles.worker.worker import Worker
 from dlctl.shards.history import History
+from dlctl.wire import messages as m
 
 
 @mutant("a worker calls its portion done when it is pushed, not when it is settled", "AcksChecker")

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from dlctl.config import Allocated, Host
+from dlctl.job.config import Allocated, Host
 from dlctl.launch.addresses import LOOPBACK
 from dlctl.launch.calls import node_words
 from dlctl.launch.reached import Reached

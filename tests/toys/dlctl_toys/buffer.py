@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dlctl import messages
 from dlctl.algorithms.base import Method, PushOutcome, ShardSide
-from dlctl.algorithms.downpour import Options as DownpourOptions
-from dlctl.algorithms.downpour import Replica
+from dlctl.algorithms.methods.downpour import Options as DownpourOptions
+from dlctl.algorithms.methods.downpour import Replica
 from dlctl.compress.base import Delta
-from dlctl.messages import APPLIED, BUFFERED
 from dlctl.optim.base import Optimizer
 from dlctl.optim.buffered import Buffered
+from dlctl.wire import messages
+from dlctl.wire.messages import APPLIED, BUFFERED
 
 CAPACITY = 4
 

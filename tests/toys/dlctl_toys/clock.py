@@ -15,15 +15,15 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from dlctl import messages
 from dlctl.algorithms.base import Lead, Method, Needs, PushOutcome, ReplicaSide, ShardSide
+from dlctl.algorithms.methods.sync import accrue
 from dlctl.algorithms.needs import NextData, Read, View, Write
 from dlctl.algorithms.roster import IDLE, Roster, absurd
-from dlctl.algorithms.sync import accrue
 from dlctl.compress.base import Delta
-from dlctl.messages import APPLIED, Json
-from dlctl.settings import Live
+from dlctl.job.settings import Live
 from dlctl.shards.base import Shard
+from dlctl.wire import messages
+from dlctl.wire.messages import APPLIED, Json
 
 
 @dataclass(slots=True, kw_only=True)

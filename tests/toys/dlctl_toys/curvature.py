@@ -7,8 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dlctl.flat import slice_bounds
-from dlctl.messages import Array
+from dlctl.model.flat import slice_bounds
+from dlctl.wire.messages import Array
 from dlctl_toys.engine import DECAY, EPS, RANKS_MAX
 
 

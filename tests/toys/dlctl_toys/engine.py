@@ -16,11 +16,11 @@ import numpy as np
 from annotated_types import Gt
 
 from dlctl.algorithms.base import Method, Needs, ReplicaSide, Shape
-from dlctl.algorithms.downpour import Server
+from dlctl.algorithms.methods.downpour import Server
 from dlctl.algorithms.needs import Engine, Gradient, NextData, Read
-from dlctl.messages import Array
-from dlctl.settings import Live
-from dlctl.vector import copy_into, to_host
+from dlctl.job.settings import Live
+from dlctl.model.vector import copy_into, to_host
+from dlctl.wire.messages import Array
 
 DECAY, EPS = np.float32(0.9), np.float32(1e-8)
 RANKS_MAX = 8

@@ -17,8 +17,8 @@ from annotated_types import Gt
 
 from dlctl.algorithms.base import Method, Needs, ReplicaSide, Shape, Start
 from dlctl.algorithms.needs import Collective, Done, Gradient, NextData, Summed, passed_on
-from dlctl.settings import Live
-from dlctl.vector import Vector, copy_into
+from dlctl.job.settings import Live
+from dlctl.model.vector import Vector, copy_into
 
 
 @dataclass(slots=True, kw_only=True)

@@ -17,10 +17,10 @@ from annotated_types import Ge
 
 from dlctl.algorithms import barrier
 from dlctl.algorithms.base import Lead, Method, Needs, Process, PushOutcome, ReplicaSide
+from dlctl.algorithms.methods.quorum import Chosen
+from dlctl.algorithms.methods.sync import Held, accrue
 from dlctl.algorithms.needs import Receipt, Write
-from dlctl.algorithms.quorum import Chosen
-from dlctl.algorithms.sync import Held, accrue
-from dlctl.messages import APPLIED, DUPLICATE
+from dlctl.wire.messages import APPLIED, DUPLICATE
 
 
 @dataclass(slots=True, kw_only=True)

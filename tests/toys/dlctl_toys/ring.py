@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from dlctl.algorithms.base import Method, Needs, ReplicaSide, Shape, Start
 from dlctl.algorithms.needs import Ask
 from dlctl.algorithms.rounds import step_alone
-from dlctl.config import Choice
 from dlctl.errors import RemoteProtocolError
-from dlctl.messages import Array
-from dlctl.vector import Vector, copy_into, to_host
+from dlctl.job.config import Choice
+from dlctl.model.vector import Vector, copy_into, to_host
+from dlctl.wire.messages import Array
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,10 +13,10 @@ import numpy as np
 
 from dlctl.algorithms.base import MODEL, Method, Needs, ReplicaSide, Shape
 from dlctl.algorithms.base import Table as TableOf
-from dlctl.algorithms.downpour import Server
+from dlctl.algorithms.methods.downpour import Server
+from dlctl.algorithms.methods.sync import accrue
 from dlctl.algorithms.needs import NextData, Read, Receipt, View, Write
-from dlctl.algorithms.sync import accrue
-from dlctl.flat import Layout
+from dlctl.model.flat import Layout
 
 SLOTS = 64
 EVERY = 4

@@ -16,18 +16,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dlctl import messages as m
-from dlctl import wire
 from dlctl.algorithms.base import ReplicaSide
 from dlctl.algorithms.needs import Ask
 from dlctl.errors import RemoteProtocolError
-from dlctl.machine import Peer
+from dlctl.model.vector import to_host
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.meters import Rates
 from dlctl.roles.worker.members import Members
 from dlctl.roles.worker.services.base import Phase
 from dlctl.roles.worker.shard_client import Identity
-from dlctl.vector import to_host
+from dlctl.wire import codec
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Peer
 
 GONE = "gone"
 """The error of an answer: the process that was asked does not have the expected epoch."""
@@ -61,7 +61,7 @@ def fault(payload: m.Packed, nbytes_max: int, op: str = "") -> str:
         return f"it does not have {payload.length} elements"
     if payload.nbytes > nbytes_max:
         return f"it has {payload.nbytes} bytes; at most {nbytes_max}"
-    strange = [str(a.dtype) for a in payload.arrays if a.dtype not in wire.DTYPES]
+    strange = [str(a.dtype) for a in payload.arrays if a.dtype not in codec.DTYPES]
     return f"{strange[0]} is not a type that can be sent" if strange else ""
 
 

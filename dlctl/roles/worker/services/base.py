@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from dlctl.algorithms.needs import Need, Range
-from dlctl.messages import Array
 from dlctl.roles.worker.shard_client import ShardClient
+from dlctl.wire.messages import Array
 
 STUCK_S_MIN = 10.0
 """What takes no longer than this does not count as hung."""

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dlctl import messages as m
 from dlctl.algorithms.needs import Collective, Summed
 from dlctl.errors import RemoteProtocolError
+from dlctl.model.vector import to_host
 from dlctl.roles.protocol.context import COORDINATOR, Context
 from dlctl.roles.protocol.effects import (
     GroupFailed,
@@ -32,7 +32,7 @@ from dlctl.roles.protocol.effects import (
 )
 from dlctl.roles.worker.services.base import Phase
 from dlctl.roles.worker.shard_client import Identity
-from dlctl.vector import to_host
+from dlctl.wire import messages as m
 
 BROKEN = "group-broken"
 PATIENCE = 3

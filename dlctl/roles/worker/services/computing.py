@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from dlctl import messages as m
 from dlctl.algorithms.base import ReplicaSide
 from dlctl.algorithms.needs import (
     Data,
@@ -28,7 +27,6 @@ from dlctl.algorithms.needs import (
     OwnStep,
     Step,
 )
-from dlctl.machine import Event
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import (
     Compute,
@@ -46,6 +44,8 @@ from dlctl.roles.worker.services.base import STUCK_S_MIN, Phase, Service
 from dlctl.roles.worker.services.engines import Engines
 from dlctl.roles.worker.services.writing import Writing
 from dlctl.roles.worker.settings import Terms
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Event
 
 LOSS_WEIGHT = 0.05
 """Weight of the newest loss in the reported running mean."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dlctl import messages as m
 from dlctl.algorithms.needs import Engine, OwnState, OwnStep
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.effects import EngineRan, ExchangeOwn, RunEngine, StepAlong
 from dlctl.roles.worker.services.base import STUCK_S_MIN, Phase, Service
+from dlctl.wire import messages as m
 
 STUCK_OPERATIONS = 3.0
 """An operation hangs if it takes so many times longer than the longest one so far: their times

@@ -10,7 +10,7 @@ from dlctl.algorithms.base import ReplicaSide
 from dlctl.algorithms.needs import Range, Read, View
 from dlctl.roles.worker.accounts import Accounts
 from dlctl.roles.worker.fetching import Fetched, Fetcher
-from dlctl.roles.worker.intervals import FETCH
+from dlctl.roles.worker.pacing import FETCH
 from dlctl.roles.worker.services.base import Phase, Service, check_ranges, check_rows
 from dlctl.roles.worker.services.writing import Writing
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 
-from dlctl import messages as m
 from dlctl.algorithms.base import ReplicaSide
 from dlctl.errors import JobFailed
+from dlctl.model.vector import copy_into, to_host
 from dlctl.roles.worker.services.asking import MODEL, Asking
 from dlctl.roles.worker.services.base import Phase
-from dlctl.vector import copy_into, to_host
+from dlctl.wire import messages as m
 
 ROUNDS_MAX, ROUND_S = 15, 1.0
 """Rounds in which all are asked, and none has the model; and the time from one to the next: others

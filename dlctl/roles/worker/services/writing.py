@@ -10,24 +10,24 @@ from typing import Any
 
 import numpy as np
 
-from dlctl import messages as m
 from dlctl.algorithms.base import Shape
 from dlctl.algorithms.needs import Range, Receipt, Settle, Write
 from dlctl.compress.base import Compressor, take
 from dlctl.compress.plain import nothing
 from dlctl.errors import RemoteProtocolError
-from dlctl.messages import Array
+from dlctl.model.vector import Vector, copy_of, to_host, zeros_like
 from dlctl.roles.protocol.effects import Settled
 from dlctl.roles.protocol.limits import REACH
 from dlctl.roles.protocol.meters import Latency
 from dlctl.roles.worker.accounts import Accounts
-from dlctl.roles.worker.intervals import PUSH
 from dlctl.roles.worker.links import Links
+from dlctl.roles.worker.pacing import PUSH
 from dlctl.roles.worker.services.base import Phase, Service, check_ranges, check_rows
 from dlctl.roles.worker.settings import Terms
 from dlctl.roles.worker.shard_client import SETTLED, ShardClient
-from dlctl.rows import KIND as ROWS
-from dlctl.vector import Vector, copy_of, to_host, zeros_like
+from dlctl.shards.rows import KIND as ROWS
+from dlctl.wire import messages as m
+from dlctl.wire.messages import Array
 
 ASTRAY = "a replica's own steps have led too far; a smaller rate for them may help"
 

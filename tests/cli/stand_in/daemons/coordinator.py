@@ -148,17 +148,17 @@ class Coordinator:
         """Wait for "stop"; then save, say so and end."""
         if not self.router.poll(timeout_ms):
             return
-        from dlctl import wire
-        from dlctl.messages import Reply
         from dlctl.roles.coordinator.shutdown import stop_reason
+        from dlctl.wire import codec
+        from dlctl.wire.messages import Reply
 
         while self.router.poll(timeout_ms):
             peer, *frames = self.router.recv_multipart()
-            request = wire.decode(frames)
+            request = codec.decode(frames)
 
             def answer(done: bool, result: dict, peer=peer, request=request) -> None:
                 reply = Reply(request.request, done, "", result)
-                self.router.send_multipart([peer, *wire.encode(reply)])
+                self.router.send_multipart([peer, *codec.encode(reply)])
 
             answer(False, {"phase": "draining", "waiting": ["worker-0"]})
             if os.environ.get("STAND_IN_SLOW") and not request.arguments["kill"]:

@@ -1,0 +1,1 @@
+"""The methods: one file each, with its sides for worker, server and coordinator."""

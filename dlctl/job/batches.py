@@ -1,0 +1,92 @@
+"""The number of samples of a worker's batch, and of a step, which is `gradient.accumulate` batches.
+
+It depends on the host, so all callers use this module: `[[hosts]]` may have their own batch size,
+for larger or smaller GPUs. With "auto" it is open until a worker has found it; then the coordinator
+uses the `resolved` job, and sends the size to the workers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from dlctl.job import placement
+from dlctl.job.config import JobFile
+
+AUTO = "auto"
+FOUND_MAX = 2**20
+"""No worker finds more."""
+Fault = tuple[tuple[str, ...], str, str]
+
+
+def is_open(job: JobFile) -> bool:
+    """Whether a worker has to find it."""
+    return job.workers.batch_size == AUTO
+
+
+def resolved(job: JobFile, found: int) -> JobFile:
+    """The job with the size that a worker has found, if it was open."""
+    if not is_open(job) or not 0 < found <= FOUND_MAX:
+        return job
+    return replace(job, workers=replace(job.workers, batch_size=found))
+
+
+def size(job: JobFile, agent: str) -> int:
+    """Samples of a batch of a worker that this agent starts. The size must not be open."""
+    found = placement.agents(job.places)[agent].batch_size or job.workers.batch_size
+    assert isinstance(found, int), "the batch size is not found yet"
+    return found
+
+
+def step_samples(job: JobFile, agent: str) -> int:
+    """The most samples of one of its steps."""
+    return size(job, agent) * job.gradient.accumulate
+
+
+def largest(job: JobFile) -> int:
+    """The most samples of one step, on any host; a worker may be moved to another one."""
+    return max(step_samples(job, agent) for agent in placement.takes_workers(job))
+
+
+def bound(job: JobFile) -> int:
+    """The same, also while the size is open."""
+    return FOUND_MAX * job.gradient.accumulate if is_open(job) else largest(job)
+
+
+def smallest(job: JobFile) -> int:
+    """The same on the host with the smallest batch size."""
+    return min(step_samples(job, agent) for agent in placement.takes_workers(job))
+
+
+def steps_planned(job: JobFile) -> float:
+    """The most steps that all workers together make, by the job file; infinite if unknown."""
+    stop = job.job.stop
+    limits = [float(stop.steps or math.inf)]
+    if stop.samples and not is_open(job):
+        limits.append(2 * stop.samples / smallest(job))  # The batches of a portion are of one size.
+    return min(limits) + job.data.portion_batches  # The last portion is completed.
+
+
+def mean(job: JobFile) -> float:
+    """The mean over the workers by their placement, to convert steps to samples. NaN while the size
+    is open.
+    """
+    if is_open(job):
+        return math.nan
+    placed = placement.place(job)
+    of = [step_samples(job, placed[f"worker-{slot}"]) for slot in range(job.workers.count)]
+    return sum(of) / len(of)
+
+
+def faults(job: JobFile) -> Iterator[Fault]:
+    """Conflicts with an open size: key, message, suggestion."""
+    if not is_open(job):
+        return
+    if any(host.batch_size for host in job.places):
+        what = "it is for all hosts, and some have their own batch_size"
+        yield ("workers", "batch_size"), what, "write a number"
+    for key in ("warmup", "over"):
+        if "step" in getattr(job.schedule, key) and not getattr(job.schedule, key).startswith("0 "):
+            what = 'with batch_size = "auto" the number of samples of these steps is unknown'
+            yield ("schedule", key), what, 'as in "10_000 samples"'
