@@ -4,9 +4,9 @@ torch's DistributedDataParallel. Li et al., "PyTorch Distributed", VLDB 2020, se
 The flat gradient is cut into parts, which all members sum in the same order: from the end, which a
 backward pass reaches first. The sum of a part starts as soon as all its parameters have gradients,
 at the latest at the end of the pass, because a parameter may get none. Nothing blocks here. The
-members exchange what they have started when they meet (`replica_group.py`); if one of them has discarded
-the gradient it was summing, the sum is useless. The gradient itself is not modified: it is needed
-in that case, and when the group re-forms after a member has died.
+members exchange what they have started when they meet (`replica_group.py`); if one of them has
+discarded the gradient it was summing, the sum is useless. The gradient itself is not modified: it
+is needed in that case, and when the group re-forms after a member has died.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""A replica of several processes: they start and fail together, and each has a part of the model."""
+"""A replica of several processes: they start and fail together, each with a part of it."""

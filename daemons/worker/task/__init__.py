@@ -1,1 +1,1 @@
-"""The user's task: loaded, checked, guarded in every call; what its model has, and what it prints."""
+"""The user's task: loaded, checked, guarded in every call; its model, and what it prints."""
