@@ -16,7 +16,7 @@ from statistics import median
 from benchmarks.figures import Figure, ratio
 from dlctl import registry
 from dlctl.job.config import Choice, Data, Job, JobFile, Servers, Stop, Timeouts, Workers
-from dlctl.model.flat import TRAINED, Entry, Layout
+from dlctl.model.flat import TRAINED, Layout, TensorEntry
 from dlctl.roles.coordinator.coordinator import Coordinator
 from dlctl.roles.coordinator.records import LaunchAgent
 from dlctl.roles.coordinator.registration import Past
@@ -35,7 +35,7 @@ BUILD_S, LINK_S = 0.5, 0.001
 SETTLE_S = 3.0
 """After the release, before anything is measured."""
 RUN_ID = "crowd"
-LAYOUT = Layout((Entry("weight", TRAINED, (10,), "float32", ()),)).to_bytes()
+LAYOUT = Layout((TensorEntry("weight", TRAINED, (10,), "float32", ()),)).to_bytes()
 
 
 @dataclass

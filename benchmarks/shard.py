@@ -24,7 +24,7 @@ from dlctl.control import keys
 from dlctl.job import config
 from dlctl.launch import addresses, local
 from dlctl.launch.base import Credentials
-from dlctl.model.flat import TRAINED, Entry, Layout
+from dlctl.model.flat import TRAINED, Layout, TensorEntry
 from dlctl.roles.protocol.authz import keys_of
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.keyring import Keyring
@@ -237,7 +237,7 @@ def serving(
 
 def _assign(coordinator: End, size: int, keyring: Keyring, workers: list[str]) -> tuple[Peer, str]:
     """The coordinator's part; returns (the server's connection, the address that it serves at)."""
-    layout = Layout((Entry("w", TRAINED, (size,), "float32"),)).to_bytes()
+    layout = Layout((TensorEntry("w", TRAINED, (size,), "float32"),)).to_bytes()
     peer, _ = coordinator.wait_for(m.Register)
     guests = json.dumps(keys_of(keyring, workers)).encode()
     coordinator.transport.send(peer, m.Welcome(SERVER, 0, GENERATION, keyring.token_key, {}))

@@ -22,7 +22,7 @@ from benchmarks.shard import shard
 from dlctl import registry
 from dlctl.compress.base import Delta
 from dlctl.shards.base import Shard, Spec
-from dlctl.shards.image import Form
+from dlctl.shards.image import ImageForm
 from dlctl.shards.mapped import Mapped
 from dlctl.shards.memory import InMemory
 from dlctl.wire.messages import Packed
@@ -61,7 +61,7 @@ def _apply_alone(size: int, optimizer: str, quick: bool) -> Iterator[Figure]:
     kind = registry.load("optimizers", optimizer)
     spec = Spec("bench", 0, 0, size, kind(kind.Options()).slots, workers=8)
     bare = Shard(kind(kind.Options()), InMemory().create(spec))
-    form = Form.of(spec, BOOT_ID)
+    form = ImageForm.of(spec, BOOT_ID)
     buffer = mmap.mmap(-1, form.total_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
     kept = Shard(kind(kind.Options()), Mapped.create(buffer, spec, BOOT_ID))
     for compressor, (name, _) in KINDS.items():

@@ -43,7 +43,7 @@ def json_line(
     return json.dumps(line, default=str)
 
 
-class LogFile:
+class DaemonLogFile:
     def __init__(self, path: Path, *descriptors: int) -> None:
         """descriptors: all of this process that refer to the file."""
         self.path = path

@@ -12,7 +12,7 @@ import logging
 from contextlib import suppress
 from pathlib import Path
 
-from daemons.log_file import LINE_CHARS_MAX, LogFile, json_line
+from daemons.log_file import LINE_CHARS_MAX, DaemonLogFile, json_line
 
 WARNINGS = "py.warnings"
 """Logger of `warnings.warn`: without a handler, Python adds one that discards everything."""
@@ -44,7 +44,7 @@ class Rotating(logging.Handler):
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        self.file = LogFile(path, 2, 1)
+        self.file = DaemonLogFile(path, 2, 1)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

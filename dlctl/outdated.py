@@ -49,6 +49,8 @@ INSTEAD: Mapping[str, str] = {
     f"{_ALGORITHMS}.sparse": f"{_ALGORITHMS}.means, and `rule = SparseMean` in the shard side",
     f"{_ALGORITHMS}.base.Outcome": "`push.outcome(kind)`, whose type is PushOutcome",
     f"{_METHODS}.local_sgd.LIVE": _LIVE,
+    f"{_ALGORITHMS}.base.Snapshot": f"{_ALGORITHMS}.base.DriveSnapshot",
+    f"{_ALGORITHMS}.needs.Data": f"{_ALGORITHMS}.needs.NextBatch",
     f"{_ALGORITHMS}.needs.LEFT_OUT_MAX": f"{_ALGORITHMS}.rounds.DISCARDED_MAX, or Discards",
     f"{_METHODS}.quorum.meet_all": f"{_ALGORITHMS}.barrier.meet_all",
     f"{_ALGORITHMS}.shapes.needs_of": f"{_ALGORITHMS}.shapes.served",

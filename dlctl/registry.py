@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Component:
     target: str
     """"module:attribute"."""
     summary: str
@@ -54,195 +54,207 @@ class Entry:
             raise ImportError(f"{self.origin}: importing {self.target}: {what}") from error
 
 
-BUILT_IN: dict[str, dict[str, Entry]] = {
+BUILT_IN: dict[str, dict[str, Component]] = {
     "algorithms": {
-        "downpour": Entry(
+        "downpour": Component(
             "dlctl.algorithms.methods.downpour:DOWNPOUR", "asynchronous SGD (Dean 2012)"
         ),
-        "sync": Entry(
+        "sync": Component(
             "dlctl.algorithms.methods.backups:SYNC",
             "a barrier in the servers, averaged by samples; backup workers (Chen 2016)",
         ),
-        "dgc": Entry(
+        "dgc": Component(
             "dlctl.algorithms.methods.dgc:DGC",
             "sync with momentum in the replicas and 0.1 % of it sent (Lin 2018)",
         ),
-        "demo": Entry(
+        "demo": Component(
             "dlctl.algorithms.methods.demo:DEMO",
             "sync along the sign of the largest frequencies of the replicas' momenta (Peng 2024)",
         ),
-        "local-sgd": Entry(
+        "local-sgd": Component(
             "dlctl.algorithms.methods.local_sgd:LOCAL_SGD",
             "replicas step alone, and continue from their mean (Stich 2019)",
         ),
-        "diloco": Entry(
+        "diloco": Component(
             "dlctl.algorithms.methods.local_sgd:DILOCO",
             "AdamW in the replicas, Nesterov on the mean of their updates (Douillard 2023)",
         ),
-        "async-diloco": Entry(
+        "async-diloco": Component(
             "dlctl.algorithms.methods.async_diloco:ASYNC_DILOCO",
             "DiLoCo without waiting: delayed momentum, steps by speed (Liu 2024)",
         ),
-        "streaming-diloco": Entry(
+        "streaming-diloco": Component(
             "dlctl.algorithms.methods.streaming_diloco:STREAMING_DILOCO",
             "DiLoCo by fragments, each while the others are trained (Douillard 2025)",
         ),
-        "decoupled-diloco": Entry(
+        "decoupled-diloco": Component(
             "dlctl.algorithms.methods.decoupled_diloco:DECOUPLED_DILOCO",
             "the same with a quorum, which does not wait for stragglers (Douillard 2026)",
         ),
-        "loscar": Entry(
+        "loscar": Component(
             "dlctl.algorithms.methods.loscar:LOSCAR",
             "local SGD that averages a random part each round (2026)",
         ),
-        "sparseloco": Entry(
+        "sparseloco": Component(
             "dlctl.algorithms.methods.sparseloco:SPARSELOCO",
             "DiLoCo whose replicas send 1.6 % of their updates, in 2 bits (Sarfi 2025)",
         ),
-        "easgd": Entry(
+        "easgd": Component(
             "dlctl.algorithms.methods.easgd:EASGD",
             "replicas and a centre pull each other nearer (Zhang 2015)",
         ),
-        "eamsgd": Entry(
+        "eamsgd": Component(
             "dlctl.algorithms.methods.easgd:EAMSGD",
             "the same with Nesterov's momentum in the replicas",
         ),
-        "easgd-atomic": Entry(
+        "easgd-atomic": Component(
             "dlctl.algorithms.methods.easgd_atomic:EASGD_ATOMIC",
             "easgd in one round trip: the servers compute the pull",
         ),
-        "fedavg": Entry(
+        "fedavg": Component(
             "dlctl.algorithms.methods.fedavg:FEDAVG",
             "clients with their own data, some per round (McMahan 2017); FedProx, privacy",
         ),
-        "fedbuff": Entry(
+        "fedbuff": Component(
             "dlctl.algorithms.methods.fedbuff:FEDBUFF",
             "local-sgd without a barrier, its updates buffered in the servers (Nguyen 2022)",
         ),
-        "ssp": Entry(
+        "ssp": Component(
             "dlctl.algorithms.methods.ssp:SSP", "bounded distance to the slowest replica (Ho 2013)"
         ),
-        "softsync": Entry(
+        "softsync": Component(
             "dlctl.algorithms.methods.softsync:SOFTSYNC",
             "an update per n-th part of all gradients, stale ones with a lower rate (Zhang 2016)",
         ),
-        "dc-asgd": Entry(
+        "dc-asgd": Component(
             "dlctl.algorithms.methods.dc_asgd:DC_ASGD",
             "gradients are corrected for their age (Zheng 2017)",
         ),
-        "ringmaster": Entry(
+        "ringmaster": Component(
             "dlctl.algorithms.methods.ringmaster:RINGMASTER",
             "stale gradients are dropped (Maranjyan 2025)",
         ),
-        "ringleader": Entry(
+        "ringleader": Component(
             "dlctl.algorithms.methods.ringleader:RINGLEADER",
             "all workers have equal weights, however fast they are (Maranjyan 2026)",
         ),
-        "epoch-cut": Entry(
+        "epoch-cut": Component(
             "dlctl.algorithms.methods.epoch_cut:EPOCH_CUT",
             "Downpour that does not wait for stragglers at an epoch's end (Chilimbi 2014)",
         ),
-        "allreduce": Entry(
+        "allreduce": Component(
             "dlctl.algorithms.methods.allreduce:ALLREDUCE",
             "synchronous SGD without servers: all replicas sum their gradients (Goyal 2017)",
         ),
-        "gossip": Entry(
+        "gossip": Component(
             "dlctl.algorithms.methods.gossip:GOSSIP",
             "no servers: replicas average with random others, without waiting (Jin 2016)",
         ),
-        "noloco": Entry(
+        "noloco": Component(
             "dlctl.algorithms.methods.noloco:NOLOCO",
             "DiLoCo's outer steps with one random replica instead of all (Kolehmainen 2025)",
         ),
-        "hogwild": Entry(
+        "hogwild": Component(
             "dlctl.algorithms.methods.hogwild:HOGWILD",
             "no servers: the workers of a host step in one model without locks (Niu 2011)",
         ),
-        "rows": Entry(
+        "rows": Component(
             "dlctl.algorithms.methods.rows:ROWS",
             "embeddings that only the servers hold: workers fetch a batch's rows, push changes",
         ),
-        "sandblaster": Entry(
+        "sandblaster": Component(
             "dlctl.algorithms.methods.sandblaster:SANDBLASTER",
             "L-BFGS on the shards, a batch is the whole dataset (Dean 2012)",
         ),
     },
     "compressors": {
-        "none": Entry("dlctl.compress.none:Dense", "every entry, in 32 or 16 bits"),
-        "fp16": Entry("dlctl.compress.halves:Float16", "every entry as float16, error feedback"),
-        "bf16": Entry("dlctl.compress.halves:BFloat16", "every entry as bfloat16, error feedback"),
-        "topk": Entry("dlctl.compress.topk:TopK", "the k largest entries, exact, error feedback"),
-        "topk-sampled": Entry(
+        "none": Component("dlctl.compress.none:Dense", "every entry, in 32 or 16 bits"),
+        "fp16": Component(
+            "dlctl.compress.halves:Float16", "every entry as float16, error feedback"
+        ),
+        "bf16": Component(
+            "dlctl.compress.halves:BFloat16", "every entry as bfloat16, error feedback"
+        ),
+        "topk": Component(
+            "dlctl.compress.topk:TopK", "the k largest entries, exact, error feedback"
+        ),
+        "topk-sampled": Component(
             "dlctl.compress.sampled:SampledTopK",
             "the k largest by a sampled threshold, many times faster (Lin 2018)",
         ),
-        "gaussian": Entry(
+        "gaussian": Component(
             "dlctl.compress.gaussian:Gaussian",
             "about the k largest, threshold of a normal distribution, bisected (Shi 2019)",
         ),
-        "gaussian-ref": Entry(
+        "gaussian-ref": Component(
             "dlctl.compress.gaussian_ref:GaussianRef",
             "GaussianK as its authors published it, to compare with",
             'it can send far more or less than k, or nothing at all; use "gaussian" to train',
         ),
-        "e3m0": Entry(
+        "e3m0": Component(
             "dlctl.compress.e3m0:E3M0",
             "4 bits per entry: a sign and a power of two (Douillard 2025)",
         ),
-        "topk-chunked": Entry(
+        "topk-chunked": Component(
             "dlctl.compress.chunked:ChunkedTopK",
             "the k largest of every chunk, in 2 bits each (SparseLoCo, Sarfi 2025)",
         ),
-        "dct": Entry(
+        "dct": Component(
             "dlctl.compress.dct:DCT",
             "the largest cosine coefficients of blocks of 64 x 64 (DeMo, Peng 2024)",
         ),
-        "randomk": Entry(
+        "randomk": Component(
             "dlctl.compress.randomk:RandomK", "k random entries; their places need no bytes"
         ),
-        "onebit": Entry("dlctl.compress.onebit:OneBit", "signs and block means (Seide 2014)"),
-        "int8": Entry("dlctl.compress.int8:Int8", "8 bits per entry and a scale per block"),
-        "powersgd": Entry("dlctl.compress.powersgd:PowerSGD", "a matrix of low rank (Vogels 2019)"),
+        "onebit": Component("dlctl.compress.onebit:OneBit", "signs and block means (Seide 2014)"),
+        "int8": Component("dlctl.compress.int8:Int8", "8 bits per entry and a scale per block"),
+        "powersgd": Component(
+            "dlctl.compress.powersgd:PowerSGD", "a matrix of low rank (Vogels 2019)"
+        ),
     },
     "optimizers": {
-        "sgd": Entry("dlctl.optim.sgd:SGD", "w -= lr * g"),
-        "momentum": Entry("dlctl.optim.momentum:Momentum", "heavy ball or Nesterov"),
-        "delayed-nesterov": Entry(
+        "sgd": Component("dlctl.optim.sgd:SGD", "w -= lr * g"),
+        "momentum": Component("dlctl.optim.momentum:Momentum", "heavy ball or Nesterov"),
+        "delayed-nesterov": Component(
             "dlctl.optim.delayed_nesterov:DelayedNesterov",
             "Nesterov for pushes that arrive one by one (Liu 2024)",
         ),
-        "adagrad": Entry("dlctl.optim.adagrad:Adagrad", "per-element rates (Duchi 2011)"),
-        "adam": Entry("dlctl.optim.adam:Adam", "first and second moments (Kingma 2015)"),
-        "adamw": Entry(
+        "adagrad": Component("dlctl.optim.adagrad:Adagrad", "per-element rates (Duchi 2011)"),
+        "adam": Component("dlctl.optim.adam:Adam", "first and second moments (Kingma 2015)"),
+        "adamw": Component(
             "dlctl.optim.adam:AdamW", "Adam with decoupled weight decay (Loshchilov 2019)"
         ),
-        "lion": Entry("dlctl.optim.lion:Lion", "sign of an interpolated momentum (Chen 2023)"),
-        "rmsprop": Entry(
+        "lion": Component("dlctl.optim.lion:Lion", "sign of an interpolated momentum (Chen 2023)"),
+        "rmsprop": Component(
             "dlctl.optim.rmsprop:RMSprop", "root of a running mean square (Hinton 2012)"
         ),
-        "yogi": Entry("dlctl.optim.yogi:Yogi", "Adam, its second moment additive (Zaheer 2018)"),
+        "yogi": Component(
+            "dlctl.optim.yogi:Yogi", "Adam, its second moment additive (Zaheer 2018)"
+        ),
     },
     "inner_optimizers": {
-        "none": Entry("dlctl.job.inner:NO_STEPS", "no steps of its own"),
-        "sgd": Entry("dlctl.job.inner:SGD", "torch.optim.SGD"),
-        "adam": Entry("dlctl.job.inner:ADAM", "torch.optim.Adam"),
-        "adamw": Entry("dlctl.job.inner:ADAMW", "torch.optim.AdamW"),
-        "muon": Entry("dlctl.job.inner:MUON", "torch.optim.Muon for matrices, AdamW for the rest"),
-        "nadam": Entry("dlctl.job.inner:NADAM", "torch.optim.NAdam"),
-        "radam": Entry("dlctl.job.inner:RADAM", "torch.optim.RAdam"),
-        "adamax": Entry("dlctl.job.inner:ADAMAX", "torch.optim.Adamax"),
-        "adagrad": Entry("dlctl.job.inner:ADAGRAD", "torch.optim.Adagrad"),
-        "adadelta": Entry("dlctl.job.inner:ADADELTA", "torch.optim.Adadelta"),
-        "adafactor": Entry("dlctl.job.inner:ADAFACTOR", "torch.optim.Adafactor"),
-        "rmsprop": Entry("dlctl.job.inner:RMSPROP", "torch.optim.RMSprop"),
-        "rprop": Entry("dlctl.job.inner:RPROP", "torch.optim.Rprop"),
-        "asgd": Entry("dlctl.job.inner:ASGD", "torch.optim.ASGD"),
-        "sparseadam": Entry("dlctl.job.inner:SPARSEADAM", "torch.optim.SparseAdam"),
+        "none": Component("dlctl.job.inner:NO_STEPS", "no steps of its own"),
+        "sgd": Component("dlctl.job.inner:SGD", "torch.optim.SGD"),
+        "adam": Component("dlctl.job.inner:ADAM", "torch.optim.Adam"),
+        "adamw": Component("dlctl.job.inner:ADAMW", "torch.optim.AdamW"),
+        "muon": Component(
+            "dlctl.job.inner:MUON", "torch.optim.Muon for matrices, AdamW for the rest"
+        ),
+        "nadam": Component("dlctl.job.inner:NADAM", "torch.optim.NAdam"),
+        "radam": Component("dlctl.job.inner:RADAM", "torch.optim.RAdam"),
+        "adamax": Component("dlctl.job.inner:ADAMAX", "torch.optim.Adamax"),
+        "adagrad": Component("dlctl.job.inner:ADAGRAD", "torch.optim.Adagrad"),
+        "adadelta": Component("dlctl.job.inner:ADADELTA", "torch.optim.Adadelta"),
+        "adafactor": Component("dlctl.job.inner:ADAFACTOR", "torch.optim.Adafactor"),
+        "rmsprop": Component("dlctl.job.inner:RMSPROP", "torch.optim.RMSprop"),
+        "rprop": Component("dlctl.job.inner:RPROP", "torch.optim.Rprop"),
+        "asgd": Component("dlctl.job.inner:ASGD", "torch.optim.ASGD"),
+        "sparseadam": Component("dlctl.job.inner:SPARSEADAM", "torch.optim.SparseAdam"),
     },
     "launchers": {
-        "local": Entry("dlctl.launch.local:Local", "processes on this machine"),
-        "ssh": Entry("dlctl.launch.ssh:Ssh", "agents on other machines, started over ssh"),
-        "slurm": Entry("dlctl.launch.slurm:Slurm", "agents on the nodes of a Slurm job"),
+        "local": Component("dlctl.launch.local:Local", "processes on this machine"),
+        "ssh": Component("dlctl.launch.ssh:Ssh", "agents on other machines, started over ssh"),
+        "slurm": Component("dlctl.launch.slurm:Slurm", "agents on the nodes of a Slurm job"),
     },
 }
 
@@ -255,7 +267,7 @@ SECTIONS = {
 """Section of the job file -> kind of the registry that its `name` is looked up in; these may have
 live settings. The section [launcher] has `launchers`.
 """
-BY_PATH = {"inner_optimizers": Entry("dlctl.job.inner:FOREIGN", "a class of yours")}
+BY_PATH = {"inner_optimizers": Component("dlctl.job.inner:FOREIGN", "a class of yours")}
 """Kinds whose names may be "package.module:Class", and what such an entry is."""
 BASES = {"compressors": "dlctl.compress.base.Compressor"}
 """Kinds whose components are classes -> the base of all of them."""
@@ -290,7 +302,7 @@ def names(kind: str) -> list[str]:
     return [*BUILT_IN[kind], *(n for n in sorted(_third_party(kind)) if n not in BUILT_IN[kind])]
 
 
-def find(kind: str, name: str) -> Entry:
+def find(kind: str, name: str) -> Component:
     """The entry of a name. Entry points are scanned only when the name is not built in.
 
     Raises UsageError with a suggestion for an unknown name.
@@ -312,7 +324,7 @@ def singular(kind: str) -> str:
     return kind[:-1].replace("_", " ")
 
 
-def _by_path(kind: str, name: str) -> Entry | None:
+def _by_path(kind: str, name: str) -> Component | None:
     return BY_PATH.get(kind) if ":" in name else None
 
 
@@ -327,13 +339,15 @@ def load(kind: str, name: str) -> Any:
 
 
 @cache
-def _third_party(kind: str) -> dict[str, Entry]:
+def _third_party(kind: str) -> dict[str, Component]:
     from importlib.metadata import entry_points
 
     found = entry_points(group=f"dlctl.{kind}")
     origins = {point.name: _origin(point) for point in found}
     return {
-        point.name: Entry(point.value, f"from {origins[point.name]}", origin=origins[point.name])
+        point.name: Component(
+            point.value, f"from {origins[point.name]}", origin=origins[point.name]
+        )
         for point in found
     }
 

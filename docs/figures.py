@@ -24,7 +24,7 @@ from dlctl.algorithms.base import Method
 from dlctl.job import config
 from dlctl.jobfile import effective_options
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.network import Link, NetworkOptions
+from dlctl.sim.network import NetworkOptions, SimLink
 from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Simulation
 
@@ -32,7 +32,7 @@ FOLDER = Path(__file__).parent / "methods"
 UNTIL_S, EVERY_S = 20.0, 0.4
 PROBLEM = {"samples": 2048, "size": 256}
 COMPUTE = ComputeOptions(step_s=0.05, spread=0.2, slow={3: 3.0})
-NETWORK = NetworkOptions(link=Link(latency_s=0.01, bytes_per_s=100e3))
+NETWORK = NetworkOptions(link=SimLink(latency_s=0.01, bytes_per_s=100e3))
 OPTIONS: dict[str, Any] = {
     "local_steps": 12, "exchange_every_steps": 4, "buffer_pushes": 3, "quorum": 2,
     "warmup_density": [], "clock_steps": 2, "fraction": 0.5,

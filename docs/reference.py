@@ -25,7 +25,7 @@ from dlctl.cli.commands.algorithms import default_of
 from dlctl.cli.group import Documented, summary_and_body
 from dlctl.job.config import Choice, JobFile, Launch
 from dlctl.ops.codes import CODES
-from dlctl.util.keydocs import Key, keys
+from dlctl.util.keydocs import KeyDoc, keys
 
 FOLDER = Path(__file__).parent
 WIDTH = 96
@@ -240,7 +240,7 @@ def _defaults(algorithm: str) -> list[str]:
     ]
 
 
-def key_items(found: list[Key]) -> str:
+def key_items(found: list[KeyDoc]) -> str:
     """A list of keys with their types, limits, defaults and texts."""
     items = []
     for key in found:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from dlctl.shards.base import Spec, Storage, no_point
 from dlctl.shards.errors import Unusable
-from dlctl.shards.image import Form
+from dlctl.shards.image import ImageForm
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.mapped import Mapped
 from dlctl.sim.states import MemoryLog
@@ -28,7 +28,7 @@ class Keeping:
     def create(self, spec: Spec) -> Storage:
         if self.durability == "disk":
             return Journaled.create(self.log, spec, self.passes)
-        self.buffer = bytearray(Form.of(spec, "boot").total_bytes)
+        self.buffer = bytearray(ImageForm.of(spec, "boot").total_bytes)
         return Mapped.create(self.buffer, spec, "boot", self.passes)
 
     def reopen(self, spec: Spec) -> Storage:

@@ -24,13 +24,13 @@ from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.server.table_shard import TableShard
 from dlctl.roles.worker.interface import MakeSteps
 from dlctl.roles.worker.links import Links
-from dlctl.roles.worker.members import Members
+from dlctl.roles.worker.members import PeerMembers
 from dlctl.roles.worker.progress import OwnRate
 from dlctl.roles.worker.send_queue import SendQueue
 from dlctl.roles.worker.services.collecting import Collecting
 from dlctl.roles.worker.services.computing import Computing
-from dlctl.roles.worker.settings import Terms
-from dlctl.roles.worker.shard_client import Identity, Link, ShardClient
+from dlctl.roles.worker.settings import WorkTerms
+from dlctl.roles.worker.shard_client import Identity, ServerLink, ShardClient
 from dlctl.roles.worker.training import Origin, Training
 from dlctl.shards.base import Shard, Storages
 from dlctl.shards.memory import InMemory
@@ -79,7 +79,7 @@ def client(
     context: Context, me: Identity | None = None, shard: int = 0, lo: int = 0, hi: int = 0
 ) -> ShardClient:
     """Of the parameters on a shard that is not joined yet."""
-    return ShardClient(Link(shard, me or identity(), context), 0, lo, hi)
+    return ShardClient(ServerLink(shard, me or identity(), context), 0, lo, hi)
 
 
 def joined(client: ShardClient, generation: int = 1, now: float = 0.0) -> ShardClient:
@@ -119,15 +119,15 @@ def training(
     batch_size: int = 1,
     lease_ahead_s: float = 0.0,
     push_norm_max: float = 1e9,
-    members: Members | None = None,
+    members: PeerMembers | None = None,
     collecting: Collecting | None = None,
     own_lr: float = OWN_LR,
     steps: MakeSteps | None = None,
 ) -> Training:
     """A replica at work. own_lr: of its own optimiser, if the method has one."""
     queue = send_queue or SendQueue(context.retries)
-    members = members or Members(context, "worker-0", connects=False)
-    terms = Terms(
+    members = members or PeerMembers(context, "worker-0", connects=False)
+    terms = WorkTerms(
         batch_size=batch_size,
         lease_ahead_s=lease_ahead_s,
         push_norm_max=push_norm_max,
@@ -148,7 +148,7 @@ class NoWorker:
     """What a replica asks of its worker, without one."""
 
     links: Links
-    terms: Terms
+    terms: WorkTerms
 
     def leave_poisoned(self, error: str, detail: str) -> None:
         raise AssertionError(f"{error}: {detail}")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from daemons.worker import inner_optimizer
 from daemons.worker.data.portion_loader import PortionLoader
-from daemons.worker.replica import Replica
+from daemons.worker.replica import TorchReplica
 from daemons.worker.stepper import Stepper
 from daemons.worker.task.user_task import Task
 from dlctl import registry
@@ -25,7 +25,7 @@ class Step(NamedTuple):
     """float32[d]; the next step overwrites it."""
 
 
-def gradient_of(replica: Replica, batch: Any) -> Step:
+def gradient_of(replica: TorchReplica, batch: Any) -> Step:
     """At the current parameters."""
     replica.forget_gradients()
     loss = replica.backward(batch).loss
@@ -53,7 +53,7 @@ def stepper_of(
     options = Gradients(**gradients)
     how = {"precision": options.precision, "compiled": options.compile}
     task = task if isinstance(task, Task) else Task(task)
-    replica = Replica(task, device="cpu", seed=SEED, **how)
+    replica = TorchReplica(task, device="cpu", seed=SEED, **how)
     of_values = parameter_groups.of_each(groups, replica.layout)
     names = [entry.name for entry, _, _ in replica.layout.slices(TRAINED)]
     optimizer = (

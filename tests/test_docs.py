@@ -12,7 +12,7 @@ import pytest
 import dlctl
 from dlctl import jobfile, registry
 from dlctl.cli.app import cli
-from dlctl.job.config import Replica
+from dlctl.job.config import ReplicaProcesses
 from dlctl.jobfile import replicas
 
 ROOT = Path(__file__).parent.parent
@@ -92,7 +92,7 @@ def test_every_fault_that_is_tried_on_real_processes_has_its_line(path: str) -> 
 
 
 def test_what_a_replica_cannot_be_split_by_is_in_the_manual() -> None:
-    ways = {field.name for field in fields(Replica)} & {"fsdp", "tensor", "pipeline"}
+    ways = {field.name for field in fields(ReplicaProcesses)} & {"fsdp", "tensor", "pipeline"}
     for page in ("docs/model.md", "docs/manual/dlctl-job.md"):
         text = " ".join((ROOT / page).read_text().split())
         assert [name for name in (*replicas.WHOLE, *ways) if name not in text] == [], page

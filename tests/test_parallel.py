@@ -19,7 +19,7 @@ from dlctl.compress.base import Delta
 from dlctl.compress.none import Dense, DenseOptions
 from dlctl.model.vector import euclidean_norm, is_finite, put_into
 from dlctl.shards.base import Shard, Spec
-from dlctl.shards.image import Form
+from dlctl.shards.image import ImageForm
 from dlctl.shards.mapped import Mapped
 from dlctl.shards.memory import InMemory
 from dlctl.util import threads
@@ -129,7 +129,7 @@ def test_an_update_does_not_show_how_many_threads_have_made_it(use_threads, name
         kind = registry.load("optimizers", name)
         optimizer = kind(kind.Options())
         spec = Spec("run", 0, 0, SIZE, optimizer.slots)
-        buffer = bytearray(Form.of(spec, "boot").total_bytes) if is_mapped else None
+        buffer = bytearray(ImageForm.of(spec, "boot").total_bytes) if is_mapped else None
         storage = Mapped.create(buffer, spec, "boot") if is_mapped else InMemory().create(spec)
         shard = Shard(optimizer, storage)
         for number, delta in enumerate(updates()):

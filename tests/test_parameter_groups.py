@@ -6,8 +6,8 @@ import pytest
 
 from dlctl.job.config import ParameterGroup
 from dlctl.model import parameter_groups
-from dlctl.model.flat import AVERAGED, CONSTANT, TRAINED, Entry, Layout, slice_bounds
-from dlctl.model.parameter_groups import NONE, Run
+from dlctl.model.flat import AVERAGED, CONSTANT, TRAINED, Layout, TensorEntry, slice_bounds
+from dlctl.model.parameter_groups import NONE, GroupRun
 
 GROUPS = (
     ParameterGroup(match=("*.bias", "*norm*"), weight_decay=0.0),
@@ -15,14 +15,14 @@ GROUPS = (
 )
 LAYOUT = Layout(
     (
-        Entry("embed.weight", TRAINED, (4, 2), "float32", ("head.weight",)),
-        Entry("frozen.bias", CONSTANT, (100,), "float32"),
-        Entry("a.weight", TRAINED, (3,), "float32"),
-        Entry("a.bias", TRAINED, (2,), "float32"),
-        Entry("norm.mean", AVERAGED, (100,), "float32"),
-        Entry("norm.weight", TRAINED, (2,), "float32"),
-        Entry("empty.bias", TRAINED, (0,), "float32"),
-        Entry("head.bias", TRAINED, (5,), "float32"),
+        TensorEntry("embed.weight", TRAINED, (4, 2), "float32", ("head.weight",)),
+        TensorEntry("frozen.bias", CONSTANT, (100,), "float32"),
+        TensorEntry("a.weight", TRAINED, (3,), "float32"),
+        TensorEntry("a.bias", TRAINED, (2,), "float32"),
+        TensorEntry("norm.mean", AVERAGED, (100,), "float32"),
+        TensorEntry("norm.weight", TRAINED, (2,), "float32"),
+        TensorEntry("empty.bias", TRAINED, (0,), "float32"),
+        TensorEntry("head.bias", TRAINED, (5,), "float32"),
     )
 )
 ELEMENTS = [1] * 8 + [NONE] * 3 + [0] * 9
@@ -58,7 +58,11 @@ def test_runs_are_the_elements_of_the_groups_on_every_shard(servers: int) -> Non
 
 
 def test_neighbours_of_one_group_are_one_run() -> None:
-    assert parameter_groups.runs(GROUPS, LAYOUT, 0, 20) == [Run(8, 1), Run(11, NONE), Run(20, 0)]
+    assert parameter_groups.runs(GROUPS, LAYOUT, 0, 20) == [
+        GroupRun(8, 1),
+        GroupRun(11, NONE),
+        GroupRun(20, 0),
+    ]
 
 
 def test_patterns_that_match_nothing_are_found_with_the_names_that_are_close() -> None:

@@ -17,14 +17,14 @@ from test_power_loss import Disk
 from dlctl.errors import DlctlError
 from dlctl.runs import terms
 from dlctl.runs.database import FILE, RunDb
-from dlctl.runs.terms import OnDisk, Terms, in_lines
+from dlctl.runs.terms import OnDisk, TermLog, in_lines
 from dlctl.sim.store import TermsFile
 
 
 def written(*issued: dict[str, int]) -> bytes:
     """A line for each of these."""
     file = TermsFile()
-    writer = Terms(file)
+    writer = TermLog(file)
     for line in issued:
         for name, term in line.items():
             writer.issue(name, term)
@@ -60,7 +60,7 @@ def test_every_bit_that_flips_before_the_last_line_is_damage() -> None:
 
 def test_the_next_line_takes_the_place_of_a_torn_one() -> None:
     file = TermsFile(THREE + b"worker-1=2 wor")
-    writer = Terms(file)
+    writer = TermLog(file)
     writer.issue("worker-1", 7)
     writer.append()
     assert file.data == THREE + written({"worker-1": 7})
@@ -69,7 +69,7 @@ def test_the_next_line_takes_the_place_of_a_torn_one() -> None:
 def test_what_is_known_from_elsewhere_is_appended_once_if_it_is_newer() -> None:
     file = TermsFile(THREE)
     for _ in range(2):
-        Terms(file, {"worker-0": 1, "worker-1": 5, "server-9": 0}).append()
+        TermLog(file, {"worker-0": 1, "worker-1": 5, "server-9": 0}).append()
     assert file.data == THREE + written({"worker-1": 5, "server-9": 0})
 
 
@@ -94,7 +94,7 @@ class Failing(TermsFile):
 @pytest.mark.parametrize("fails", ["write", "sync"])
 def test_an_attempt_that_fails_leaves_nothing_behind_and_is_made_again(fails: str) -> None:
     file = Failing()
-    writer = Terms(file)
+    writer = TermLog(file)
     writer.issue("worker-0", 1)
     writer.append()
     file.fails = fails
@@ -130,7 +130,7 @@ def cannot_grow(path: Path, more: int) -> Iterator[None]:
 def test_a_full_disk_takes_a_line_once_it_has_room_again(tmp_path: Path, more: int) -> None:
     """Part of it may have been written."""
     with closing(OnDisk(tmp_path)) as file:
-        writer = Terms(file)
+        writer = TermLog(file)
         writer.issue("worker-0", 1)
         writer.append()
         writer.issue("worker-0", 2)
@@ -157,7 +157,7 @@ def test_whenever_power_is_lost_a_term_that_was_issued_is_there(
 
     monkeypatch.setattr(os, "fsync", sync)
     with closing(OnDisk(run)) as file, closing(disk):
-        writer = Terms(file)
+        writer = TermLog(file)
         for term in range(1, 6):
             writer.issue("worker-0", term)
             writer.append()
@@ -182,7 +182,7 @@ def test_the_terms_of_an_old_run_are_carried_over(tmp_path: Path) -> None:
     with closing(old_run(tmp_path, {"worker-0": 4, "server-0": 2})) as db:
         assert terms.newest(tmp_path, db) == {"worker-0": 4, "server-0": 2}
         with closing(OnDisk(tmp_path)) as file:
-            writer = Terms(file, terms.newest(tmp_path, db))
+            writer = TermLog(file, terms.newest(tmp_path, db))
             writer.issue("worker-0", 5)
             writer.append()
             assert in_lines(file.read())[0] == {"worker-0": 5, "server-0": 2}
@@ -196,7 +196,7 @@ def test_an_old_database_that_somebody_restores_takes_no_term_back(tmp_path: Pat
     with closing(RunDb(tmp_path, create=True)) as db, closing(OnDisk(tmp_path)) as file:
         db.put_memory({"daemon/worker-0": {"term": 3}})
         db.commit()
-        writer = Terms(file)
+        writer = TermLog(file)
         writer.issue("worker-0", 9)
         writer.append()
         assert terms.newest(tmp_path, db) == {"worker-0": 9}
@@ -225,7 +225,7 @@ def test_no_term_is_issued_from_a_file_that_cannot_be_read(
 ) -> None:
     how(tmp_path / terms.FILE)
     with pytest.raises(DlctlError, match="terms"):
-        Terms(OnDisk(tmp_path))
+        TermLog(OnDisk(tmp_path))
     assert terms.damage(tmp_path)
     with closing(RunDb(tmp_path, create=True)) as db, pytest.raises(DlctlError) as raised:
         terms.newest(tmp_path, db)

@@ -197,3 +197,17 @@ def test_every_file_of_the_project_that_a_text_names_exists() -> None:
             ):
                 missing.append((name(path), found))
     assert missing == []
+
+
+SIDES = {"Options", "Replica", "Server", "Shard", "Lead"}
+"""The classes of a method, in its own file; `Options` also of a launcher."""
+
+
+def test_no_two_classes_have_one_name() -> None:
+    found: dict[str, list[str]] = {}
+    for module, tree in parsed().items():
+        own = SIDES if module.startswith("dlctl/algorithms/") else {"Options"}
+        for part in tree.body:
+            if isinstance(part, ast.ClassDef) and not part.name.startswith("_"):
+                found.setdefault(part.name, []).extend([module] * (part.name not in own))
+    assert {kind: modules for kind, modules in found.items() if len(modules) > 1} == {}

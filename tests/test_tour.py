@@ -21,7 +21,7 @@ from torch.utils.data import default_collate
 
 import dlctl
 from daemons.worker import inner_optimizer
-from daemons.worker.replica import Replica
+from daemons.worker.replica import TorchReplica
 from daemons.worker.stepper import Stepper
 from daemons.worker.task.user_task import Task
 from dlctl.algorithms.methods.downpour import DOWNPOUR
@@ -79,7 +79,7 @@ def sent(effects: list[Effect], kind: type[m.Message]) -> m.Message:
 
 def test_one_gradient_goes_from_the_loss_to_a_server_and_comes_back_as_parameters() -> None:
     # The model is one flat float32 vector.
-    replica = Replica(Task(Halves()), device="cpu", seed=0)
+    replica = TorchReplica(Task(Halves()), device="cpu", seed=0)
     batch, layout = default_collate(replica.task.dataset()), replica.layout.to_bytes()
     worker = Worker(birth("worker", "worker-0"), JOB, DOWNPOUR, TopK(TopK.Options(**OPTIONS)))
     server = Server(birth("server", "server-0"), JOB, "ipc://server-0", DOWNPOUR, Adagrad, TopK)

@@ -93,17 +93,17 @@ class Shards:
         parts = zip(self._forms, self._buffers, self._commits(), strict=True)
         return torch.cat([torch.from_numpy(_values(*part)) for part in parts])
 
-    def _commits(self) -> Iterator[image.Commit]:
+    def _commits(self) -> Iterator[image.CommittedState]:
         """The newest commit of each shard. While one is written, the previous one is intact."""
         for form, buffer in zip(self._forms, self._buffers, strict=True):
-            found: list[image.Commit] = []
+            found: list[image.CommittedState] = []
             while not found:
                 both = (image.read_commit(buffer, form, which) for which in (0, 1))
                 found = [commit for commit in both if commit is not None]
             yield max(found, key=lambda commit: commit.number)
 
 
-def _values(form: image.Form, buffer: mmap.mmap, commit: image.Commit) -> np.ndarray:
+def _values(form: image.ImageForm, buffer: mmap.mmap, commit: image.CommittedState) -> np.ndarray:
     """float32[n] of one shard. A sparse push may be half applied."""
     return form.vectors(buffer, commit.current)["w"].copy()
 

@@ -14,7 +14,7 @@ from daemons.coordinator import exports
 from daemons.coordinator.agents import Agents
 from daemons.coordinator.directories import Directories
 from daemons.coordinator.past import read_past
-from daemons.coordinator.records import Records
+from daemons.coordinator.records import RunRecords
 from daemons.files.file_receiver import FileReceiver
 from daemons.files.file_sender import AT_HOME, FileSender
 from daemons.files.log_mirror import Mirrored
@@ -75,7 +75,7 @@ def _lead(context: process.DaemonContext, db: RunDb, lock: int) -> int:
     loop.stop_on_signals()
     address = before.get("control") or addresses.of_coordinator(directory.name, job).bind
     control = loop.transport.listen(address, CONTROL_FRAME_BYTES_MAX)
-    records = Records(directory, db, loop)
+    records = RunRecords(directory, db, loop)
     records.exporters = exports.begin(directory, job, loop)
     Directories(directory, loop)
     FileSender(loop, directory, COORDINATOR, AT_HOME)

@@ -13,7 +13,7 @@ from daemons.loop import Loop
 from dlctl.job import placement
 from dlctl.job.config import Host
 from dlctl.launch import launcher
-from dlctl.launch.base import AgentControl, Credentials, Ended, News, Notice, Order, Waiting
+from dlctl.launch.base import AgentControl, Credentials, Ended, News, Notice, StartOrder, Waiting
 from dlctl.launch.launcher import Launcher
 from dlctl.records.memory import DAEMON, Memory
 from dlctl.roles.coordinator.records import KillAgent, LaunchAgent
@@ -67,7 +67,7 @@ class Agents:
 
     def _launch(self, effect: LaunchAgent) -> None:
         credentials = Credentials(effect.secret, self.public)
-        order = Order(effect.name, effect.incarnation, self.control, credentials)
+        order = StartOrder(effect.name, effect.incarnation, self.control, credentials)
         self._controls[effect.name].start(order)
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ from dlctl.roles.coordinator.persistence import Lasting
 from dlctl.roles.protocol.effects import OnRecord, Unwritten
 from dlctl.runs import terms
 from dlctl.runs.database import RunDb
-from dlctl.runs.terms import OnDisk, Terms
+from dlctl.runs.terms import OnDisk, TermLog
 from dlctl.util import processes
 from dlctl.util.names import HOME_AGENT, MEASURED
 from dlctl.wire.machine import Send
@@ -66,7 +66,7 @@ def export(exporters: list[Exporter], what: Callable[[Exporter], None]) -> None:
             exporters.remove(exporter)
 
 
-class Records:
+class RunRecords:
     def __init__(self, directory: Path, db: RunDb, loop: Loop) -> None:
         self.directory = directory
         self.db = db
@@ -78,7 +78,7 @@ class Records:
         self._memory: dict[str, Any] = {}
         """To be remembered, not written yet."""
         self._terms_file = OnDisk(directory)
-        self._terms = Terms(self._terms_file, terms.newest(directory, db))
+        self._terms = TermLog(self._terms_file, terms.newest(directory, db))
         self._lasting = Lasting()
         self.trouble = ""
         """Why the database cannot be written; "" while it can."""
@@ -97,7 +97,7 @@ class Records:
         loop.perform(j.PutOnRecord, lambda _: self._lasting.await_all())
         loop.perform(j.AddEvent, self._on_event)
         loop.perform(j.AddMetric, self._on_metric)
-        loop.perform(j.Snapshot, self._on_snapshot)
+        loop.perform(j.StatusSnapshot, self._on_snapshot)
         loop.perform(j.RecordCheckpoint, self._on_checkpoint)
         loop.after_events = self.commit
 
@@ -215,7 +215,7 @@ class Records:
             self._metrics.append(partial(self.db.thin_metrics, effect.daemon))
         export(self.exporters, lambda exporter: exporter.add_row(*row))
 
-    def _on_snapshot(self, effect: j.Snapshot) -> None:
+    def _on_snapshot(self, effect: j.StatusSnapshot) -> None:
         # `updated_by` tells a reader whether the current coordinator wrote this row.
         run = to_wall_clock(effect.run) | self.me | {"updated_by": self.me["pid_start"]}
         export(self.exporters, lambda exporter: exporter.take_snapshot(run, effect.daemons))

@@ -22,7 +22,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from daemons.coordinator.records import Exporter
-from dlctl.observe.history import History, Point, point_of
+from dlctl.observe.history import Point, RunHistory, point_of
 from dlctl.records.evaluated import Result
 from dlctl.records.series import EVALUATION, RUN
 from dlctl.wire.messages import Json
@@ -62,7 +62,7 @@ class TensorBoard(Exporter):
             self._write(at, step, _under(EVALUATED, found.metrics) | _under(METHOD, found.method))
         elif name == RUN:
             self._recent.append(point_of({**values, "at": at, "step": step}))
-            recent = History(run_id="", job={}, job_text="", run={}, points=list(self._recent))
+            recent = RunHistory(run_id="", job={}, job_text="", run={}, points=list(self._recent))
             newest = {LINES[name]: line[-1] for name, line in recent.lines().items()}
             self._write(at, step, newest | _under(TASK, self._recent[-1].task))
 

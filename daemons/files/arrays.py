@@ -24,7 +24,7 @@ from dlctl.launch.base import HOST_FILE
 from dlctl.records.manifest import MANIFEST, state_of
 from dlctl.roles.protocol.context import Birth
 from dlctl.roles.protocol.effects import ArraysLoaded, ArraysSaved, LoadArrays, SaveArrays
-from dlctl.roles.protocol.files import FilesMissing, Wanted, checkpoint_file
+from dlctl.roles.protocol.files import FilesMissing, WantedFile, checkpoint_file
 from dlctl.runs import checkpoints
 from dlctl.runs.checkpoints import SLOT
 from dlctl.shards.base import W
@@ -109,15 +109,17 @@ class Away:
         """The local directory for fetched files of this checkpoint of the coordinator."""
         return self.root / checkpoints.FOLDER / directory.name
 
-    def missing(self, effect: LoadArrays) -> tuple[Wanted, ...]:
+    def missing(self, effect: LoadArrays) -> tuple[WantedFile, ...]:
         """Needed files that are not fetched yet. Raises DlctlError for a damaged manifest."""
         directory = self.fetched(Path(effect.directory))
         if not (directory / MANIFEST).exists():
             self._clear_older()
-            return (Wanted(checkpoint_file(effect.directory, MANIFEST)),)
+            return (WantedFile(checkpoint_file(effect.directory, MANIFEST)),)
         parts = self._parts(checkpoints.read_manifest(directory), effect)
         return tuple(
-            Wanted(checkpoint_file(effect.directory, part["file"]), part["nbytes"], part["sha256"])
+            WantedFile(
+                checkpoint_file(effect.directory, part["file"]), part["nbytes"], part["sha256"]
+            )
             for part in parts
             if not (directory / part["file"]).exists()
         )

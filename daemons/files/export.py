@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 from daemons.process import print_error
 from dlctl.errors import DlctlError
 from dlctl.model import frozen
-from dlctl.model.flat import AVERAGED, ROWS, TRAINED, Entry
+from dlctl.model.flat import AVERAGED, ROWS, TRAINED, TensorEntry
 from dlctl.records.manifest import Manifest, layout
 from dlctl.runs import checkpoints, tensorfile
 from dlctl.shards.rows import KIND as TABLE
@@ -122,7 +122,7 @@ def state_dict(directory: Path, manifest: Manifest, of: str = "w") -> StateDict:
     return {name: tensors[name] for name in names}
 
 
-def _frozen(directory: Path, manifest: Manifest) -> Iterator[tuple[Entry, Tensor]]:
+def _frozen(directory: Path, manifest: Manifest) -> Iterator[tuple[TensorEntry, Tensor]]:
     """The frozen tensors, bitwise unchanged."""
     path = checkpoints.frozen_file(directory, manifest)
     if path is None:
@@ -136,7 +136,7 @@ def _frozen(directory: Path, manifest: Manifest) -> Iterator[tuple[Entry, Tensor
         raise DlctlError(words, where=str(path)) from error
 
 
-def _cast(torch: Any, values: Tensor, entry: Entry, directory: Path) -> Tensor:
+def _cast(torch: Any, values: Tensor, entry: TensorEntry, directory: Path) -> Tensor:
     dtype = getattr(torch, entry.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise DlctlError(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from dlctl.errors import DlctlError
-from dlctl.shards.errors import Held, NoRoom
+from dlctl.shards.errors import NoRoom, StateHeld
 from dlctl.shards.log import Point
 from dlctl.util import regular
 from dlctl.util.flock import is_locked_within
@@ -71,7 +71,7 @@ def open_locked(path: Path, flags: int = 0) -> int:
             message = f"another process has the state open{_holder(descriptor)}"
             os.close(descriptor)
             hint = "a server of an earlier generation still runs: end it"
-            raise Held(message, where=str(path), hint=hint)
+            raise StateHeld(message, where=str(path), hint=hint)
         os.close(descriptor)
 
 

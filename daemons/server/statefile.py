@@ -25,7 +25,7 @@ from dlctl.errors import DlctlError
 from dlctl.runs import kept_shards
 from dlctl.shards.base import Spec, not_replaced, unusable
 from dlctl.shards.errors import Unusable
-from dlctl.shards.image import Form, has_updates
+from dlctl.shards.image import ImageForm, has_updates
 from dlctl.shards.log import Point
 from dlctl.shards.mapped import Mapped
 
@@ -57,7 +57,7 @@ class StateFile(TablesInFiles):
                 raise not_replaced(spec, str(path))
             self._remove()
             self._close()
-        size_bytes = Form.of(spec, boot_id).total_bytes
+        size_bytes = ImageForm.of(spec, boot_id).total_bytes
         self._path, self._descriptor, buffer = _make_somewhere(self._paths(spec), size_bytes)
         self._storage = Mapped.create(buffer, spec, boot_id, self.point)
         return self._storage

@@ -64,7 +64,7 @@ def cut(frames: Frames, number: int) -> Iterator[Frames]:
 
 
 @dataclass(slots=True)
-class Arriving:
+class PartialMessage:
     """A partially received message."""
 
     number: int
@@ -108,7 +108,7 @@ class Assembly:
     """Assembles messages of any number of connections, one message per connection at a time."""
 
     def __init__(self) -> None:
-        self._arriving: dict[Hashable, Arriving] = {}
+        self._arriving: dict[Hashable, PartialMessage] = {}
         self._memory = BufferPool()
         self._begun_at: dict[Hashable, float] = {}
         """Connection -> when its newest message began, if that was within `shm.KEEP_S`."""
@@ -144,7 +144,7 @@ class Assembly:
         del self._arriving[source]
         return arriving.frames if is_next else None
 
-    def coming(self, source: Hashable) -> Arriving | None:
+    def coming(self, source: Hashable) -> PartialMessage | None:
         """The partial message of this connection, if `STEP_BYTES` more of it have arrived than at
         the last call that returned it.
         """
@@ -169,7 +169,7 @@ class Assembly:
         self._arriving = {k: a for k, a in self._arriving.items() if now < a.seen_at + PATIENCE_S}
         self._memory.check()
 
-    def _begun(self, number: int, packed: Frame, rest: Frames, bytes_max: int) -> Arriving:
+    def _begun(self, number: int, packed: Frame, rest: Frames, bytes_max: int) -> PartialMessage:
         lengths = shm_layout.unpack(packed, rest, bytes_max)
         are_both = any(n and len(frame) for n, frame in zip(lengths, rest, strict=True))
         if not any(lengths) or lengths[0] or are_both:  # Segmented, yet not empty.
@@ -185,4 +185,4 @@ class Assembly:
             if length
         )
         frames = shm_layout.join(memory.data, lengths, rest)
-        return Arriving(number, frames, list(map(len, rest)), left, time.monotonic())
+        return PartialMessage(number, frames, list(map(len, rest)), left, time.monotonic())

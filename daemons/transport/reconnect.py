@@ -42,7 +42,7 @@ Socket = zmq.Socket[bytes]
 
 
 @dataclass(slots=True)
-class Link:
+class ReconnectingSocket:
     """A watched socket, and what it connects to."""
 
     socket: Socket
@@ -60,12 +60,12 @@ class Link:
 class Handshakes:
     def __init__(self, poller: zmq.Poller) -> None:
         self.poller = poller
-        self._links: dict[Socket, Link] = {}
+        self._links: dict[Socket, ReconnectingSocket] = {}
         """By monitor."""
         self._refusals: dict[str, tuple[float, float]] = {}
         """Peer -> (since when every attempt has failed, when to log it)."""
 
-    def watch(self, link: Link) -> None:
+    def watch(self, link: ReconnectingSocket) -> None:
         monitor = socket_events.monitor(link.socket, _EVENTS)
         self._links[monitor] = link
         self.poller.register(monitor, zmq.POLLIN)
@@ -88,7 +88,7 @@ class Handshakes:
             self._take(link, *socket_events.receive(monitor), reports)
         return reports
 
-    def ended(self) -> list[Link]:
+    def ended(self) -> list[ReconnectingSocket]:
         """Connections that need a new socket. One with unread events is left out: libzmq may have
         reconnected since, while the daemon was busy.
         """
@@ -96,7 +96,9 @@ class Handshakes:
         links = self._links.items()
         return [link for monitor, link in links if link.ended_at <= latest and not monitor.poll(0)]
 
-    def _take(self, link: Link, event: int, value: int, reports: list[Reconnected]) -> None:
+    def _take(
+        self, link: ReconnectingSocket, event: int, value: int, reports: list[Reconnected]
+    ) -> None:
         now = time.monotonic()
         # Where libzmq continues, a new socket would lose in-flight messages.
         link.ended_at = math.inf if event in _CONTINUES else min(link.ended_at, now)
@@ -112,7 +114,7 @@ class Handshakes:
             why = _FAILED[event] if value != COME_LATER else _LATER
             self._note_refusal(link, why if link.key else _NO_KEYS, now)
 
-    def _note_refusal(self, link: Link, why: str, now: float) -> None:
+    def _note_refusal(self, link: ReconnectingSocket, why: str, now: float) -> None:
         since, say_at = self._refusals.setdefault(link.peer, (now, now + SAY_S))
         if now >= say_at:
             self._refusals[link.peer] = since, now + AGAIN_S

@@ -24,7 +24,7 @@ from daemons.transport import connections
 from daemons.transport.backpressure import Backpressure
 from daemons.transport.connection_limit import ConnectionLimit
 from daemons.transport.large_messages import LargeMessages
-from daemons.transport.reconnect import Handshakes, Link
+from daemons.transport.reconnect import Handshakes, ReconnectingSocket
 from daemons.transport.zap import DOMAIN, Gatekeeper
 from dlctl.errors import DlctlError, LocalProtocolError, RemoteProtocolError
 from dlctl.wire import codec
@@ -184,7 +184,7 @@ class Transport:
         if key:
             socket.setsockopt(zmq.CURVE_SERVERKEY, key.encode())
         if address.startswith("tcp:"):
-            self.handshakes.watch(Link(socket, peer, address, key, lost_at))
+            self.handshakes.watch(ReconnectingSocket(socket, peer, address, key, lost_at))
         socket.connect(address)
         self._dealers[peer] = socket
         self._names[socket] = peer

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from daemons.worker.data.portion_loader import Loaded, PortionLoader
-from daemons.worker.replica import Replica
+from daemons.worker.replica import TorchReplica
 from daemons.worker.task.failures import explained
 from daemons.worker.task.user_task import is_for_want_of_memory
 from dlctl.job import placement
@@ -50,7 +50,7 @@ def limit(job: JobFile, samples: int, device: str) -> int:
     return 1 << max(0, most.bit_length() - 1)
 
 
-def batch_size(job: JobFile, replica: Replica, loader: PortionLoader) -> int:
+def batch_size(job: JobFile, replica: TorchReplica, loader: PortionLoader) -> int:
     """The size for this run. loader: of its data, with one batch per step. Raises TaskError for
     what the task raises, also if not even one sample fits into memory.
     """
@@ -91,7 +91,7 @@ def _sharers(job: JobFile) -> int:
 
 
 def _that_fits(
-    replica: Replica, loader: PortionLoader, size: int, memory: _Memory
+    replica: TorchReplica, loader: PortionLoader, size: int, memory: _Memory
 ) -> Loaded | None:
     """A step of this size; None: it does not fit. Raises if not even one sample fits."""
     loader.resize(size)
@@ -113,7 +113,7 @@ def _that_fits(
 class _Memory:
     """used: bytes that the newest trial took; budget: what it may take."""
 
-    def __init__(self, replica: Replica, sharers: int) -> None:
+    def __init__(self, replica: TorchReplica, sharers: int) -> None:
         self._device, self._sharers = replica.device, sharers
         self._reserve = VECTORS * 4 * len(replica.parameters)
         self.is_of_cpu = replica.device.type != "cuda"

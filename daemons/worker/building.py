@@ -21,7 +21,7 @@ from daemons.worker.data.sample_order import chosen_by
 from daemons.worker.data.stream_loader import StreamLoader
 from daemons.worker.mkl_first_calls import make_first_calls
 from daemons.worker.ranks.rank_processes import Ranks
-from daemons.worker.replica import Replica, choose_device, seed_all
+from daemons.worker.replica import TorchReplica, choose_device, seed_all
 from daemons.worker.stepper import Stepper
 from daemons.worker.task.user_task import TaskError, calling, is_stream, load_task
 from dlctl import registry
@@ -113,7 +113,7 @@ def build(
 
 def build_replica(
     job: JobFile, slot: int, rank: int = 0, run: Path | None = None, memory: int = -1
-) -> Replica:
+) -> TorchReplica:
     """The model alone, the same for all slots and ranks; sets the number of torch's threads, which
     the ranks of a replica share. memory: descriptor of the file for its values. Raises as `build`.
     """
@@ -131,7 +131,7 @@ def build_replica(
         )
     device = _device(job, slot, rank)
     lacks = _does_without_weights(job, slot)
-    kind: Any = Replica
+    kind: Any = TorchReplica
     if job.replica.ranks > 1:
         # This import takes a second.
         from daemons.worker.ranks.cut_replica import WholeReplica, give_memory_back
@@ -147,7 +147,7 @@ def build_replica(
         if job.parameters:
             freeze(model, job.parameters)
 
-    replica: Replica = kind(
+    replica: TorchReplica = kind(
         task, device=str(device), seed=job.job.seed, prepare=prepare,
         precision=job.gradient.precision, compiled=job.gradient.compile,
     )  # fmt: skip
@@ -236,7 +236,12 @@ def freeze(model: nn.Module, groups: Sequence[ParameterGroup]) -> None:
 
 
 def make_engine(
-    job: JobFile, target: str, replica: Replica, rank: int = 0, ranks: int = 1, group: Any = None
+    job: JobFile,
+    target: str,
+    replica: TorchReplica,
+    rank: int = 0,
+    ranks: int = 1,
+    group: Any = None,
 ) -> Operations:
     """The engine of the job's method; target: "module:Class". Raises TaskError."""
     name = job.algorithm.name

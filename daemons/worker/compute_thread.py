@@ -27,10 +27,10 @@ from daemons.loop import Loop
 from daemons.worker.building import build, make_engine
 from daemons.worker.data.portion_loader import Loaded, no_errors_from_signals
 from daemons.worker.frozen_parameters import FrozenFile
-from daemons.worker.hogwild.ranks import Ahead
+from daemons.worker.hogwild.ranks import BatchesAhead
 from daemons.worker.hogwild.workers import share
 from daemons.worker.ranks.rank_processes import Ranks, RanksEnded
-from daemons.worker.replica import Replica
+from daemons.worker.replica import TorchReplica
 from daemons.worker.task.failures import ProcessLost, explained, failure_of
 from daemons.worker.task.print_streams import copied
 from daemons.worker.task.user_task import TaskError, plain, whereabouts
@@ -215,7 +215,7 @@ class ComputeThread:
         self._frozen = FrozenFile(*self._place)
         self._averaged = replica.averaged()
         if self._ranks is not None and self._job.replica.hogwild > 1:
-            self._ahead = Ahead(self._ranks, replica, self._loader.identity)
+            self._ahead = BatchesAhead(self._ranks, replica, self._loader.identity)
         if self._engine_name:
             engine, ranks = self._engine_name, self._ranks
             met = (ranks.count, ranks.meet()) if ranks is not None else (1, None)
@@ -383,7 +383,7 @@ class ComputeThread:
 
 
 def run_finish(
-    replica: Replica, parameters: Array, averaged: Array, metrics: dict[str, Any]
+    replica: TorchReplica, parameters: Array, averaged: Array, metrics: dict[str, Any]
 ) -> tuple[str, str]:
     """(what `finish` has printed, which is logged as well, and returned; its error, or "").
 

@@ -12,31 +12,31 @@ from torch import Tensor
 
 from daemons.files.arrays import Away
 from daemons.process import reason_of
-from daemons.worker.replica import Replica
+from daemons.worker.replica import TorchReplica
 from dlctl.errors import DlctlError, os_errors_as
 from dlctl.launch.base import HOST_FILE
 from dlctl.model import frozen
 from dlctl.roles.protocol.context import Birth
 from dlctl.roles.protocol.effects import FrozenLoaded, FrozenWritten, LoadFrozen
-from dlctl.roles.protocol.files import FilesMissing, Wanted
+from dlctl.roles.protocol.files import FilesMissing, WantedFile
 from dlctl.runs import checkpoints
 from dlctl.runs.tensorfile import CHUNK_BYTES
 from dlctl.util import cores, regular
 
 
-def digests(replica: Replica) -> bytes:
+def digests(replica: TorchReplica) -> bytes:
     """16 bytes for each frozen parameter, hashed on all cores."""
     with ThreadPoolExecutor(cores.usable()) as pool:
         return b"".join(pool.map(lambda tensor: frozen.digest(_bytes(tensor)), replica.frozen()))
 
 
-def write(replica: Replica, path: Path) -> tuple[str, int]:
+def write(replica: TorchReplica, path: Path) -> tuple[str, int]:
     """Write the frozen parameters; returns the file's SHA-256 and bytes. Raises DlctlError."""
     path.parent.mkdir(exist_ok=True)
     return checkpoints.write_chunks(path, _chunks(replica))
 
 
-def load(replica: Replica, path: Path, theirs: bytes, mine: bytes = b"") -> list[int]:
+def load(replica: TorchReplica, path: Path, theirs: bytes, mine: bytes = b"") -> list[int]:
     """Load the values with the digests `theirs` into the replica; only differing ones are read.
     Returns their positions. Raises DlctlError if the file does not have them. mine: the replica's
     own digests, if known.
@@ -60,7 +60,7 @@ def load(replica: Replica, path: Path, theirs: bytes, mine: bytes = b"") -> list
     return others
 
 
-def _chunks(replica: Replica) -> Iterator[bytes | memoryview]:
+def _chunks(replica: TorchReplica) -> Iterator[bytes | memoryview]:
     plan, tensors = frozen.plan(replica.layout), replica.frozen()
     yield plan.head
     for n in plan.order:
@@ -83,7 +83,7 @@ class FrozenFile:
         self._built = b""
         self._away = Away(directory, birth) if (directory / HOST_FILE).exists() else None
 
-    def digests(self, replica: Replica) -> bytes:
+    def digests(self, replica: TorchReplica) -> bytes:
         """The digests of the parameters that the worker has built."""
         self._built = digests(replica)
         return self._built
@@ -94,7 +94,7 @@ class FrozenFile:
         except (DlctlError, OSError) as error:
             return FrozenWritten(file, "", 0, reason_of(error))
 
-    def load(self, replica: Replica, effect: LoadFrozen) -> FrozenLoaded | FilesMissing:
+    def load(self, replica: TorchReplica, effect: LoadFrozen) -> FrozenLoaded | FilesMissing:
         """Raises DlctlError."""
         layout = replica.layout
         file = frozen.run_file(layout, effect.digests)
@@ -102,7 +102,7 @@ class FrozenFile:
         if self._away is not None and not (root / file).exists():
             plan = frozen.plan(layout)
             others = frozen.differing(self._built or digests(replica), effect.digests)
-            return FilesMissing((Wanted(file, plan.nbytes, "", plan.ranges(others)),))
+            return FilesMissing((WantedFile(file, plan.nbytes, "", plan.ranges(others)),))
         load(replica, root / file, effect.digests, self._built)
         if self._away is not None:
             self._away.clear()

@@ -22,7 +22,15 @@ from typing import Any
 from daemons.process import read_job
 from daemons.worker.building import build_replica, make_engine
 from daemons.worker.hogwild.ranks import Later
-from daemons.worker.ranks.rank_group import ALIVE_S, BUILT, MET, Said, join_group, receive, send
+from daemons.worker.ranks.rank_group import (
+    ALIVE_S,
+    BUILT,
+    MET,
+    RankMessage,
+    join_group,
+    receive,
+    send,
+)
 from daemons.worker.task.failures import failure_of
 from dlctl import registry
 from dlctl.algorithms.engines import Operations
@@ -31,7 +39,7 @@ from dlctl.launch.base import HOST_FILE
 from dlctl.wire.messages import Array
 
 PR_SET_PDEATHSIG = 1
-Make = Callable[[Said], tuple[dict[str, Any], Sequence[Array]]]
+Make = Callable[[RankMessage], tuple[dict[str, Any], Sequence[Array]]]
 """Performs a call of rank 0; returns the header and the arrays of the answer."""
 
 
@@ -45,7 +53,7 @@ class Rank:
         self.step = 0
         self._lock = threading.Lock()
         """Held while a message is sent."""
-        self._calls: queue.SimpleQueue[Said] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[RankMessage] = queue.SimpleQueue()
         for does in (self._listen, self._send_heartbeats):
             threading.Thread(target=does, daemon=True).start()
 
@@ -112,7 +120,7 @@ class Rank:
             time.sleep(ALIVE_S)
 
 
-def _make(engine: Operations, call: Said) -> tuple[dict[str, Any], Sequence[Array]]:
+def _make(engine: Operations, call: RankMessage) -> tuple[dict[str, Any], Sequence[Array]]:
     """Make an engine call; only rank 0 uses its result."""
     match call.kind:
         case "run":

@@ -27,9 +27,9 @@ from daemons.worker.row_tables import RowSteps, entries_of
 from daemons.worker.task.model_changes import ModelChanges
 from daemons.worker.task.model_tensors import describe, find, layout_of
 from daemons.worker.task.module_modes import Modes
-from daemons.worker.task.user_task import Loss, Task, TaskError, calling, number_of
+from daemons.worker.task.user_task import LossResult, Task, TaskError, calling, number_of
 from dlctl.errors import DlctlError
-from dlctl.model.flat import AVERAGED, TRAINED, Entry, Layout
+from dlctl.model.flat import AVERAGED, TRAINED, Layout, TensorEntry
 from dlctl.model.frozen import entries
 from dlctl.model.vector import Vector
 from dlctl.wire.messages import Array
@@ -50,7 +50,7 @@ class Measured(NamedTuple):
     """Of the batch among those of its step, if the task's loss returns one."""
 
 
-class Replica:
+class TorchReplica:
     """The model of one worker.
 
     layout: what lies where. parameters: float32[d], the trained part, numpy on the CPU and a torch
@@ -225,7 +225,7 @@ class Replica:
             return in_numbers(self.task, loss)  # A GPU reports its errors only now.
 
     @torch.no_grad()
-    def _share_of(self, loss: Loss) -> Tensor:
+    def _share_of(self, loss: LossResult) -> Tensor:
         """The batch's share of the weights so far. Scales the gradient of the earlier batches to
         theirs. Nothing waits for the device.
         """
@@ -327,7 +327,7 @@ class Replica:
                 tensor.detach().copy_(source.view(entry.shape))
         self._changes.record()
 
-    def _tensors(self, entry: Entry) -> Iterator[Tensor]:
+    def _tensors(self, entry: TensorEntry) -> Iterator[Tensor]:
         """The tensor under each of its names: a move to a GPU separates shared buffers."""
         tensor = self._tensor(entry)
         yield tensor
@@ -336,7 +336,7 @@ class Replica:
             if other is not tensor:
                 yield other
 
-    def _tensor(self, entry: Entry) -> Tensor:
+    def _tensor(self, entry: TensorEntry) -> Tensor:
         tensor = find(self.model, entry.name)
         if tuple(tensor.shape) != entry.shape:
             raise TaskError(
@@ -406,7 +406,7 @@ class Replica:
                 parameter.requires_grad_(requires_grad)
 
 
-def in_numbers(task: Task, loss: Loss) -> Measured:
+def in_numbers(task: Task, loss: LossResult) -> Measured:
     """Convert a loss, its metrics and weight; those on the loss's device take a single transfer.
     Raises TaskError for a weight that is none.
     """

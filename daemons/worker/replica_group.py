@@ -60,9 +60,9 @@ from dlctl.roles.protocol.effects import (
 from dlctl.roles.worker.services.sums import (
     Claim,
     ModelLost,
-    Plan,
-    Records,
     Row,
+    SumPlan,
+    SumRecords,
     plan_of,
     row_of,
 )
@@ -95,7 +95,7 @@ class GroupThread:
         self._loop = loop
         self._lock = threading.Lock()
         """Held while the records or the generation change."""
-        self._records = Records()
+        self._records = SumRecords()
         self._member: _Member | None = None
         self._stores: list[Any] = []
 
@@ -348,7 +348,7 @@ class _Member:
             self._store.delete_key(f"kept-{self._sums}")
             self._store.delete_key(f"all-{self._sums - 1}")
 
-    def _summed(self, own: Array, plan: Plan) -> Array:
+    def _summed(self, own: Array, plan: SumPlan) -> Array:
         """float32[plan.size], the sum over all members, bitwise identical on each of them."""
         total = 1.0 if plan.dtype == "float32" else sum(plan.weights)
         weight = plan.weights[self._rank]
@@ -361,7 +361,7 @@ class _Member:
             vector = tensor.float().numpy()
         return vector if total == 1.0 else vector * np.float32(total)
 
-    def _summed_early(self, early: EarlySum | None, own: Array, plan: Plan) -> Array | None:
+    def _summed_early(self, early: EarlySum | None, own: Array, plan: SumPlan) -> Array | None:
         """The sum that some members have started early; None: a member has discarded its part."""
         if early is None:
             weight = 0.0 if plan.is_void else plan.weights[self._rank]

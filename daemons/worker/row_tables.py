@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from daemons.worker.task.user_task import Task, TaskError
-from dlctl.model.flat import ROWS, Entry, Layout
+from dlctl.model.flat import ROWS, Layout, TensorEntry
 from dlctl.shards.rows import RowTables
 from dlctl.wire.messages import Array
 
@@ -31,16 +31,16 @@ MARKED = 16
 is faster than sorting, and takes much less memory than the fetched rows."""
 
 
-def entries_of(task: Task) -> tuple[Entry, ...]:
+def entries_of(task: Task) -> tuple[TensorEntry, ...]:
     """The task's tables, in their order. Raises TaskError."""
     return tuple(_entry(task, name, table) for name, table in task.tables().items())
 
 
-def _entry(task: Task, name: str, table: Any) -> Entry:
+def _entry(task: Task, name: str, table: Any) -> TensorEntry:
     try:
         rows, width, init = table
         kind, a, b = init if isinstance(init, tuple) else ("constant", init, 0.0)
-        entry = Entry(
+        entry = TensorEntry(
             name, ROWS, (int(rows), int(width)), "float32", init=(kind, float(a), float(b))
         )
         Layout.from_bytes(Layout((entry,)).to_bytes())

@@ -21,7 +21,7 @@ import numpy as np
 from daemons.process import print_error
 from daemons.worker import frozen_parameters
 from daemons.worker.building import build
-from daemons.worker.replica import Replica
+from daemons.worker.replica import TorchReplica
 from daemons.worker.task.user_task import TaskError
 from dlctl import registry
 from dlctl.errors import DlctlError
@@ -83,7 +83,7 @@ def gradient(job: JobFile, checkpoint: Path | None) -> Array:
     return before - to_host(replica.parameters) if push.is_way else total
 
 
-def _load(replica: Replica, checkpoint: Path) -> None:
+def _load(replica: TorchReplica, checkpoint: Path) -> None:
     manifest = checkpoints.read_manifest(checkpoint)
     size = replica.layout.size()
     if manifest["size"] != size:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from daemons.worker.early_sum import BeginSum
 from daemons.worker.inner_optimizer import InnerOptimizer
-from daemons.worker.replica import Measured, Replica
+from daemons.worker.replica import Measured, TorchReplica
 from dlctl.algorithms.needs import Pull
 from dlctl.job.config import Gradients
 from dlctl.job.inner import SAVED_AS
@@ -58,7 +58,7 @@ class Stepped(NamedTuple):
 class Stepper:
     def __init__(
         self,
-        replica: Replica,
+        replica: TorchReplica,
         options: Gradients | None = None,
         inner: InnerOptimizer | None = None,
     ) -> None:

@@ -589,13 +589,13 @@ class BatchRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class DriveSnapshot:
     """`Lead.state` is complete now: a new `drive` that resumes from it reaches this point without
     any request. Earlier results are discarded. Resumed with None.
     """
 
 
-Driving = VectorRequest | BatchRequest | Snapshot
+Driving = VectorRequest | BatchRequest | DriveSnapshot
 Drives = Generator[Driving, Any, str]
 """Returns why it has ended, as a sentence for the user."""
 
@@ -680,7 +680,7 @@ class Lead:
         """The method itself, if the coordinator drives it: `portions` is "batch".
 
         It survives the coordinator: the results of its requests are persisted, and the next
-        coordinator replays them to a new generator, from the newest `Snapshot` on. So it must
+        coordinator replays them to a new generator, from the newest `DriveSnapshot` on. So it must
         depend on the options, the state and these results alone.
         """
         raise NotImplementedError(

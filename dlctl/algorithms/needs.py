@@ -47,13 +47,14 @@ class Need(Record):
 
 @record
 class NextData(Need):
-    """Wait until there is a batch to compute. Resumed with its `Data`, or None: no data for now.
+    """Wait until there is a batch to compute. Resumed with its `NextBatch`, or None: no data for
+    now.
 
     On None nothing may stay behind unpushed, because this may be the end of the run.
     """
 
 
-class Data(NamedTuple):
+class NextBatch(NamedTuple):
     """The next batch to compute."""
 
     data_epoch: int

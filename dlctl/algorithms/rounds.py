@@ -46,7 +46,7 @@ class Discards:
         return self.in_a_row >= DISCARDED_MAX
 
 
-class Made(NamedTuple):
+class StepsMade(NamedTuple):
     """The steps that `local_steps` has made."""
 
     steps: int
@@ -67,15 +67,15 @@ def step_alone() -> Generator[NextData | Gradient | Done, Any, bool]:
     return True
 
 
-def local_steps(count: int) -> Generator[NextData | Gradient, Any, Made]:
+def local_steps(count: int) -> Generator[NextData | Gradient, Any, StepsMade]:
     """Make so many steps with the replica's own optimiser; batches that are discarded are none."""
-    made, discards = Made(0, 0), Discards()
+    made, discards = StepsMade(0, 0), Discards()
     while made.steps < count:
         if (yield NextData()) is None:
             return made._replace(has_data=False)
         step = yield Gradient(step=True, gather=False)
         if step is not None:
-            made = Made(made.steps + step.steps, made.samples + step.samples)
+            made = StepsMade(made.steps + step.steps, made.samples + step.samples)
         discards.count(step)
         if discards.is_diverged:
             return made._replace(is_diverged=True)
@@ -143,7 +143,7 @@ class Rounds(Reference):
         """
         if self.vector is None:
             self.vector = copy_of(self.side.parameters)
-        self.is_open, made = True, Made(0, 0, is_diverged=True)
+        self.is_open, made = True, StepsMade(0, 0, is_diverged=True)
         while made.is_diverged:
             made = yield from local_steps(count)
             if made.is_diverged and (made.steps or self.is_ahead):

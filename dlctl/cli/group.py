@@ -51,7 +51,7 @@ class Documented(click.Command):
         click.Command.format_options(self, ctx, formatter)
 
 
-class Group(Documented, click.Group):
+class CommandGroup(Documented, click.Group):
     """Its commands stay in the order in which they are defined."""
 
     def subcommand(self, *examples: str) -> Callable[[Callable[..., Any]], click.Command]:
@@ -70,7 +70,7 @@ class Group(Documented, click.Group):
         return super().resolve_command(ctx, args)
 
 
-class LazyGroup(Group):
+class LazyGroup(CommandGroup):
     """A group whose commands are imported when they are used."""
 
     def __init__(

@@ -59,7 +59,7 @@ class DCTOptions:
     """A server's slice with fewer elements than this is sent uncompressed."""
 
 
-class Piece(NamedTuple):
+class BlockRun(NamedTuple):
     """Consecutive blocks of one shape."""
 
     lo: int
@@ -98,7 +98,7 @@ class DCT(Compressor):
         outline = np.array([self.side], OUTLINE).view(np.uint8)
         return Packed("dct", len(u), (outline, values, indices.pack(where, len(u))))
 
-    def _take(self, u: Vector, piece: Piece) -> tuple[Array, Array]:
+    def _take(self, u: Vector, piece: BlockRun) -> tuple[Array, Array]:
         """(coefficients, their positions in the whole int64[n]); subtracts their inverse transform
         from `u`."""
         coefficients = _encoded(u, piece).reshape(piece.blocks, -1)
@@ -130,20 +130,20 @@ class DCT(Compressor):
         return Delta(whole)
 
 
-def pieces(size: int, side: int) -> Iterator[Piece]:
+def pieces(size: int, side: int) -> Iterator[BlockRun]:
     """The pieces of a slice; all but the last two are of whole blocks."""
     block = side * side
     whole = size // block
     most = max(1, GROUP // block)
     for first in range(0, whole, most):
-        yield Piece(first * block, min(most, whole - first), side, side)
+        yield BlockRun(first * block, min(most, whole - first), side, side)
     rest = whole * block
     rows = (size - rest) // side
     if rows:
-        yield Piece(rest, 1, rows, side)
+        yield BlockRun(rest, 1, rows, side)
     rest += rows * side
     if rest < size:
-        yield Piece(rest, 1, 1, size - rest)
+        yield BlockRun(rest, 1, 1, size - rest)
 
 
 @cache
@@ -155,13 +155,13 @@ def cosines(n: int) -> Array:
     return found
 
 
-def _encoded(u: Vector, piece: Piece) -> Vector:
+def _encoded(u: Vector, piece: BlockRun) -> Vector:
     """[blocks, rows, columns], of the dtype of `u` and where it is."""
     left, right = (matrix_like(u, cosines(n)) for n in (piece.rows, piece.columns))
     return left @ u.reshape(piece.blocks, piece.rows, piece.columns) @ right.T
 
 
-def _decoded(values: Array, where: Array, piece: Piece) -> Array:
+def _decoded(values: Array, where: Array, piece: BlockRun) -> Array:
     """The inverse transform of these coefficients of a piece, float32[its elements]."""
     coefficients = np.zeros((piece.blocks, piece.rows, piece.columns))
     coefficients.reshape(-1)[where] = values

@@ -70,7 +70,7 @@ def ask(
     import zmq
 
     request = request_of(verb, arguments)
-    with closing(Question(directory, request, timeout_s, zmq.Context())) as question:
+    with closing(PendingRequest(directory, request, timeout_s, zmq.Context())) as question:
         return answer(question, on_progress)
 
 
@@ -81,7 +81,7 @@ def request_of(verb: str, arguments: dict[str, Any]) -> Request:
     return Request(random.SystemRandom().getrandbits(REQUEST_BITS), verb, arguments)
 
 
-def answer(question: Question, on_progress: Callable[[Result], None] | None = None) -> Result:
+def answer(question: PendingRequest, on_progress: Callable[[Result], None] | None = None) -> Result:
     """Wait for the final answer. Raises as `ask` does."""
     while True:
         reply = question.next_reply()
@@ -125,7 +125,7 @@ class _Refusals:
         return (now if self.is_final else self.latest) - self.since > REFUSED_S
 
 
-class Question:
+class PendingRequest:
     """One request in flight: the socket, the coordinator's address, the deadline."""
 
     def __init__(
@@ -254,7 +254,7 @@ class Question:
         self.monitor = socket.get_monitor_socket(events)
         self.refusals = None
 
-    def _own_keys(self) -> keys.Pair:
+    def _own_keys(self) -> keys.KeyPair:
         from dlctl.control import keys
         from dlctl.roles.protocol.authz import CLIENT
 

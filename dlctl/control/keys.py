@@ -26,7 +26,7 @@ KEY_LETTERS = 40
 """Of a CURVE key as text (Z85)."""
 
 
-class Pair(NamedTuple):
+class KeyPair(NamedTuple):
     public: str
     secret: str
 
@@ -37,7 +37,7 @@ class CurveKeys(Keyring):
     def __init__(self, run_key: bytes) -> None:
         super().__init__(token_key(run_key))
         self._run_key = run_key
-        self._pairs: dict[str, Pair] = {}
+        self._pairs: dict[str, KeyPair] = {}
 
     def public(self, name: str) -> str:
         return self.pair(name).public
@@ -45,7 +45,7 @@ class CurveKeys(Keyring):
     def secret(self, name: str) -> str:
         return self.pair(name).secret
 
-    def pair(self, name: str) -> Pair:
+    def pair(self, name: str) -> KeyPair:
         if name not in self._pairs:
             self._pairs[name] = _pair(_derive(self._run_key, f"curve {name}"))
         return self._pairs[name]
@@ -111,9 +111,9 @@ def _derive(run_key: bytes, purpose: str) -> bytes:
     return hmac.new(run_key, f"dlctl 1 {purpose}".encode(), hashlib.sha256).digest()
 
 
-def _pair(secret: bytes) -> Pair:
+def _pair(secret: bytes) -> KeyPair:
     import zmq
     from zmq.utils import z85
 
     text = z85.encode(secret)
-    return Pair(zmq.curve_public(text).decode(), text.decode())
+    return KeyPair(zmq.curve_public(text).decode(), text.decode())

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlctl.control import client, keys
-from dlctl.control.client import NO_REPLY_S, Question, Result
+from dlctl.control.client import NO_REPLY_S, PendingRequest, Result
 from dlctl.errors import DlctlError, NotPermitted, Unreachable
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def asking(key: ReaderKey, timeout_s: float) -> Iterator[Ask]:
         yield ask
 
 
-class _RemoteQuestion(Question):
+class _RemoteQuestion(PendingRequest):
     """A request for which only the coordinator's address and public key are known."""
 
     def __init__(self, key: ReaderKey, timeout_s: float, context: Any) -> None:
@@ -128,8 +128,8 @@ class _RemoteQuestion(Question):
                 hint="is the run live, and is this address reachable from this machine?",
             )
 
-    def _own_keys(self) -> keys.Pair:
+    def _own_keys(self) -> keys.KeyPair:
         import zmq
 
         secret = self.key_file.secret
-        return keys.Pair(zmq.curve_public(secret.encode()).decode(), secret)
+        return keys.KeyPair(zmq.curve_public(secret.encode()).decode(), secret)

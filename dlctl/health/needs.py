@@ -29,7 +29,7 @@ class Model(NamedTuple):
     """Of the checkpoint."""
 
 
-class Need(NamedTuple):
+class HostNeed(NamedTuple):
     name: str
     """As in the job file, or `HERE`."""
     host: Host
@@ -51,11 +51,11 @@ class Need(NamedTuple):
         return not self.host.is_other
 
 
-NOTHING = Need(HERE, Host(), (), 0, 0, 0, "auto", 1, 0, False)
+NOTHING = HostNeed(HERE, Host(), (), 0, 0, 0, "auto", 1, 0, False)
 """Of a machine without a job."""
 
 
-def of(job: JobFile, model: Model | None, *, others: bool = True) -> dict[str, Need]:
+def of(job: JobFile, model: Model | None, *, others: bool = True) -> dict[str, HostNeed]:
     """Agent -> what its host needs, that of the coordinator first. others: the other hosts, too;
     some launchers do not know theirs before the start.
     """
@@ -69,10 +69,10 @@ def of(job: JobFile, model: Model | None, *, others: bool = True) -> dict[str, N
 
 def _need(
     job: JobFile, model: Model | None, agent: str, host: Host, daemons: Sequence[str]
-) -> Need:
+) -> HostNeed:
     servers = tuple(name for name in daemons if name.startswith("server-"))
     total = job.servers.count + job.workers.count + len(placement.agents(job.places)) + 1
-    return Need(
+    return HostNeed(
         name=host.name or HERE,
         host=host,
         servers=servers,
@@ -95,7 +95,7 @@ def _shm_bytes(job: JobFile, model: Model | None, servers: int) -> int:
     return round(share * STATE_PARTS) + servers * STATE_MARGIN_BYTES
 
 
-class Link(NamedTuple):
+class NeededLink(NamedTuple):
     source: str
     """Agent of the host that connects."""
     target: str
@@ -104,7 +104,7 @@ class Link(NamedTuple):
     """`CONTROL` and servers, in the order in which they are tried."""
 
 
-def links(needs: Mapping[str, Need]) -> list[Link]:
+def links(needs: Mapping[str, HostNeed]) -> list[NeededLink]:
     """All links between hosts that the run needs: every host to the coordinator, and workers to
     servers.
     """
@@ -114,11 +114,11 @@ def links(needs: Mapping[str, Need]) -> list[Link]:
             daemons: tuple[str, ...] = (CONTROL,) if target == HOME_AGENT else ()
             daemons += other.servers if need.workers else ()
             if source != target and daemons:
-                found.append(Link(source, target, daemons))
+                found.append(NeededLink(source, target, daemons))
     return found
 
 
-def rounds(links: Iterable[Link]) -> list[list[Link]]:
+def rounds(links: Iterable[NeededLink]) -> list[list[NeededLink]]:
     """Links grouped into rounds, which are measured one after another: in each, every host has at
     most one link.
     """

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dlctl.health.findings import FAULT, LINKS, OK, WARNING, Facts, Finding, duration_text
-from dlctl.health.needs import CONTROL, Need
+from dlctl.health.needs import CONTROL, HostNeed
 from dlctl.job.config import JobFile
 from dlctl.util import hints
 from dlctl.util.text import plural
@@ -31,7 +31,7 @@ def keys(job: JobFile, place: str) -> Finding | None:
     )
 
 
-def firewall(need: Need, facts: Facts) -> Finding:
+def firewall(need: HostNeed, facts: Facts) -> Finding:
     """The firewall that was found; only a connection shows whether it blocks the run."""
     found = facts["firewall"]
     return Finding(need.name, "firewall", OK, str(found["words"]), facts=found)
@@ -41,7 +41,7 @@ def firewall(need: Need, facts: Facts) -> Finding:
 
 
 def listening(
-    need: Need, facts: Facts, places: Sequence[Facts], run_of: Mapping[int, str]
+    need: HostNeed, facts: Facts, places: Sequence[Facts], run_of: Mapping[int, str]
 ) -> Iterator[Finding]:
     """`places`: results of the probe's attempts; `run_of`: pid -> running run of the same job."""
     for place in places:
@@ -55,7 +55,7 @@ def listening(
 
 
 def _cannot_listen(
-    need: Need, facts: Facts, place: Facts, where: str, run_of: Mapping[int, str]
+    need: HostNeed, facts: Facts, place: Facts, where: str, run_of: Mapping[int, str]
 ) -> Finding:
     daemon, kind = place["name"], place["kind"]
     if kind == "taken":
@@ -78,7 +78,7 @@ def _cannot_listen(
     return Finding(need.name, daemon, FAULT, text, "set data or bind in [[hosts]]", place)
 
 
-def _taken(need: Need, place: Facts, run_of: Mapping[int, str]) -> Finding:
+def _taken(need: HostNeed, place: Facts, run_of: Mapping[int, str]) -> Finding:
     owner, port = place["owner"], place["port"]
     pid = owner.get("pid")
     if pid in run_of:
@@ -101,7 +101,12 @@ def _taken(need: Need, place: Facts, run_of: Mapping[int, str]) -> Finding:
 
 
 def link(
-    source: Need, target: Need, target_facts: Facts, place: Facts, reached: Facts, fixed_port: bool
+    source: HostNeed,
+    target: HostNeed,
+    target_facts: Facts,
+    place: Facts,
+    reached: Facts,
+    fixed_port: bool,
 ) -> Finding:
     """From one host to a daemon's `place` on another: round trip and throughput, or the failure."""
     subject = f"{source.name} -> {target.name}"
@@ -144,7 +149,7 @@ def link(
     return Finding(LINKS, subject, FAULT, found, fix, facts)
 
 
-def not_reached(source: Need, target: Need) -> Finding:
+def not_reached(source: HostNeed, target: HostNeed) -> Finding:
     """A link that was not measured before the listeners' timeout of a minute."""
     fix = f"dlctl doctor JOBFILE --host {target.name if source.is_here else source.name}"
     subject = f"{source.name} -> {target.name}"

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from dlctl.health.findings import FAULT, OK, WARNING, Facts, Finding, duration_text
-from dlctl.health.needs import Need
+from dlctl.health.needs import HostNeed
 from dlctl.util import hints
 from dlctl.util.text import plural
 from dlctl.util.units import short_size
@@ -23,7 +23,7 @@ RUNS_LISTED_MAX = 8
 CLOCK_WARNING_S, CLOCK_FAULT_S = 2.0, 60.0
 
 
-def findings(need: Need, facts: Facts) -> Iterator[Finding]:
+def findings(need: HostNeed, facts: Facts) -> Iterator[Finding]:
     yield _folder(need, "files", facts["directory"])
     if facts["states"] is not None:
         yield _folder(need, "state_dir", facts["states"])
@@ -39,7 +39,7 @@ def findings(need: Need, facts: Facts) -> Iterator[Finding]:
     yield from _logout(need, facts)
 
 
-def open_runs(need: Need, modes: Mapping[str, str]) -> Finding:
+def open_runs(need: HostNeed, modes: Mapping[str, str]) -> Finding:
     """modes: path of a run directory that other users can enter -> its mode."""
     listed = [*modes][:RUNS_LISTED_MAX]
     names = ", ".join(f"{path.rpartition('/')[2]} (mode {modes[path]})" for path in listed)
@@ -50,7 +50,7 @@ def open_runs(need: Need, modes: Mapping[str, str]) -> Finding:
     return Finding(need.name, "runs", WARNING, text, fix, {"open": len(modes)})
 
 
-def _logout(need: Need, facts: Facts) -> Iterator[Finding]:
+def _logout(need: HostNeed, facts: Facts) -> Iterator[Finding]:
     """Effects of systemd-logind at logout; over ssh that happens after every command."""
     fix = f"loginctl enable-linger {facts['user']}"
     if facts["logout"]["kills"]:
@@ -67,7 +67,7 @@ def _logout(need: Need, facts: Facts) -> Iterator[Finding]:
         yield Finding(need.name, "logout", WARNING, text, fix)
 
 
-def _folder(need: Need, subject: str, folder: Facts) -> Finding:
+def _folder(need: HostNeed, subject: str, folder: Facts) -> Finding:
     path, free_bytes = folder["path"], folder["free_bytes"]
     room = {"free_bytes": free_bytes}
     elsewhere = "set run_dir in [job]" if need.is_here else "set dir of this host in [[hosts]]"
@@ -88,7 +88,7 @@ def _folder(need: Need, subject: str, folder: Facts) -> Finding:
     return Finding(need.name, subject, OK, text, facts=room)
 
 
-def _shared_memory(need: Need, facts: Facts) -> Finding:
+def _shared_memory(need: HostNeed, facts: Facts) -> Finding:
     shm, folder = facts["shm"], facts["directory"]
     numbers = {"free_bytes": shm["free_bytes"], "needed_bytes": need.shm_bytes}
     needed = short_size(need.shm_bytes)
@@ -108,7 +108,7 @@ def _shared_memory(need: Need, facts: Facts) -> Finding:
     return Finding(need.name, "/dev/shm", FAULT, text, f"{remount}, or make room", numbers)
 
 
-def _loaders(need: Need, facts: Facts) -> Iterator[Finding]:
+def _loaders(need: HostNeed, facts: Facts) -> Iterator[Finding]:
     """Too little shared memory ends torch's DataLoader with a bus error; containers have 64 MB."""
     count, free_bytes = need.workers * need.loader_processes, facts["shm"]["free_bytes"]
     wanted = count * LOADER_BYTES + need.shm_bytes
@@ -125,7 +125,7 @@ def _larger(size_bytes: int) -> int:
     return -(-2 * size_bytes // (1 << 20))
 
 
-def _memory(need: Need, facts: Facts) -> Finding:
+def _memory(need: HostNeed, facts: Facts) -> Finding:
     available, total = (facts["memory"][key] for key in ("available_bytes", "total_bytes"))
     wanted = need.workers * WORKER_BYTES + need.shm_bytes
     text = f"{short_size(available)} of {short_size(total)} free"
@@ -136,7 +136,7 @@ def _memory(need: Need, facts: Facts) -> Finding:
     return Finding(need.name, "memory", WARNING, text, _less(need, "memory"), numbers)
 
 
-def _cores(need: Need, facts: Facts) -> Finding:
+def _cores(need: HostNeed, facts: Facts) -> Finding:
     cores, wanted = facts["cores"], need.workers * max(1, need.threads)
     daemons = [plural(need.workers, "worker")] if need.workers else []
     daemons += [plural(len(need.servers), "server")] if need.servers else []
@@ -148,13 +148,13 @@ def _cores(need: Need, facts: Facts) -> Finding:
     return Finding(need.name, "cores", WARNING, text, _less(need, "cores"), numbers)
 
 
-def _less(need: Need, what: str) -> str:
+def _less(need: HostNeed, what: str) -> str:
     if need.is_here:
         return f"fewer workers, or a machine with more {what}"
     return f"fewer workers for this host in [[hosts]], or a machine with more {what}"
 
 
-def _open_files(need: Need, facts: Facts) -> Finding:
+def _open_files(need: HostNeed, facts: Facts) -> Finding:
     limit = facts["open_files_max"]
     wanted = OPEN_FILES_MIN + OPEN_FILES_PER_DAEMON * need.daemons
     text = "no limit" if limit < 0 else f"up to {limit:,} at once for each process"
@@ -168,7 +168,7 @@ def _open_files(need: Need, facts: Facts) -> Finding:
     return Finding(need.name, "open files", mark, text, fix, numbers)
 
 
-def clock(need: Need, offset_s: float, error_s: float) -> Finding:
+def clock(need: HostNeed, offset_s: float, error_s: float) -> Finding:
     """`offset_s`: the host's clock minus this machine's, with an error of `error_s`.
 
     dlctl uses monotonic clocks and is not affected. A minute is a fault all the same: TLS, make and
@@ -188,7 +188,7 @@ def clock(need: Need, offset_s: float, error_s: float) -> Finding:
     return Finding(need.name, "clock", FAULT, f"{text}: {why}", fix, numbers)
 
 
-def login(need: Need, took_s: float, launcher: str, slow: str) -> Finding:
+def login(need: HostNeed, took_s: float, launcher: str, slow: str) -> Finding:
     """Time until Python on the host has answered, including the login. `launcher`: its title;
     `slow`: what to do about a slow login.
     """

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from dlctl.health.findings import FAULT, OK, WARNING, Facts, Finding
-from dlctl.health.needs import Need
+from dlctl.health.needs import HostNeed
 from dlctl.util import hints
 from dlctl.util.text import plural
 
 
-def findings(need: Need, facts: Facts, here: Facts) -> Iterator[Finding]:
+def findings(need: HostNeed, facts: Facts, here: Facts) -> Iterator[Finding]:
     """`here`: the facts of the machine that starts the job."""
     yield _dlctl(need, facts, here)
     if not need.is_here:
@@ -21,7 +21,7 @@ def findings(need: Need, facts: Facts, here: Facts) -> Iterator[Finding]:
     yield from _gpu(need, facts)
 
 
-def _dlctl(need: Need, facts: Facts, here: Facts) -> Finding:
+def _dlctl(need: HostNeed, facts: Facts, here: Facts) -> Finding:
     there, ours = facts["versions"], here["versions"]
     text = f"{there['dlctl']} with protocol {there['protocol']}"
     if (there["dlctl"], there["protocol"]) == (ours["dlctl"], ours["protocol"]):
@@ -38,7 +38,7 @@ def _dlctl(need: Need, facts: Facts, here: Facts) -> Finding:
     )
 
 
-def _python(need: Need, facts: Facts, here: Facts) -> Finding:
+def _python(need: HostNeed, facts: Facts, here: Facts) -> Finding:
     there, ours = str(facts["versions"]["python"]), str(here["versions"]["python"])
     text = f"{there} at {facts['python']}"
     if _minor(there) == _minor(ours):
@@ -56,7 +56,7 @@ def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-def _torch(need: Need, facts: Facts, here: Facts) -> Finding:
+def _torch(need: HostNeed, facts: Facts, here: Facts) -> Finding:
     torch = facts["torch"]
     if "problem" in torch:
         missing = not facts["versions"]["torch"]
@@ -89,7 +89,7 @@ def _counted(devices: Sequence[str]) -> str:
     return "; ".join(name if count == 1 else f"{count} x {name}" for name, count in many.items())
 
 
-def _gpu(need: Need, facts: Facts) -> Iterator[Finding]:
+def _gpu(need: HostNeed, facts: Facts) -> Iterator[Finding]:
     gpu, torch = facts["gpu"], facts["torch"]
     usable = torch.get("devices", 0)
     names = _counted(gpu["devices"])

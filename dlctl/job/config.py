@@ -248,7 +248,7 @@ class Workers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replica:
+class ReplicaProcesses:
     """How the model of one worker is split over several processes of its host: in one of three
     ways, with a GPU for each process if available. If one process dies, all are replaced. A
     checkpoint does not depend on the split, so a run may be resumed with another one. The method's
@@ -555,7 +555,7 @@ class JobFile:
     compression: Choice = Choice(name="none")
     servers: Servers = Servers()
     workers: Workers = Workers()
-    replica: Replica = Replica()
+    replica: ReplicaProcesses = ReplicaProcesses()
     data: Data = Data()
     limits: Limits = Limits()
     checkpoints: Checkpoints = Checkpoints()

@@ -36,12 +36,12 @@ INNER_LR = Setting(help="rate of a replica's own steps, the peak of a schedule",
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoOptions:
+class NoInnerOptions:
     __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SGDOptions:
+class InnerSGDOptions:
     __pydantic_config__ = STRICT
 
     lr: LocalRate = 1e-3
@@ -67,12 +67,12 @@ class MomentsOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdamOptions(MomentsOptions):
+class InnerAdamOptions(MomentsOptions):
     amsgrad: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdamWOptions(AdamOptions):
+class InnerAdamWOptions(InnerAdamOptions):
     weight_decay: WeightDecay = 1e-2
     """Decoupled: a weight shrinks by lr times this at each step."""
 
@@ -105,7 +105,7 @@ class SparseAdamOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdagradOptions:
+class InnerAdagradOptions:
     __pydantic_config__ = STRICT
 
     lr: LocalRate = 1e-2
@@ -126,7 +126,7 @@ class AdadeltaOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RMSpropOptions:
+class InnerRMSpropOptions:
     __pydantic_config__ = STRICT
 
     lr: LocalRate = 1e-2
@@ -180,7 +180,7 @@ class MuonOptions:
     ns_steps: Annotated[int, Ge(1), Lt(100)] = 5
     adjust_lr_fn: Literal["original", "match_rms_adamw"] | None = None
     """How lr depends on the shape of a matrix; "match_rms_adamw": rates as with AdamW."""
-    adamw: AdamWOptions = field(default_factory=AdamWOptions)
+    adamw: InnerAdamWOptions = field(default_factory=InnerAdamWOptions)
     """Options of AdamW, for all parameters that are not two-dimensional."""
 
 
@@ -200,18 +200,18 @@ class Inner:
     live: Mapping[str, Setting] = field(default_factory=lambda: {"inner_lr": INNER_LR})
 
 
-NO_STEPS = Inner(NoOptions, live={})
+NO_STEPS = Inner(NoInnerOptions, live={})
 FOREIGN = Inner(None)
-SGD = Inner(SGDOptions, "SGD", ("weight_decay", "nesterov"))
-ADAM = Inner(AdamOptions, "Adam")
-ADAMW = Inner(AdamWOptions, "AdamW")
+SGD = Inner(InnerSGDOptions, "SGD", ("weight_decay", "nesterov"))
+ADAM = Inner(InnerAdamOptions, "Adam")
+ADAMW = Inner(InnerAdamWOptions, "AdamW")
 NADAM = Inner(NAdamOptions, "NAdam")
 RADAM = Inner(RAdamOptions, "RAdam")
 ADAMAX = Inner(AdamaxOptions, "Adamax")
 SPARSEADAM = Inner(SparseAdamOptions, "SparseAdam", (), sparse_alone=True)
-ADAGRAD = Inner(AdagradOptions, "Adagrad", ("weight_decay",))
+ADAGRAD = Inner(InnerAdagradOptions, "Adagrad", ("weight_decay",))
 ADADELTA = Inner(AdadeltaOptions, "Adadelta")
-RMSPROP = Inner(RMSpropOptions, "RMSprop")
+RMSPROP = Inner(InnerRMSpropOptions, "RMSprop")
 RPROP = Inner(RpropOptions, "Rprop", live={})
 ASGD = Inner(ASGDOptions, "ASGD")
 ADAFACTOR = Inner(AdafactorOptions, "Adafactor")

@@ -96,7 +96,7 @@ def number_within(hint: Any) -> Callable[[str], float]:
     return parse
 
 
-class Form(NamedTuple):
+class ValueForm(NamedTuple):
     """One way in which users may write a value."""
 
     what: str
@@ -122,19 +122,19 @@ def written_as(hint: Any) -> Callable[[str], Any]:
     return parse
 
 
-def _form(hint: Any) -> Form:
+def _form(hint: Any) -> ValueForm:
     kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     if get_origin(kind) is Literal:
         words = {word: word for word in get_args(kind)}
-        return Form(" or ".join(f'"{word}"' for word in words), partial(_one_of, words))
+        return ValueForm(" or ".join(f'"{word}"' for word in words), partial(_one_of, words))
     ends = [end for found in bounds.bounds(hint) for end in found]
     if kind is float:
-        return Form(" ".join(["a number", " and ".join(ends)]).strip(), number_within(hint))
+        return ValueForm(" ".join(["a number", " and ".join(ends)]).strip(), number_within(hint))
     if kind is not int:
         raise TypeError(f"what changes live is a number, or one of some words: {hint}")
     if not any(end.startswith("<") for end in ends):
         ends.append(f"<= {COUNT_MAX}")
-    return Form(f"a whole number {' and '.join(ends)}", partial(_whole, hint))
+    return ValueForm(f"a whole number {' and '.join(ends)}", partial(_whole, hint))
 
 
 def _one_of(words: Mapping[str, str], text: str) -> str:

@@ -31,7 +31,7 @@ from dlctl.jobfile import checks, launchers, reading, replicas, schema
 from dlctl.jobfile.doubtful import doubts as doubts
 from dlctl.jobfile.errors import Fault as Fault
 from dlctl.jobfile.errors import JobFileError as JobFileError
-from dlctl.jobfile.errors import Problem as Problem
+from dlctl.jobfile.errors import JobFileProblem as JobFileProblem
 from dlctl.jobfile.errors import locate
 from dlctl.jobfile.positions import KeyPath, find_keys, get
 from dlctl.launch.launcher import load as load_launcher

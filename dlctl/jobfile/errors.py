@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dlctl.errors import UsageError
-from dlctl.jobfile.positions import KeyPath, Place, Spot
+from dlctl.jobfile.positions import KeyPath, Spot, TextPlace
 from dlctl.util.text import escape
 
 UNREADABLE = "cannot read the job file"
@@ -32,7 +32,7 @@ class Fault(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class JobFileProblem:
     """A fault and its position. Lines count from 1, columns from 0; None: not in the file."""
 
     file: str
@@ -54,7 +54,7 @@ class JobFileError(UsageError):
     """A job file that cannot be used. `problems` has all of its faults."""
 
     def __init__(
-        self, path: Path, problems: Iterable[Problem], title: str = "job file is not valid"
+        self, path: Path, problems: Iterable[JobFileProblem], title: str = "job file is not valid"
     ) -> None:
         self.problems = sorted(problems, key=lambda p: (p.line or 0, p.column))
         super().__init__(_render(title, str(path), self.problems))
@@ -62,7 +62,7 @@ class JobFileError(UsageError):
 
 def locate(
     path: Path, text: str, keys: Mapping[KeyPath, Spot], faults: Iterable[Fault]
-) -> list[Problem]:
+) -> list[JobFileProblem]:
     """Faults with their places; of several with one key, only the first."""
     lines = text.split("\n")
     unique: dict[KeyPath, Fault] = {}
@@ -71,19 +71,21 @@ def locate(
     return [_locate(str(path), lines, keys, fault) for fault in unique.values()]
 
 
-def _locate(file: str, lines: list[str], keys: Mapping[KeyPath, Spot], fault: Fault) -> Problem:
+def _locate(
+    file: str, lines: list[str], keys: Mapping[KeyPath, Spot], fault: Fault
+) -> JobFileProblem:
     place = _place(keys, fault)
     dotted = ".".join(str(part) for part in fault.path)
     if place is None:
-        return Problem(file, dotted, fault.message, fault.suggestion)
+        return JobFileProblem(file, dotted, fault.message, fault.suggestion)
     source = lines[place.line - 1].removesuffix("\r")
     width = max(1, min(place.end, len(source)) - place.start)
-    return Problem(
+    return JobFileProblem(
         file, dotted, fault.message, fault.suggestion, place.line, place.start, width, source
     )
 
 
-def _place(keys: Mapping[KeyPath, Spot], fault: Fault) -> Place | None:
+def _place(keys: Mapping[KeyPath, Spot], fault: Fault) -> TextPlace | None:
     """Of the key, or of the nearest table around it that the file has."""
     for length in range(len(fault.path), 0, -1):
         spot = keys.get(fault.path[:length])
@@ -93,7 +95,7 @@ def _place(keys: Mapping[KeyPath, Spot], fault: Fault) -> Place | None:
     return None
 
 
-def _render(title: str, file: str, problems: list[Problem]) -> str:
+def _render(title: str, file: str, problems: list[JobFileProblem]) -> str:
     shown = problems[:SHOWN_MAX]
     gutter = max((len(str(p.line)) for p in shown if p.line), default=2)
     lines = [title]
@@ -108,7 +110,7 @@ def _render(title: str, file: str, problems: list[Problem]) -> str:
     return "\n".join(lines)
 
 
-def _render_one(problem: Problem, gutter: int) -> list[str]:
+def _render_one(problem: JobFileProblem, gutter: int) -> list[str]:
     said = [problem.message[:TEXT_MAX], problem.suggestion[:TEXT_MAX]]
     message = escape("; ".join(filter(None, said)))
     where = escape(problem.file) + (f":{problem.line}" if problem.line else "")
@@ -121,7 +123,7 @@ def _render_one(problem: Problem, gutter: int) -> list[str]:
     return [head, bar, source, f"{bar} {marked} {message}"]
 
 
-def _excerpt(problem: Problem) -> tuple[str, str]:
+def _excerpt(problem: JobFileProblem) -> tuple[str, str]:
     """The source line, harmless and not too long, and the carets below it."""
     start = problem.column - WIDTH_MAX // 2 if problem.column > WIDTH_MAX * 3 // 4 else 0
     end = start + WIDTH_MAX

@@ -26,7 +26,7 @@ LOCAL, LISTED = "local", "ssh"
 _KNOWN = {field.name for field in dataclasses.fields(JobFile)}
 
 
-class Form(NamedTuple):
+class LauncherForm(NamedTuple):
     """How the job file names its launcher."""
 
     section: KeyPath
@@ -45,27 +45,27 @@ class Form(NamedTuple):
         return self.section if path == NAME else (*self.section, *path[1:])
 
 
-def translate(document: dict[str, Any]) -> Form:
+def translate(document: dict[str, Any]) -> LauncherForm:
     """Give the document the section [launcher], if it has an older form of it."""
     named = [key for key in document if key not in _KNOWN and _is_launcher(key)]
     tables = {key: document.pop(key) for key in named}
     if named and (SECTION in document or len(named) > 1):
         faults = [_twice(key, named, has_both=SECTION in document) for key in named]
         document.setdefault(SECTION, {"name": LOCAL})
-        return Form((SECTION,), faults)
+        return LauncherForm((SECTION,), faults)
     if SECTION in document:
         table = document[SECTION]
         is_named = not isinstance(table, dict) or "name" in table
-        return Form((SECTION,), [] if is_named else [_unnamed()])
+        return LauncherForm((SECTION,), [] if is_named else [_unnamed()])
     if named:
         (name,) = named
         table = tables[name]
         is_table = isinstance(table, dict)
         document[SECTION] = {**table, "name": name} if is_table else table
         own = [Fault((name, "name"), "unknown key", at_key=True)]
-        return Form((name,), own if is_table and "name" in table else [])
+        return LauncherForm((name,), own if is_table and "name" in table else [])
     document[SECTION] = {"name": LISTED if _names(document) else LOCAL}
-    return Form(("hosts",), [])
+    return LauncherForm(("hosts",), [])
 
 
 def _unnamed() -> Fault:

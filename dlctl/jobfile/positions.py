@@ -33,7 +33,7 @@ def get(document: dict[str, Any], path: KeyPath) -> Any:
     return value
 
 
-class Place(NamedTuple):
+class TextPlace(NamedTuple):
     """Part of a line: lines count from 1, columns from 0; `end` is exclusive."""
 
     line: int
@@ -44,8 +44,8 @@ class Place(NamedTuple):
 class Spot(NamedTuple):
     """A key and its value's first token; headers have no value."""
 
-    key: Place
-    value: Place | None = None
+    key: TextPlace
+    value: TextPlace | None = None
 
 
 def find_keys(text: str) -> dict[KeyPath, Spot]:
@@ -56,7 +56,9 @@ def find_keys(text: str) -> dict[KeyPath, Spot]:
         token = match[0]
         if match.lastgroup != "space":
             start = match.start() - line_start
-            scanner.take(token, match.lastgroup == "mark", Place(line, start, start + len(token)))
+            scanner.take(
+                token, match.lastgroup == "mark", TextPlace(line, start, start + len(token))
+            )
         if "\n" in token:
             line += token.count("\n")
             line_start = match.start() + token.rindex("\n") + 1
@@ -77,13 +79,13 @@ class _Scanner:
 
     def _new_statement(self) -> None:
         self._parts: list[str] = []
-        self._place: Place | None = None
+        self._place: TextPlace | None = None
         """Of the key that is being read."""
         self._header = ""
         self._owner: KeyPath | None = None
         """The key whose value follows; None while a key is read."""
 
-    def take(self, word: str, is_mark: bool, place: Place) -> None:
+    def take(self, word: str, is_mark: bool, place: TextPlace) -> None:
         if word == "\n" and is_mark:
             if not self._open:
                 self._new_statement()
@@ -101,7 +103,7 @@ class _Scanner:
         elif word == "}" and self._open:
             self._owner = self._open.pop()[1]
 
-    def _take_key_part(self, word: str, place: Place) -> None:
+    def _take_key_part(self, word: str, place: TextPlace) -> None:
         quoted = word[0] in "\"'"
         parts = [_unquote(word)] if quoted else [part for part in word.split(".") if part]
         self._parts = (self._parts + parts)[:PARTS_MAX]
@@ -129,7 +131,7 @@ class _Scanner:
             self._note(self._table)
         self._parts = []
 
-    def _take_value(self, word: str, is_mark: bool, place: Place) -> None:
+    def _take_value(self, word: str, is_mark: bool, place: TextPlace) -> None:
         owner = self._owner or ()
         spot = self.found.get(owner)
         if spot is None:

@@ -10,8 +10,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from dlctl.jobfile.errors import UNREADABLE, Fault, JobFileError, Problem, locate
-from dlctl.jobfile.positions import KeyPath, Place, Spot
+from dlctl.jobfile.errors import UNREADABLE, Fault, JobFileError, JobFileProblem, locate
+from dlctl.jobfile.positions import KeyPath, Spot, TextPlace
 from dlctl.util import regular
 from dlctl.util.regular import NotRegular
 
@@ -50,7 +50,9 @@ def _decode(path: Path, data: bytes) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         message = f"is not UTF-8: byte 0x{data[error.start]:02x}"
-        raise JobFileError(path, [Problem(str(path), "", message, line=line)], UNREADABLE) from None
+        raise JobFileError(
+            path, [JobFileProblem(str(path), "", message, line=line)], UNREADABLE
+        ) from None
 
 
 def parse(path: Path, text: str) -> dict[str, Any]:
@@ -83,15 +85,17 @@ def _syntax_error(
 ) -> JobFileError:
     message = message[:1].lower() + message[1:]
     if line is None:
-        return JobFileError(path, [Problem(str(path), "", message)], "job file is not valid TOML")
+        return JobFileError(
+            path, [JobFileProblem(str(path), "", message)], "job file is not valid TOML"
+        )
     key: KeyPath = ("",)
-    keys = {key: Spot(Place(line, column - 1, column))}
+    keys = {key: Spot(TextPlace(line, column - 1, column))}
     problems = locate(path, text, keys, [Fault(key, message)])
     return JobFileError(path, problems, "job file is not valid TOML")
 
 
 def _unreadable(path: Path, message: str, suggestion: str = "") -> JobFileError:
-    return JobFileError(path, [Problem(str(path), "", message, suggestion)], UNREADABLE)
+    return JobFileError(path, [JobFileProblem(str(path), "", message, suggestion)], UNREADABLE)
 
 
 def _similar_file(path: Path) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dlctl.util.text import escape
 
 if TYPE_CHECKING:
-    from dlctl.job.config import Choice, JobFile, Replica, Stop
+    from dlctl.job.config import Choice, JobFile, ReplicaProcesses, Stop
 
 
 def of(job: JobFile) -> str:
@@ -63,7 +63,7 @@ def _work(job: JobFile) -> str:
     return f" ({_count(round(min(lengths) / push), 'push', 'pushes')})"
 
 
-def _cut(replica: Replica) -> str:
+def _cut(replica: ReplicaProcesses) -> str:
     """As in " of 2 processes (fsdp)"; "" if a worker is one process."""
     ways = [way for way in ("fsdp", "tensor", "pipeline", "hogwild") if getattr(replica, way) > 1]
     return f" of {replica.ranks * replica.hogwild} processes ({', '.join(ways)})" if ways else ""

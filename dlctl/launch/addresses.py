@@ -19,7 +19,7 @@ from dlctl.runs import paths
 LOOPBACK = "127.0.0.1"
 
 
-class Place(NamedTuple):
+class ListenPlace(NamedTuple):
     """Where to listen, and the host name to advertise; "": the same."""
 
     bind: str
@@ -31,41 +31,41 @@ class Place(NamedTuple):
         return f"tcp://{_bracketed(self.advertised)}:{port}" if self.advertised else endpoint
 
 
-def of_coordinator(run_id: str, job: JobFile) -> Place:
+def of_coordinator(run_id: str, job: JobFile) -> ListenPlace:
     """Raises DlctlError if this machine's address cannot be determined."""
     if not job.uses_tcp:
-        return Place(paths.socket_address(run_id, "control"))
+        return ListenPlace(paths.socket_address(run_id, "control"))
     host = LOOPBACK
     if job.has_other_hosts:
         host = job.network.address or _address_towards(launcher.of(job).an_address(job.places))
-    return Place(_tcp(host, job.network.port))
+    return ListenPlace(_tcp(host, job.network.port))
 
 
-def of_server(run_id: str, name: str, job: JobFile, agent: str, control: str) -> Place:
+def of_server(run_id: str, name: str, job: JobFile, agent: str, control: str) -> ListenPlace:
     """Where server `name` listens, on the host of `agent`. `control`: the coordinator's address.
 
     Raises DlctlError if this machine's address cannot be determined.
     """
     if not job.uses_tcp:
-        return Place(paths.socket_address(run_id, name))
+        return ListenPlace(paths.socket_address(run_id, name))
     return _of_agent(port_of(name, job), job, agent, control)
 
 
-def of_worker(run_id: str, name: str, job: JobFile, agent: str, control: str) -> Place:
+def of_worker(run_id: str, name: str, job: JobFile, agent: str, control: str) -> ListenPlace:
     """The same for a worker that serves other replicas. Its port follows those of the servers."""
     if not job.uses_tcp:
-        return Place(paths.socket_address(run_id, name))
+        return ListenPlace(paths.socket_address(run_id, name))
     port = port_of(name, job)
     return _of_agent(port + job.servers.count if port else 0, job, agent, control)
 
 
-def _of_agent(port: int, job: JobFile, agent: str, control: str) -> Place:
+def _of_agent(port: int, job: JobFile, agent: str, control: str) -> ListenPlace:
     if not job.has_other_hosts:
-        return Place(_tcp(LOOPBACK, port))
+        return ListenPlace(_tcp(LOOPBACK, port))
     return on_host(placement.agents(job.places)[agent], port, control)
 
 
-def on_host(host: Host, port: int, control: str) -> Place:
+def on_host(host: Host, port: int, control: str) -> ListenPlace:
     """Where a server listens, at this port of one of several hosts; 0: any free port.
 
     Raises DlctlError if this machine's address cannot be determined.
@@ -74,7 +74,7 @@ def on_host(host: Host, port: int, control: str) -> Place:
     if not own:
         coordinator = host_of(control)
         own = _address_towards(coordinator) if host.is_other else coordinator
-    return Place(_tcp(own, port), host.data if host.bind else "")
+    return ListenPlace(_tcp(own, port), host.data if host.bind else "")
 
 
 def port_of(name: str, job: JobFile) -> int:

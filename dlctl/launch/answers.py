@@ -27,7 +27,7 @@ NOT_EXECUTABLE, NOT_FOUND = 126, 127
 """Exit codes of a shell."""
 
 
-class Answer(NamedTuple):
+class CallResult(NamedTuple):
     """The result of one call to another machine."""
 
     host: str
@@ -48,7 +48,7 @@ class Answer(NamedTuple):
         return [line.rstrip() for line in self.words.splitlines() if line.strip()]
 
 
-def read(host: str, status: int, output: bytes, words: bytes) -> Answer:
+def read(host: str, status: int, output: bytes, words: bytes) -> CallResult:
     """The answer in standard output: the line after the mark."""
     said = words.decode(errors="replace")
     _, mark, rest = output.rpartition(MARK + b"\n")
@@ -58,13 +58,15 @@ def read(host: str, status: int, output: bytes, words: bytes) -> Answer:
     except (ValueError, RecursionError):
         value = None
     if type(value) is dict:
-        return Answer(host, value, status, said)
+        return CallResult(host, value, status, said)
     # `last` shows the last line, so standard error (ssh, the shell or Python) goes last.
-    return Answer(host, None, status, f"{output[:2000].decode(errors='replace')}\n{said}".strip())
+    return CallResult(
+        host, None, status, f"{output[:2000].decode(errors='replace')}\n{said}".strip()
+    )
 
 
 def value_of(
-    answer: Answer, explained: Callable[[Answer], DlctlError] | None = None
+    answer: CallResult, explained: Callable[[CallResult], DlctlError] | None = None
 ) -> dict[str, Any]:
     """The value of a successful answer. Raises DlctlError for any other: `explained`, or as
     `explain` does.
@@ -80,7 +82,7 @@ def as_value(error: DlctlError) -> dict[str, Any]:
     return {"error": [kind, error.message, error.where or "", error.hint or ""]}
 
 
-def explain(answer: Answer, trial: str = "") -> DlctlError:
+def explain(answer: CallResult, trial: str = "") -> DlctlError:
     """What failed, where, why (if known), and what to do next. `trial`: a command line that runs
     nothing but `true` on the host, if there is one.
     """
@@ -139,7 +141,7 @@ def _not_ours(host: str, words: str) -> DlctlError:
 # ---------------------------------------------------------------- from the remote shell and Python
 
 
-def _shell_error(answer: Answer, trial: str, shown: str | None) -> DlctlError:
+def _shell_error(answer: CallResult, trial: str, shown: str | None) -> DlctlError:
     host, words = answer.host, answer.words
     python = "set python of this host in [[hosts]]"
     if trial:

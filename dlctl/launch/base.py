@@ -114,7 +114,7 @@ def read_job(directory: Path) -> dict[str, Any]:
 # ---------------------------------------------------------------- agents
 
 
-class Order(NamedTuple):
+class StartOrder(NamedTuple):
     """An agent that is to be started."""
 
     name: str
@@ -176,7 +176,7 @@ class AgentControl(Protocol):
     Methods other than `close` never block.
     """
 
-    def start(self, order: Order) -> None:
+    def start(self, order: StartOrder) -> None:
         """Place an agent. A running agent of the same name is killed first."""
         ...
 

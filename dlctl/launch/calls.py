@@ -22,7 +22,7 @@ from dlctl.launch.answers import (
     NO_ANSWER,
     NO_COMMAND,
     TOO_MUCH,
-    Answer,
+    CallResult,
     read,
 )
 from dlctl.launch.commands import in_memory, kill_group
@@ -49,7 +49,7 @@ class Call:
         """`command`: runs `daemons.node` on this host, for the request. Raises OSError."""
         self.host = host
         self.until = time.monotonic() + timeout_s
-        self._answer: Answer | None = None
+        self._answer: CallResult | None = None
         self._output, self._words = bytearray(), bytearray()
         self._epoll = select.epoll()
         self._open: dict[int, bytearray] = {}
@@ -58,7 +58,7 @@ class Call:
         try:
             self._begin(command, request)
         except FileNotFoundError as error:
-            self._answer = Answer(self.host, None, NO_COMMAND, str(error))
+            self._answer = CallResult(self.host, None, NO_COMMAND, str(error))
             self._epoll.close()
         except BaseException:
             self._epoll.close()
@@ -90,7 +90,7 @@ class Call:
         """Readable when `poll` has something to do; -1 when the answer is complete."""
         return -1 if self._answer is not None else self._epoll.fileno()
 
-    def poll(self) -> Answer | None:
+    def poll(self) -> CallResult | None:
         """The answer, if it is complete. After `until` it always is: call this then, too."""
         if self._answer is None:
             ready = [fd for fd, _ in self._epoll.poll(0)]
@@ -148,7 +148,7 @@ class Call:
         self._answer = answer
 
 
-def wait_for(calls: Mapping[str, Call]) -> dict[str, Answer]:
+def wait_for(calls: Mapping[str, Call]) -> dict[str, CallResult]:
     """The answers of all these calls, in their order. Overdue calls are killed, and all unfinished
     ones if waiting is interrupted.
     """
@@ -156,7 +156,7 @@ def wait_for(calls: Mapping[str, Call]) -> dict[str, Answer]:
     for call in calls.values():
         if call.fileno() >= 0:
             poller.register(call.fileno(), select.POLLIN)
-    found: dict[str, Answer] = {}
+    found: dict[str, CallResult] = {}
     try:
         while True:
             for name, call in calls.items():

@@ -21,7 +21,7 @@ KILLED_S_MAX = 1.0
 """For a killed command to exit."""
 
 
-class Said(NamedTuple):
+class CommandOutput(NamedTuple):
     """Status and output of a command."""
 
     status: int
@@ -59,7 +59,7 @@ class Command:
     def is_late(self) -> bool:
         return time.monotonic() >= self.until
 
-    def said(self) -> Said:
+    def said(self) -> CommandOutput:
         """Its status and output. Call it once, after it has exited; kills it if it is late."""
         has_ended = self._popen.poll() is not None
         if not has_ended:
@@ -72,7 +72,7 @@ class Command:
         out, err = (os.pread(file, OUTPUT_BYTES_MAX, 0) for file in self._files)
         self._close_files()
         said = (out.decode(errors="replace"), err.decode(errors="replace"))
-        return Said(status if has_ended else LATE, *said)
+        return CommandOutput(status if has_ended else LATE, *said)
 
     def _close_files(self) -> None:
         for file in self._files:
@@ -107,7 +107,7 @@ def wait_for_any(fds: Iterable[int], timeout_s: float) -> None:
     poller.poll(timeout_s * 1000)
 
 
-def wait(argv: Sequence[str], timeout_s: float) -> Said:
+def wait(argv: Sequence[str], timeout_s: float) -> CommandOutput:
     """Run a command and block until it exits. Raises OSError.
 
     At the timeout its whole process group is killed, as the command may be a wrapper. Children that

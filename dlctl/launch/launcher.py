@@ -21,7 +21,7 @@ from dlctl.launch import base
 
 if TYPE_CHECKING:
     from dlctl.job.config import Allocated, Host, JobFile
-    from dlctl.launch.answers import Answer
+    from dlctl.launch.answers import CallResult
     from dlctl.launch.session import Session
 
 KIND = "launchers"
@@ -141,7 +141,7 @@ class Launcher:
 
     def ask(
         self, hosts: Mapping[str, Host], request: Mapping[str, Any], timeout_s: float
-    ) -> dict[str, Answer]:
+    ) -> dict[str, CallResult]:
         """One request to `daemons.node` on each of these hosts, in parallel: agent -> answer."""
         raise NotImplementedError
 
@@ -149,7 +149,7 @@ class Launcher:
         """A session of many requests with `daemons.node` on a host."""
         raise NotImplementedError
 
-    def explain(self, answer: Answer) -> DlctlError:
+    def explain(self, answer: CallResult) -> DlctlError:
         """Why an answer is none, or what failed on the host, in words that fit this launcher."""
         raise NotImplementedError
 

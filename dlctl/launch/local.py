@@ -190,7 +190,7 @@ class LocalAgents:
         self.tell = tell
         self._running: dict[str, _Agent] = {}
 
-    def start(self, order: base.Order) -> None:
+    def start(self, order: base.StartOrder) -> None:
         for daemon in self._living():
             if daemon.name == order.name:
                 log.warning("an older process of %s is still running: killing it", order.name)

@@ -15,7 +15,7 @@ from typing import Any
 from dlctl.errors import DlctlError
 from dlctl.job.config import Host
 from dlctl.launch import answers, base, calls, remote
-from dlctl.launch.answers import Answer
+from dlctl.launch.answers import CallResult
 from dlctl.launch.launcher import Launcher, Left
 from dlctl.launch.session import Session
 
@@ -36,7 +36,7 @@ class Reached(Launcher):
         host is gone. Raises DlctlError.
         """
 
-    def explain(self, answer: Answer) -> DlctlError:
+    def explain(self, answer: CallResult) -> DlctlError:
         error = answers.explain(answer)
         return error if self.takes_hosts else answers.of_launcher(error, f"launcher {self.title}")
 
@@ -49,7 +49,7 @@ class Reached(Launcher):
 
     def ask(
         self, hosts: Mapping[str, Host], request: Mapping[str, Any], timeout_s: float
-    ) -> dict[str, Answer]:
+    ) -> dict[str, CallResult]:
         """`request` is sent to all, with the agent's name and the directory of its host's files
         added. Raises UsageError for an invalid host, and OSError.
         """
@@ -83,7 +83,7 @@ class Reached(Launcher):
         found = self.ask(hosts, request, grace_s + ANSWER_S)
         return [self._left(answer) for answer in found.values()]
 
-    def _left(self, answer: Answer) -> Left:
+    def _left(self, answer: CallResult) -> Left:
         host, value = answer.host, answer.value
         if value is None or not answer.is_good:
             return Left(host, error=self.explain(answer), may_run=True)

@@ -54,7 +54,7 @@ def shared_request(directory: Path) -> dict[str, Any]:
     }
 
 
-def begin_request(shared: Mapping[str, Any], order: base.Order) -> dict[str, Any]:
+def begin_request(shared: Mapping[str, Any], order: base.StartOrder) -> dict[str, Any]:
     """Everything that an agent and its daemons need on a machine without files of this run, except
     the host's own `dir`. `shared`: see `shared_request`.
     """
@@ -93,7 +93,7 @@ class _Asked(NamedTuple):
     call: Call
     is_begin: bool
     """The call starts an agent."""
-    then: Callable[[answers.Answer], None]
+    then: Callable[[answers.CallResult], None]
 
 
 class Caller(Protocol):
@@ -103,7 +103,7 @@ class Caller(Protocol):
         self, host: Host, request: Mapping[str, Any], timeout_s: float, *, is_shared: bool
     ) -> Call: ...
 
-    def explain(self, answer: answers.Answer) -> DlctlError: ...
+    def explain(self, answer: answers.CallResult) -> DlctlError: ...
 
 
 class RemoteAgents:
@@ -127,10 +127,10 @@ class RemoteAgents:
         self._to_kill: set[str] = set()
         """Agents that are being started and will be killed as soon as they run."""
 
-    def start(self, order: base.Order) -> None:
+    def start(self, order: base.StartOrder) -> None:
         self._incarnations[order.name] = order.incarnation
 
-        def begun(answer: answers.Answer) -> None:
+        def begun(answer: answers.CallResult) -> None:
             if answer.is_good:
                 self._log_start(order.name, answer)
                 if order.name in self._to_kill:
@@ -157,7 +157,7 @@ class RemoteAgents:
             return
         gone = base.Ended(name, self._incarnations.get(name, 0), None)
 
-        def killed(answer: answers.Answer) -> None:
+        def killed(answer: answers.CallResult) -> None:
             if answer.is_good:
                 self.tell(gone)
             else:
@@ -205,7 +205,7 @@ class RemoteAgents:
         name: str,
         request: dict[str, Any],
         timeout_s: float,
-        then: Callable[[answers.Answer], None],
+        then: Callable[[answers.CallResult], None],
         *,
         is_begin: bool = False,
     ) -> None:
@@ -235,10 +235,10 @@ class RemoteAgents:
             self.watcher.unwatch(call.fileno())
             call.cancel()
 
-    def _failed(self, order: base.Order, error: DlctlError, words: tuple[str, ...]) -> None:
+    def _failed(self, order: base.StartOrder, error: DlctlError, words: tuple[str, ...]) -> None:
         self.tell(base.Ended(order.name, order.incarnation, error.exit_code, error, words))
 
-    def _log_start(self, name: str, answer: answers.Answer) -> None:
+    def _log_start(self, name: str, answer: answers.CallResult) -> None:
         assert answer.value is not None
         pid, place = answer.value.get("pid"), answer.value.get("directory")
         log.info("%s is on %s: pid %s, files in %s", name, answer.host, pid, place)

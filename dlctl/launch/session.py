@@ -24,7 +24,7 @@ from dlctl.launch.answers import (
     NO_COMMAND,
     NOT_OURS,
     TOO_MUCH,
-    Answer,
+    CallResult,
     explain,
     read,
     value_of,
@@ -41,7 +41,7 @@ class Session:
     """Must be closed. Not thread-safe."""
 
     def __init__(
-        self, host: str, command: list[str], explained: Callable[[Answer], DlctlError] = explain
+        self, host: str, command: list[str], explained: Callable[[CallResult], DlctlError] = explain
     ) -> None:
         """`command`: runs `daemons.node` on this host. If it fails, the first `ask` raises."""
         self.host = host
@@ -61,7 +61,7 @@ class Session:
                 start_new_session=True,
             )
         except FileNotFoundError as error:
-            answer = Answer(self.host, None, NO_COMMAND, str(error))
+            answer = CallResult(self.host, None, NO_COMMAND, str(error))
             self._failure: DlctlError | None = explained(answer)
         else:
             self._failure = None
@@ -83,7 +83,7 @@ class Session:
                 raise ValueError("it is no object")
         except (ValueError, RecursionError):
             raise self._fail(NOT_OURS) from None
-        return value_of(Answer(self.host, value, 0, ""), self._explained)
+        return value_of(CallResult(self.host, value, 0, ""), self._explained)
 
     def close(self) -> None:
         """End the local and the remote process."""

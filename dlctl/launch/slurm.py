@@ -14,7 +14,7 @@ from dlctl.errors import DlctlError
 from dlctl.job.config import Allocated, Host
 from dlctl.launch import base, slurmcalls
 from dlctl.launch.launcher import Launcher, Left
-from dlctl.launch.slurmrequest import Request
+from dlctl.launch.slurmrequest import SlurmRequest
 from dlctl.util.hostnames import FULL_PATH
 from dlctl.util.units import parse_duration
 
@@ -43,7 +43,7 @@ Verdict = tuple[str | tuple[str | int, ...], str, str]
 
 
 class Slurm(Launcher):
-    Options = Request
+    Options = SlurmRequest
     title = "Slurm"
     noun = "Slurm node"
     takes_hosts = False
@@ -51,7 +51,7 @@ class Slurm(Launcher):
     outlives = True
     is_reclaimed = True
     copies_files = True
-    options: Request
+    options: SlurmRequest
 
     # ------------------------------------------------------------ the job file
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from dlctl.errors import DlctlError, TimedOut, Unreachable
 from dlctl.job.config import Host
 from dlctl.launch import answers, base, orderfiles, slurmcalls, slurmscript, slurmwords
-from dlctl.launch.commands import Command, Said, wait_for_any
+from dlctl.launch.commands import Command, CommandOutput, wait_for_any
 from dlctl.launch.remote import begin_request, shared_request
-from dlctl.launch.slurmrequest import Request
-from dlctl.launch.slurmwords import Facts
+from dlctl.launch.slurmrequest import SlurmRequest
+from dlctl.launch.slurmwords import JobFacts
 from dlctl.util import hints, regular
 from dlctl.util.units import format_duration
 
@@ -49,7 +49,7 @@ class _Agent:
 class SlurmAgents:
     def __init__(
         self,
-        asked: Request,
+        asked: SlurmRequest,
         directory: Path,
         hosts: Mapping[str, Host],
         watcher: base.Watcher,
@@ -62,12 +62,12 @@ class SlurmAgents:
         self.tell = tell
         self._handle = slurmcalls.read_handle(directory)
         self._agents: dict[str, _Agent] = {}
-        self._facts: Facts | None = None
+        self._facts: JobFacts | None = None
         """Slurm's latest answer; None: none yet."""
         self._attempt: int | None = None
         self._running_since: float | None = None
         self._queued_at = time.monotonic()
-        self._command: tuple[Command, Callable[[Said], None]] | None = None
+        self._command: tuple[Command, Callable[[CommandOutput], None]] | None = None
         self._due_at = 0.0
         self._noticed = -1
         """The attempt whose notice was reported."""
@@ -75,7 +75,7 @@ class SlurmAgents:
 
     # ------------------------------------------------------------ calls of the coordinator
 
-    def start(self, order: base.Order) -> None:
+    def start(self, order: base.StartOrder) -> None:
         try:
             if self._handle is None:
                 self._submit()
@@ -152,7 +152,7 @@ class SlurmAgents:
             raise
         self._handle, self._queued_at = handle, time.monotonic()
 
-    def _submitted(self, said: Said) -> None:
+    def _submitted(self, said: CommandOutput) -> None:
         job_id = slurmwords.job_id(said)
         if not job_id:
             self._fail(slurmwords.refused(said))
@@ -180,14 +180,14 @@ class SlurmAgents:
         except (DlctlError, OSError) as error:  # Possibly temporary: retry.
             log.warning("cannot query the state of the Slurm job: %s", error)
 
-    def _on_job_id(self, said: Said) -> None:
+    def _on_job_id(self, said: CommandOutput) -> None:
         words = said.out.split()
         if words:
             self._note(words[0])
         elif said.status == 0:
-            self._over(Facts(slurmwords.GONE))
+            self._over(JobFacts(slurmwords.GONE))
 
-    def _on_state(self, said: Said) -> None:
+    def _on_state(self, said: CommandOutput) -> None:
         facts, before = slurmwords.read(said), self._facts
         if facts is None:
             log.warning("Slurm does not report the state of its job: %s", said.last_line())
@@ -216,7 +216,7 @@ class SlurmAgents:
     def _job(self) -> str:
         return self._handle.job_id if self._handle is not None else ""
 
-    def _wait(self, facts: Facts) -> None:
+    def _wait(self, facts: JobFacts) -> None:
         """Report that the job is queued; fail after `queue_s`."""
         text = slurmwords.waiting(self._job, facts)
         waited_s = time.monotonic() - self._queued_at
@@ -229,7 +229,7 @@ class SlurmAgents:
             if agent.state == "ordered":
                 self.tell(base.Waiting(name, agent.incarnation, text))
 
-    def _lost_with_attempt(self, facts: Facts) -> None:
+    def _lost_with_attempt(self, facts: JobFacts) -> None:
         """Slurm has requeued the job: all agents of the previous attempt are gone."""
         text = f"job {self._job} has lost its nodes and was requeued"
         for name, agent in self._agents.items():
@@ -237,7 +237,7 @@ class SlurmAgents:
                 why = f"{text}: {facts.reason}" if facts.reason else text
                 self._ended(name, None, Unreachable(why, where=f"job {self._job}"))
 
-    def _over(self, facts: Facts) -> None:
+    def _over(self, facts: JobFacts) -> None:
         assert self._handle is not None
         self._is_over = True
         last = orderfiles.last_error(self._handle.directory / slurmscript.LOG)
@@ -259,7 +259,7 @@ class SlurmAgents:
     def _shared(self) -> Json:
         return shared_request(self.directory)
 
-    def _write(self, order: base.Order) -> None:
+    def _write(self, order: base.StartOrder) -> None:
         """Raises DlctlError and OSError."""
         assert self._handle is not None
         scratch = self.asked.scratch or f"/tmp/dlctl-slurm-{os.getuid()}"
@@ -298,7 +298,7 @@ class SlurmAgents:
             last = orderfiles.last_error(self._directory / slurmscript.LOG)
             text = f"the agent could not start on {node} (exit {status}): {last or 'no output'}"
             return DlctlError(text, where=node)
-        said = answers.Answer(node, answer["value"], status if type(status) is int else 1, "")
+        said = answers.CallResult(node, answer["value"], status if type(status) is int else 1, "")
         return slurmwords.in_our_terms(answers.explain(said))
 
     def _check_timeout(self, name: str, agent: _Agent) -> None:
@@ -350,7 +350,7 @@ class SlurmAgents:
 
     # ------------------------------------------------------------ commands
 
-    def _run(self, argv: list[str], then: Callable[[Said], None]) -> None:
+    def _run(self, argv: list[str], then: Callable[[CommandOutput], None]) -> None:
         """Run one command at a time. Raises DlctlError if the command is missing, and OSError."""
         try:
             command = Command(argv, slurmcalls.COMMAND_S)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from dlctl.errors import DlctlError, Unreachable
 from dlctl.launch import commands, orderfiles, slurmscript, slurmwords
-from dlctl.launch.slurmwords import Facts
+from dlctl.launch.slurmwords import JobFacts
 from dlctl.runs import paths
 from dlctl.util import hints, regular
 from dlctl.util.fsync import replacing
@@ -174,7 +174,7 @@ def find(handle: Handle) -> str:
 
 def _wait_until_over(
     job_id: str, timeout_s: float, *, more_for_completing: bool = False
-) -> Facts | None:
+) -> JobFacts | None:
     """The latest known state; None if Slurm does not answer. Returns at once for a queued job."""
     deadline = time.monotonic() + timeout_s
     while True:

@@ -11,7 +11,7 @@ from dlctl.job.config import Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class SlurmRequest:
     nodes: Annotated[int, Ge(1), Le(1024)]
     """Nodes of the job, with an agent on each; servers and workers are spread over them."""
     partition: str = ""

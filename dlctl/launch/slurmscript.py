@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from dlctl.util.units import parse_duration
 
 if TYPE_CHECKING:
-    from dlctl.launch.slurmrequest import Request
+    from dlctl.launch.slurmrequest import SlurmRequest
 
 NOTICE = "notice"
 """File of the directory of orders, written when Slurm has sent its signal: the time limit is near,
@@ -44,7 +44,7 @@ exit $?
 """
 
 
-def render(asked: Request, name: str, directory: Path) -> str:
+def render(asked: SlurmRequest, name: str, directory: Path) -> str:
     """`name`: of the job, for squeue. `directory`: of the orders, which all nodes share."""
     options = "".join(f"#SBATCH {option}\n" for option in _options(asked, name, directory))
     body = _BODY.format(
@@ -56,7 +56,7 @@ def render(asked: Request, name: str, directory: Path) -> str:
     return f"#!/bin/bash\n{options}{body}"
 
 
-def _options(asked: Request, name: str, directory: Path) -> list[str]:
+def _options(asked: SlurmRequest, name: str, directory: Path) -> list[str]:
     given = {
         "job-name": name,
         "nodes": asked.nodes,
@@ -97,7 +97,7 @@ def minutes(time: str) -> int:
     return math.ceil(parse_duration(time) / 60) if time else 0
 
 
-def _srun(asked: Request, directory: Path) -> list[str]:
+def _srun(asked: SlurmRequest, directory: Path) -> list[str]:
     """--cpus-per-task is not inherited from sbatch since Slurm 22.05."""
     words = ["srun", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--ntasks-per-node=1"]
     words += [f"--cpus-per-task={asked.cpus_per_node}"] if asked.cpus_per_node else []

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from dlctl.errors import DlctlError, Unreachable
 from dlctl.launch import answers
-from dlctl.launch.commands import LATE, Said
+from dlctl.launch.commands import LATE, CommandOutput
 
 WHERE = "launcher slurm"
 """Its section of the job file, whichever form that has."""
@@ -42,7 +42,7 @@ _WORDS = {
 _KEY = re.compile(r"(?:^| )([A-Za-z][A-Za-z0-9/:_-]*)=")
 
 
-class Facts(NamedTuple):
+class JobFacts(NamedTuple):
     """The current state of a job, as Slurm reports it."""
 
     state: str
@@ -70,17 +70,17 @@ class Facts(NamedTuple):
         return not self.waits and not self.is_at_work
 
 
-def read(said: Said) -> Facts | None:
+def read(said: CommandOutput) -> JobFacts | None:
     """None: unknown, because Slurm's controller does not answer."""
     if said.status != 0:
-        return Facts(GONE) if UNKNOWN_JOB in said.err else None
+        return JobFacts(GONE) if UNKNOWN_JOB in said.err else None
     fields = _fields(said.out)
     if "JobState" not in fields:
         return None
     limit = fields.get("TimeLimit", "")
     run_s, limit_s = seconds(fields.get("RunTime", "")), seconds(limit)
     restarts = fields.get("Restarts", "0")
-    return Facts(
+    return JobFacts(
         state=fields["JobState"].partition(" ")[0],
         reason=_or_nothing(fields.get("Reason", "")),
         restarts=int(restarts) if restarts.isdecimal() else 0,
@@ -119,14 +119,14 @@ def seconds(text: str) -> float | None:
 # ---------------------------------------------------------------- in words
 
 
-def waiting(job_id: str, facts: Facts) -> str:
+def waiting(job_id: str, facts: JobFacts) -> str:
     """As `status` shows it: "job 17 is pending: Resources"."""
     what = f"job {job_id} is {facts.state.lower().replace('_', ' ')}"
     again = " again" if facts.restarts else ""
     return f"{what}{again}: {facts.reason}" if facts.reason else f"{what}{again}"
 
 
-def ending(job_id: str, facts: Facts, last_line: str) -> str:
+def ending(job_id: str, facts: JobFacts, last_line: str) -> str:
     """Why a job is over, with Slurm's name of its state; `last_line`: of the job's output."""
     known = _WORDS.get(facts.state)
     words = known or f"has failed (exit {facts.exit_code.partition(':')[0]})"
@@ -138,7 +138,7 @@ def ending(job_id: str, facts: Facts, last_line: str) -> str:
     return f"the Slurm job {job_id} {words}{limit} ({facts.state}){said}"
 
 
-def job_id(said: Said) -> str:
+def job_id(said: CommandOutput) -> str:
     """The job id that sbatch --parsable has printed, perhaps after other output and before the
     cluster's name; "" if there is none.
     """
@@ -152,7 +152,7 @@ def in_our_terms(error: DlctlError) -> DlctlError:
     return answers.of_launcher(error, WHERE, directory="scratch")
 
 
-def refused(said: Said) -> DlctlError:
+def refused(said: CommandOutput) -> DlctlError:
     """The error if sbatch has refused the job."""
     lines = [line.strip().removeprefix("sbatch: error: ") for line in said.err.splitlines()]
     words = "; ".join(filter(None, lines)) or f"exit {said.status}"

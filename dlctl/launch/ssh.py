@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dlctl.errors import DlctlError
 from dlctl.job.config import Host
 from dlctl.launch import sshwords
-from dlctl.launch.answers import Answer
+from dlctl.launch.answers import CallResult
 from dlctl.launch.calls import node_words
 from dlctl.launch.commands import LATE, wait
 from dlctl.launch.reached import Reached
@@ -32,7 +32,7 @@ class Ssh(Reached):
         path = sshwords.control_path() if is_shared else ""
         return sshwords.argv(host, node_words(host), path)
 
-    def explain(self, answer: Answer) -> DlctlError:
+    def explain(self, answer: CallResult) -> DlctlError:
         return sshwords.explain(answer)
 
     def an_address(self, hosts: Sequence[Host]) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dlctl.errors import DlctlError, NotPermitted, Unreachable, UsageError
 from dlctl.job.config import Host
 from dlctl.launch import answers
-from dlctl.launch.answers import NO_COMMAND, Answer, last
+from dlctl.launch.answers import NO_COMMAND, CallResult, last
 from dlctl.runs import paths
 from dlctl.util.hostnames import ssh_fault
 
@@ -80,7 +80,7 @@ def trial(host: str) -> str:
     return f"ssh {host} true"
 
 
-def explain(answer: Answer) -> DlctlError:
+def explain(answer: CallResult) -> DlctlError:
     """What failed, where, why (if known), and what to do next."""
     host = answer.host
     if answer.value is None and answer.status == NO_COMMAND:

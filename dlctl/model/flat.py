@@ -36,7 +36,7 @@ ELEMENTS_MAX = 2**48
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """One tensor of the model. `dtype` is torch's name without the prefix: "float32"."""
 
     name: str
@@ -60,9 +60,9 @@ class Entry:
 class Layout:
     """All tensors of a model, in the order of their vectors."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[TensorEntry, ...]
 
-    def slices(self, kind: str) -> Iterator[tuple[Entry, int, int]]:
+    def slices(self, kind: str) -> Iterator[tuple[TensorEntry, int, int]]:
         """(entry, lo, hi) of every entry of one kind, in the flat vector of that kind."""
         lo = 0
         for entry in self.entries:
@@ -97,7 +97,7 @@ class Layout:
     def from_rows(rows: list[list[Any]]) -> Layout:
         return Layout(
             tuple(
-                Entry(name, kind, tuple(shape), dtype, tuple(aliases), *map(tuple, init))
+                TensorEntry(name, kind, tuple(shape), dtype, tuple(aliases), *map(tuple, init))
                 for name, kind, shape, dtype, aliases, *init in rows
             )
         )

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from dlctl.errors import DlctlError
-from dlctl.model.flat import CONSTANT, Entry, Layout
+from dlctl.model.flat import CONSTANT, Layout, TensorEntry
 
 FOLDER = "frozen"
 """Of a run directory."""
@@ -33,13 +33,13 @@ Range = tuple[int, int]
 """Bytes [lo, hi) of the file."""
 
 
-def entries(layout: Layout) -> list[Entry]:
+def entries(layout: Layout) -> list[TensorEntry]:
     """The frozen parameters in their order, which is that of all digests."""
     return [entry for entry in layout.entries if entry.kind == CONSTANT]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FrozenPlan:
     """The file of a layout. `head`: its first bytes; the tensors follow, wide items first."""
 
     head: bytes
@@ -63,7 +63,7 @@ class Plan:
         return tuple(sorted(place for place in places if place[0] < place[1]))
 
 
-def plan(layout: Layout) -> Plan:
+def plan(layout: Layout) -> FrozenPlan:
     """Raises DlctlError for a dtype that is not in `DTYPES`."""
     frozen = entries(layout)
     for entry in frozen:
@@ -83,7 +83,7 @@ def plan(layout: Layout) -> Plan:
     text += b" " * (-len(text) % _ALIGNMENT_BYTES)
     head = len(text).to_bytes(8, "little") + text
     places = (offsets[n] for n in range(len(frozen)))
-    return Plan(head, tuple((len(head) + lo, len(head) + hi) for lo, hi in places))
+    return FrozenPlan(head, tuple((len(head) + lo, len(head) + hi) for lo, hi in places))
 
 
 def digest(data: bytes | bytearray | memoryview) -> bytes:

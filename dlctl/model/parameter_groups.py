@@ -26,7 +26,7 @@ SHOWN_MAX = 10
 _WORDS = re.compile(r"[^A-Za-z0-9_]+")
 
 
-class Run(NamedTuple):
+class GroupRun(NamedTuple):
     """Consecutive elements of a shard, of one group; the first run begins at 0."""
 
     end: int
@@ -53,16 +53,16 @@ def of_each(groups: Sequence[ParameterGroup], layout: Layout) -> list[ParameterG
     return [None if n == NONE else groups[n] for n in of_trained(groups, layout)]
 
 
-def runs(groups: Sequence[ParameterGroup], layout: Layout, lo: int, hi: int) -> list[Run]:
+def runs(groups: Sequence[ParameterGroup], layout: Layout, lo: int, hi: int) -> list[GroupRun]:
     """The elements [lo, hi) of the flat vector, split where another group begins."""
-    found: list[Run] = []
+    found: list[GroupRun] = []
     numbers = of_trained(groups, layout)
     for (_, begin, end), group in zip(layout.slices(TRAINED), numbers, strict=True):
         if max(begin, lo) >= min(end, hi):
             continue
         if found and found[-1].group == group:
             found.pop()
-        found.append(Run(min(end, hi) - lo, group))
+        found.append(GroupRun(min(end, hi) - lo, group))
     return found
 
 

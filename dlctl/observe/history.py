@@ -73,7 +73,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class EvaluationPoint:
     at: float
     step: int
     metrics: Mapping[str, float]
@@ -82,7 +82,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class WorkerPoint:
     """One worker at one moment, from its own reports."""
 
     at: float
@@ -90,7 +90,7 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class RunEvent:
     at: float
     kind: str
     daemon: str
@@ -98,7 +98,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class RunHistory:
     run_id: str
     job: Mapping[str, Any]
     """The resolved job; {} if it cannot be read."""
@@ -108,9 +108,9 @@ class History:
     """The run's keys, as `status` shows them."""
     points: Sequence[Point]
     """At least one."""
-    evaluations: Sequence[Evaluation] = ()
-    workers: Mapping[str, Sequence[Worker]] = field(default_factory=dict)
-    events: Sequence[Event] = ()
+    evaluations: Sequence[EvaluationPoint] = ()
+    workers: Mapping[str, Sequence[WorkerPoint]] = field(default_factory=dict)
+    events: Sequence[RunEvent] = ()
 
     @property
     def method(self) -> str:
@@ -189,7 +189,7 @@ class History:
         """The newest point at this time; the first point for earlier times."""
         return self.points[max(0, self._number_until(at) - 1)]
 
-    def of_evaluation(self, evaluation: Evaluation, axis: str) -> float:
+    def of_evaluation(self, evaluation: EvaluationPoint, axis: str) -> float:
         """The position of its step on an axis: between the two points around it. The evaluation
         itself was recorded later."""
         if axis == "steps":
@@ -234,7 +234,7 @@ def rate(counts: Sequence[int], seconds: Sequence[float]) -> Line:
 # ---------------------------------------------------------------- reading
 
 
-def read(directory: Path, *, whole: bool = True) -> History:
+def read(directory: Path, *, whole: bool = True) -> RunHistory:
     """The history of a run; not `whole`: without that of each worker, and without events. Raises
     DlctlError if a part of it is damaged, NotFound if there is none.
     """
@@ -250,7 +250,7 @@ def read(directory: Path, *, whole: bool = True) -> History:
                 if whole
             }
             found = db.events() if whole else ()
-            events = [Event(row["at"], row["kind"], row["daemon"], row["text"]) for row in found]
+            events = [RunEvent(row["at"], row["kind"], row["daemon"], row["text"]) for row in found]
     except (sqlite3.Error, ValueError, TypeError, KeyError, OverflowError) as error:
         raise DlctlError(
             f"the history of {directory.name} is damaged: {error}",
@@ -267,7 +267,7 @@ def read(directory: Path, *, whole: bool = True) -> History:
         )
     points += _newest_point(run, points[-1])
     evaluations += _newest_evaluation(run, evaluations)
-    return History(
+    return RunHistory(
         run_id=directory.name, job=read_job(directory), job_text=_job_text(directory), run=run,
         points=points, evaluations=evaluations, workers=workers, events=events,
     )  # fmt: skip
@@ -283,16 +283,16 @@ def point_of(row: Mapping[str, Any]) -> Point:
     return Point(at=_time(row), **numbers, **maybe, **tables)
 
 
-def _evaluation(row: Mapping[str, Any]) -> Evaluation:
+def _evaluation(row: Mapping[str, Any]) -> EvaluationPoint:
     found = Result.from_json({name: value for name, value in row.items() if name != "at"})
     metrics, method = _numbers(found.metrics), _numbers(found.method)
-    return Evaluation(_time(row), int(_number(found.step)), metrics, method)
+    return EvaluationPoint(_time(row), int(_number(found.step)), metrics, method)
 
 
-def _worker(row: Mapping[str, Any]) -> Worker:
+def _worker(row: Mapping[str, Any]) -> WorkerPoint:
     """The values in a worker's own report may be of any type."""
     said = row.get("samples_per_s")
-    return Worker(_time(row), _maybe(said) if type(said) in (int, float) else None)
+    return WorkerPoint(_time(row), _maybe(said) if type(said) in (int, float) else None)
 
 
 def _time(row: Mapping[str, Any]) -> float:
@@ -336,7 +336,9 @@ def _newest_point(run: Mapping[str, Any], last: Point) -> list[Point]:
     return [newest] if newest.step != last.step else []
 
 
-def _newest_evaluation(run: Mapping[str, Any], recorded: Sequence[Evaluation]) -> list[Evaluation]:
+def _newest_evaluation(
+    run: Mapping[str, Any], recorded: Sequence[EvaluationPoint]
+) -> list[EvaluationPoint]:
     """The newest evaluation, if it has no row: with very many, not all are recorded."""
     found = Result.of_keys(run)
     if found is None or (recorded and recorded[-1].step == found.step):

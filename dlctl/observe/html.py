@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dlctl import __version__
-from dlctl.observe.history import Event, History, Line, Point
+from dlctl.observe.history import Line, Point, RunEvent, RunHistory
 from dlctl.util.text import escape
 from dlctl.util.units import format_duration, short_size
 
@@ -42,7 +42,7 @@ TITLES = {
 Json = dict[str, Any]
 
 
-def page(history: History, problems: Sequence[str] = ()) -> str:
+def page(history: RunHistory, problems: Sequence[str] = ()) -> str:
     """The whole page, as text; with a line for each problem of the run."""
     points = history.points
     last = points[-1]
@@ -96,7 +96,7 @@ def _time(at: float) -> str:
 # ---------------------------------------------------------------- numbers
 
 
-def _summary(history: History) -> Iterable[tuple[str, str]]:
+def _summary(history: RunHistory) -> Iterable[tuple[str, str]]:
     first, last = history.points[0], history.points[-1]
     yield "method", history.method
     for role in ("servers", "workers"):
@@ -121,7 +121,7 @@ def _summary(history: History) -> Iterable[tuple[str, str]]:
         yield "mean staleness", f"{last.staleness_sum / last.pushes:.3g}"
 
 
-def _sources(history: History) -> Json:
+def _sources(history: RunHistory) -> Json:
     """Name of a source of lines -> axis -> where its values are; None: the run went back."""
     counting = history.counting()
     places = [_places(point, keep) for point, keep in zip(history.points, counting, strict=True)]
@@ -157,7 +157,7 @@ def _columns(rows: Sequence[Mapping[str, float | None]]) -> Json:
     return {axis: [_rounded(row[axis], 2) for row in rows] for axis in axes}
 
 
-def _charts(history: History) -> list[Json]:
+def _charts(history: RunHistory) -> list[Json]:
     lines = history.lines()
     charts = [_chart("Loss", "running mean", {"loss": lines.get("loss", [])}, is_loss=True)]
     for name, line in history.task_lines().items():
@@ -192,7 +192,7 @@ def _chart(
     return {"title": escape(title), "unit": unit, "loss": is_loss, "lines": made}
 
 
-def _each_worker(history: History) -> Json:
+def _each_worker(history: RunHistory) -> Json:
     made = [
         {
             "name": name,
@@ -205,7 +205,7 @@ def _each_worker(history: History) -> Json:
     return {"title": title, "unit": unit, "loss": False, "lines": made}
 
 
-def _own_lines(history: History) -> list[str]:
+def _own_lines(history: RunHistory) -> list[str]:
     return list(history.workers) if len(history.workers) <= WORKERS_MAX else []
 
 
@@ -220,7 +220,7 @@ def _significant(value: float | None) -> float | None:
 # ---------------------------------------------------------------- events
 
 
-def _marks(history: History) -> list[Json]:
+def _marks(history: RunHistory) -> list[Json]:
     found = []
     for event in history.events[-EVENTS_MAX:]:
         if event.kind in UNMARKED:
@@ -237,7 +237,7 @@ def _style(kind: str) -> str:
     return next((look for look, kinds in LOOKS.items() if kind in kinds), "calm")
 
 
-def _events(events: Sequence[Event]) -> str:
+def _events(events: Sequence[RunEvent]) -> str:
     """A table; the number of omitted events is above it."""
     told = [event for event in events if event.kind != "evaluation"]
     rows = "".join(

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from dlctl.errors import DlctlError, UsageError
-from dlctl.observe.history import AXES, History
+from dlctl.observe.history import AXES, RunHistory
 from dlctl.util import extras, outfile
 from dlctl.util.did_you_mean import did_you_mean
 from dlctl.util.text import escape
@@ -25,7 +25,7 @@ _PREFIXES = (TASK, EVALUATION, METHOD)
 Curve = tuple[list[float], list[float]]
 
 
-def curve(history: History, what: str, axis: str) -> Curve:
+def curve(history: RunHistory, what: str, axis: str) -> Curve:
     """x and y of one line. Raises UsageError if the run has no such one.
 
     "loss" is that of the training, "task.loss" a further metric of the task's loss, and
@@ -54,7 +54,7 @@ def _whole(what: str, names: Collection[str]) -> str:
     return next((name for p in ("", *_PREFIXES) if (name := p + what) in names), what)
 
 
-def _named(history: History, axis: str) -> dict[str, list[tuple[float, float | None, bool]]]:
+def _named(history: RunHistory, axis: str) -> dict[str, list[tuple[float, float | None, bool]]]:
     """Whole name -> (x, y, whether it counts in the end) of each line of a run."""
     points, evaluations = history.points, history.evaluations
     trained = [point.on(axis) for point in points], history.counting()
@@ -74,7 +74,7 @@ def _named(history: History, axis: str) -> dict[str, list[tuple[float, float | N
     }
 
 
-def draw(histories: Sequence[History], what: str, axis: str, file: Path, *, log: bool) -> None:
+def draw(histories: Sequence[RunHistory], what: str, axis: str, file: Path, *, log: bool) -> None:
     """Write a picture; the suffix of `file` is its format, or png without one. Raises DlctlError or
     UsageError.
     """
@@ -108,7 +108,7 @@ def draw(histories: Sequence[History], what: str, axis: str, file: Path, *, log:
     outfile.write(file, content.getvalue())
 
 
-def _labels(histories: Sequence[History]) -> Iterator[str]:
+def _labels(histories: Sequence[RunHistory]) -> Iterator[str]:
     """Labels by method, as methods are compared; with the run where methods or runs are equal."""
     methods = [history.method for history in histories]
     for history in histories:

@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dlctl.observe import chart
-from dlctl.observe.history import History
+from dlctl.observe.history import RunHistory
 from dlctl.runs.database import ENDED
 from dlctl.util import values
 from dlctl.util.text import escape
@@ -54,7 +54,7 @@ STYLES = {
 Row = Mapping[str, Any]
 
 
-class View(NamedTuple):
+class TopView(NamedTuple):
     """All data shown at one moment."""
 
     run_id: str
@@ -64,7 +64,7 @@ class View(NamedTuple):
     """The run's keys, as `status` shows them."""
     daemons: Sequence[Row]
     """Servers and workers."""
-    history: History | None
+    history: RunHistory | None
     """None: there is none yet."""
     trouble: str = ""
     """Why there is no history, if that should be shown."""
@@ -72,7 +72,7 @@ class View(NamedTuple):
     """A line each."""
 
 
-def watch(look: Callable[[], View], *, color: bool) -> None:
+def watch(look: Callable[[], TopView], *, color: bool) -> None:
     """Show what `look` returns, once a second, until q is pressed. Raises KeyboardInterrupt at
     Ctrl-C, with the terminal as it was before. stdin and stdout have to be a terminal.
     """
@@ -117,7 +117,7 @@ def _single_keys() -> Iterator[Callable[[float], str]]:
 # ---------------------------------------------------------------- the picture
 
 
-def draw(view: View, rates: Mapping[str, Sequence[float]], width: int, height: int) -> Group:
+def draw(view: TopView, rates: Mapping[str, Sequence[float]], width: int, height: int) -> Group:
     """One screen of this size in characters. The curve gets the room left by the daemons."""
     problems = [Text(f"! {escape(p)}", style="red") for p in view.problems[:PROBLEMS_MAX]]
     above = [*_head(view), *problems]
@@ -134,7 +134,7 @@ def draw(view: View, rates: Mapping[str, Sequence[float]], width: int, height: i
     return Group(*parts)
 
 
-def _head(view: View) -> list[Text]:
+def _head(view: TopView) -> list[Text]:
     run = view.run
     first = Text(escape(view.run_id), style="bold")
     first.append(f"  {escape(view.state)}", style=STYLES.get(view.state, "cyan"))
@@ -160,7 +160,7 @@ def _head(view: View) -> list[Text]:
     return lines
 
 
-def _curve(view: View, width: int, height: int) -> list[Text]:
+def _curve(view: TopView, width: int, height: int) -> list[Text]:
     """The loss over the running time, with its largest and smallest value beside it; logarithmic
     where that shows more.
     """
@@ -183,7 +183,7 @@ def _curve(view: View, width: int, height: int) -> list[Text]:
     return [Text(head, style="dim"), *rows]
 
 
-def table(view: View, count: int, rates: Mapping[str, Sequence[float]], width: int) -> Table:
+def table(view: TopView, count: int, rates: Mapping[str, Sequence[float]], width: int) -> Table:
     """The first `count` daemons, in as many columns as there is room for. rates: the earlier values
     of each.
     """

@@ -17,8 +17,8 @@ from dlctl.errors import DlctlError, Unreachable, UsageError
 from dlctl.launch import local
 from dlctl.ops import changes, checkpoint_choice, decide, next_step, other_hosts, problems, remains
 from dlctl.ops.changes import KeyChange
-from dlctl.ops.decide import Action, Facts, Run, Saved, Shards
-from dlctl.ops.remains import Findings, Loss
+from dlctl.ops.decide import Action, Facts, RunCase, SavedCase, Shards
+from dlctl.ops.remains import Findings, RollbackLoss
 from dlctl.records import manifest
 from dlctl.runs import checkpoints, facts, lineage, lock, paths, select
 from dlctl.runs.lineage import Good
@@ -65,15 +65,15 @@ class Case:
         return decide.decide(table, self.facts)
 
     @property
-    def loss(self) -> Loss:
+    def loss(self) -> RollbackLoss:
         """What the action costs."""
         is_back = self.action in (Action.RESUME, Action.BEGIN_FROM, Action.REFUSE_NOTHING)
         if self.findings is not None:
-            nothing = Loss(0, {shard.name: 0 for shard in self.findings.shards})
+            nothing = RollbackLoss(0, {shard.name: 0 for shard in self.findings.shards})
             return self.findings.loss(self.checkpoint) if is_back else nothing
         if not is_back or self.run is None or self.checkpoint is None:
-            return Loss(0)
-        return Loss(facts.steps_after(self.run, self.checkpoint[1]["step"]))
+            return RollbackLoss(0)
+        return RollbackLoss(facts.steps_after(self.run, self.checkpoint[1]["step"]))
 
     @property
     def cost(self) -> str:
@@ -89,10 +89,12 @@ class Case:
         return loss.text() + (f" ({'; '.join(reasons)})" if reasons else "")
 
 
-def _state(run: Snapshot) -> Run:
+def _state(run: Snapshot) -> RunCase:
     if run.is_live:
-        return Run.LIVE
-    return Run(run.state) if run.state in (Run.STOPPED, Run.FINISHED) else Run.FAILED
+        return RunCase.LIVE
+    return (
+        RunCase(run.state) if run.state in (RunCase.STOPPED, RunCase.FINISHED) else RunCase.FAILED
+    )
 
 
 # ---------------------------------------------------------------- start, plan
@@ -148,10 +150,10 @@ def of_start(run: Snapshot | None, new: Start, *, fresh: bool) -> Case:
         run=state,
         fresh=fresh,
         goal_reached=before.get("job", {}).get("stop") == content["job"]["stop"],
-        begun=state is Run.FAILED and remains.has_begun(run),
+        begun=state is RunCase.FAILED and remains.has_begun(run),
         back=bool(changed) or is_poisoned(run.reason),
     )
-    if state is Run.LIVE:
+    if state is RunCase.LIVE:
         live = changes.from_live(run, before, content)
         # A live change may match the new job file, or the old one: both describe this run.
         facts = replace(facts, changed=bool(changed and live))
@@ -166,9 +168,9 @@ def of_recover(run: Snapshot, *, from_checkpoint: bool = False, number: int | No
     """`number`: the requested checkpoint."""
     state = _state(run)
     if run.silent_s is not None:
-        state = Run.SILENT
-    elif state is Run.LIVE and not remains.is_led(run) and run.run.get("pid") is not None:
-        state = Run.FAILED
+        state = RunCase.SILENT
+    elif state is RunCase.LIVE and not remains.is_led(run) and run.run.get("pid") is not None:
+        state = RunCase.FAILED
     back = from_checkpoint or number is not None
     return Case(Facts(run=state, back=back), run, number=number)
 
@@ -214,12 +216,12 @@ def _with_checkpoint(case: Case, run: Snapshot) -> Case:
     job = None if case.new is None else case.new.job
     if job is not None and good is not None and not manifest.has_updates(good[1]):
         good = None
-    saved = Saved.DAMAGED if damaged else Saved.NONE
+    saved = SavedCase.DAMAGED if damaged else SavedCase.NONE
     if good is not None:
-        saved = Saved.GOOD
+        saved = SavedCase.GOOD
         if job is not None:
             check_fits(run.run_id, good, job)
-            saved = Saved.OTHER if manifest.otherwise(good[1], job) else Saved.GOOD
+            saved = SavedCase.OTHER if manifest.otherwise(good[1], job) else SavedCase.GOOD
     facts = replace(case.facts, saved=saved)
     return replace(case, facts=facts, checkpoint=good, damaged=damaged)
 
@@ -254,7 +256,7 @@ def headline(case: Case) -> str:
     """What happens, in one line, or why it is refused."""
     if refused := refusal(case):
         return refused.message.partition("\n")[0]
-    if case.action is Action.OVER and case.run is not None and case.run.state == Run.FINISHED:
+    if case.action is Action.OVER and case.run is not None and case.run.state == RunCase.FINISHED:
         more = "to train on, use --fresh or a later stop in [job]"
         return f"{case.run.run_id} has already finished; {more}"
     step = case.findings.step if case.findings is not None else None
@@ -268,7 +270,7 @@ def next_command(case: Case) -> str:
     assert case.run is not None
     if refused := refusal(case):
         return refused.hint or ""
-    if case.action is Action.OVER and case.run.state == Run.FINISHED:
+    if case.action is Action.OVER and case.run.state == RunCase.FINISHED:
         return f"dlctl start {next_step.job_file(case.run)}"
     acts = case.action in (Action.GO_ON, Action.RESUME)
     if not acts or (case.run.run.get("state") == "failed" and not case.facts.back):

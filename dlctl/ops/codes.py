@@ -24,7 +24,7 @@ joins or leaves, for example. wait: a daemon blocks others or is blocked; only `
 _BRACKETS = re.compile(r"\[([^]]*)\]")
 
 
-class Entry(NamedTuple):
+class CodeEntry(NamedTuple):
     level: Level
     text: str
     what: str
@@ -41,8 +41,8 @@ _MOUNT = "findmnt -T {folder}\nfind the cause with dmesg, then check and remount
 _TASK = "find what ends the process in {task} and fix it, then\n{again}"
 _END = "It was killed, ran out of memory, or raised an error."
 
-CODES: Mapping[Code, Entry] = {
-    "coordinator-silent": Entry(
+CODES: Mapping[Code, CodeEntry] = {
+    "coordinator-silent": CodeEntry(
         "error",
         "no heartbeat for {age} (pid {pid})[; replaced after {limit_s}]; the state shown is stale",
         "The coordinator has sent no heartbeat for too long.",
@@ -50,7 +50,7 @@ CODES: Mapping[Code, Entry] = {
         "Its agent replaces it. Without an agent: `dlctl stop --kill`, then `dlctl recover`.",
         {"": "{next}"},
     ),
-    "coordinator-gone": Entry(
+    "coordinator-gone": CodeEntry(
         "error",
         "process gone[ for {age}][ (pid {pid})][; {agent} restarts it][; {why}]",
         "The coordinator's process is gone.",
@@ -64,7 +64,7 @@ CODES: Mapping[Code, Entry] = {
             "read-only": f"{_MOUNT}, then\ndlctl recover -j {{run}}",
         },
     ),
-    "coordinator-restarting": Entry(
+    "coordinator-restarting": CodeEntry(
         "error",
         "restarting[; last status {age} ago]",
         "The new coordinator is starting and has not written anything yet.",
@@ -72,7 +72,7 @@ CODES: Mapping[Code, Entry] = {
         "Wait. `dlctl logs coordinator --previous` shows the previous one's last lines.",
         {"": _BEFORE},
     ),
-    "coordinator-restarted": Entry(
+    "coordinator-restarted": CodeEntry(
         "over",
         "restarted {age} ago[ ({how})][; {forgotten}]",
         "A new coordinator has replaced the previous one; nothing is lost.",
@@ -80,7 +80,7 @@ CODES: Mapping[Code, Entry] = {
         "None. `dlctl logs coordinator --previous` shows the previous one's last lines.",
         {"": _BEFORE},
     ),
-    "coordinator-unwritable": Entry(
+    "coordinator-unwritable": CodeEntry(
         "error",
         "cannot write the run's database[: {why}][; the state shown is {age} old]",
         "The coordinator is running but cannot write the run's database.",
@@ -88,7 +88,7 @@ CODES: Mapping[Code, Entry] = {
         "Free space there, or remount it. Until then, no daemon that dies is restarted.",
         {"": "dlctl logs coordinator -l warning -j {run}", "full": _ROOM, "read-only": _MOUNT},
     ),
-    "host-unreachable": Entry(
+    "host-unreachable": CodeEntry(
         "error",
         "unreachable[ on {host}]; given up in {given_up_at}"
         "[; the run then fails without {servers}]",
@@ -98,14 +98,14 @@ CODES: Mapping[Code, Entry] = {
         "on other hosts; if it ran a server, the run fails.",
         {"": "dlctl doctor {job_file}"},
     ),
-    "daemon-unreachable": Entry(
+    "daemon-unreachable": CodeEntry(
         "error",
         "no heartbeat for {age}, nor from its host",
         "Neither a daemon nor its host sends heartbeats.",
         "The network, or the host, is down.",
         "See host-unreachable: dlctl decides for the whole host.",
     ),
-    "heartbeat-late": Entry(
+    "heartbeat-late": CodeEntry(
         "error",
         "heartbeat late: {age} (limit {limit_s})",
         "A daemon's heartbeat is late.",
@@ -113,7 +113,7 @@ CODES: Mapping[Code, Entry] = {
         "Wait: at the limit (`silent_s` in `[timeouts]`) it is replaced.",
         {"": "dlctl restart {daemon} -j {run}"},
     ),
-    "worker-stuck": Entry(
+    "worker-stuck": CodeEntry(
         "error",
         "slow: stuck {phase}[, at {place}]",
         "A worker has spent far longer in one batch than in its previous ones.",
@@ -124,7 +124,7 @@ CODES: Mapping[Code, Entry] = {
             "task": "find out why {place} does not return and fix it, then\n{again}",
         },
     ),
-    "worker-crash-loop": Entry(
+    "worker-crash-loop": CodeEntry(
         "error",
         "exited {age} ago: {exit}, {in_row} times in a row[; restart in {retry_at}]",
         "A worker exits repeatedly, in the same way.",
@@ -132,7 +132,7 @@ CODES: Mapping[Code, Entry] = {
         "Fix that, then `dlctl restart NAME`.",
         {"": _BEFORE, "task": _TASK},
     ),
-    "daemon-quarantined": Entry(
+    "daemon-quarantined": CodeEntry(
         "error",
         "quarantined[: {error}][ ({age} ago)]",
         "A worker is no longer restarted: it failed too often, or with an error of the task.",
@@ -145,7 +145,7 @@ CODES: Mapping[Code, Entry] = {
             "task": _TASK,
         },
     ),
-    "daemon-failed": Entry(
+    "daemon-failed": CodeEntry(
         "error",
         "failed[ {age} ago][: {exit}][; {error}]",
         "A daemon has failed, and with it the run.",
@@ -154,7 +154,7 @@ CODES: Mapping[Code, Entry] = {
         "`dlctl logs --failed` shows its last lines; `dlctl status` shows the next command.",
         {"": _LOGS},
     ),
-    "daemon-restarting": Entry(
+    "daemon-restarting": CodeEntry(
         "error",
         "[exited {age} ago: {exit}; ]restart[ {restarts}][ in {retry_at}][: {phase}]",
         "A daemon's process has exited and is being restarted.",
@@ -162,7 +162,7 @@ CODES: Mapping[Code, Entry] = {
         "Wait. A server resumes with its shard; the other workers take over a worker's data.",
         {"": _BEFORE, "task": _TASK},
     ),
-    "daemon-restarted": Entry(
+    "daemon-restarted": CodeEntry(
         "over",
         "exited {age} ago: {exit}; restarted",
         "A daemon's process has exited, and its replacement is running.",
@@ -170,14 +170,14 @@ CODES: Mapping[Code, Entry] = {
         "No action is needed unless it recurs: `dlctl logs NAME --previous`.",
         {"": _BEFORE, "task": _TASK},
     ),
-    "process-gone": Entry(
+    "process-gone": CodeEntry(
         "error",
         "process gone (pid {pid})[; last heartbeat {age} ago]",
         "A daemon's process is gone, and the coordinator has not noticed yet.",
         "It was killed a moment ago, or its coordinator is gone too.",
         "Wait a moment; without a coordinator: `dlctl recover`.",
     ),
-    "daemon-starting": Entry(
+    "daemon-starting": CodeEntry(
         "notice",
         "starting[ for {age}][: {phase}]",
         "A daemon is starting.",
@@ -185,7 +185,7 @@ CODES: Mapping[Code, Entry] = {
         "Wait; `dlctl logs NAME` shows its progress.",
         {"": _LOGS},
     ),
-    "daemon-leaving": Entry(
+    "daemon-leaving": CodeEntry(
         "notice",
         "draining[: {phase}]",
         "A daemon drains before it leaves.",
@@ -193,14 +193,14 @@ CODES: Mapping[Code, Entry] = {
         "Wait.",
         {"": _LOGS},
     ),
-    "daemon-waiting": Entry(
+    "daemon-waiting": CodeEntry(
         "wait",
         "waits for {waiting_for}[ for {age}][: {phase}]",
         "A daemon waits for others.",
         "One of them is unhealthy, slower, or waiting too.",
         "`dlctl why` lists the waiting daemons below the daemon that blocks them.",
     ),
-    "batch-late": Entry(
+    "batch-late": CodeEntry(
         "wait",
         "in one batch for {age}, longer than usual",
         "A worker's current batch takes longer than its previous ones.",
@@ -208,7 +208,7 @@ CODES: Mapping[Code, Entry] = {
         "Wait. If the batch does not complete, the code becomes worker-stuck.",
         {"": _LOGS},
     ),
-    "daemon-slow": Entry(
+    "daemon-slow": CodeEntry(
         "wait",
         "others wait for it[ for {age}][: {phase}]",
         "A daemon is healthy but a straggler: others wait for it.",
@@ -216,7 +216,7 @@ CODES: Mapping[Code, Entry] = {
         "Use an asynchronous method, smaller batches there, or more steps between pushes.",
         {"": _LOGS},
     ),
-    "rate-limit": Entry(
+    "rate-limit": CodeEntry(
         "wait",
         "{direction} limit of {limit_bytes_per_s} reached by {workers}[; {waiting_bytes} waiting]",
         "A rate limit on pushes or fetches throttles workers.",
@@ -224,7 +224,7 @@ CODES: Mapping[Code, Entry] = {
         "`dlctl set 'worker-*' push=off` lifts it, a larger number raises it.",
         {"": "dlctl set 'worker-*' {direction}=off -j {run}\nlifts it"},
     ),
-    "interval-at-limit": Entry(
+    "interval-at-limit": CodeEntry(
         "notice",
         "{key} = auto is at its maximum, {steps} steps: the link needs more ({workers})",
         'The longest interval that "auto" may choose is too short for the link.',
@@ -232,7 +232,7 @@ CODES: Mapping[Code, Entry] = {
         "`dlctl set 'worker-*' KEY=STEPS` with a longer interval, or a compressor.",
         {"": "dlctl set --list -j {run}"},
     ),
-    "checkpoint-late": Entry(
+    "checkpoint-late": CodeEntry(
         "error",
         "a checkpoint takes {age}[; waits for {waiting}][, {gives_up_at} at most]",
         "A checkpoint is late.",
@@ -240,7 +240,7 @@ CODES: Mapping[Code, Entry] = {
         "Wait: late daemons are given up after a timeout, and training continues meanwhile.",
         {"": "dlctl logs coordinator -j {run}"},
     ),
-    "checkpoint-failed": Entry(
+    "checkpoint-failed": CodeEntry(
         "error",
         "the last checkpoint failed[: {error}]",
         "The newest checkpoint could not be saved.",
@@ -248,7 +248,7 @@ CODES: Mapping[Code, Entry] = {
         "Fix what the error names, then `dlctl checkpoint`.",
         {"": "dlctl checkpoint -j {run}"},
     ),
-    "target-unreachable": Entry(
+    "target-unreachable": CodeEntry(
         "error",
         "the target cannot be reached[: {why}]",
         "The target of the run cannot be reached.",
@@ -256,7 +256,7 @@ CODES: Mapping[Code, Entry] = {
         "Fix `target` in `[job]`, or return that metric.",
         {"": "dlctl stop -j {run}"},
     ),
-    "loss-noisy": Entry(
+    "loss-noisy": CodeEntry(
         "error",
         "the loss depends on chance[: {why}]",
         "The loss is not the same at the same parameters, but the method compares losses.",
@@ -265,7 +265,7 @@ CODES: Mapping[Code, Entry] = {
         "stochastic method, for example `downpour`.",
         {"": "dlctl stop -j {run}\ncorrect {task}, then\ndlctl start --fresh {job_file}"},
     ),
-    "disk-full": Entry(
+    "disk-full": CodeEntry(
         "error",
         "the disk is full[: {why}][: {phase}]",
         "The disk of the run directory or of a server's state is full.",
@@ -276,7 +276,7 @@ CODES: Mapping[Code, Entry] = {
             "full": _ROOM,
         },
     ),
-    "run-waiting": Entry(
+    "run-waiting": CodeEntry(
         "wait",
         "waits for {waiting}",
         "The run as a whole waits for something.",
@@ -284,7 +284,7 @@ CODES: Mapping[Code, Entry] = {
         "`dlctl logs NAME` of the daemon that it names.",
         {"": "dlctl logs coordinator -j {run}"},
     ),
-    "run-failed": Entry(
+    "run-failed": CodeEntry(
         "error",
         "failed[: {reason}]",
         "The run has failed.",

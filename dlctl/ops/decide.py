@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 
-class Run(StrEnum):
+class RunCase(StrEnum):
     NONE = "none"
     LIVE = "live"
     SILENT = "silent"
@@ -35,7 +35,7 @@ class Shards(StrEnum):
     """They are on hosts that are unreachable or were not queried."""
 
 
-class Saved(StrEnum):
+class SavedCase(StrEnum):
     """The newest good checkpoint that has more than initial values."""
 
     GOOD = "good"
@@ -48,7 +48,7 @@ class Saved(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    run: Run = Run.NONE
+    run: RunCase = RunCase.NONE
     """The newest run of the job, or the named run."""
     fresh: bool = False
     """A new run was requested."""
@@ -61,7 +61,7 @@ class Facts:
     """Roll back to a checkpoint even if all shards exist: on request, because the job file has
     changed, or because the workers' results were unusable."""
     shards: Shards | None = None
-    saved: Saved | None = None
+    saved: SavedCase | None = None
 
 
 class Action(StrEnum):
@@ -98,35 +98,35 @@ class Action(StrEnum):
 Row = tuple[Mapping[str, Any], Action]
 
 START: Sequence[Row] = (
-    ({"run": Run.NONE}, Action.BEGIN),
-    ({"run": Run.LIVE, "fresh": True}, Action.REFUSE_SECOND),
-    ({"run": Run.LIVE, "changed": True}, Action.REFUSE_CHANGED),
-    ({"run": Run.LIVE}, Action.ALREADY_RUNNING),
+    ({"run": RunCase.NONE}, Action.BEGIN),
+    ({"run": RunCase.LIVE, "fresh": True}, Action.REFUSE_SECOND),
+    ({"run": RunCase.LIVE, "changed": True}, Action.REFUSE_CHANGED),
+    ({"run": RunCase.LIVE}, Action.ALREADY_RUNNING),
     ({"fresh": True}, Action.BEGIN),
-    ({"run": Run.FINISHED, "goal_reached": True}, Action.OVER),
-    ({"run": Run.FAILED, "begun": True, "shards": None}, Action.LOOK_AT_SHARDS),
+    ({"run": RunCase.FINISHED, "goal_reached": True}, Action.OVER),
+    ({"run": RunCase.FAILED, "begun": True, "shards": None}, Action.LOOK_AT_SHARDS),
     ({"shards": Shards.WHOLE, "back": False}, Action.GO_ON),
     ({"shards": Shards.AWAY, "back": False}, Action.WAIT_FOR_HOSTS),
     ({"saved": None}, Action.READ_CHECKPOINTS),
-    ({"saved": Saved.DAMAGED, "shards": Shards.WHOLE}, Action.REFUSE_KEPT),
-    ({"saved": Saved.DAMAGED}, Action.REFUSE_DAMAGED),
-    ({"saved": Saved.OTHER}, Action.BEGIN_FROM),
-    ({"saved": Saved.GOOD}, Action.RESUME),
+    ({"saved": SavedCase.DAMAGED, "shards": Shards.WHOLE}, Action.REFUSE_KEPT),
+    ({"saved": SavedCase.DAMAGED}, Action.REFUSE_DAMAGED),
+    ({"saved": SavedCase.OTHER}, Action.BEGIN_FROM),
+    ({"saved": SavedCase.GOOD}, Action.RESUME),
     ({"shards": Shards.WHOLE}, Action.REFUSE_KEPT),
     ({"shards": Shards.AWAY}, Action.WAIT_FOR_HOSTS),
     ({}, Action.BEGIN),
 )
 RECOVER: Sequence[Row] = (
-    ({"run": Run.STOPPED}, Action.OVER),
-    ({"run": Run.FINISHED}, Action.OVER),
-    ({"run": Run.SILENT}, Action.REFUSE_SILENT),
-    ({"run": Run.LIVE}, Action.ALREADY_RUNNING),
+    ({"run": RunCase.STOPPED}, Action.OVER),
+    ({"run": RunCase.FINISHED}, Action.OVER),
+    ({"run": RunCase.SILENT}, Action.REFUSE_SILENT),
+    ({"run": RunCase.LIVE}, Action.ALREADY_RUNNING),
     ({"shards": None}, Action.LOOK_AT_SHARDS),
     ({"shards": Shards.WHOLE, "back": False}, Action.GO_ON),
     ({"shards": Shards.EMPTY, "back": False}, Action.GO_ON),
     ({"shards": Shards.AWAY}, Action.WAIT_FOR_HOSTS),
     ({"saved": None}, Action.READ_CHECKPOINTS),
-    ({"saved": Saved.GOOD}, Action.RESUME),
+    ({"saved": SavedCase.GOOD}, Action.RESUME),
     ({"shards": Shards.WHOLE}, Action.REFUSE_KEPT),
     ({}, Action.REFUSE_NOTHING),
 )

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from dlctl.errors import DlctlError, NotFound
 from dlctl.health import needs, network, resources, software
 from dlctl.health.findings import FAULT, LINKS, Finding
-from dlctl.health.needs import CONTROL, HERE, Link, Need
+from dlctl.health.needs import CONTROL, HERE, HostNeed, NeededLink
 from dlctl.launch import launcher as launchers
 from dlctl.launch import session, taskfiles
 from dlctl.launch.launcher import Launcher
@@ -75,7 +75,7 @@ def findings(file: Path | None, job: JobFile | None, only_host: str | None) -> l
         return found if job is None else [*found, *_links(visits, job)]
 
 
-def _request(need: Need, job: JobFile | None, file: Path | None) -> Facts:
+def _request(need: HostNeed, job: JobFile | None, file: Path | None) -> Facts:
     """What to examine on this machine in particular."""
     folder = str(paths.index_dir().parent) if need.is_here else ""
     if job is not None and file is not None and need.is_here:
@@ -160,7 +160,7 @@ def _links(visits: Visits, job: JobFile) -> Iterator[Finding]:
     """Measurements in rounds; reported in the order of the job file."""
     planned = needs.links({agent: visit.need for agent, visit in visits.all.items()})
     usable = [link for link in planned if visits.is_usable(link)]
-    reached: dict[Link, list[tuple[Facts, Facts]]] = {}
+    reached: dict[NeededLink, list[tuple[Facts, Facts]]] = {}
     for at_once in needs.rounds(usable):
         # Later, listeners may exit before another measurement completes.
         if time.monotonic() - visits.listening_since < LISTENING_S:
@@ -186,7 +186,7 @@ def _links(visits: Visits, job: JobFile) -> Iterator[Finding]:
 class Visit:
     """One machine, and what is known about it so far."""
 
-    need: Need
+    need: HostNeed
     session: Session
     error: DlctlError | None = None
     """Why no more is known; without `facts`, why nothing is."""
@@ -237,7 +237,7 @@ def understood(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def visiting(needs: Mapping[str, Need], launcher: Launcher) -> Iterator[Visits]:
+def visiting(needs: Mapping[str, HostNeed], launcher: Launcher) -> Iterator[Visits]:
     """Closes all sessions at the end. Raises DlctlError for an invalid host."""
     with ExitStack() as ends:
         found: dict[str, Visit] = {}
@@ -266,7 +266,7 @@ class Visits:
         self._threads = threads
         self.began = self.listening_since = time.monotonic()
 
-    def is_usable(self, link: Link) -> bool:
+    def is_usable(self, link: NeededLink) -> bool:
         source, target = self.all[link.source], self.all[link.target]
         return bool(source.facts) and any(target.place(daemon) for daemon in link.daemons)
 
@@ -284,11 +284,11 @@ class Visits:
 
         self.each(one)
 
-    def reach(self, links: list[Link]) -> dict[Link, list[tuple[Facts, Facts]]]:
+    def reach(self, links: list[NeededLink]) -> dict[NeededLink, list[tuple[Facts, Facts]]]:
         """All links in parallel: link -> (place, how it was reached) of each of its daemons."""
         return dict(zip(links, self._threads.map(self._reached, links), strict=True))
 
-    def _reached(self, link: Link) -> list[tuple[Facts, Facts]]:
+    def _reached(self, link: NeededLink) -> list[tuple[Facts, Facts]]:
         places = [p for d in link.daemons if (p := self.all[link.target].place(d))]
         first = {place["told"]: place["name"] for place in reversed(places)}
         targets = [
@@ -321,7 +321,7 @@ class Visits:
         list(self._threads.map(attempt, [v for v in self.all.values() if v.error is None]))
 
 
-def _listeners(job: JobFile, need: Need, control: str) -> Iterator[Facts]:
+def _listeners(job: JobFile, need: HostNeed, control: str) -> Iterator[Facts]:
     """Listen requests for the coordinator, on its machine, and for the servers."""
     from dlctl.launch import addresses
 

@@ -25,7 +25,7 @@ from dlctl.records import manifest
 from dlctl.runs import lineage, lock, paths, select
 from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import Snapshot, load, read_job
-from dlctl.runs.terms import OnDisk, Terms
+from dlctl.runs.terms import OnDisk, TermLog
 from dlctl.util import notes, values
 from dlctl.util.text import plural
 
@@ -160,7 +160,7 @@ def _write_new(directory: Path, new: Start, good: Good | None) -> None:
         db.put_run(**recover.first_row(directory, select.job_file(new.file), new.job, copy))
         if copy is not None:
             with closing(OnDisk(directory)) as file:
-                Terms(file, graft.terms(copy)).append()
+                TermLog(file, graft.terms(copy)).append()
             lineage.record(db, directory, copy, "")
         db.commit()
     (directory / paths.UNFINISHED).unlink()

@@ -22,7 +22,7 @@ from dlctl.util.text import is_poisoned, plural
 RUINED = "the model may be ruined where it stopped"
 
 
-class Step(NamedTuple):
+class NextStep(NamedTuple):
     command: str
     what: str
     """What it does, as the rest of a sentence that begins with the command."""
@@ -39,11 +39,11 @@ class Step(NamedTuple):
         return hints.either(before + hints.told(self.command, self.what), self.other)
 
 
-def of(snapshot: Snapshot) -> Step | None:
+def of(snapshot: Snapshot) -> NextStep | None:
     """The next step; None if the run trains, has finished, or was superseded by a newer run."""
     if snapshot.silent_s is not None:
         run = {**snapshot.run, "daemons": snapshot.daemons}
-        return Step(*unresponsive.way(snapshot.directory, run))
+        return NextStep(*unresponsive.way(snapshot.directory, run))
     if snapshot.is_live or snapshot.state not in ("failed", "stopped") or _is_outdated(snapshot):
         return None
     if snapshot.state == "stopped":
@@ -95,7 +95,7 @@ def _is_outdated(snapshot: Snapshot) -> bool:
     return [run.directory for run in newest] != [snapshot.directory.resolve()]
 
 
-def _after_failure(snapshot: Snapshot) -> Step:
+def _after_failure(snapshot: Snapshot) -> NextStep:
     recover, left = f"dlctl recover -j {snapshot.run_id}", None
     if snapshot.is_gone or facts.has_begun(snapshot):
         from dlctl.ops import remains  # imported late: it pulls in numpy
@@ -104,26 +104,26 @@ def _after_failure(snapshot: Snapshot) -> Step:
             left = remains.examine(snapshot, ask_hosts=False)
     if left is not None and not left.obstacles and (snapshot.is_gone or left.has_updates):
         step = values.count(snapshot.run.get("step"))
-        return Step(recover, f"resumes at step {step}: nothing is lost")
+        return NextStep(recover, f"resumes at step {step}: nothing is lost")
     if hosts := other_hosts.given_up(snapshot):
         back = f"resumes once {' and '.join(hosts)} can be reached again"
-        return Step(recover, back, other=without(snapshot, hosts))
+        return NextStep(recover, back, other=without(snapshot, hosts))
     if other_hosts.can_ask(snapshot):
-        return Step(recover, "asks the other hosts for their state and resumes from it")
+        return NextStep(recover, "asks the other hosts for their state and resumes from it")
     return _start(snapshot, recover)
 
 
-def _start(snapshot: Snapshot, command: str = "") -> Step:
+def _start(snapshot: Snapshot, command: str = "") -> NextStep:
     """The next step from its newest checkpoint: `command`, or `dlctl start`."""
     problems, file = list[str](), job_file(snapshot)
     found = lineage.newest_good(snapshot.directory, problems.append, hashes=False)
     start = f"dlctl start {file}"
     if found is not None and has_updates(found[1]):
-        return Step(command or start, _from_checkpoint(snapshot, found[1]))
+        return NextStep(command or start, _from_checkpoint(snapshot, found[1]))
     if found is not None or not problems:
-        return Step(start, "starts over: no checkpoint after step 0")
+        return NextStep(start, "starts over: no checkpoint after step 0")
     what = "shows what is wrong: all of its checkpoints are damaged"
-    return Step(f"dlctl checkpoint verify -j {snapshot.run_id}", what, other=_anew(file))
+    return NextStep(f"dlctl checkpoint verify -j {snapshot.run_id}", what, other=_anew(file))
 
 
 def _from_checkpoint(snapshot: Snapshot, manifest: Manifest) -> str:
@@ -136,7 +136,7 @@ def _anew(file: str) -> str:
     return hints.told(f"dlctl start --fresh {file}", "starts over at step 0")
 
 
-def _of_diverged(snapshot: Snapshot) -> Step:
+def _of_diverged(snapshot: Snapshot) -> NextStep:
     """The next step if the workers' results were unusable: a run that resumes where it stopped
     fails again, so the user has to fix the cause first.
     """
@@ -144,12 +144,12 @@ def _of_diverged(snapshot: Snapshot) -> Step:
     first = f"fix the data or the task, or lower lr in {file},"
     if found is None or not has_updates(found[1]):
         what = f"starts over: {RUINED}, and no checkpoint after step 0"
-        return Step(f"dlctl start --fresh {file}", what, first)
+        return NextStep(f"dlctl start --fresh {file}", what, first)
     what = f"{_from_checkpoint(snapshot, found[1])}; {RUINED}"
     other = f"dlctl recover -j {snapshot.run_id} --from-checkpoint\ndiscards values set live"
     if is_doubtful(found[1]):  # There is no other: that one may be ruined too.
         other = f"dlctl start --fresh {file}"
-    return Step(f"dlctl start {file}", what, first, other)
+    return NextStep(f"dlctl start {file}", what, first, other)
 
 
 # ---------------------------------------------------------------- a run that cannot be resumed

@@ -18,7 +18,7 @@ from dlctl.launch import local
 from dlctl.ops import control, other_hosts, remains, stop
 from dlctl.ops.cases import Case, Start
 from dlctl.ops.decide import Action
-from dlctl.records.memory import End, Memory, Run
+from dlctl.records.memory import End, Memory, RunMemory
 from dlctl.runs import lineage, lock, paths, task_code
 from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import ENDED, Snapshot
@@ -102,7 +102,7 @@ def go_on(case: Case) -> Launched:
     if snapshot.coordinator_pid is not None:  # Its agent has started one, not on record yet.
         return Launched(directory, None, resumes=True)
     memory = Memory(remains.read_memory(directory))
-    was = memory.piece(Run) or Run()
+    was = memory.piece(RunMemory) or RunMemory()
     is_ending = was.state == "stopping" and memory.piece(End) is not None
     row: Json = {
         "state": "stopping" if is_ending else "running" if memory.has_released else "starting",

@@ -18,7 +18,7 @@ from dlctl.errors import DlctlError
 from dlctl.job import config, placement
 from dlctl.launch import base
 from dlctl.ops import other_hosts
-from dlctl.records.memory import DAEMON, Memory, Run, Work
+from dlctl.records.memory import DAEMON, Memory, RunMemory, Work
 from dlctl.runs import facts, lock
 from dlctl.runs.database import RunDb
 from dlctl.runs.lineage import Good
@@ -28,7 +28,7 @@ from dlctl.util.names import HOME_AGENT
 from dlctl.util.text import OTHER_NUMBERS, plural
 
 if TYPE_CHECKING:
-    from dlctl.runs.kept_shards import Kept
+    from dlctl.runs.kept_shards import KeptShard
 
 Json = dict[str, Any]
 
@@ -37,7 +37,7 @@ Json = dict[str, Any]
 class Remains:
     """What is left of a run on all of its hosts."""
 
-    kept: dict[int, Kept]
+    kept: dict[int, KeptShard]
     """By shard. A path on another host begins with that host's name."""
     living: list[str]
     """Live daemons on other hosts."""
@@ -46,7 +46,7 @@ class Remains:
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class ShardRemains:
     name: str
     """The name of its server."""
     alive: bool
@@ -72,7 +72,7 @@ def look(snapshot: Snapshot, job: config.JobFile, *, ask_hosts: bool) -> Remains
     from dlctl.launch import answers, launcher, reached, remote
 
     own = launcher.of(job)
-    living, away, keys = list[str](), dict[str, str](), fields(kept_shards.Kept)
+    living, away, keys = list[str](), dict[str, str](), fields(kept_shards.KeptShard)
     request = remote.look_request(snapshot.run_id)
     for agent, answer in own.ask(hosts, request, reached.ANSWER_S).items():
         try:
@@ -87,11 +87,13 @@ def look(snapshot: Snapshot, job: config.JobFile, *, ask_hosts: bool) -> Remains
             away[agent] = own.explain(answer._replace(value={})).message
         else:
             living += names
-            kept |= {row["shard"]: kept_shards.Kept(**row) for row in rows}
+            kept |= {row["shard"]: kept_shards.KeptShard(**row) for row in rows}
     return Remains(kept, living, away)
 
 
-def shards_of(snapshot: Snapshot, memory: Json, job: config.JobFile, left: Remains) -> list[Shard]:
+def shards_of(
+    snapshot: Snapshot, memory: Json, job: config.JobFile, left: Remains
+) -> list[ShardRemains]:
     """One per server of the run: from its process if alive, else from its stored state."""
     placed, shards = placement.place(job), []
     for index in range(job.servers.count):
@@ -107,11 +109,11 @@ def shards_of(snapshot: Snapshot, memory: Json, job: config.JobFile, left: Remai
         if memory.get(DAEMON + name, {}).get("has_served") and not alive:
             problem = left.away.get(agent, "") or _state_problem(job, kept)
         path = "" if kept is None else str(kept.path)
-        shards.append(Shard(name, alive, problem, version, is_exact, path))
+        shards.append(ShardRemains(name, alive, problem, version, is_exact, path))
     return shards
 
 
-def _state_problem(job: config.JobFile, kept: Kept | None) -> str:
+def _state_problem(job: config.JobFile, kept: KeptShard | None) -> str:
     from dlctl.runs.kept_shards import NO_VALUES
 
     if job.servers.durability == "none":
@@ -136,7 +138,7 @@ def read_jobfile(directory: Path) -> config.JobFile:
 # ---------------------------------------------------------------- findings
 
 
-class Loss(NamedTuple):
+class RollbackLoss(NamedTuple):
     """The cost of rolling back to a checkpoint."""
 
     steps: int
@@ -165,7 +167,7 @@ class Findings:
 
     alive: list[str]
     """Daemons on all hosts."""
-    shards: list[Shard]
+    shards: list[ShardRemains]
     obstacles: list[str]
     """Why the run cannot resume where it stopped; [] if it can."""
     was_at_work: bool
@@ -183,7 +185,7 @@ class Findings:
         may_have = (shard.version != 0 or bool(shard.problem) for shard in self.shards)
         return self.step > 0 or any(may_have)
 
-    def loss(self, checkpoint: Good | None) -> Loss:
+    def loss(self, checkpoint: Good | None) -> RollbackLoss:
         """The cost of rolling back to that checkpoint; None: of starting over."""
         saved_step, saved = 0, dict.fromkeys((shard.name for shard in self.shards), 0)
         if checkpoint is not None:
@@ -191,7 +193,7 @@ class Findings:
             saved = {p["name"]: p["state"].get("version") for p in checkpoint[1]["shards"]}
         updates = {s.name: _behind(s.version, saved.get(s.name)) for s in self.shards}
         is_exact = all(shard.is_exact for shard in self.shards)
-        return Loss(max(0, self.step - saved_step), updates, is_exact)
+        return RollbackLoss(max(0, self.step - saved_step), updates, is_exact)
 
 
 def _behind(version: int | None, saved: Any) -> int | None:
@@ -248,4 +250,4 @@ def read_memory(directory: Path) -> Json:
             memory = db.memory()
     except (sqlite3.Error, ValueError) as error:
         raise DlctlError(f"cannot read what the coordinator knew: {error}") from error
-    return memory if {Run.KEY, Work.KEY} <= memory.keys() else {}
+    return memory if {RunMemory.KEY, Work.KEY} <= memory.keys() else {}

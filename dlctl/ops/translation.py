@@ -56,7 +56,7 @@ class Source(NamedTuple):
     """All tensors that a worker has saved, read on access; {} if there are none."""
 
 
-class Part(NamedTuple):
+class TranslatedPart(NamedTuple):
     name: str
     """The daemon's name."""
     file: str
@@ -70,7 +70,7 @@ class Part(NamedTuple):
 class Translation:
     manifest: Manifest
     """Of the new checkpoint, except "shards" and "workers"."""
-    parts: tuple[Part, ...]
+    parts: tuple[TranslatedPart, ...]
     """One for each file."""
     is_of_servers: bool
     """The parts are shards; else the first one is the model of the first worker."""
@@ -226,9 +226,11 @@ def _as_replicas(kept: Moments, inner: Choice, model: Layout) -> Arrays:
 # ---------------------------------------------------------------- the new files
 
 
-def _shards(source: Source, job: JobFile, method: Method, kept: Moments | None) -> list[Part]:
+def _shards(
+    source: Source, job: JobFile, method: Method, kept: Moments | None
+) -> list[TranslatedPart]:
     """With the bounds of the old shards."""
-    before, found = source.manifest, list[Part]()
+    before, found = source.manifest, list[TranslatedPart]()
     more_tables = method.shape.tables_of(_options(job))[1:]
     for index, (lo, hi) in enumerate((shard["lo"], shard["hi"]) for shard in before["shards"]):
         more, tables = Arrays(), dict[str, Json]()
@@ -243,7 +245,9 @@ def _shards(source: Source, job: JobFile, method: Method, kept: Moments | None) 
             **({"tables": tables} if tables else {}),
         }
         arrays = partial(_of_shard, source, job, kept, more, lo, hi)
-        found.append(Part(f"server-{index}", f"shard-{index}.safetensors", state, arrays, lo, hi))
+        found.append(
+            TranslatedPart(f"server-{index}", f"shard-{index}.safetensors", state, arrays, lo, hi)
+        )
     return found
 
 
@@ -260,12 +264,12 @@ def _of_shard(
     return found
 
 
-def _replica(source: Source, job: JobFile, kept: Moments | None) -> Part:
+def _replica(source: Source, job: JobFile, kept: Moments | None) -> TranslatedPart:
     """The first replica, whose state all others adopt."""
     version, size = _version(source.manifest), source.manifest["size"]
     state = {"steps": version, "version": version, "lo": 0, "hi": size}
     arrays = partial(_of_first, source, job, kept)
-    return Part(FIRST, f"{FIRST}.safetensors", state, arrays, 0, size)
+    return TranslatedPart(FIRST, f"{FIRST}.safetensors", state, arrays, 0, size)
 
 
 def _of_first(source: Source, job: JobFile, kept: Moments | None) -> Arrays:

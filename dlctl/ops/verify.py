@@ -27,7 +27,7 @@ from dlctl.roles.server.dedup import PAST_KEPT
 from dlctl.runs import acks, checkpoints, lineage
 from dlctl.runs.acks import AckRecord
 from dlctl.runs.database import RunDb
-from dlctl.runs.kept_shards import Kept
+from dlctl.runs.kept_shards import KeptShard
 from dlctl.runs.snapshot import Snapshot
 from dlctl.util.names import HOME_AGENT
 
@@ -199,7 +199,7 @@ def _witnesses(snapshot: Snapshot, own: list[Path]) -> tuple[list[Witness], list
     return found, own
 
 
-def _kept(snapshot: Snapshot, job: JobFile) -> tuple[dict[int, Kept], dict[int, str]]:
+def _kept(snapshot: Snapshot, job: JobFile) -> tuple[dict[int, KeptShard], dict[int, str]]:
     """The readable states, and why others are unavailable, both by shard. A state that a server is
     writing is read again; other hosts are queried again only if it is theirs.
     """

@@ -20,7 +20,7 @@ from dlctl.util.threads import BLOCK, PLACES
 from dlctl.wire.messages import Array
 
 
-class Place(NamedTuple):
+class BlockPlace(NamedTuple):
     """The elements of a shard in a block."""
 
     at: int
@@ -32,7 +32,7 @@ class Place(NamedTuple):
 class Block(NamedTuple):
     """Some elements of a shard; all arrays are float32 and of one length."""
 
-    place: Place
+    place: BlockPlace
     w: Array
     g: Array
     """Their gradient; read-only."""
@@ -46,13 +46,13 @@ class Block(NamedTuple):
         return self.place.at
 
     @staticmethod
-    def in_place(place: Place, w: Array, g: Array, slots: tuple[Array, ...]) -> Block:
+    def in_place(place: BlockPlace, w: Array, g: Array, slots: tuple[Array, ...]) -> Block:
         return Block(place, w, g, slots, w, slots)
 
     def part(self, lo: int, hi: int) -> Block:
         """Its elements [lo, hi)."""
         at, indices = self.place
-        place = Place(at + lo, None if indices is None else indices[lo:hi])
+        place = BlockPlace(at + lo, None if indices is None else indices[lo:hi])
         slots = tuple(slot[lo:hi] for slot in self.slots)
         slots_next = tuple(slot[lo:hi] for slot in self.slots_next)
         w, g, w_next = (array[lo:hi] for array in (self.w, self.g, self.w_next))
@@ -93,14 +93,14 @@ def update_in_place(w: Array, delta: Delta, slots: Mapping[str, Array], rule: Ru
         for at in range(lo, hi, BLOCK):
             cut = slice(at, min(at + BLOCK, hi))
             w, *slots = (array[cut] for array in arrays)
-            yield Block.in_place(Place(at), w, delta.values[cut], tuple(slots))
+            yield Block.in_place(BlockPlace(at), w, delta.values[cut], tuple(slots))
 
     def sparse(lo: int, hi: int) -> Iterator[Block]:
         assert where is not None
         for at in range(lo, hi, PLACES):
             cut = slice(at, min(at + PLACES, hi))
             touched = [chosen(array, where[cut]) for array in arrays]
-            place = Place(at, where[cut])
+            place = BlockPlace(at, where[cut])
             yield Block.in_place(place, touched[0], delta.values[cut], tuple(touched[1:]))
             for array, part in zip(arrays, touched, strict=True):
                 array[where[cut]] = part

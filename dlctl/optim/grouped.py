@@ -15,9 +15,9 @@ import numpy as np
 
 from dlctl.job.config import ParameterGroup
 from dlctl.job.settings import Setting
-from dlctl.model.parameter_groups import Run
+from dlctl.model.parameter_groups import GroupRun
 from dlctl.optim.base import Optimizer, Sweeping
-from dlctl.optim.blocks import Block, Place, Rule
+from dlctl.optim.blocks import Block, BlockPlace, Rule
 from dlctl.wire.messages import Json
 
 PIECES_MAX = 8
@@ -32,10 +32,10 @@ class Grouped:
     live: ClassVar[Mapping[str, Setting]] = {}
 
     def __init__(
-        self, members: Sequence[Optimizer], scales: Sequence[float], runs: Sequence[Run]
+        self, members: Sequence[Optimizer], scales: Sequence[float], runs: Sequence[GroupRun]
     ) -> None:
         """members: optimisers of one kind, the first at its full rate; scales: factors of their
-        rates. runs: all elements of the shard; `Run.group` is the number of the member.
+        rates. runs: all elements of the shard; `GroupRun.group` is the number of the member.
         """
         self._members = members
         self._scales = scales
@@ -98,7 +98,7 @@ def _gathered(block: Block, pieces: Sequence[Piece], rules: Sequence[Rule]) -> N
     for group in {group for group, _, _ in pieces}:
         where = np.concatenate([np.arange(lo, hi) for of, lo, hi in pieces if of == group])
         slots = tuple(slot[where] for slot in block.slots)
-        place = Place(at, at + where if indices is None else indices[where])
+        place = BlockPlace(at, at + where if indices is None else indices[where])
         mine = Block.in_place(place, block.w[where], block.g[where], slots)
         rules[group]([mine])
         for following, values in zip(
@@ -111,7 +111,7 @@ def make(
     kind: type[Optimizer],
     options: Mapping[str, Any],
     groups: Sequence[ParameterGroup],
-    runs: Sequence[Run],
+    runs: Sequence[GroupRun],
 ) -> Optimizer:
     """The optimiser of a shard. runs: `parameter_groups.runs` of it.
 
@@ -134,7 +134,9 @@ def make(
         own = {"weight_decay": decay} if "weight_decay" in options else {}
         members.append(kind(kind.Options(**{**options, **own})))
     optimizer = Grouped(
-        members, [scale for scale, _ in makes], [Run(run.end, numbers[run.group]) for run in runs]
+        members,
+        [scale for scale, _ in makes],
+        [GroupRun(run.end, numbers[run.group]) for run in runs],
     )
     optimizer.lr = plain.lr
     return optimizer

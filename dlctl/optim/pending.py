@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from dlctl.optim.base import Optimizer, Sweeping
-from dlctl.optim.blocks import Block, Place, Rule
+from dlctl.optim.blocks import Block, BlockPlace, Rule
 from dlctl.optim.wrapping import Wrapping, keep
 from dlctl.wire.messages import Array
 
@@ -62,7 +62,7 @@ def _released(blocks: Iterable[Block], threshold: np.float32, *, of_all: bool) -
         if not where.size:
             continue
         at, indices = block.place
-        place = Place(at, at + where if indices is None else indices[where])
+        place = BlockPlace(at, at + where if indices is None else indices[where])
         slots = tuple(slot[where] for slot in inner.slots_next)
         part = Block.in_place(place, inner.w_next[where], total[where], slots)
         yield part

@@ -2,7 +2,7 @@
 database. Only this file knows in which order their fields are stored.
 
     keys                the fingerprint of the run key that the daemons were started with
-    run                 `Run`
+    run                 `RunMemory`
     clock               `Clock`
     checkpoints         number of the newest checkpoint
     work                `Work`
@@ -16,7 +16,7 @@ database. Only this file knows in which order their fields are stored.
     norm                `Norm`: the newest norm by which all shards clip an update
     quorum              `Quorum`: the newest decision for all shards
     group               the members that are left out: slot and epoch
-    evaluation          `Evaluation`
+    evaluation          `EvaluationMemory`
     finish              `Finish`
     layout              the model's tensors
     frozen              the file of the model's frozen parameters
@@ -54,7 +54,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Run(Piece):
+class RunMemory(Piece):
     KEY: ClassVar[str] = "run"
     state: str = "pending"
     reason: str = ""
@@ -87,7 +87,7 @@ class Work(Piece):
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation(Piece):
+class EvaluationMemory(Piece):
     KEY: ClassVar[str] = "evaluation"
     since: float = 0.0
     """Steps or epochs at the start of the newest one."""
@@ -153,7 +153,7 @@ class Entry(NamedTuple):
 class Fields(NamedTuple):
     """What one of its owners knows of a piece that several parts of the coordinator own."""
 
-    kind: type[Work] | type[Evaluation]
+    kind: type[Work] | type[EvaluationMemory]
     values: Mapping[str, Any]
 
 
@@ -187,7 +187,7 @@ class Memory:
         """Whether the workers of this execution were released: from then on the checkpoint that it
         resumed from is not needed.
         """
-        run = self.piece(Run)
+        run = self.piece(RunMemory)
         return run is not None and run.released is not None
 
 
@@ -195,13 +195,13 @@ _UNSEEN = object()
 """Differs from all values."""
 
 
-class Record:
+class MemoryRecord:
     """What the database has of the coordinator's state, or will have."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         """keys: those that a predecessor has left. All pieces are written once more."""
         self.known: dict[str, Any] = dict.fromkeys(keys, _UNSEEN)
-        self._shared: dict[str, Work | Evaluation] = {}
+        self._shared: dict[str, Work | EvaluationMemory] = {}
 
     def changes(self, pieces: Iterable[Entry | Fields]) -> dict[str, Any]:
         """Key -> JSON, of those pieces that differ from what is known; None: forget the key."""

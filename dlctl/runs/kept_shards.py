@@ -40,7 +40,7 @@ NO_VALUES, EMPTY = "it has no values yet", "it is empty"
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptShard:
     """The stored state of one server, live or not: its shards of all tables together."""
 
     shard: int
@@ -92,7 +92,7 @@ def _may_be_ours(directory: Path) -> bool:
     return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid()
 
 
-def kept(run_directory: Path, servers: Servers) -> list[Kept]:
+def kept(run_directory: Path, servers: Servers) -> list[KeptShard]:
     """All stored states of a run's servers, by shard, checked where there are checksums.
 
     Damage is detected everywhere except in the vectors of a killed server, which have no checksum:
@@ -188,12 +188,12 @@ def _check_is(found: tuple[Any, Any, Any], wanted: _Identity) -> None:
         raise Unusable(f"it is of {of}shard {shard} of run {run_id}")
 
 
-def _kept(shard: int, tables: dict[str, _Found]) -> Kept:
+def _kept(shard: int, tables: dict[str, _Found]) -> KeptShard:
     parameters = tables[""]
     meta = parameters.state.get("meta", {})
     initialised = bool(meta.get("initialised"))
     problem = parameters.problem or _problem_of_others(meta, tables)
-    return Kept(
+    return KeptShard(
         shard,
         parameters.path,
         any(found.in_use for found in tables.values()),

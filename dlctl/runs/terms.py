@@ -44,7 +44,7 @@ class File(Protocol):
         """Make it survive a power loss. Raises OSError."""
 
 
-class Terms:
+class TermLog:
     """The file, for appending; by one process at a time. It is not touched before `append`."""
 
     def __init__(self, file: File, before: Mapping[str, int] = MappingProxyType({})) -> None:

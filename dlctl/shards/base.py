@@ -5,8 +5,8 @@ may be acknowledged before the commit that holds it is durable. A commit is atom
 server is killed, the next one finds the state of a commit, never anything between two.
 
 Of a state in memory a commit is durable at once: further updates rely on that, and it costs less
-than anything that could be awaited. Of a state on a disk a commit is a `Write` that somebody has to
-perform, and updates go on meanwhile.
+than anything that could be awaited. Of a state on a disk a commit is a `LogWrite` that somebody has
+to perform, and updates go on meanwhile.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dlctl.optim.base import Optimizer, Sweeping
 from dlctl.optim.blocks import Rule, check_length
 from dlctl.shards.errors import Diverged, Unusable
 from dlctl.shards.history import Changes, History
-from dlctl.shards.log import Write
+from dlctl.shards.log import LogWrite
 from dlctl.util.names import AVERAGE
 from dlctl.wire.messages import NATURAL_MAX, Array, Json
 
@@ -203,7 +203,7 @@ class Storage(Protocol):
         """Set whole vectors ("w", slots by name), and the extras, which may be set once."""
         ...
 
-    def commit(self, state: Json) -> Write | None:
+    def commit(self, state: Json) -> LogWrite | None:
         """Commit all changes since the last commit, together with `state`. None: they are durable.
         Else they are once this write, and all before it, are performed.
         """
@@ -401,7 +401,7 @@ class Shard:
         if (write := self.record(meta)) is not None:
             write.perform()
 
-    def record(self, meta: Json) -> Write | None:
+    def record(self, meta: Json) -> LogWrite | None:
         """Commit all updates so far, with `meta`: the other state needed to resume. None: they are
         durable. Else they are once this write, and all before it, are performed.
         """

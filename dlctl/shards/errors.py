@@ -9,7 +9,7 @@ class Unusable(DlctlError):
     """A persisted state cannot be resumed; the message says why."""
 
 
-class Held(DlctlError):
+class StateHeld(DlctlError):
     """Another process has this state open. It may be about to exit; a retry may succeed."""
 
 

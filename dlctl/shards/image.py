@@ -53,7 +53,7 @@ _CRC_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ImageForm:
     """Identity and layout of a state."""
 
     run_id: str
@@ -70,9 +70,9 @@ class Form:
     dtype: str = "float32"
 
     @staticmethod
-    def of(spec: Spec, boot_id: str) -> Form:
+    def of(spec: Spec, boot_id: str) -> ImageForm:
         commit_bytes = COMMIT_BYTES_MIN + COMMIT_BYTES_PER_WORKER * spec.workers
-        return Form(
+        return ImageForm(
             spec.run_id, spec.shard, spec.lo, spec.hi, list(spec.slots), spec.averaged,
             _whole_pages(commit_bytes), boot_id, spec.table, spec.dtype,
         )  # fmt: skip
@@ -181,14 +181,14 @@ def _whole_words(size_bytes: int) -> int:
 # ---------------------------------------------------------------- the header
 
 
-def write_header(buffer: Any, form: Form) -> None:
+def write_header(buffer: Any, form: ImageForm) -> None:
     body = msgpack.packb({"format": FORMAT, "bytes": form.total_bytes, **asdict(form)})
     assert _HEADER.size + len(body) <= DONE_AT, f"the header has {len(body)} bytes"
     header = _HEADER.pack(MAGIC, zlib.crc32(body), len(body)) + body
     memoryview(buffer)[: len(header)] = header
 
 
-def read_header(buffer: Any) -> Form:
+def read_header(buffer: Any) -> ImageForm:
     """The form of a state, its length checked. Raises Unusable."""
     view = memoryview(buffer)
     if len(view) < PAGE:
@@ -212,9 +212,9 @@ def read_header(buffer: Any) -> Form:
     return form
 
 
-def _form_of(found: Json) -> Form:
+def _form_of(found: Json) -> ImageForm:
     """Raises Unusable if a value has the wrong type; sizes are natural numbers."""
-    values: dict[str, Any] = {field.name: found.get(field.name) for field in fields(Form)}
+    values: dict[str, Any] = {field.name: found.get(field.name) for field in fields(ImageForm)}
     texts = [values["run_id"], values["boot_id"], values["table"], values["dtype"]]
     slots = values["slots"]
     numbers = [
@@ -228,13 +228,13 @@ def _form_of(found: Json) -> Form:
         raise Unusable(f"its values are {values['dtype']:.20}")
     if not all(type(n) is int and 0 <= n < 2**48 for n in numbers) or values["hi"] < values["lo"]:
         raise Unusable("its header has no sizes")
-    form = Form(**values)
+    form = ImageForm(**values)
     if form.commit_bytes < COMMIT_BYTES_MIN or form.total_bytes != found.get("bytes"):
         raise Unusable("the sizes in its header are inconsistent")
     return form
 
 
-def check_is(form: Form, wanted: Form) -> None:
+def check_is(form: ImageForm, wanted: ImageForm) -> None:
     """Raises Unusable, naming the first field in which a state differs from the wanted one."""
     if form.run_id != wanted.run_id:
         raise Unusable(f"it is of run {form.run_id:.100}, not of {wanted.run_id}")
@@ -243,7 +243,7 @@ def check_is(form: Form, wanted: Form) -> None:
             "it is of before a reboot: not all of it may have come to the disk",
             hint='resume from a checkpoint; [servers] durability = "disk" survives a power loss',
         )
-    for field in fields(Form):
+    for field in fields(ImageForm):
         found, expected = getattr(form, field.name), getattr(wanted, field.name)
         if found != expected:
             what = field.name.replace("_", " ")
@@ -254,7 +254,7 @@ def check_is(form: Form, wanted: Form) -> None:
 
 
 @dataclass(slots=True)
-class Commit:
+class CommittedState:
     """A consistent state of the shard."""
 
     number: int
@@ -267,7 +267,7 @@ class Commit:
     """
 
 
-def pack_commit(form: Form, commit: Commit) -> bytes:
+def pack_commit(form: ImageForm, commit: CommittedState) -> bytes:
     """The bytes of a commit. Raises DlctlError if it does not fit."""
     body: bytes = msgpack.packb(commit.body)
     head = _COMMIT.pack(0, len(body), commit.number, commit.current)
@@ -277,7 +277,7 @@ def pack_commit(form: Form, commit: Commit) -> bytes:
     return struct.pack("<I", zlib.crc32(data)) + data
 
 
-def read_commit(buffer: Any, form: Form, which: int) -> Commit | None:
+def read_commit(buffer: Any, form: ImageForm, which: int) -> CommittedState | None:
     """A commit, or None if it was not written completely or is damaged."""
     place = memoryview(buffer)[form.commit_at(which) : form.commit_at(which + 1)]
     crc, length, number, current = _COMMIT.unpack_from(place)
@@ -291,7 +291,7 @@ def read_commit(buffer: Any, form: Form, which: int) -> Commit | None:
     except Unusable:
         return None
     whole = number < 2**63 and current < BUFFERS and _is_body(body)
-    return Commit(number, current, body) if whole else None
+    return CommittedState(number, current, body) if whole else None
 
 
 def _is_body(body: Json) -> bool:
@@ -307,11 +307,11 @@ def done_mark(buffer: Any) -> Array:
     return np.frombuffer(buffer, "<u8", 2, DONE_AT)
 
 
-def _whole_commits(buffer: Any, form: Form) -> list[Commit]:
+def _whole_commits(buffer: Any, form: ImageForm) -> list[CommittedState]:
     return [commit for i in (0, 1) if (commit := read_commit(buffer, form, i)) is not None]
 
 
-def last_seen_commit(buffer: Any, form: Form) -> Commit:
+def last_seen_commit(buffer: Any, form: ImageForm) -> CommittedState:
     """The newest complete commit. Raises Unusable."""
     commits = _whole_commits(buffer, form)
     if not commits:
@@ -319,7 +319,7 @@ def last_seen_commit(buffer: Any, form: Form) -> Commit:
     return max(commits, key=lambda commit: commit.number)
 
 
-def commit_of_living(buffer: Any, form: Form) -> Commit:
+def commit_of_living(buffer: Any, form: ImageForm) -> CommittedState:
     """The newest commit of a state that a running server may be writing: at least the last one that
     was complete when this was called.
 
@@ -332,7 +332,7 @@ def commit_of_living(buffer: Any, form: Form) -> Commit:
     return seen
 
 
-def newest_commit(buffer: Any, form: Form) -> Commit:
+def newest_commit(buffer: Any, form: ImageForm) -> CommittedState:
     """The valid commit of a state whose server is gone; its extras checked.
 
     Raises Unusable.
@@ -346,7 +346,7 @@ def newest_commit(buffer: Any, form: Form) -> Commit:
     return newest
 
 
-def check_seal(buffer: Any, form: Form, newest: Commit) -> None:
+def check_seal(buffer: Any, form: ImageForm, newest: CommittedState) -> None:
     """Raises Unusable if the vectors have changed since the state was closed. The undo record must
     have been applied before."""
     sealed = newest.body["sealed"]

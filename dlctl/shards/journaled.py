@@ -38,20 +38,20 @@ from dlctl.shards.base import (
     unusable,
 )
 from dlctl.shards.errors import Unusable
-from dlctl.shards.log import Log, Point, Write
-from dlctl.shards.memory import Memory, fresh
-from dlctl.shards.records import Bytes, Record
+from dlctl.shards.log import LogWrite, Point, ShardLog
+from dlctl.shards.memory import ArraysInMemory, fresh
+from dlctl.shards.records import Bytes, JournalRecord
 from dlctl.wire.messages import Array, Json
 
 FORMAT = 5
 
 
-class Journaled(Memory):
+class Journaled(ArraysInMemory):
     """The arrays of one shard in memory, with a log of their updates."""
 
     survives = True
 
-    def __init__(self, log: Log, spec: Spec, point: Point = no_point) -> None:
+    def __init__(self, log: ShardLog, spec: Spec, point: Point = no_point) -> None:
         """For an existing log, which `resume` reads."""
         super().__init__(fresh(spec.size, spec.slots, spec.dtype))
         self._dtype = np.dtype(spec.dtype).newbyteorder("<").str
@@ -74,7 +74,7 @@ class Journaled(Memory):
         self._rotate_at_bytes = self._state_bytes()
 
     @staticmethod
-    def create(log: Log, spec: Spec, point: Point = no_point) -> Journaled:
+    def create(log: ShardLog, spec: Spec, point: Point = no_point) -> Journaled:
         """A new state that replaces everything in the log.
 
         Raises Unusable if the log holds a state of this run with committed updates.
@@ -100,7 +100,7 @@ class Journaled(Memory):
 
     # ------------------------------------------------------------ writing
 
-    def commit(self, state: Json) -> Write:
+    def commit(self, state: Json) -> LogWrite:
         self._point("commit begun")
         self._number += 1
         self._state = state
@@ -112,7 +112,7 @@ class Journaled(Memory):
             # If there is no room for it, the next attempt is as many records later.
             base, self._journal_bytes = b"".join(self._base()), 0
         self._deltas, self._was_filled, self._is_doubtful = [], False, False
-        return Write(self._log, self._number, record, base, self._point)
+        return LogWrite(self._log, self._number, record, base, self._point)
 
     def rewrite(self) -> None:
         """Write everything again, into new files; the old ones may be gone. No write may be under
@@ -206,7 +206,7 @@ class Journaled(Memory):
             return True  # It is damaged, and has records behind the damage.
         return bool(base.body.get("updated")) or any(record.body.get("updates") for record in found)
 
-    def _newest_base(self) -> tuple[int, Record]:
+    def _newest_base(self) -> tuple[int, JournalRecord]:
         """A damaged base without records in its journal is ignored: the base before it is removed
         only when the newer one is on the disk, and its journal reaches as far."""
         numbers = self._log.bases()
@@ -218,7 +218,7 @@ class Journaled(Memory):
                 raise Unusable(f"its base {number} is damaged, and its journal depends on that")
         raise Unusable(f"its base {numbers[0]} is damaged" if numbers else "there is none")
 
-    def _take_base(self, base: Record) -> None:
+    def _take_base(self, base: JournalRecord) -> None:
         for what, wanted in self._identity().items():
             records.same(base.body.get(what), wanted, what)
         averaged = base.body.get("extras")
@@ -229,7 +229,7 @@ class Journaled(Memory):
         super().fill(dict(zip(self._vectors, vectors, strict=True)), Extras(mean))
         self._updated = bool(base.body.get("updated"))
 
-    def _repeat(self, record: Record, optimizer: Optimizer) -> Json:
+    def _repeat(self, record: JournalRecord, optimizer: Optimizer) -> Json:
         """Replay one commit."""
         if record.number != self._number + 1:
             raise Unusable(f"record {record.number} of its journal follows {self._number}")
@@ -252,7 +252,9 @@ class Journaled(Memory):
             raise Unusable(f"replaying record {record.number} of its journal gives other counters")
         return state
 
-    def _deltas_of(self, record: Record, updates: list[Any]) -> Iterator[tuple[Delta, float, Json]]:
+    def _deltas_of(
+        self, record: JournalRecord, updates: list[Any]
+    ) -> Iterator[tuple[Delta, float, Json]]:
         """The updates of a commit as they were pushed, their learning rates, and the counters set
         for them. updates: [elements, whether it has indices, rate, optional counters] each.
         """

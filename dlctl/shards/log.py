@@ -1,6 +1,6 @@
 """The log of a shard on a disk, and the writes that make its commits durable.
 
-A `Write` has bytes of its own: the arrays that it was made of may change before it is performed.
+A `LogWrite` has bytes of its own: the arrays that it was made of may change before it is performed.
 Writes are performed in the order in which they were made, several together: one sync covers all of
 their records in a log. Of records in several logs a crash may leave any. Where a commit of one
 table depends on an earlier one of another table, it is performed alone.
@@ -20,7 +20,7 @@ Point = Callable[[str], None]
 """Called with a name at every step at which tests and failpoints may kill the process."""
 
 
-class Log(Protocol):
+class ShardLog(Protocol):
     """The files of one shard: bases, each with a journal. When a method returns, its data is on the
     disk.
 
@@ -54,10 +54,10 @@ class Log(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class LogWrite:
     """What makes one commit durable: a record in the journal, a new base, or both."""
 
-    log: Log
+    log: ShardLog
     number: int
     """Of the commit."""
     record: bytes = field(repr=False)
@@ -79,7 +79,7 @@ class Write:
         perform_first([self])
 
 
-def perform_first(writes: Sequence[Write]) -> int:
+def perform_first(writes: Sequence[LogWrite]) -> int:
     """Perform the first writes together; returns how many are durable now.
 
     Raises DlctlError if the disk fails: no later write may be performed.
@@ -103,7 +103,7 @@ def perform_first(writes: Sequence[Write]) -> int:
     return count
 
 
-def together(writes: Sequence[Write]) -> int:
+def together(writes: Sequence[LogWrite]) -> int:
     """How many of the first writes may be performed together: up to a base, and none in order."""
     first, count = writes[0], 1
     if first.in_order or not first.record:
@@ -115,9 +115,9 @@ def together(writes: Sequence[Write]) -> int:
     return count
 
 
-def by_log(writes: Sequence[Write]) -> list[tuple[Log, list[bytes]]]:
+def by_log(writes: Sequence[LogWrite]) -> list[tuple[ShardLog, list[bytes]]]:
     """The records of each log."""
-    logs: dict[int, tuple[Log, list[bytes]]] = {}
+    logs: dict[int, tuple[ShardLog, list[bytes]]] = {}
     for write in writes:
         logs.setdefault(id(write.log), (write.log, []))[1].append(write.record)
     return list(logs.values())

@@ -24,11 +24,11 @@ import numpy as np
 
 from dlctl.compress.base import Delta
 from dlctl.optim.base import Optimizer
-from dlctl.optim.blocks import Block, Cut, Place, Rule, go_over, update_in_place
+from dlctl.optim.blocks import Block, BlockPlace, Cut, Rule, go_over, update_in_place
 from dlctl.shards import image
 from dlctl.shards.ahead import Ahead
 from dlctl.shards.base import NOTHING, Extras, Spec, W, check_state, no_point
-from dlctl.shards.image import Commit, Form
+from dlctl.shards.image import CommittedState, ImageForm
 from dlctl.shards.log import Point
 from dlctl.util import threads
 from dlctl.util.threads import BLOCK, PLACES
@@ -36,11 +36,11 @@ from dlctl.wire.messages import Array, Json
 
 
 class Mapped:
-    """The arrays of one shard in any writable buffer of `Form.total_bytes` bytes."""
+    """The arrays of one shard in any writable buffer of `ImageForm.total_bytes` bytes."""
 
     survives = True
 
-    def __init__(self, buffer: Any, form: Form, newest: Commit, point: Point) -> None:
+    def __init__(self, buffer: Any, form: ImageForm, newest: CommittedState, point: Point) -> None:
         """Use `create` or `reopen`."""
         self._form = form
         self._point = point
@@ -67,7 +67,7 @@ class Mapped:
     @staticmethod
     def create(buffer: Any, spec: Spec, boot_id: str, point: Point = no_point) -> Mapped:
         """A new state. The header is written last: without it the file is no state."""
-        form = Form.of(spec, boot_id)
+        form = ImageForm.of(spec, boot_id)
         view = memoryview(buffer)
         assert len(view) == form.total_bytes, f"{len(view)} bytes for {form.total_bytes}"
         view[: form.undo_at] = bytes(form.undo_at)
@@ -77,7 +77,7 @@ class Mapped:
         form.undo(buffer).begin(0)
         point("state begun")
         body = {"state": {}, "updated": False, "extras": None, "sealed": None}
-        storage = Mapped(buffer, form, Commit(0, 0, body), point)
+        storage = Mapped(buffer, form, CommittedState(0, 0, body), point)
         storage._write(body, 0)
         image.write_header(buffer, form)
         point("state created")
@@ -90,7 +90,7 @@ class Mapped:
         Raises Unusable if it is of another run, shard, size, format or boot, or damaged.
         """
         form = image.read_header(buffer)
-        image.check_is(form, Form.of(spec, boot_id))
+        image.check_is(form, ImageForm.of(spec, boot_id))
         newest = image.newest_commit(buffer, form)
         storage = Mapped(buffer, form, newest, point)
         for indices, values in storage._undo.pending(newest.number + 1, form.size):
@@ -190,7 +190,7 @@ class Mapped:
                 w, *slots = (array[cut] for array in present)
                 w_next, *slots_next = (array[cut] for array in following)
                 yield Block(
-                    Place(at), w, delta.values[cut], tuple(slots), w_next, tuple(slots_next)
+                    BlockPlace(at), w, delta.values[cut], tuple(slots), w_next, tuple(slots_next)
                 )
                 self._point("block updated")
 
@@ -216,7 +216,7 @@ class Mapped:
                 undo.mark(at, end)
                 w, *slots = present
                 w_next, *slots_next = following
-                place, values = Place(at, chosen), delta.values[at:end]
+                place, values = BlockPlace(at, chosen), delta.values[at:end]
                 yield Block(place, w, values, tuple(slots), w_next, tuple(slots_next))
                 for array, new in zip(vectors, following, strict=True):
                     array[chosen] = new
@@ -246,7 +246,7 @@ class Mapped:
         self._point("commit written")
 
     def _write(self, body: Json, current: int) -> None:
-        commit = Commit(self._newest.number + 1, current, body)
+        commit = CommittedState(self._newest.number + 1, current, body)
         data = image.pack_commit(self._form, commit)
         at, half = self._commits_at[commit.number % 2], len(data) // 2
         self._buffer[at : at + half] = data[:half]

@@ -15,10 +15,10 @@ from dlctl.shards.errors import Unusable
 from dlctl.wire.messages import Array, Json
 
 if TYPE_CHECKING:
-    from dlctl.shards.log import Write
+    from dlctl.shards.log import LogWrite
 
 
-class Memory:
+class ArraysInMemory:
     """The arrays of one shard in this process's memory."""
 
     survives = False
@@ -60,7 +60,7 @@ class Memory:
             # A copy: the array may be a view that keeps a whole message or file in memory.
             self._extras = Extras(np.array(extras.averaged))
 
-    def commit(self, state: Json) -> Write | None:
+    def commit(self, state: Json) -> LogWrite | None:
         """Nothing is durable."""
         return None
 
@@ -74,10 +74,10 @@ class Memory:
 class InMemory:
     """Storages that no later server can reopen."""
 
-    def create(self, spec: Spec) -> Memory:
-        return Memory(fresh(spec.size, spec.slots, spec.dtype))
+    def create(self, spec: Spec) -> ArraysInMemory:
+        return ArraysInMemory(fresh(spec.size, spec.slots, spec.dtype))
 
-    def reopen(self, spec: Spec) -> Memory:
+    def reopen(self, spec: Spec) -> ArraysInMemory:
         raise Unusable(
             f"shard {spec.shard} does not survive its server: it was stored in memory only",
             hint='with [servers] durability = "process" a server is replaced without loss',
@@ -98,4 +98,4 @@ def fresh(size: int, slots: Mapping[str, float], dtype: str = "float32") -> dict
 
 def in_memory(optimizer: Optimizer, w: Array) -> Shard:
     """A shard around the array `w`, which it updates in place."""
-    return Shard(optimizer, Memory(fresh(w.size, optimizer.slots, w.dtype.name) | {W: w}))
+    return Shard(optimizer, ArraysInMemory(fresh(w.size, optimizer.slots, w.dtype.name) | {W: w}))

@@ -34,7 +34,7 @@ _HEAD_CRC_AT = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class JournalRecord:
     number: int
     """Of the commit in it."""
     body: Json
@@ -74,7 +74,7 @@ def _head(crc: int, number: int, body_bytes: int, arrays_bytes: int) -> bytes:
     )
 
 
-def read(data: Bytes, at: int = 0) -> tuple[Record, int] | None:
+def read(data: Bytes, at: int = 0) -> tuple[JournalRecord, int] | None:
     """The record at an offset and the offset of its end; None if there is no complete one.
 
     Raises Unusable for a complete one that no dlctl of this format has written.
@@ -89,7 +89,7 @@ def read(data: Bytes, at: int = 0) -> tuple[Record, int] | None:
     if len(content) != body_bytes + arrays_bytes or zlib.crc32(content) != crc:
         return None
     body = read_body(content[:body_bytes])
-    return Record(number, body, content[body_bytes:]), end
+    return JournalRecord(number, body, content[body_bytes:]), end
 
 
 def read_body(data: Bytes) -> Json:
@@ -113,12 +113,12 @@ def _read_head(data: Bytes, at: int) -> tuple[int, int, int, int] | None:
     return crc, number, body_bytes, arrays_bytes
 
 
-def read_all(data: bytes) -> tuple[list[Record], int]:
+def read_all(data: bytes) -> tuple[list[JournalRecord], int]:
     """All records of a journal, and their total bytes; the rest is a truncated tail.
 
     Raises Unusable if a damaged record is followed by another one.
     """
-    records: list[Record] = []
+    records: list[JournalRecord] = []
     at = 0
     while found := read(data, at):
         record, at = found

@@ -19,7 +19,7 @@ import numpy as np
 from dlctl.compress.base import Delta
 from dlctl.compress.plain import check_array
 from dlctl.errors import RemoteProtocolError
-from dlctl.model.flat import ROWS, Entry, Layout
+from dlctl.model.flat import ROWS, Layout, TensorEntry
 from dlctl.wire.messages import Array, Packed
 
 KIND = "rows"
@@ -32,7 +32,7 @@ class RowTables:
     """The layout of the tables in their vector."""
 
     def __init__(self, layout: Layout) -> None:
-        self.entries: tuple[Entry, ...] = tuple(e for e, _, _ in layout.slices(ROWS))
+        self.entries: tuple[TensorEntry, ...] = tuple(e for e, _, _ in layout.slices(ROWS))
         self.rows = np.cumsum([0, *(entry.shape[0] for entry in self.entries)], dtype=np.int64)
         """Where each table begins, in rows; and the total number of rows."""
         self.elements = np.cumsum([0, *(entry.size for entry in self.entries)], dtype=np.int64)
@@ -162,7 +162,7 @@ class RowSlice:
 _NONE = np.empty(0, np.int64)
 
 
-def initial(entry: Entry, seed: int, table: int, row: int, count: int) -> Array:
+def initial(entry: TensorEntry, seed: int, table: int, row: int, count: int) -> Array:
     """The initial values of `count` rows of a table, from `row` on: float32[count, width]."""
     assert entry.init is not None
     kind, a, b = entry.init

@@ -10,7 +10,7 @@ import numpy as np
 
 from dlctl.records.manifest import state_of
 from dlctl.roles.protocol.effects import ArraysLoaded, ArraysSaved, LoadArrays, SaveArrays
-from dlctl.roles.protocol.files import FROZEN, FilesMissing, Wanted, checkpoint_file
+from dlctl.roles.protocol.files import FROZEN, FilesMissing, WantedFile, checkpoint_file
 from dlctl.sim.disk import Disk
 from dlctl.sim.hostfiles import HostDisks, IncomingDriver, sha256
 from dlctl.sim.process import Process
@@ -96,11 +96,11 @@ class FilesDriver:
         """The manifest's entry for this worker's file; None if it has none."""
         return next((w for w in manifest["workers"] if w["name"] == self.process.name), None)
 
-    def _missing(self, effect: LoadArrays) -> list[Wanted]:
+    def _missing(self, effect: LoadArrays) -> list[WantedFile]:
         """The files to fetch before these arrays can be loaded here."""
         file = checkpoint_file(effect.directory, MANIFEST)
         if file not in self._fetched:
-            return [Wanted(file)]
+            return [WantedFile(file)]
         manifest = json.loads(self._fetched[file])
         if self.process.name.startswith("worker"):
             own = self._own(manifest)
@@ -114,7 +114,7 @@ class FilesDriver:
                 or (effect.extras and shard["lo"] == 0)
             ]
         wanted = [
-            Wanted(checkpoint_file(effect.directory, p["file"]), p["nbytes"], p["sha256"])
+            WantedFile(checkpoint_file(effect.directory, p["file"]), p["nbytes"], p["sha256"])
             for p in parts
         ]
         return [one for one in wanted if one.file not in self._fetched]

@@ -9,7 +9,7 @@ _NOT_COME = b"\xff"
 """As a float of any length it is NaN."""
 
 
-class Arriving:
+class PushInParts:
     def __init__(self, frames: codec.Frames) -> None:
         """frames: as sent; they are copied on arrival."""
         self._frames = frames

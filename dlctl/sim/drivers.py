@@ -52,7 +52,7 @@ from dlctl.roles.protocol.effects import (
     Unwritten,
 )
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
-from dlctl.runs.terms import Terms
+from dlctl.runs.terms import TermLog
 from dlctl.sim.arrays import FilesDriver
 from dlctl.sim.disk import NO_SPACE, SAVE_S, Disk
 from dlctl.sim.frozen import FrozenDriver
@@ -149,9 +149,9 @@ def plain_inner(choice: Choice) -> Inner | None:
     """Optimisers that need no torch; a simulation of another one passes a function like this."""
     if choice.name == inner.NONE:
         return None
-    options = inner.SGDOptions(**choice.options)
+    options = inner.InnerSGDOptions(**choice.options)
     assert choice.name == "sgd", f"{choice.name} is torch's"
-    assert options == inner.SGDOptions(lr=options.lr), "plain SGD has a rate, and nothing else"
+    assert options == inner.InnerSGDOptions(lr=options.lr), "plain SGD has a rate, and nothing else"
     return PlainSGD
 
 
@@ -479,7 +479,7 @@ class RecordsDriver:
         self.disk = disk
         self._rows: list[Callable[[], None]] = []
         """Not persisted yet."""
-        self._terms = Terms(store.terms_file)
+        self._terms = TermLog(store.terms_file)
         self._lasting = Lasting()
         self._trouble = ""
         self._agents: dict[str, Process] = {}
@@ -493,7 +493,7 @@ class RecordsDriver:
             (j.Remember, self._remember),
             (j.AddEvent, self._event),
             (j.AddMetric, self._metric),
-            (j.Snapshot, self._snapshot),
+            (j.StatusSnapshot, self._snapshot),
             (j.BeginCheckpoint, self._begin),
             (j.CompleteCheckpoint, self._complete),
             (j.RecordCheckpoint, self._checkpoint),
@@ -578,7 +578,7 @@ class RecordsDriver:
         row = (self.process.timeline.now, effect.daemon, effect.step, effect.values)
         self._keep(partial(self.store.metrics.append, row))
 
-    def _snapshot(self, effect: j.Snapshot) -> None:
+    def _snapshot(self, effect: j.StatusSnapshot) -> None:
         run, daemons = json.loads(json.dumps([effect.run, effect.daemons]))
         self._keep(partial(self.store.run.update, run))
         self._keep(partial(self.store.daemons.update, {row["name"]: row for row in daemons}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dlctl.model import frozen
 from dlctl.roles.protocol.effects import FrozenLoaded, FrozenWritten, LoadFrozen, WriteFrozen
-from dlctl.roles.protocol.files import FilesMissing, Wanted
+from dlctl.roles.protocol.files import FilesMissing, WantedFile
 from dlctl.sim.arrays import LOAD_S, FilesDriver
 from dlctl.sim.hostfiles import sha256
 from dlctl.sim.objectives import HasFrozen, Objective
@@ -55,7 +55,7 @@ class FrozenDriver:
         others = frozen.differing(self._digests(), effect.digests)
         content = self.files.read(file)
         if content is None:
-            wanted = Wanted(file, plan.nbytes, "", plan.ranges(others))
+            wanted = WantedFile(file, plan.nbytes, "", plan.ranges(others))
             self.process.post(FilesMissing((wanted,)), LOAD_S)
             return
         for n in others:

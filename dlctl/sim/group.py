@@ -27,7 +27,7 @@ from dlctl.roles.protocol.effects import (
     StoreOpened,
     TaskFailed,
 )
-from dlctl.roles.worker.services.sums import Claim, ModelLost, Records, plan_of, row_of
+from dlctl.roles.worker.services.sums import Claim, ModelLost, SumRecords, plan_of, row_of
 from dlctl.sim.process import Process
 from dlctl.wire import messages as m
 
@@ -60,7 +60,7 @@ class _Generation:
 
 
 @dataclass(slots=True)
-class Groups:
+class SimGroups:
     """All groups of a simulated run."""
 
     rng: np.random.Generator
@@ -75,10 +75,10 @@ class Groups:
 class GroupDriver:
     """One worker's threads for its group."""
 
-    def __init__(self, process: Process, groups: Groups) -> None:
+    def __init__(self, process: Process, groups: SimGroups) -> None:
         self.process = process
         self.groups = groups
-        self.records = Records()
+        self.records = SumRecords()
         self._group: _Generation | None = None
         self._rank = 0
         process.perform(OpenStore, self._open)

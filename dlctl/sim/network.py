@@ -19,7 +19,7 @@ from typing import Protocol
 
 import numpy as np
 
-from dlctl.sim.arriving import Arriving
+from dlctl.sim.arriving import PushInParts
 from dlctl.sim.keys import public_of
 from dlctl.sim.timeline import Timeline
 from dlctl.wire import codec
@@ -34,7 +34,7 @@ PARTS_MAX = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class SimLink:
     """One direction between two daemons."""
 
     latency_s: float = 0.0005
@@ -51,9 +51,9 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkOptions:
-    link: Link = Link()
+    link: SimLink = SimLink()
     """The link of every direction without an entry in `links`."""
-    links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
+    links: Mapping[tuple[str, str], SimLink] = field(default_factory=dict)
     """(from, to) by the names of daemons."""
     tells_of_breaks: bool = True
     """Whether a machine is notified that a connection that it opened was closed: over TCP it is,
@@ -109,7 +109,7 @@ class Connection:
     down: _Direction = field(default_factory=_Direction)
 
 
-class Network:
+class SimNetwork:
     """`note` takes the lines of the trace."""
 
     def __init__(
@@ -260,7 +260,7 @@ class Network:
         function that reads the whole message after its arrival.
         """
         broken, listener = connection.broken, connection.listener
-        arriving = Arriving(frames)
+        arriving = PushInParts(frames)
 
         def come(share: float) -> None:
             if listener is not None and listener.alive and connection.broken == broken:
@@ -272,7 +272,7 @@ class Network:
             self.timeline.at(now + (arrival - now) * share, partial(come, share))
         return lambda: arriving.come(1.0)[0]
 
-    def _arrivals(self, link: Link, way: _Direction, kind: str, nbytes: int) -> list[float]:
+    def _arrivals(self, link: SimLink, way: _Direction, kind: str, nbytes: int) -> list[float]:
         """When the message arrives; twice if it is duplicated."""
         start = max(self.timeline.now, way.busy_until)
         way.busy_until = start + (nbytes / link.bytes_per_s if link.bytes_per_s else 0.0)

@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from dlctl.model.flat import AVERAGED, CONSTANT, TRAINED, Entry, Layout, slice_bounds
+from dlctl.model.flat import AVERAGED, CONSTANT, TRAINED, Layout, TensorEntry, slice_bounds
 from dlctl.util import listing
 from dlctl.wire.messages import Array, Json
 
@@ -113,9 +113,9 @@ def _order(samples: int, seed: int, data_epoch: int) -> Array:
 
 def layout_of(size: int, buffers: int = 0) -> Layout:
     """A model of one parameter "w" and perhaps one buffer "seen"."""
-    entries = [Entry("w", TRAINED, (size,), "float32")]
+    entries = [TensorEntry("w", TRAINED, (size,), "float32")]
     if buffers:
-        entries.append(Entry("seen", AVERAGED, (buffers,), "float64"))
+        entries.append(TensorEntry("seen", AVERAGED, (buffers,), "float64"))
     return Layout(tuple(entries))
 
 
@@ -159,8 +159,8 @@ class WithFrozen(LeastSquares):
         super().__init__(samples)
         self.base_bytes = base_bytes
         frozen = (
-            Entry("base", CONSTANT, (base_bytes // 2,), "bfloat16"),
-            Entry("table", CONSTANT, (2, 3), "int64"),
+            TensorEntry("base", CONSTANT, (base_bytes // 2,), "bfloat16"),
+            TensorEntry("table", CONSTANT, (2, 3), "int64"),
         )
         self.layout = Layout((*self.layout.entries, *frozen))
         self.others = others

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from dlctl.errors import DlctlError
-from dlctl.sim.network import Network
+from dlctl.sim.network import SimNetwork
 from dlctl.sim.timeline import Timeline
 from dlctl.util.names import HOME_AGENT
 from dlctl.wire.machine import (
@@ -64,7 +64,7 @@ class Process:
         name: str,
         incarnation: int,
         timeline: Timeline,
-        network: Network,
+        network: SimNetwork,
         clock_s: float,
         note: Callable[[str], None],
         pid: int = 0,

@@ -13,7 +13,7 @@ from dlctl.sim.checkers import Checker
 from dlctl.sim.client import Client
 from dlctl.sim.drivers import ComputeOptions, Inner, plain_inner
 from dlctl.sim.faults import Faults, Injector
-from dlctl.sim.network import Network, NetworkOptions
+from dlctl.sim.network import NetworkOptions, SimNetwork
 from dlctl.sim.objectives import Objective
 from dlctl.sim.store import Store
 from dlctl.sim.world import CONTROL, World
@@ -37,7 +37,7 @@ class Outcome:
     """Until the last coordinator's exit."""
     trace: list[str]
     digest: str
-    network: Network
+    network: SimNetwork
     """Messages and bytes by type, lost and duplicate messages."""
     store: Store
     left_behind: list[str]

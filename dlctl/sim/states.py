@@ -17,12 +17,12 @@ from typing import NamedTuple
 from dlctl.optim.base import Optimizer
 from dlctl.roles.server.commits import Commit, Committed
 from dlctl.shards.base import Spec, Storage, no_point, not_replaced
-from dlctl.shards.errors import Held, NoRoom, Unusable
-from dlctl.shards.image import Form, has_updates
+from dlctl.shards.errors import NoRoom, StateHeld, Unusable
+from dlctl.shards.image import ImageForm, has_updates
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.log import Point, by_log, perform_first, together
 from dlctl.shards.mapped import Mapped
-from dlctl.shards.memory import Memory, fresh
+from dlctl.shards.memory import ArraysInMemory, fresh
 from dlctl.shards.records import Bytes
 from dlctl.sim.disk import NO_SPACE, Disk
 from dlctl.sim.process import Crashed, Process
@@ -38,7 +38,7 @@ class Survivor(NamedTuple):
 
 
 @dataclass(slots=True)
-class Kept:
+class SurvivingShard:
     """The state of a shard that survives its server."""
 
     image: bytearray | None = None
@@ -101,7 +101,7 @@ class KeptStates:
     def __init__(
         self,
         process: Process,
-        kept: dict[int | str, Kept],
+        kept: dict[int | str, SurvivingShard],
         durability: str,
         point: Point,
         disk: Disk,
@@ -120,14 +120,14 @@ class KeptStates:
 
     def create(self, spec: Spec) -> Storage:
         if self.durability == "none":
-            return Memory(fresh(spec.size, spec.slots))
+            return ArraysInMemory(fresh(spec.size, spec.slots))
         kept = self._take(spec)
         if self.durability == "disk":
             kept.log = kept.log or MemoryLog(self.disk)
             return Journaled.create(kept.log, spec, self.point)
         if kept.image is not None and has_updates(kept.image, spec, BOOT_ID):
             raise not_replaced(spec, "the simulated memory")
-        kept.image = bytearray(Form.of(spec, BOOT_ID).total_bytes)
+        kept.image = bytearray(ImageForm.of(spec, BOOT_ID).total_bytes)
         return Mapped.create(kept.image, spec, BOOT_ID, self.point)
 
     def reopen(self, spec: Spec) -> Storage:
@@ -140,13 +140,13 @@ class KeptStates:
             raise Unusable("there is none")
         return Mapped.reopen(kept.image, spec, BOOT_ID, self.point)
 
-    def _take(self, spec: Spec) -> Kept:
+    def _take(self, spec: Spec) -> SurvivingShard:
         """As a lock on the file: its holder has to be dead before another process gets it."""
-        kept = self.kept.setdefault(_key(spec), Kept())
+        kept = self.kept.setdefault(_key(spec), SurvivingShard())
         holder = kept.holder
         if holder is not None and holder is not self.process and holder.alive:
             if not holder.given_up and holder.timeline is self.process.timeline:
-                raise Held(f"{holder} has this state open")
+                raise StateHeld(f"{holder} has this state open")
             # The old holder believes that it owns the state, and must not write into this server's.
             kept.image = bytearray(kept.image) if kept.image is not None else None
             kept.log = kept.log.copy() if kept.log is not None else None
@@ -162,7 +162,7 @@ class KeptStates:
         now = self.kept[_key(self._spec)]
         image = bytearray(now.image) if now.image is not None else None
         log = now.log.copy() if now.log is not None else None
-        copies, durability = {_key(self._spec): Kept(image, log)}, self.durability
+        copies, durability = {_key(self._spec): SurvivingShard(image, log)}, self.durability
         storage = KeptStates(self.process, copies, durability, no_point, Disk()).reopen(self._spec)
         state = storage.resume(copy.deepcopy(optimizer))
         return Survivor(state.get("version", 0), storage.w)

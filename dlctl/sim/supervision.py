@@ -19,7 +19,7 @@ def still_s(silent_s: float) -> float:
     return STILL_LIMITS * silent_s
 
 
-class Supervision:
+class SimSupervision:
     def __init__(self, agent: Process, coordinator: Callable[[], Process], silent_s: float) -> None:
         self.agent = agent
         self.coordinator = coordinator

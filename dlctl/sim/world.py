@@ -38,15 +38,15 @@ from dlctl.sim.drivers import (
     RecordsDriver,
     plain_inner,
 )
-from dlctl.sim.group import GroupDriver, Groups
+from dlctl.sim.group import GroupDriver, SimGroups
 from dlctl.sim.keys import SimulatedKeys
-from dlctl.sim.network import Network, NetworkOptions
+from dlctl.sim.network import NetworkOptions, SimNetwork
 from dlctl.sim.objectives import Objective
 from dlctl.sim.process import Observer, Process
 from dlctl.sim.shared_models import SharedModels
 from dlctl.sim.states import CommitDriver, KeptStates
 from dlctl.sim.store import Store
-from dlctl.sim.supervision import Supervision
+from dlctl.sim.supervision import SimSupervision
 from dlctl.sim.timeline import Timeline
 from dlctl.util.names import HOME_AGENT
 from dlctl.wire.machine import Machine, Started, StopRequested
@@ -88,9 +88,9 @@ class World:
         self._compute_rng, network_rng, self.fault_rng, self._clock_rng = (
             np.random.default_rng(stream) for stream in streams
         )
-        self.network = Network(self.timeline, network, network_rng, self.note)
+        self.network = SimNetwork(self.timeline, network, network_rng, self.note)
         self.observers: list[Observer] = []
-        self.groups = Groups(np.random.default_rng([seed, 12]))
+        self.groups = SimGroups(np.random.default_rng([seed, 12]))
         self.shared_models = SharedModels()
         self.processes: list[Process] = []
         """Every process so far, in the order of their starts."""
@@ -257,7 +257,7 @@ class World:
         """An agent detects the coordinator's exit, and starts the next one; it terminates a
         coordinator that is stopped.
         """
-        Supervision(agent, lambda: self.coordinator, self.job.timeouts.silent_s)
+        SimSupervision(agent, lambda: self.coordinator, self.job.timeouts.silent_s)
         agent.perform(RestartCoordinator, lambda _: self.restart_coordinator(self.past))
         if not self.coordinator.alive:
             agent.post(CoordinatorGone())

@@ -23,7 +23,7 @@ _TYPES = {int: "whole number", float: "number", str: "text", bool: "true or fals
 CHANGES = "Changes live."
 
 
-class Key(NamedTuple):
+class KeyDoc(NamedTuple):
     """The description of one key of a section."""
 
     name: str
@@ -35,7 +35,7 @@ class Key(NamedTuple):
     text: str
 
 
-def keys(section: type[Any]) -> list[Key]:
+def keys(section: type[Any]) -> list[KeyDoc]:
     """The keys of a dataclass. The keys of a nested table follow it, with dotted names."""
     texts = _texts(section)
     hints = get_type_hints(section, include_extras=True)
@@ -44,7 +44,7 @@ def keys(section: type[Any]) -> list[Key]:
         name, hint = field.name, hints[field.name]
         limits = ", ".join(chain.from_iterable(bounds.bounds(hint)))
         text = f"{texts.get(name, '')} {CHANGES if is_live(hint) else ''}".strip()
-        found.append(Key(name, _type(hint), limits, _default(field), text))
+        found.append(KeyDoc(name, _type(hint), limits, _default(field), text))
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             found += [key._replace(name=f"{name}.{key.name}") for key in keys(hint)]
     return found

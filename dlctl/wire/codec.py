@@ -19,7 +19,7 @@ import msgpack
 import numpy as np
 
 from dlctl.errors import LocalProtocolError, RemoteProtocolError
-from dlctl.wire.messages import FINITE, MESSAGES, NATURAL, Array, Json, Limits, Message, Packed
+from dlctl.wire.messages import FINITE, MESSAGES, NATURAL, Array, Json, Message, NumberRange, Packed
 
 PROTOCOL = 15
 HEADER_BYTES_MAX = 64 * 1024
@@ -225,7 +225,7 @@ _Arrays = Iterator[Array]
 _Checker = Callable[[Any, _Arrays], Any]
 
 
-def _number(kind: type[int] | type[float], limits: Limits) -> _Checker:
+def _number(kind: type[int] | type[float], limits: NumberRange) -> _Checker:
     least, most = limits.least, limits.most  # Every field of every message comes here.
 
     def check(value: Any, _: _Arrays) -> Any:
@@ -305,10 +305,10 @@ def _packed(value: Any, arrays: _Arrays) -> Packed:
 _natural = _number(int, NATURAL)
 
 
-def limits_of(hint: Any) -> Limits | None:
+def limits_of(hint: Any) -> NumberRange | None:
     """Of a field of this type; None: it is not a number."""
     if get_origin(hint) is Annotated:
-        return next(found for found in hint.__metadata__ if isinstance(found, Limits))
+        return next(found for found in hint.__metadata__ if isinstance(found, NumberRange))
     return {int: NATURAL, float: FINITE}.get(hint)
 
 

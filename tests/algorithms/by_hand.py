@@ -27,7 +27,7 @@ from dlctl.algorithms.base import (
     VectorRequest,
 )
 from dlctl.algorithms.engines import Operations
-from dlctl.algorithms.needs import Data, Gradient, Need, NextData, Step, Write
+from dlctl.algorithms.needs import Gradient, Need, NextBatch, NextData, Step, Write
 from dlctl.algorithms.tables import optimizer_of, side_of
 from dlctl.compress.base import Delta
 from dlctl.compress.none import Dense
@@ -49,19 +49,19 @@ from dlctl.roles.protocol.effects import (
 )
 from dlctl.roles.server.commits import Commits
 from dlctl.roles.server.table_shard import TableShard
-from dlctl.roles.server.vectors import Vectors
-from dlctl.roles.worker.members import Members
+from dlctl.roles.server.vectors import ShardVectors
+from dlctl.roles.worker.members import PeerMembers
 from dlctl.roles.worker.send_queue import SendQueue
 from dlctl.roles.worker.services.collecting import Collecting
 from dlctl.shards.base import Shard
 from dlctl.shards.memory import in_memory
-from dlctl.sim.group import LATENCY_S, GroupDriver, Groups
+from dlctl.sim.group import LATENCY_S, GroupDriver, SimGroups
 from dlctl.sim.objectives import LeastSquares, layout_of
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Send
 from dlctl.wire.messages import HELD, Array
 
-Batch = tuple[Data, Any]
+Batch = tuple[NextBatch, Any]
 """What a replica is told of a batch, and what the test's gradient makes of it."""
 GradientOf = Callable[[Array, Any], Step]
 """(parameters, the batch) -> its gradient."""
@@ -117,7 +117,7 @@ class Shards:
             sides = [side_of(table, algorithm, options, shard) for shard in shards]
             self.tables.append(OfTable(table, shards, sides))
         self.vectors = [self._vectors(index) for index in range(self.count)]
-        self.groups = Groups(np.random.default_rng(0))
+        self.groups = SimGroups(np.random.default_rng(0))
         self.memory = np.ones(w.size, np.float32)
         """The model of all replicas, if they share one."""
         self.players: dict[tuple[int, int], Player] = {}
@@ -160,7 +160,7 @@ class Shards:
         ):
             shard.w[:] = values[lo:hi]
 
-    def _vectors(self, index: int) -> Vectors:
+    def _vectors(self, index: int) -> ShardVectors:
         context = Context(resend_s=1e6)
         of_server = [
             TableShard(
@@ -172,7 +172,7 @@ class Shards:
             )
             for number in self.numbers.values()
         ]  # fmt: skip
-        return Vectors(of_server)
+        return ShardVectors(of_server)
 
     def perform(self, request: VectorRequest) -> tuple[float, ...]:
         self._number += 1
@@ -284,7 +284,7 @@ class Player:
         me = identity(slot, epoch)
         tables = joined_tables(algorithm, self._context, shards.size, shards.count, me)
         name, links = f"worker-{slot}", algorithm.shape.links
-        self._members = Members(self._context, name, connects="peers" in links)
+        self._members = PeerMembers(self._context, name, connects="peers" in links)
         self.training = training(
             self._context, tables, algorithm, self.side, me=me, send_queue=self._queue,
             batch_size=batch_size, push_norm_max=1e300, own_lr=own_lr,
@@ -368,11 +368,11 @@ class Player:
                 self._fetching[fetch.table, _number_in(peer), fetch.request] = fetch
             case Send(peer, m.Push() as push):
                 self._push(_number_in(peer), push)
-            case Send(peer, m.Ask() as ask):
+            case Send(peer, m.PeerRequest() as ask):
                 other = self.shards.players[_number_in(peer), ask.to_epoch]
                 other.training.on_ask(self._members.name.encode(), ask)
                 other._step()
-            case Send(bytes() as peer, m.Answer() as answer):
+            case Send(bytes() as peer, m.PeerReply() as answer):
                 other = self._asker(_number_in(peer.decode()))
                 other.training.on_answer(self._members.name, answer, other._now)
             case Send(peer, m.PortionDone() as done):

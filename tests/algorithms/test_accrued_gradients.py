@@ -7,7 +7,7 @@ import pytest
 from by_hand import Player, Shards
 
 from dlctl.algorithms.methods.downpour import DOWNPOUR, Options
-from dlctl.algorithms.needs import Data, Step
+from dlctl.algorithms.needs import NextBatch, Step
 
 P, SIZE, ALPHA, ETA, STEPS = 3, 6, 0.05, 0.1, 120
 """ETA: of the shards in `by_hand`, plain SGD."""
@@ -80,7 +80,7 @@ def play(shards, everybody, loops, agree):
     server = np.ones(SIZE)
     for slot in order():
         player, loop = everybody[slot], loops[slot]
-        player.todo.append((Data(0, 0, False), (slot, loop.number)))
+        player.todo.append((NextBatch(0, 0, False), (slot, loop.number)))
         player.go_on()
         loop.step(server)
         agree(shards.whole(), server, rtol=1e-5, atol=1e-6)

@@ -13,13 +13,15 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as of_torc
 
 from dlctl.algorithms.methods.allreduce import ALLREDUCE, Options
 from dlctl.algorithms.methods.powersgd import PowerSgd
-from dlctl.algorithms.needs import Data, Step
-from dlctl.model.flat import TRAINED, Entry, Layout
+from dlctl.algorithms.needs import NextBatch, Step
+from dlctl.model.flat import TRAINED, Layout, TensorEntry
 
 SIZE, LR = 8, 0.1
 SHAPES = ((24, 30), (30,), (16, 4, 5), (2, 3))
 """The last one would not become smaller."""
-LAYOUT = Layout(tuple(Entry(f"p{n}", TRAINED, shape, "float32") for n, shape in enumerate(SHAPES)))
+LAYOUT = Layout(
+    tuple(TensorEntry(f"p{n}", TRAINED, shape, "float32") for n, shape in enumerate(SHAPES))
+)
 TOTAL = LAYOUT.size()
 
 
@@ -145,7 +147,7 @@ def both_after(steps: int, **options: Any) -> list[Player]:
     ]
     for number in range(steps):
         for player in both:
-            player.todo += [(Data(0, number, True), [player.slot, number])]
+            player.todo += [(NextBatch(0, number, True), [player.slot, number])]
     for _ in range(4 * steps):
         for player in both:
             player.go_on()

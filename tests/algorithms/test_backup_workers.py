@@ -7,7 +7,7 @@ import pytest
 from by_hand import Player, Shards
 
 from dlctl.algorithms.methods.backups import SYNC, FirstOnes, Options, Replica
-from dlctl.algorithms.needs import Data, Step
+from dlctl.algorithms.needs import NextBatch, Step
 from dlctl.job.config import Choice, Job, JobFile, Workers
 from dlctl.wire.messages import APPLIED, HELD, LATE
 
@@ -31,7 +31,7 @@ def replicas():
 
 
 def compute(player, number):
-    player.todo.append((Data(0, number, True), (player.slot, number)))
+    player.todo.append((NextBatch(0, number, True), (player.slot, number)))
     player.go_on()
 
 

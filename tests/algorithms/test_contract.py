@@ -12,7 +12,7 @@ from made import OWN_LR
 
 from dlctl import jobfile, registry
 from dlctl.algorithms.base import Lead, Method, ReplicaSide, ShardSide
-from dlctl.algorithms.needs import Data, Need, Step
+from dlctl.algorithms.needs import Need, NextBatch, Step
 from dlctl.algorithms.shapes import faults_of
 from dlctl.wire.messages import APPLIED, BUFFERED, HELD, LATE
 
@@ -41,7 +41,7 @@ def gradient_of(parameters, batch):
 
 def portion(number, data_epoch=0):
     return [
-        (Data(data_epoch, number, batch == BATCHES - 1), [data_epoch, number, batch])
+        (NextBatch(data_epoch, number, batch == BATCHES - 1), [data_epoch, number, batch])
         for batch in range(BATCHES)
     ]
 

@@ -13,7 +13,7 @@ from dlctl.compress.base import Delta
 from dlctl.optim.momentum import Momentum
 from dlctl.optim.sgd import SGD, SGDOptions
 from dlctl.shards.base import Shard, Spec
-from dlctl.shards.image import Form
+from dlctl.shards.image import ImageForm
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.mapped import Mapped
 from dlctl.shards.memory import in_memory
@@ -122,7 +122,7 @@ def test_to_take_a_copy_is_no_step_of_the_optimiser():
 @pytest.mark.parametrize("kind", ["mapped", "journaled"])
 def test_the_copies_survive_with_the_shard(options, kind):
     spec = Spec("run", 0, 0, SIZE, rule_of(options).slots)
-    buffer, log = bytearray(Form.of(spec, "boot").total_bytes), MemoryLog()
+    buffer, log = bytearray(ImageForm.of(spec, "boot").total_bytes), MemoryLog()
     is_mapped = kind == "mapped"
     storage = Mapped.create(buffer, spec, "boot") if is_mapped else Journaled.create(log, spec)
     side, dice = Server(options, Shard(rule_of(options), storage)), np.random.default_rng(2)

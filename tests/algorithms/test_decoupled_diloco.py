@@ -10,7 +10,7 @@ from dlctl.algorithms.methods.decoupled_diloco import (
     Syncer,
     radial,
 )
-from dlctl.algorithms.needs import Data, Step
+from dlctl.algorithms.needs import NextBatch, Step
 from dlctl.compress.base import Delta
 from dlctl.job.config import Choice, Job, JobFile, Workers
 from dlctl.model.flat import slice_bounds
@@ -47,7 +47,9 @@ def replicas(servers: int = 1, **options) -> tuple[Shards, list[Player]]:
 
 
 def give(player: Player, batches: int, portion: int = 0, first: int = 0) -> None:
-    made = [(Data(0, portion, n == batches - 1), (player.slot, first + n)) for n in range(batches)]
+    made = [
+        (NextBatch(0, portion, n == batches - 1), (player.slot, first + n)) for n in range(batches)
+    ]
     player.todo += made
 
 

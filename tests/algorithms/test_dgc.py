@@ -7,7 +7,7 @@ import pytest
 from by_hand import Player, Shards
 
 from dlctl.algorithms.methods.dgc import DGC, Options
-from dlctl.algorithms.needs import Data, Step
+from dlctl.algorithms.needs import NextBatch, Step
 from dlctl.wire.messages import Packed
 
 REPLICAS, SIZE, SHARDS, EPOCHS, STEPS = 3, 40, 2, 4, 5
@@ -43,7 +43,7 @@ def played(options: Options) -> tuple[Shards, list[Player]]:
         player.side.members = frozenset(range(REPLICAS))
         player.training.writing.compressor = Largest()
         player.todo += [
-            (Data(epoch, 0, step == STEPS - 1), (player.slot, epoch * STEPS + step))
+            (NextBatch(epoch, 0, step == STEPS - 1), (player.slot, epoch * STEPS + step))
             for epoch in range(EPOCHS)
             for step in range(STEPS)
         ]

@@ -10,7 +10,7 @@ from made import site
 from dlctl import registry
 from dlctl.algorithms.base import PushKind
 from dlctl.algorithms.methods.easgd import BETA, EAMSGD, EASGD, Options, Replica, alpha_of
-from dlctl.algorithms.needs import Data, Gradient, NextData, Read, Step, Write
+from dlctl.algorithms.needs import Gradient, NextBatch, NextData, Read, Step, Write
 from dlctl.algorithms.rounds import DISCARDED_MAX
 from dlctl.compress.none import Dense
 from dlctl.job.config import Choice, Job, JobFile
@@ -38,7 +38,7 @@ def replicas(gradient=gradient_of, **options):
 
 
 def step(player, number):
-    player.todo.append((Data(0, 0, False), (player.slot, number)))
+    player.todo.append((NextBatch(0, 0, False), (player.slot, number)))
     player.go_on()
 
 
@@ -110,7 +110,7 @@ class Driven:
         answer = None
         match self.need:
             case NextData():
-                answer = Data(0, 0, False)
+                answer = NextBatch(0, 0, False)
             case Read():
                 self.side.arrival.before(0, SIZE)
                 self.x[:] = centre

@@ -6,7 +6,7 @@ from by_hand import Player, Shards
 
 from dlctl.algorithms.methods.easgd import BETA, Options
 from dlctl.algorithms.methods.easgd_atomic import EASGD_ATOMIC
-from dlctl.algorithms.needs import Data, Step
+from dlctl.algorithms.needs import NextBatch, Step
 from dlctl.algorithms.rounds import DISCARDED_MAX
 
 P, SIZE, ETA, TAU = 3, 6, 0.2, 4
@@ -30,7 +30,7 @@ def replicas(gradient=gradient_of, **options):
 
 
 def step(player, number, is_last=False):
-    player.todo.append((Data(0, 0, is_last), (player.slot, number)))
+    player.todo.append((NextBatch(0, 0, is_last), (player.slot, number)))
     player.go_on()
 
 
@@ -108,7 +108,7 @@ def test_a_worker_beyond_the_job_s_is_refused_and_changes_nothing():
     other = Player(EASGD_ATOMIC, shards, gradient_of, 9, own_lr=ETA)
     other.side.options = Options(exchange_every_steps=1)
     for number in range(2):
-        other.todo.append((Data(0, 0, False), (0, number)))
+        other.todo.append((NextBatch(0, 0, False), (0, number)))
         other.go_on()
     assert shards.outcomes[0, 9, 1, 1] == ["refused"]
     np.testing.assert_array_equal(shards.whole(), 1)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dlctl.algorithms.base import DataEpoch
-from dlctl.algorithms.methods.epoch_cut import Cut, Options
+from dlctl.algorithms.methods.epoch_cut import EpochCutReplica, Options
 from dlctl.roles.coordinator.portions import PortionPool
 
 
@@ -19,7 +19,7 @@ class Work:
     """A lead and a pool, as the coordinator has them; a worker is done with a portion when told."""
 
     def __init__(self, workers: int, portions: int, epochs: float = 3.0, **options: float) -> None:
-        self.lead = Cut(Options(**options))
+        self.lead = EpochCutReplica(Options(**options))
         self.pool = PortionPool(10 * portions, 10)
         self.pool.limit = math.ceil(epochs * portions)
         self.at_work: dict[int, tuple[int, int]] = {}
@@ -188,7 +188,7 @@ def test_the_next_coordinator_goes_on_with_the_epoch():
     work = Work(3, 9)
     work.do(0, 3)
     work.do(1, 1)
-    other = Cut(Options())
+    other = EpochCutReplica(Options())
     other.resume(json.loads(json.dumps(work.lead.state())))
     assert other.state() == work.lead.state()
     other.members, other.epoch = work.lead.members, work.lead.epoch

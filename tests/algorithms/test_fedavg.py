@@ -10,7 +10,7 @@ import pytest
 
 from dlctl.algorithms import privacy
 from dlctl.algorithms.base import DataEpoch, Decision
-from dlctl.algorithms.methods.fedavg import Options, Rounds, Server, check
+from dlctl.algorithms.methods.fedavg import FedAvgLead, Options, Server, check
 from dlctl.compress.base import Delta
 from dlctl.errors import DlctlError
 from dlctl.job.clients import Clients, cohort, cut
@@ -85,8 +85,8 @@ def test_all_clients_are_drawn_alike() -> None:
 ALL_LEASED = DataEpoch(4, 0, {0: 3, 1: 1})
 
 
-def lead_of(epoch: DataEpoch = ALL_LEASED, **options: Any) -> Rounds:
-    lead = Rounds(Options(**options))
+def lead_of(epoch: DataEpoch = ALL_LEASED, **options: Any) -> FedAvgLead:
+    lead = FedAvgLead(Options(**options))
     lead.epoch = epoch
     return lead
 
@@ -186,7 +186,7 @@ def test_what_privacy_needs_is_said_before_a_run(monkeypatch: pytest.MonkeyPatch
     assert faults(noise_multiplier=1.0, **private) == ["algorithm.noise_multiplier"]
     monkeypatch.setattr(privacy, "has_accountant", lambda: True)
     assert faults(noise_multiplier=1.0, **private) == []
-    lead = Rounds(Options(**private))
+    lead = FedAvgLead(Options(**private))
     with pytest.raises(DlctlError, match=r"clients_per_round is 10, and there are 9 clients"):
         lead.cohort(9)
 
@@ -216,7 +216,9 @@ def test_epsilon_adds_up_over_the_rounds(monkeypatch: pytest.MonkeyPatch) -> Non
     rdp = SimpleNamespace(RdpAccountant=Accountant, compute_epsilon=compute_epsilon)
     monkeypatch.setattr(privacy, "accounting", lambda: (dp, rdp))
     privacy._of_round.cache_clear()
-    lead = Rounds(Options(clip_norm=1.0, noise_multiplier=8.0, clients_per_round=10, delta=1e-3))
+    lead = FedAvgLead(
+        Options(clip_norm=1.0, noise_multiplier=8.0, clients_per_round=10, delta=1e-3)
+    )
     assert "epsilon" not in lead.figures(), "nobody has said how many clients there are"
     lead.cohort(100)
     found = [lead.figures()["epsilon"]]

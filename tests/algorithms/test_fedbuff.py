@@ -6,7 +6,7 @@ from by_hand import Player, Shards
 
 from dlctl.algorithms.base import PushKind
 from dlctl.algorithms.methods.fedbuff import FEDBUFF, Options, Replica
-from dlctl.algorithms.needs import Data, Step
+from dlctl.algorithms.needs import NextBatch, Step
 from dlctl.wire.messages import APPLIED, BUFFERED
 
 P, SIZE, H, K = 3, 5, 2, 3
@@ -30,7 +30,7 @@ def replicas(gradient=gradient_of, **more):
 
 
 def step(player, number):
-    player.todo.append((Data(0, 0, False), (player.slot, number)))
+    player.todo.append((NextBatch(0, 0, False), (player.slot, number)))
     player.go_on()
 
 

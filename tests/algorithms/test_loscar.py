@@ -5,7 +5,7 @@ import pytest
 from by_hand import Player, Shards
 
 from dlctl.algorithms.methods.loscar import LOSCAR, Options, mask
-from dlctl.algorithms.needs import Data, Step
+from dlctl.algorithms.needs import NextBatch, Step
 
 REPLICAS, SIZE, ROUNDS, STEPS = 3, 40, 12, 2
 RATE, OUTER_RATE = 0.2, 0.1
@@ -29,7 +29,9 @@ def replicas(*, density: float, overlap: bool) -> tuple[Shards, list[Player]]:
 
 
 def give(player: Player, first: int, end: int) -> None:
-    player.todo += [(Data(0, first, n == end - 1), (player.slot, n)) for n in range(first, end)]
+    player.todo += [
+        (NextBatch(0, first, n == end - 1), (player.slot, n)) for n in range(first, end)
+    ]
 
 
 def go_on(everybody: list[Player]) -> None:

@@ -5,7 +5,7 @@ import pytest
 from by_hand import Player, Shards
 
 from dlctl.algorithms.methods.local_sgd import LOCAL_SGD, Options
-from dlctl.algorithms.needs import Data, Step
+from dlctl.algorithms.needs import NextBatch, Step
 
 REPLICAS, SIZE, BATCHES = 3, 5, 12
 RATE = 0.2
@@ -30,7 +30,7 @@ def replicas(steps: int, *, overlap: bool = False) -> tuple[Shards, list[Player]
 
 
 def give(player: Player, first: int, end: int) -> None:
-    player.todo += [(Data(0, 0, False), (player.slot, n)) for n in range(first, end)]
+    player.todo += [(NextBatch(0, 0, False), (player.slot, n)) for n in range(first, end)]
 
 
 def go_on(everybody: list[Player]) -> None:
@@ -170,7 +170,7 @@ def explodes(parameters, batch):
 
 def give_bad(player: Player) -> None:
     player.gradient = explodes
-    player.todo.append((Data(0, 0, False), "bad"))
+    player.todo.append((NextBatch(0, 0, False), "bad"))
 
 
 @pytest.mark.parametrize("overlap", [False, True])

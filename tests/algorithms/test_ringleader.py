@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from by_hand import GENERATION
 
-from dlctl.algorithms.methods.ringleader import Options, Rounds
+from dlctl.algorithms.methods.ringleader import Options, RingleaderServer
 from dlctl.compress.base import Delta
 from dlctl.optim.sgd import SGD, SGDOptions
 from dlctl.shards.base import Shard, Spec
-from dlctl.shards.image import Form
+from dlctl.shards.image import ImageForm
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.mapped import Mapped
 from dlctl.shards.memory import in_memory
@@ -23,17 +23,17 @@ SIZE, LR = 5, 0.1
 
 
 def rule_of(workers: int) -> object:
-    return Rounds.optimizer(Options(), SGD(SGDOptions(lr=LR)), workers)
+    return RingleaderServer.optimizer(Options(), SGD(SGDOptions(lr=LR)), workers)
 
 
-def new_side(workers: int, members: int | None = None) -> Rounds:
-    side = Rounds(Options(), in_memory(rule_of(workers), np.ones(SIZE, np.float32)))
+def new_side(workers: int, members: int | None = None) -> RingleaderServer:
+    side = RingleaderServer(Options(), in_memory(rule_of(workers), np.ones(SIZE, np.float32)))
     side.members(frozenset(range(members or workers)))
     return side
 
 
 def push(
-    side: Rounds, slot: int, gradient: Array, base: int = 0, samples: int = 8
+    side: RingleaderServer, slot: int, gradient: Array, base: int = 0, samples: int = 8
 ) -> tuple[str, int]:
     packed = Packed("none", SIZE, (gradient,))
     message = Push(slot, 1, GENERATION, 0, base, 0, 0, samples, 0, packed, 0)
@@ -123,10 +123,13 @@ def test_workers_beyond_the_job_s_count_share_entries():
 def test_the_table_survives_with_the_shard(kind):
     workers = 3
     spec = Spec("run", 0, 0, SIZE, rule_of(workers).slots)
-    buffer, log = bytearray(Form.of(spec, "boot").total_bytes), MemoryLog()
+    buffer, log = bytearray(ImageForm.of(spec, "boot").total_bytes), MemoryLog()
     is_mapped = kind == "mapped"
     storage = Mapped.create(buffer, spec, "boot") if is_mapped else Journaled.create(log, spec)
-    side, dice = Rounds(Options(), Shard(rule_of(workers), storage)), np.random.default_rng(3)
+    side, dice = (
+        RingleaderServer(Options(), Shard(rule_of(workers), storage)),
+        np.random.default_rng(3),
+    )
     side.members(frozenset(range(workers)))
     other = new_side(workers)
     side.shard.storage.fill({"w": np.ones(SIZE, np.float32)}, None)
@@ -137,7 +140,7 @@ def test_the_table_survives_with_the_shard(kind):
         side.shard.commit({"side": json.loads(json.dumps(side.state()))})
         if number % 3 == 2:
             storage = Mapped.reopen(buffer, spec, "boot") if is_mapped else Journaled(log, spec)
-            side = Rounds(Options(), Shard(rule_of(workers), storage))
+            side = RingleaderServer(Options(), Shard(rule_of(workers), storage))
             side.resume(side.shard.resume()["side"])
             side.members(frozenset(range(workers)))
     assert side.shard.w.tobytes() == other.shard.w.tobytes()

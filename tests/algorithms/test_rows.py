@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 import dlctl
 from daemons.worker import inner_optimizer
 from daemons.worker.data.portion_loader import PortionLoader
-from daemons.worker.replica import Replica
+from daemons.worker.replica import TorchReplica
 from daemons.worker.stepper import Stepper
 from daemons.worker.task.user_task import Task, TaskError
 from dlctl.algorithms.methods.downpour import DOWNPOUR
@@ -27,7 +27,7 @@ from dlctl.algorithms.methods.rows import ROWS
 from dlctl.compress.none import Dense
 from dlctl.errors import DlctlError, RemoteProtocolError
 from dlctl.job.config import Choice, Data, Job, JobFile, Servers, Workers
-from dlctl.model.flat import Entry, Layout
+from dlctl.model.flat import Layout, TensorEntry
 from dlctl.optim.sgd import SGD
 from dlctl.roles.protocol.context import COORDINATOR, Birth
 from dlctl.roles.protocol.effects import Compute, Computed, ModelBuilt, NameRows, RowsNamed
@@ -41,11 +41,11 @@ from dlctl.wire.machine import Event, Received, Send, Started
 from dlctl.wire.messages import Packed
 
 ENTRIES = (
-    Entry("a", "rows", (7, 3), "float32", init=("uniform", -1.0, 1.0)),
-    Entry("b", "rows", (4, 1), "float32", init=("constant", 2.0, 0.0)),
-    Entry("c", "rows", (50, 5), "float32", init=("normal", 1.0, 0.5)),
+    TensorEntry("a", "rows", (7, 3), "float32", init=("uniform", -1.0, 1.0)),
+    TensorEntry("b", "rows", (4, 1), "float32", init=("constant", 2.0, 0.0)),
+    TensorEntry("c", "rows", (50, 5), "float32", init=("normal", 1.0, 0.5)),
 )
-LAYOUT = Layout((Entry("weight", "trained", (2,), "float32"), *ENTRIES))
+LAYOUT = Layout((TensorEntry("weight", "trained", (2,), "float32"), *ENTRIES))
 SIZE = 7 * 3 + 4 + 50 * 5
 COUNTS = pytest.mark.parametrize("servers", [1, 2, 3, 9])
 
@@ -202,7 +202,7 @@ class Run:
             servers=Servers(count=self.servers),
             data=Data(shuffle=False, lease_ahead_s=0.0),
         )
-        self.replica = Replica(Task(self.user), device="cpu", seed=3)
+        self.replica = TorchReplica(Task(self.user), device="cpu", seed=3)
         self.stepper = Stepper(
             self.replica, job.gradient, inner_optimizer.make(job.inner, self.replica.values)
         )
@@ -323,7 +323,7 @@ def loop(user: Words, epochs: int, batch_size: int) -> tuple[dict[str, Tensor], 
     """On one machine: dense tables, each batch a step of plain SGD along the gradient of its sum;
     for other parameters along that of its mean, with the rate of the servers.
     """
-    replica = Replica(Task(user), device="cpu", seed=3)
+    replica = TorchReplica(Task(user), device="cpu", seed=3)
     first = RowSlice(RowTables(replica.layout), 1, 0).initial(3)
     tables = {
         name: torch.from_numpy(values.copy()).requires_grad_()
@@ -425,7 +425,7 @@ def test_a_task_is_told_what_is_wrong_with_its_rows(tables: Any, rows: Any, what
     user.tables = lambda: tables  # type: ignore[method-assign]
     user.rows = lambda batch: rows  # type: ignore[method-assign]
     with pytest.raises(TaskError, match=what):
-        Replica(Task(user), device="cpu", seed=0).rows.name([[None]])
+        TorchReplica(Task(user), device="cpu", seed=0).rows.name([[None]])
 
 
 def test_other_methods_say_that_they_train_no_rows() -> None:

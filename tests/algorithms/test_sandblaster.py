@@ -15,10 +15,10 @@ from made import replica
 from scipy.optimize import LbfgsInvHessProduct, minimize
 
 from dlctl import jobfile
-from dlctl.algorithms.base import BatchRequest, Change, Snapshot, Sum, VectorRequest
+from dlctl.algorithms.base import BatchRequest, Change, DriveSnapshot, Sum, VectorRequest
 from dlctl.algorithms.methods.line_search import Conditions, Trial, strong_wolfe
-from dlctl.algorithms.methods.sandblaster import LBFGS, SANDBLASTER, Options, Pair
-from dlctl.algorithms.needs import Data, Gradient, NextData, Read, Step, Write
+from dlctl.algorithms.methods.sandblaster import LBFGS, SANDBLASTER, HistoryPair, Options
+from dlctl.algorithms.needs import Gradient, NextBatch, NextData, Read, Step, Write
 from dlctl.algorithms.tables import PARTS_MAX
 from dlctl.errors import UsageError
 from dlctl.roles.coordinator.portions import PortionPool
@@ -393,7 +393,7 @@ def test_a_direction_that_leads_up_is_forgotten_with_its_pairs():
     directions = []
     for request in requests(side, function.shards, function):
         if isinstance(request, BatchRequest) and len(function.points) == 1:
-            side.pairs.append(Pair(0, 1.0, -2.0))  # As if H were -2.
+            side.pairs.append(HistoryPair(0, 1.0, -2.0))  # As if H were -2.
         if isinstance(request, VectorRequest) and Change("copy", "d", "d", -1.0) in request.changes:
             directions.append(function.shards.whole("d"))
     up, down = directions
@@ -453,7 +453,9 @@ def test_a_start_without_a_loss_is_the_end():
 
 def numbers_only(value):
     """Whether nothing in `value` is, or could grow to, a vector of the model."""
-    if isinstance(value, int | float | str | Options | VectorRequest | BatchRequest | Snapshot):
+    if isinstance(
+        value, int | float | str | Options | VectorRequest | BatchRequest | DriveSnapshot
+    ):
         return True
     if dataclasses.is_dataclass(value):
         return all(numbers_only(getattr(value, f.name)) for f in dataclasses.fields(value))
@@ -523,7 +525,7 @@ class Replicas:
             where = (taken.start, taken.stop)
             yield [
                 (
-                    Data(clock, taken.portion, portion.is_last(number)),
+                    NextBatch(clock, taken.portion, portion.is_last(number)),
                     batch_rows(samples, 0, clock, where, (number, self.batch_size)),
                 )
                 for number in range(portion.batches)
@@ -598,30 +600,30 @@ def test_a_replica_fetches_once_per_batch_before_it_computes_and_pushes_sums():
     gradient = np.array([1, 2, 3, 4], np.float32)
     assert next(run) == NextData()
     assert run.send(None) == NextData(), "there is nothing to push"
-    assert run.send(Data(0, 5, False)) == Read(wait=True)
+    assert run.send(NextBatch(0, 5, False)) == Read(wait=True)
     assert run.send(0) == Gradient()
     assert run.send(Step(gradient, 3, 1.0)) == NextData()
-    assert run.send(Data(0, 5, True)) == Gradient()
+    assert run.send(NextBatch(0, 5, True)) == Gradient()
     push = run.send(Step(2 * gradient, 2, 1.0))
     assert (push.samples, push.clock, push.part) == (5, 0, 5)
     assert np.array_equal(push.vector, 7 * gradient)
     assert run.send(None) == NextData()
-    assert run.send(Data(0, 6, True)) == Gradient(), "the parameters are those of this batch"
+    assert run.send(NextBatch(0, 6, True)) == Gradient(), "the parameters are those of this batch"
     assert np.array_equal(run.send(Step(gradient, 1, 1.0)).vector, gradient)
     assert run.send(None) == NextData()
-    assert run.send(Data(1, 0, True)) == Read(wait=True)
+    assert run.send(NextBatch(1, 0, True)) == Read(wait=True)
 
 
 def test_what_is_not_finite_is_left_out_and_a_portion_of_nothing_is_not_pushed():
     side = replica(SANDBLASTER, np.zeros(2, np.float32))
     run = side.run()
     next(run)
-    run.send(Data(0, 0, True))
+    run.send(NextBatch(0, 0, True))
     assert run.send(0) == Gradient()
     assert run.send(None) == NextData()
-    assert run.send(Data(0, 1, False)) == Gradient()
+    assert run.send(NextBatch(0, 1, False)) == Gradient()
     assert run.send(Step(np.ones(2, np.float32), 3, 1.0)) == NextData()
-    assert run.send(Data(0, 1, True)) == Gradient()
+    assert run.send(NextBatch(0, 1, True)) == Gradient()
     push = run.send(None)
     assert (push.samples, push.part) == (3, 1)
 

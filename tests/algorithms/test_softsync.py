@@ -9,7 +9,7 @@ import pytest
 from by_hand import GENERATION
 
 from dlctl import jobfile
-from dlctl.algorithms.methods.softsync import Collecting, Options
+from dlctl.algorithms.methods.softsync import Options, SoftsyncServer
 from dlctl.compress.base import Delta
 from dlctl.errors import UsageError
 from dlctl.optim.sgd import SGD, SGDOptions
@@ -21,17 +21,17 @@ SIZE, LR = 5, 0.1
 
 
 def shard_of(options: Options) -> Shard:
-    rule = Collecting.optimizer(options, SGD(SGDOptions(lr=LR)), workers=4)
+    rule = SoftsyncServer.optimizer(options, SGD(SGDOptions(lr=LR)), workers=4)
     return in_memory(rule, np.ones(SIZE, np.float32))
 
 
-def new_side(workers: int, **options: int) -> Collecting:
-    side = Collecting(Options(**options), shard_of(Options(**options)))
+def new_side(workers: int, **options: int) -> SoftsyncServer:
+    side = SoftsyncServer(Options(**options), shard_of(Options(**options)))
     side.members(frozenset(range(workers)))
     return side
 
 
-def push(side: Collecting, gradient: Array, base_version: int) -> tuple[str, int]:
+def push(side: SoftsyncServer, gradient: Array, base_version: int) -> tuple[str, int]:
     packed = Packed("none", SIZE, (gradient,))
     message = Push(0, 1, GENERATION, 0, base_version, 0, 0, 8, 0, packed, 0)
     (outcome,) = side.push(message, Delta(gradient))
@@ -86,7 +86,7 @@ def test_a_server_that_takes_the_place_goes_on_with_what_is_buffered():
     side, ones = new_side(3, n=1), np.ones(SIZE, np.float32)
     for _ in range(4):
         push(side, ones, 0)
-    other = Collecting(side.options, side.shard)
+    other = SoftsyncServer(side.options, side.shard)
     other.resume(json.loads(json.dumps(side.state())))
     assert other.state() == side.state()
     assert push(other, ones, 2) == (BUFFERED, 1)

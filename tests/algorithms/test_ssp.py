@@ -10,7 +10,7 @@ from by_hand import Player, Shards
 from made import OWN_LR
 
 from dlctl.algorithms.methods.ssp import SSP, Clocks, Options
-from dlctl.algorithms.needs import Data, Read, Step
+from dlctl.algorithms.needs import NextBatch, Read, Step
 from dlctl.algorithms.roster import AHEAD_MAX, IDLE
 from dlctl.compress.base import Delta
 from dlctl.optim.sgd import SGD, SGDOptions
@@ -42,7 +42,7 @@ def players(workers: int, servers: int = 2, **options: int) -> list[Player]:
 def give(player: Player, steps: int) -> None:
     number = len(player.todo)
     player.todo += [
-        (Data(0, player.slot, step == steps - 1), [player.slot, number + step])
+        (NextBatch(0, player.slot, step == steps - 1), [player.slot, number + step])
         for step in range(steps)
     ]
 
@@ -58,7 +58,7 @@ def test_without_staleness_all_updates_of_a_clock_are_added_before_the_next_one(
     for step in range(steps):
         w = w if step > 1 else everybody[0].shards.whole().astype(float)  # They begin one by one.
         for player in everybody:
-            player.todo = [(Data(0, player.slot, step == steps - 1), [player.slot, step])]
+            player.todo = [(NextBatch(0, player.slot, step == steps - 1), [player.slot, step])]
         for player in [*everybody, *everybody]:
             player.go_on()
         assert not any(player.todo for player in everybody)

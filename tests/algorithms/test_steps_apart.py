@@ -8,7 +8,7 @@ from made import site
 
 from dlctl.algorithms.base import ReplicaSide
 from dlctl.algorithms.methods import local_sgd, sync
-from dlctl.algorithms.needs import Data, Gradient, Read, Step, View, Write
+from dlctl.algorithms.needs import Gradient, NextBatch, Read, Step, View, Write
 
 LOCAL = local_sgd.Options(local_steps=1)
 OVERLAP = local_sgd.Options(local_steps=1, overlap=True)
@@ -33,7 +33,7 @@ def story(side: ReplicaSide, newest: list[int]) -> list[str]:
             case Write():
                 told.append(f"push {request.samples} for {request.clock}")
             case _:
-                answer = Data(0, 0, False)
+                answer = NextBatch(0, 0, False)
         request = run.send(answer)
 
 

@@ -5,7 +5,7 @@ import pytest
 from by_hand import Player, Shards
 
 from dlctl.algorithms.methods.streaming_diloco import STREAMING_DILOCO, Options
-from dlctl.algorithms.needs import Data, Step
+from dlctl.algorithms.needs import NextBatch, Step
 from dlctl.model.flat import slice_bounds
 
 REPLICAS, SIZE, BATCHES = 2, 7, 40
@@ -34,7 +34,7 @@ def replicas(servers: int = 2, **options) -> tuple[Shards, list[Player]]:
 
 
 def give(player: Player, batches: int, portion: int = 0) -> None:
-    made = [(Data(0, portion, n == batches - 1), (player.slot, n)) for n in range(batches)]
+    made = [(NextBatch(0, portion, n == batches - 1), (player.slot, n)) for n in range(batches)]
     player.todo += made
 
 
@@ -174,7 +174,7 @@ def test_who_explodes_drops_it_and_goes_on_from_what_the_servers_have():
     go_on(everybody)
     assert np.abs(shards.whole()).max() < 10
     for one in everybody:
-        one.todo += [(Data(0, 1, n == 9), (one.slot, n)) for n in range(2, 10)]
+        one.todo += [(NextBatch(0, 1, n == 9), (one.slot, n)) for n in range(2, 10)]
     go_on(everybody)
     assert other.samples == 10
     assert np.abs(shards.whole()).max() < 10

@@ -9,7 +9,7 @@ import pytest
 from by_hand import Player, Shards
 
 from dlctl.algorithms.methods.async_diloco import ASYNC_DILOCO, Options
-from dlctl.algorithms.needs import Data, Step
+from dlctl.algorithms.needs import NextBatch, Step
 from dlctl.optim.delayed_nesterov import DelayedNesterov
 
 P, SIZE, H, STEPS = 3, 5, 2, 120
@@ -63,7 +63,7 @@ def test_replicas_in_any_order_go_the_way_of_the_paper(agree):
     ]
     paper = Paper()
     for slot in np.random.default_rng(2).choice(P, p=[0.6, 0.3, 0.1], size=STEPS):
-        everybody[slot].todo.append((Data(0, 0, False), (slot, paper.clocks[slot])))
+        everybody[slot].todo.append((NextBatch(0, 0, False), (slot, paper.clocks[slot])))
         everybody[slot].go_on()
         paper.step(slot)
         agree(shards.whole(), paper.theta, rtol=1e-5, atol=1e-6)

@@ -8,7 +8,7 @@ import numpy as np
 from by_hand import Player, Shards
 
 from dlctl.algorithms.base import Method
-from dlctl.algorithms.needs import Data, Step
+from dlctl.algorithms.needs import NextBatch, Step
 
 SIZE, LR = 8, 0.1
 
@@ -33,5 +33,5 @@ def players(method: Method, workers: int, lr: float = LR, **options: Any) -> lis
 
 
 def step(player: Player, number: int) -> None:
-    player.todo += [(Data(0, number, True), [player.slot, number])]
+    player.todo += [(NextBatch(0, number, True), [player.slot, number])]
     player.go_on()

@@ -17,7 +17,7 @@ from dlctl.job import config
 from dlctl.optim.sgd import SGD
 from dlctl.roles.protocol.effects import Settled
 from dlctl.runs import checkpoints, database, kept_shards, terms
-from dlctl.runs.terms import OnDisk, Terms
+from dlctl.runs.terms import OnDisk, TermLog
 from dlctl.shards.base import Shard, Spec, no_point
 
 SIZE = 8
@@ -86,7 +86,7 @@ def acknowledge(run, slot: int, incarnation: int, epoch: int, *counts: int) -> N
 def issue(directory: Path, issued: Mapping[str, int]) -> None:
     """Terms that daemons of this run have had."""
     with closing(OnDisk(directory)) as file:
-        Terms(file, issued).append()
+        TermLog(file, issued).append()
 
 
 def damaged_terms(directory: Path) -> Path:

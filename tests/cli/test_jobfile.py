@@ -51,7 +51,7 @@ def test_what_does_not_go_with_the_method_is_named_by_both_lines(folder: Path) -
     assert method.message == 'sandblaster does not go with compression.name = "topk"'
 
 
-def only_problem(folder: Path, text: str) -> jobfile.Problem:
+def only_problem(folder: Path, text: str) -> jobfile.JobFileProblem:
     """But for the line of a method that it does not go with."""
     problems = refusal(written(folder, text)).problems
     problems = [each for each in problems if " does not go with " not in each.message]

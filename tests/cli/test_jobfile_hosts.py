@@ -34,7 +34,7 @@ def load(tmp_path: Path):
 
 @pytest.fixture
 def problem(load):
-    def only_problem(text: str) -> jobfile.Problem:
+    def only_problem(text: str) -> jobfile.JobFileProblem:
         with pytest.raises(jobfile.JobFileError) as refused:
             load(text)
         (found,) = refused.value.problems

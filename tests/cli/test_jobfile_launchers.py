@@ -45,7 +45,7 @@ def load(tmp_path: Path):
 
 @pytest.fixture
 def problems(load):
-    def found(text: str) -> list[jobfile.Problem]:
+    def found(text: str) -> list[jobfile.JobFileProblem]:
         with pytest.raises(jobfile.JobFileError) as refused:
             load(text)
         return refused.value.problems

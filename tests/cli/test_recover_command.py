@@ -307,7 +307,7 @@ def test_a_run_is_back_when_all_daemons_have_reported_to_the_new_coordinator(dea
 
 
 def test_a_wait_is_told_when_the_state_changes_and_every_ten_seconds(capsys, monkeypatch):
-    progress = live.Progress()
+    progress = live.ProgressLines()
     for second in range(21):
         monkeypatch.setattr(live.time, "monotonic", lambda now=second: 100.0 + now)
         state = "pending" if second < 5 else "starting"

@@ -13,7 +13,7 @@ from dlctl.compress.base import Delta
 from dlctl.optim import buffered
 from dlctl.optim.buffered import BUFFER, BUFFERED, STEPS, Buffered
 from dlctl.shards.base import Shard, Spec, no_point
-from dlctl.shards.image import Form
+from dlctl.shards.image import ImageForm
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.mapped import Mapped
 from dlctl.shards.memory import InMemory
@@ -39,7 +39,7 @@ def optimizer(name):
 
 class OnMapped:
     def __init__(self, spec):
-        self.spec, self.buffer = spec, bytearray(Form.of(spec, "boot").total_bytes)
+        self.spec, self.buffer = spec, bytearray(ImageForm.of(spec, "boot").total_bytes)
 
     def create(self, point=no_point):
         return Mapped.create(self.buffer, self.spec, "boot", point)

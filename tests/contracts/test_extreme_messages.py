@@ -22,7 +22,7 @@ from stolen_key import FIXED, extremes, numbers_of
 
 from dlctl import registry
 from dlctl.compress.plain import nothing
-from dlctl.model.flat import AVERAGED, ROWS, TRAINED, Entry, Layout
+from dlctl.model.flat import AVERAGED, ROWS, TRAINED, Layout, TensorEntry
 from dlctl.roles.protocol.context import COORDINATOR, Birth
 from dlctl.roles.protocol.token import sign
 from dlctl.roles.server.server import Server
@@ -34,8 +34,11 @@ from dlctl.wire.messages import DUPLICATE, Array
 
 KEY, RUN, SIZE, STEP_SAMPLES = b"the key", "run-1", 12, 8
 HONEST, LIAR = 0, 1
-TABLE_ROWS = Entry("table", ROWS, (8, 3), "float32", init=("constant", 0.0, 0.0))
-PARAMETERS = (Entry("w", TRAINED, (SIZE,), "float32"), Entry("seen", AVERAGED, (1,), "float32"))
+TABLE_ROWS = TensorEntry("table", ROWS, (8, 3), "float32", init=("constant", 0.0, 0.0))
+PARAMETERS = (
+    TensorEntry("w", TRAINED, (SIZE,), "float32"),
+    TensorEntry("seen", AVERAGED, (1,), "float32"),
+)
 METHODS = [
     name for name in registry.names("algorithms") if registry.load("algorithms", name).shape.tables
 ]

@@ -156,7 +156,7 @@ class Coordinator:
         del self.watched[fd]
 
     def start(self, name: str, incarnation: int) -> None:
-        self.agents.start(base.Order(name, incarnation, self._control, base.NO_CREDENTIALS))
+        self.agents.start(base.StartOrder(name, incarnation, self._control, base.NO_CREDENTIALS))
 
     def until(self, condition: Callable[[], Any]) -> None:
         """Turn until it is true."""

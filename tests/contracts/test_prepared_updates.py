@@ -20,7 +20,7 @@ from dlctl.optim.blocks import Block
 from dlctl.shards.ahead import Ahead
 from dlctl.shards.base import Shard, Spec
 from dlctl.shards.errors import Diverged
-from dlctl.shards.image import Form
+from dlctl.shards.image import ImageForm
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.mapped import Mapped
 from dlctl.shards.memory import InMemory
@@ -35,7 +35,7 @@ SIZE = 3000
 PLACES = {
     "memory": lambda spec: InMemory().create(spec),
     "mapped": lambda spec: Mapped.create(
-        bytearray(Form.of(spec, "boot").total_bytes), spec, "boot"
+        bytearray(ImageForm.of(spec, "boot").total_bytes), spec, "boot"
     ),
     "journal": lambda spec: Journaled.create(MemoryLog(), spec),
 }

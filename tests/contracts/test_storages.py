@@ -9,7 +9,7 @@ import pytest
 from dlctl import registry
 from dlctl.shards.base import Shard, Spec
 from dlctl.shards.errors import Diverged
-from dlctl.shards.image import Form
+from dlctl.shards.image import ImageForm
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.mapped import Mapped
 from dlctl.shards.memory import InMemory
@@ -33,7 +33,7 @@ DELTAS = {
 class OnMapped:
     def __init__(self, spec):
         self.spec = spec
-        self.buffer = bytearray(Form.of(spec, "boot").total_bytes)
+        self.buffer = bytearray(ImageForm.of(spec, "boot").total_bytes)
 
     def create(self):
         return Mapped.create(self.buffer, self.spec, "boot")

@@ -9,7 +9,7 @@ import pytest
 from house import GUEST, KEYS, House
 
 from daemons.coordinator.directories import Directories
-from daemons.coordinator.records import Records
+from daemons.coordinator.records import RunRecords
 from daemons.loop import Loop
 from dlctl.runs.database import RunDb
 from dlctl.wire.machine import Effect, Event, Exit, Started
@@ -61,7 +61,7 @@ def record(tmp_path: Path, run_script: Callable[..., list[Event]]) -> Callable[.
 
     def run(*effects: Effect, awaited: int = 0) -> list[Event]:
         loop, db = Loop(), RunDb(tmp_path)
-        Records(tmp_path, db, loop)
+        RunRecords(tmp_path, db, loop)
         Directories(tmp_path, loop)
         try:
             return run_script(loop, *effects, awaited=awaited)

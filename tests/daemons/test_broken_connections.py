@@ -19,7 +19,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from daemons.loop import Loop
 from daemons.transport import reconnect
-from daemons.transport.reconnect import Handshakes, Link
+from daemons.transport.reconnect import Handshakes, ReconnectingSocket
 from daemons.transport.sockets import Transport
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Connect, Effect, Event, Exit, Peer, Reconnected, Send, Started
@@ -268,7 +268,7 @@ def test_that_a_connection_goes_on_is_seen_before_it_is_replaced(monkeypatch) ->
     watched = Handshakes(zmq.Poller())
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.linger = 0
-        watched.watch(Link(dealer, HERE, "", ""))
+        watched.watch(ReconnectingSocket(dealer, HERE, "", ""))
         [(monitor, link)] = watched._links.items()
         with socket.create_server(("127.0.0.1", 0)) as listener:
             dealer.connect(f"tcp://127.0.0.1:{listener.getsockname()[1]}")

@@ -17,7 +17,7 @@ from dlctl.errors import DlctlError
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.server.commits import Commit, Committed
 from dlctl.shards.base import no_point
-from dlctl.shards.log import Write
+from dlctl.shards.log import LogWrite
 from dlctl.wire import messages as m
 
 LIMIT_S = 20.0
@@ -87,7 +87,7 @@ class Server:
 
     def commit(self, record: bytes) -> None:
         self._number += 1
-        write = Write(self.disk, self._number, record, b"", no_point)  # type: ignore[arg-type]
+        write = LogWrite(self.disk, self._number, record, b"", no_point)  # type: ignore[arg-type]
         self.stage.performers[Commit](Commit(self._number, write))
 
     def turn(self) -> bool:

@@ -143,7 +143,7 @@ class House:
             inner=inner,
             gradient=config.Gradients(clip_norm=0.5),
             workers=config.Workers(batch_size=8, device=device, threads=2),
-            replica=config.Replica(**replica),
+            replica=config.ReplicaProcesses(**replica),
         )
         (path / "job.json").write_text(json.dumps(config.to_dict(self.job)))
         self.told: list[Any] = []
@@ -191,7 +191,10 @@ def house(
 
 def agrees(at: House, accumulate: int = 1) -> None:
     """With one process: losses, gradients, own steps, what is saved and what goes on from that."""
-    one, cut = build(dataclasses.replace(at.job, replica=config.Replica()), 0, 0), at.build()
+    one, cut = (
+        build(dataclasses.replace(at.job, replica=config.ReplicaProcesses()), 0, 0),
+        at.build(),
+    )
     both = [one, cut]
 
     def step(number: int, **how: Any) -> None:

@@ -17,7 +17,7 @@ from dlctl.job.config import Servers
 from dlctl.runs import kept_shards
 from dlctl.shards import records
 from dlctl.shards.base import Extras, Shard
-from dlctl.shards.errors import Held, NoRoom, Unusable
+from dlctl.shards.errors import NoRoom, StateHeld, Unusable
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.log import perform_first
 
@@ -565,7 +565,7 @@ def test_short_writes_are_completed(tmp_path, monkeypatch):
 def test_two_servers_never_have_the_same_log(tmp_path, monkeypatch):
     shard = begun(tmp_path / "run-1" / "state")
     monkeypatch.setattr("daemons.server.files.LOCK_S", 0.1)
-    with pytest.raises(Held, match=f"open: pid {os.getpid()}"):
+    with pytest.raises(StateHeld, match=f"open: pid {os.getpid()}"):
         DiskLog([tmp_path / "run-1" / "state"], lambda name: None).open(SPEC)
     (kept,) = kept_shards.kept(tmp_path / "run-1", Servers(durability="disk"))
     assert (kept.in_use, kept.problem, kept.version) == (True, "", 0)

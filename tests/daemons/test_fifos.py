@@ -9,7 +9,7 @@ import pytest
 
 from daemons import log_tail, process
 from daemons.files.log_mirror import Mirrored
-from daemons.log_file import LogFile
+from daemons.log_file import DaemonLogFile
 from daemons.loop import Loop
 from dlctl.launch import base, orderfiles
 from dlctl.roles.protocol.files import MirrorFailed, ReplaceFile, TakeLog
@@ -49,7 +49,7 @@ def test_a_log_is_not_rotated_into_one(tmp_path: Path) -> None:
     (tmp_path / "worker-0.1.jsonl").write_text("full")
     fifo(tmp_path / ".worker-0.1.jsonl.new")
     with pytest.raises(NotRegular, match=IS_FIFO):
-        LogFile(tmp_path / "worker-0.1.jsonl", 2)._rotate()
+        DaemonLogFile(tmp_path / "worker-0.1.jsonl", 2)._rotate()
     assert (tmp_path / "worker-0.1.jsonl").read_text() == "full"
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from daemons.worker.building import build
-from daemons.worker.hogwild.ranks import Ahead
+from daemons.worker.hogwild.ranks import BatchesAhead
 from daemons.worker.ranks.rank_processes import Ranks, RanksEnded
 from dlctl.job import config
 from dlctl.roles.protocol.effects import Compute
@@ -40,7 +40,7 @@ def job(path: Path, clients: int = 0, more: str = "") -> config.JobFile:
         job=config.Job(name="ranks", task=str(path / "train.py:")),
         inner=config.Choice(name="sgd", options={"lr": LR}),
         workers=config.Workers(count=1, device="cpu", threads=2, batch_size=BATCH),
-        replica=config.Replica(hogwild=2),
+        replica=config.ReplicaProcesses(hogwild=2),
         data=config.Data(clients=clients),
     )
     (path / "job.json").write_text(json.dumps(config.to_dict(made)))
@@ -61,7 +61,7 @@ def test_what_both_move_is_what_the_method_accrues_and_a_death_ends_both(
         ranks.start(slot=0, epoch=1)
         stepper, loader, *_ = build(job(tmp_path, clients), 0, 0)
         replica = stepper.replica
-        ahead = Ahead(ranks, replica, loader.identity)
+        ahead = BatchesAhead(ranks, replica, loader.identity)
         before, accrued, by_others = replica.parameters.copy(), np.zeros(24, np.float32), []
         for number in range(BATCHES):
             effect = Compute(0, 0, BATCH * BATCHES, number, LR, shard=shard)
@@ -120,7 +120,7 @@ def test_a_process_whose_files_come_in_another_order_ends_them_all(
         ranks.start(slot=0, epoch=1)
         stepper, loader, *_ = build(made, 0, 0)
         with pytest.raises(RanksEnded):
-            Ahead(ranks, stepper.replica, loader.identity)
+            BatchesAhead(ranks, stepper.replica, loader.identity)
         assert "rank 1: the samples are others, or come in another order" in told[0].error
     finally:
         ranks.end()

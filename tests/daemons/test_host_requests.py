@@ -67,7 +67,7 @@ def end_it(place: Path, **more: Any) -> dict[str, Any]:
     return end({**of(place), **remote.end_request(RUN_ID, purge=True), **more})
 
 
-def called(request: object, *libraries: Path) -> answers.Answer:
+def called(request: object, *libraries: Path) -> answers.CallResult:
     """The whole program, with this on its standard input."""
     places = [*map(str, libraries), str(Path(__file__).parents[2])]
     done = subprocess.run(

@@ -80,7 +80,7 @@ class Tables:
         for one in (self.storages, *self.storages._others.values()):
             (one.close if isinstance(one, DiskLog) else one._close)()
 
-    def kept(self) -> kept_shards.Kept:
+    def kept(self) -> kept_shards.KeptShard:
         (found,) = kept_shards.kept(self.run, self.servers)
         return found
 

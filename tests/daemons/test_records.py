@@ -264,11 +264,11 @@ class LastMoments:
         self.directory = directory
         self.db = RunDb(directory)
         self.loop = Loop()
-        self.records = records.Records(directory, self.db, self.loop)
+        self.records = records.RunRecords(directory, self.db, self.loop)
         fill(self.db)
         self.loop._performers[j.AddEvent](LARGE)
         self.records.commit()
-        self.loop._performers[j.Snapshot](j.Snapshot({"state": "stopped"}, ()))
+        self.loop._performers[j.StatusSnapshot](j.StatusSnapshot({"state": "stopped"}, ()))
 
     def finish(self) -> str | None:
         """The state that is on record when the coordinator has left."""
@@ -335,7 +335,7 @@ def test_who_leads_the_run_is_on_record_however_much_has_waited_for_room_since(
     last.records.commit()
     assert last.records.trouble != ""
     free_space(last.db)
-    last.loop._performers[j.Snapshot](j.Snapshot({"state": "stopped"}, ()))
+    last.loop._performers[j.StatusSnapshot](j.StatusSnapshot({"state": "stopped"}, ()))
     assert last.finish() == "stopped"
     with closing(RunDb(tmp_path, readonly=True)) as reader:
         run = reader.run()
@@ -356,7 +356,7 @@ def test_metrics_of_a_daemon_are_kept_every_ten_seconds_at_most(tmp_path, monkey
     monkeypatch.setattr(records, "time", clock)
     loop = Loop()
     with closing(RunDb(tmp_path, create=True)) as db:
-        written = records.Records(tmp_path, db, loop)
+        written = records.RunRecords(tmp_path, db, loop)
         for second in range(25):
             loop._performers[j.AddMetric](j.AddMetric("worker-0", second, {}))
             if second >= 5:
@@ -373,21 +373,21 @@ def steps_of(directory: Path, name: str) -> list[int]:
 
 
 def test_a_daemon_that_the_job_no_longer_has_is_not_shown_but_counted_on(tmp_path, record):
-    record(j.Snapshot({}, (row("worker-0", 1), row("worker-1", 4))))
-    record(j.Snapshot({}, (row("worker-0", 2),)))
+    record(j.StatusSnapshot({}, (row("worker-0", 1), row("worker-1", 4))))
+    record(j.StatusSnapshot({}, (row("worker-0", 2),)))
     with closing(RunDb(tmp_path)) as db:
         assert [shown["name"] for shown in db.daemons()] == ["worker-0"]
         assert read_past(tmp_path, db, {}).incarnations == {"worker-0": 2, "worker-1": 4}
-    record(j.Snapshot({}, (row("worker-0", 3), row("worker-1", 5))))
+    record(j.StatusSnapshot({}, (row("worker-0", 3), row("worker-1", 5))))
     with closing(RunDb(tmp_path)) as db:
         assert [shown["incarnation"] for shown in db.daemons()] == [3, 5]
 
 
 def test_a_daemon_that_came_again_and_was_removed_at_once_is_counted_on(tmp_path, record):
     record(
-        j.Snapshot({}, (row("worker-0", 1), row("worker-1", 1))),
-        j.Snapshot({}, (row("worker-0", 1), row("worker-1", 2))),
-        j.Snapshot({}, (row("worker-0", 1),)),
+        j.StatusSnapshot({}, (row("worker-0", 1), row("worker-1", 1))),
+        j.StatusSnapshot({}, (row("worker-0", 1), row("worker-1", 2))),
+        j.StatusSnapshot({}, (row("worker-0", 1),)),
     )
     with closing(RunDb(tmp_path)) as db:
         assert [shown["name"] for shown in db.daemons()] == ["worker-0"]
@@ -396,8 +396,8 @@ def test_a_daemon_that_came_again_and_was_removed_at_once_is_counted_on(tmp_path
 
 def test_a_daemon_that_is_still_there_stays_in_sight(tmp_path, record):
     with orphan(tmp_path, "worker-1", 1) as process:
-        record(j.Snapshot({}, ({**row("worker-1", 1), "pid": process.pid},)))
-        record(j.Snapshot({}, (row("worker-0", 1),)))
+        record(j.StatusSnapshot({}, ({**row("worker-1", 1), "pid": process.pid},)))
+        record(j.StatusSnapshot({}, (row("worker-0", 1),)))
     with closing(RunDb(tmp_path)) as db:
         assert [shown["name"] for shown in db.daemons()] == ["worker-0", "worker-1"]
 
@@ -416,7 +416,7 @@ def test_a_process_that_is_gone_keeps_its_start_until_another_one_has_its_pid(tm
 def test_a_pid_that_somebody_else_has_now_is_nobody_s(tmp_path, record, name, incarnation):
     """As after a restart of the machine: what an earlier coordinator knew of pids is outdated."""
     with orphan(tmp_path, name, incarnation) as process:
-        record(j.Snapshot({}, ({**row("worker-1", 1), "pid": process.pid},)))
+        record(j.StatusSnapshot({}, ({**row("worker-1", 1), "pid": process.pid},)))
     with closing(RunDb(tmp_path)) as db:
         assert [shown["pid_start"] for shown in db.daemons()] == [None]
 

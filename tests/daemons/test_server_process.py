@@ -24,7 +24,7 @@ from daemons.transport import chunking
 from dlctl.compress.topk import TopK
 from dlctl.job import config
 from dlctl.launch import local
-from dlctl.model.flat import TRAINED, Entry, Layout
+from dlctl.model.flat import TRAINED, Layout, TensorEntry
 from dlctl.roles.protocol.token import sign
 from dlctl.runs import kept_shards, paths
 from dlctl.util.threads import PART
@@ -54,7 +54,7 @@ class Run:
             network=NETWORKS[net],
         )
         self.size = size
-        self.layout = Layout((Entry("w", TRAINED, (size,), "float32"),)).to_bytes()
+        self.layout = Layout((TensorEntry("w", TRAINED, (size,), "float32"),)).to_bytes()
         self.compressor = compressor
         self.key = secrets.token_bytes(32)
         (self.directory / "logs").mkdir(parents=True)

@@ -23,9 +23,9 @@ from dlctl.job.config import Servers
 from dlctl.runs import kept_shards
 from dlctl.shards import image
 from dlctl.shards.base import Shard, no_point
-from dlctl.shards.errors import Held, NoRoom, Unusable
+from dlctl.shards.errors import NoRoom, StateHeld, Unusable
 from dlctl.shards.journaled import Journaled
-from dlctl.shards.memory import Memory
+from dlctl.shards.memory import ArraysInMemory
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "shards"))
 from kept import adagrad, dense, sparse, spec_of
@@ -90,7 +90,7 @@ def test_each_durability_has_its_storage(run, tmp_path):
         storages = choose_storages(run, servers, no_point)
         kinds[durability] = type(storages.create(SPEC))
         storages.discard()
-    assert kinds["none"] is Memory
+    assert kinds["none"] is ArraysInMemory
     assert kinds["disk"] is Journaled
     assert kinds["process"].__name__ == "Mapped"
 
@@ -276,7 +276,7 @@ def test_a_state_that_somebody_else_keeps_locked_is_not_made(tmp_path, monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", locked_by_another)
-        with pytest.raises(Held):
+        with pytest.raises(StateHeld):
             open_locked(path, NEW)
     os.close(others[0])
 
@@ -304,7 +304,9 @@ def test_a_file_that_another_process_has_is_waited_for_and_never_taken(run, monk
     with child(HOLDER, path) as holder:
         assert holder.stdout.readline() == "locked\n"
         for attempt in (state_file(run / "state").reopen, state_file(run / "state").create):
-            with pytest.raises(Held, match=f"another process has the state open: pid {holder.pid}"):
+            with pytest.raises(
+                StateHeld, match=f"another process has the state open: pid {holder.pid}"
+            ):
                 attempt(SPEC)
         holder.kill()
     monkeypatch.setattr("daemons.server.files.LOCK_S", 10.0)

@@ -45,7 +45,7 @@ class OnRecord:
         loop = Loop()
         loop.transport.close()
         loop.transport = self.sent = Sent()  # type: ignore[assignment]
-        self.writer = records.Records(directory, self.db, loop)
+        self.writer = records.RunRecords(directory, self.db, loop)
         self._performers = loop._performers
         self.posted = loop._posted
 

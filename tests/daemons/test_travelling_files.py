@@ -25,7 +25,7 @@ from daemons.loop import Loop
 from dlctl.control import keys
 from dlctl.errors import DlctlError
 from dlctl.launch.base import HOST_FILE
-from dlctl.model.flat import TRAINED, Entry, Layout
+from dlctl.model.flat import TRAINED, Layout, TensorEntry
 from dlctl.records.memory import Memory
 from dlctl.roles.agent.agent import Agent
 from dlctl.roles.coordinator.membership import Membership
@@ -48,7 +48,7 @@ from dlctl.roles.protocol.files import (
     TakeBytes,
     TakeLog,
     Transfers,
-    Wanted,
+    WantedFile,
 )
 from dlctl.runs import checkpoints
 from dlctl.util.hashing import PIECE_BYTES, sha256_of
@@ -319,7 +319,7 @@ def test_of_a_file_that_grows_no_more_is_read_than_it_should_have(tmp_path):
 class Taker:
     """A coordinator that wants one file of the first agent that registers, and then is done."""
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: WantedFile) -> None:
         self.context = Context(1.0)
         self.transfers = Transfers(self.context)
         self.wanted = wanted
@@ -349,7 +349,7 @@ class Taker:
         return self.context.retries.deadline()
 
 
-def fetched(host: Path, home: Path, wanted: Wanted) -> tuple[str | None, float]:
+def fetched(host: Path, home: Path, wanted: WantedFile) -> tuple[str | None, float]:
     """Fetch a file from a real agent over TCP with keys: (error, seconds)."""
     ring = keys.CurveKeys(b"k" * 32)
     giving, taking = Loop(secret=ring.secret("agent-1")), Loop(secret=ring.secret(COORDINATOR))
@@ -379,7 +379,7 @@ def test_fifty_megabytes_come_whole_over_an_encrypted_connection(tmp_path, host,
         target.flush()
         os.fsync(target.fileno())
     copy_s = time.monotonic() - began_at
-    error, took_s = fetched(host, tmp_path / "home", Wanted(SHARD, len(data), hashed(data)))
+    error, took_s = fetched(host, tmp_path / "home", WantedFile(SHARD, len(data), hashed(data)))
     assert error == ""
     assert (tmp_path / "home" / SHARD).read_bytes() == data
     with capsys.disabled():
@@ -387,9 +387,9 @@ def test_fifty_megabytes_come_whole_over_an_encrypted_connection(tmp_path, host,
 
 
 def test_a_file_that_is_not_there_is_said_to_be_so(tmp_path, host):
-    error, _ = fetched(host, tmp_path / "home", Wanted("ckpt/000000000999-9/manifest.json"))
+    error, _ = fetched(host, tmp_path / "home", WantedFile("ckpt/000000000999-9/manifest.json"))
     assert error == NOT_THERE
-    error, _ = fetched(host, tmp_path / "home", Wanted("job.json"))
+    error, _ = fetched(host, tmp_path / "home", WantedFile("job.json"))
     assert error == "cannot read it: this file is not for others"
 
 
@@ -518,7 +518,7 @@ def checkpoint(run: Path) -> Path:
     sha256, nbytes = checkpoints.write_arrays(directory / "worker-0.safetensors", residual)
     part = {"name": "worker-0", "file": "worker-0.safetensors", "sha256": sha256}
     workers = [{**part, "nbytes": nbytes, "state": {}}]
-    layout = Layout((Entry("w", TRAINED, (10,), "float32"),)).to_rows()
+    layout = Layout((TensorEntry("w", TRAINED, (10,), "float32"),)).to_rows()
     manifest = whole(layout=layout, shards=shards, workers=workers, step=120, number=3)
     checkpoints.write_manifest(directory, manifest)
     return directory

@@ -17,7 +17,7 @@ import numpy as np
 from dlctl.shards import image
 from dlctl.shards.base import Shard
 from dlctl.shards.errors import Diverged, Unusable
-from dlctl.shards.image import Form
+from dlctl.shards.image import ImageForm
 from dlctl.shards.mapped import Mapped
 
 from . import mutation, shard_model
@@ -39,7 +39,7 @@ from .shard_model import (
 NAME = "image"
 MEMORY_BYTES = shard_model.MEMORY_BYTES
 MEMORY_PER_BYTE = 100
-FORM = Form.of(SPEC, BOOT)
+FORM = ImageForm.of(SPEC, BOOT)
 SIZE_MAX_BYTES = 2**20
 _PIECE_BYTES = 256
 _PLACE_BYTES = 4

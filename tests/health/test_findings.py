@@ -9,7 +9,7 @@ import pytest
 
 from dlctl.health import network, resources, software
 from dlctl.health.findings import FAULT, OK, WARNING, Finding, by_place, duration_text
-from dlctl.health.needs import HERE, Need
+from dlctl.health.needs import HERE, HostNeed
 from dlctl.job.config import Host, Job, JobFile, Network
 from dlctl.util.units import short_size
 
@@ -32,7 +32,7 @@ HERE_FACTS: dict[str, Any] = {
     "logout": {"kills": False, "removes_ipc": False},
     "torch": {"version": "2.10.0+cu128", "cuda": "12.8", "devices": 1},
 }
-NEED = Need("gpu1", Host(ssh="gpu1"), ("server-0",), 4, 2, 0, "auto", 6, 100 * MB, True)
+NEED = HostNeed("gpu1", Host(ssh="gpu1"), ("server-0",), 4, 2, 0, "auto", 6, 100 * MB, True)
 AT_HOME = NEED._replace(name=HERE, host=Host())
 OTHER = NEED._replace(name="gpu2", host=Host(ssh="gpu2"))
 
@@ -49,7 +49,7 @@ def folder(**changed: Any) -> dict[str, Any]:
     return {**HERE_FACTS["directory"], **changed}
 
 
-def all_of(need: Need, known: dict[str, Any]) -> dict[str, Finding]:
+def all_of(need: HostNeed, known: dict[str, Any]) -> dict[str, Finding]:
     found = [*software.findings(need, known, HERE_FACTS), *resources.findings(need, known)]
     return {finding.subject: finding for finding in found}
 
@@ -268,7 +268,9 @@ def test_a_slow_login_is_told_with_a_way_to_find_out_why() -> None:
 PLACE = {"name": "server-1", "address": "10.0.0.2", "port": 7002, "told": "10.0.0.2"}
 
 
-def listens(place: dict[str, Any], need: Need = NEED, run: dict[int, str] | None = None) -> Finding:
+def listens(
+    place: dict[str, Any], need: HostNeed = NEED, run: dict[int, str] | None = None
+) -> Finding:
     (found,) = network.listening(need, HERE_FACTS, [place], run or {})
     return found
 

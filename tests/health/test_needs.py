@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from dlctl.health import needs
-from dlctl.health.needs import CONTROL, HERE, SHM_BYTES_MIN, Link, Model
+from dlctl.health.needs import CONTROL, HERE, SHM_BYTES_MIN, Model, NeededLink
 from dlctl.job.config import Host, Job, JobFile, Network, Servers, Workers
 
 JOB = Job(name="digits", task="train.py:task")
@@ -44,17 +44,17 @@ def test_shared_memory_is_needed_for_shards_that_are_kept_there() -> None:
 def test_everybody_reaches_the_coordinator_and_workers_reach_servers() -> None:
     hosts = (Host(workers=1, servers=1), Host(ssh="a", servers=1), Host(ssh="b", servers=0))
     assert needs.links(needs.of(job(*hosts), None)) == [
-        Link("agent-0", "agent-1", ("server-1",)),
-        Link("agent-1", "agent-0", (CONTROL, "server-0")),
-        Link("agent-2", "agent-0", (CONTROL, "server-0")),
-        Link("agent-2", "agent-1", ("server-1",)),
+        NeededLink("agent-0", "agent-1", ("server-1",)),
+        NeededLink("agent-1", "agent-0", (CONTROL, "server-0")),
+        NeededLink("agent-2", "agent-0", (CONTROL, "server-0")),
+        NeededLink("agent-2", "agent-1", ("server-1",)),
     ]
     assert needs.links(needs.of(job(), None)) == []
 
 
 def test_a_host_measures_one_link_at_a_time_and_all_are_measured() -> None:
     names = [f"agent-{number}" for number in range(6)]
-    links = [Link(a, b, (CONTROL,)) for a, b in itertools.permutations(names, 2)]
+    links = [NeededLink(a, b, (CONTROL,)) for a, b in itertools.permutations(names, 2)]
     rounds = needs.rounds(links)
     assert sorted(itertools.chain(*rounds)) == sorted(links)
     for at_once in rounds:

@@ -30,7 +30,7 @@ from dlctl.errors import DlctlError, NotPermitted, Unreachable, VersionMismatch
 from dlctl.job import config
 from dlctl.job.config import Host
 from dlctl.launch import answers, base, calls, launcher, remote, sshwords
-from dlctl.launch.answers import Answer
+from dlctl.launch.answers import CallResult
 from dlctl.roles.coordinator.records import KillAgent, LaunchAgent
 from dlctl.roles.protocol.context import COORDINATOR, Birth
 from dlctl.roles.protocol.effects import ProcessEnded
@@ -81,7 +81,7 @@ class Lab:
     def begin_to(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
         return self._thread.submit(function, *arguments)
 
-    def ask(self, hosts: dict[str, Host], request: dict[str, Any]) -> dict[str, Answer]:
+    def ask(self, hosts: dict[str, Host], request: dict[str, Any]) -> dict[str, CallResult]:
         return self.do(SSH.ask, hosts, request, ASK_S)
 
     def run(self, hosts: list[Host]) -> Path:
@@ -105,7 +105,7 @@ class Lab:
             db.commit()
         return directory
 
-    def begin(self, order: base.Order, host: Host, directory: Path) -> Answer:
+    def begin(self, order: base.StartOrder, host: Host, directory: Path) -> CallResult:
         shared = remote.shared_request(directory)
         request = {**remote.begin_request(shared, order), "dir": host.dir}
         call = self.do(SSH.call, host, request, ASK_S)
@@ -178,9 +178,9 @@ class Desk:
         self.transport.send(peer, m.Welcome(name, 0, 1, b"", {}))
         return peer, register
 
-    def order(self, incarnation: int) -> base.Order:
+    def order(self, incarnation: int) -> base.StartOrder:
         credentials = base.Credentials(KEYS.secret(AGENT), KEYS.public(COORDINATOR))
-        return base.Order(AGENT, incarnation, self.control, credentials)
+        return base.StartOrder(AGENT, incarnation, self.control, credentials)
 
 
 @pytest.fixture

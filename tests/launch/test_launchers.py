@@ -78,8 +78,8 @@ def put(tools: Path, command: str, script: str, mode: int = 0o755) -> None:
     (tools / command).chmod(mode)
 
 
-def order(name: str, incarnation: int = 1) -> base.Order:
-    return base.Order(name, incarnation, "tcp://127.0.0.1:1", base.NO_CREDENTIALS)
+def order(name: str, incarnation: int = 1) -> base.StartOrder:
+    return base.StartOrder(name, incarnation, "tcp://127.0.0.1:1", base.NO_CREDENTIALS)
 
 
 # ---------------------------------------------------------------- this machine

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from dlctl.errors import DlctlError, Unreachable
 from dlctl.launch import orderfiles, slurmcalls, slurmscript, slurmwords
-from dlctl.launch.commands import LATE, Said
-from dlctl.launch.slurmrequest import Request
-from dlctl.launch.slurmwords import Facts
+from dlctl.launch.commands import LATE, CommandOutput
+from dlctl.launch.slurmrequest import SlurmRequest
+from dlctl.launch.slurmwords import JobFacts
 
 PLACE = Path("/home/ann/.local/state/dlctl/slurm/digits-97fc-a1b2c3")
 SCRIPT = """\
@@ -64,18 +64,18 @@ SHOWN = (
 def shown(
     state: str = "RUNNING", reason: str = "None", restarts: int = 0, code: str = "0:0",
     ran: str = "00:00:00", limit: str = "UNLIMITED", nodes: str = "(null)",
-) -> Said:  # fmt: skip
+) -> CommandOutput:  # fmt: skip
     text = SHOWN.format(
         state=state, reason=reason, restarts=restarts, code=code, ran=ran, limit=limit, nodes=nodes
     )
-    return Said(0, text, "")
+    return CommandOutput(0, text, "")
 
 
 # ---------------------------------------------------------------- the script
 
 
 def test_the_script_asks_for_what_the_job_file_says_and_holds_no_secret() -> None:
-    asked = Request(
+    asked = SlurmRequest(
         nodes=3, partition="dl", time="90.5m", account="physics", constraint="gpu&ib",
         cpus_per_node=8, gpus_per_node=2, memory="16G", extra=("--exclusive",), requeue=True,
         python="/opt/dl/bin/python",
@@ -86,7 +86,7 @@ def test_the_script_asks_for_what_the_job_file_says_and_holds_no_secret() -> Non
 def test_what_is_not_asked_for_is_left_to_slurm() -> None:
     options = [
         line.split()[1]
-        for line in slurmscript.render(Request(nodes=1, notice_s=0), "x", PLACE).splitlines()
+        for line in slurmscript.render(SlurmRequest(nodes=1, notice_s=0), "x", PLACE).splitlines()
         if line.startswith("#SBATCH")
     ]
     assert [option.partition("=")[0] for option in options] == [
@@ -132,7 +132,7 @@ def read_by_sbatch(line: str) -> list[str]:
     ],
 )
 def test_whatever_an_option_of_sbatch_holds_sbatch_reads_it_so(value: str) -> None:
-    asked = Request(nodes=1, extra=("--exclusive", f"--comment={value}", "--mail-type=END"))
+    asked = SlurmRequest(nodes=1, extra=("--exclusive", f"--comment={value}", "--mail-type=END"))
     script = slurmscript.render(asked, "x", Path("/it's\\here"))
     lines = [line for line in script.splitlines() if line.startswith("#SBATCH")]
     options = [option for line in lines for option in read_by_sbatch(line.removeprefix("#SBATCH"))]
@@ -150,7 +150,7 @@ def test_whatever_the_directory_is_called_the_shell_runs_one_command_with_it(
     tools.mkdir()
     (tools / "srun").write_text('#!/bin/sh\nfor word; do printf "%s\\n" "$word"; done\n')
     (tools / "srun").chmod(0o755)
-    script = slurmscript.render(Request(nodes=1), "x", directory)
+    script = slurmscript.render(SlurmRequest(nodes=1), "x", directory)
     ended = subprocess.run(
         ["bash"], input=script, capture_output=True, text=True,
         env={"PATH": f"{tools}:{os.environ['PATH']}"},
@@ -171,7 +171,7 @@ def test_the_script_writes_a_notice_at_the_signal_and_waits_on(tmp_path: Path) -
         '#!/bin/sh\nkill -USR1 "$PPID"\nwhile [ ! -e "$0.go" ]; do sleep 0.01; done\nexit 3\n'
     )
     (tools / "srun").chmod(0o755)
-    script = slurmscript.render(Request(nodes=1), "x", tmp_path)
+    script = slurmscript.render(SlurmRequest(nodes=1), "x", tmp_path)
     env = {"PATH": f"{tools}:{os.environ['PATH']}", "SLURM_RESTART_COUNT": "2"}
     with subprocess.Popen(["bash"], stdin=subprocess.PIPE, text=True, env=env) as process:
         assert process.stdin is not None
@@ -211,7 +211,7 @@ def test_a_reason_may_have_spaces_and_a_comment_may_look_like_a_key() -> None:
 
 def test_a_job_that_runs_says_where_and_how_long_it_may() -> None:
     facts = slurmwords.read(shown(ran="1-02:00:30", limit="1-03:00:00", nodes="h[1-3]"))
-    assert facts == Facts("RUNNING", "", 0, "h[1-3]", "1-03:00:00", 3570.0, "0:0")
+    assert facts == JobFacts("RUNNING", "", 0, "h[1-3]", "1-03:00:00", 3570.0, "0:0")
     assert facts.is_at_work
     unlimited = slurmwords.read(shown())
     assert unlimited is not None
@@ -237,19 +237,24 @@ def test_every_end_of_a_job_is_told_with_slurm_s_word(state: str, words: str) ->
 
 
 def test_a_job_that_slurm_has_forgotten_is_over_and_a_silent_controller_says_nothing() -> None:
-    gone = slurmwords.read(Said(1, "", "slurm_load_jobs error: Invalid job id specified\n"))
-    assert gone == Facts(slurmwords.GONE)
+    gone = slurmwords.read(
+        CommandOutput(1, "", "slurm_load_jobs error: Invalid job id specified\n")
+    )
+    assert gone == JobFacts(slurmwords.GONE)
     assert gone.is_over
     assert (
-        slurmwords.read(Said(1, "", "Unable to contact slurm controller (connect failure)")) is None
+        slurmwords.read(
+            CommandOutput(1, "", "Unable to contact slurm controller (connect failure)")
+        )
+        is None
     )
-    assert slurmwords.read(Said(LATE, "", "")) is None
+    assert slurmwords.read(CommandOutput(LATE, "", "")) is None
 
 
 @given(st.text(max_size=200))
 def test_no_answer_of_a_command_breaks_the_reader(text: str) -> None:
-    slurmwords.read(Said(0, text, ""))
-    slurmwords.read(Said(0, f"JobState={text}", ""))
+    slurmwords.read(CommandOutput(0, text, ""))
+    slurmwords.read(CommandOutput(0, f"JobState={text}", ""))
     slurmwords.seconds(text)
 
 
@@ -258,8 +263,8 @@ def test_no_answer_of_a_command_breaks_the_reader(text: str) -> None:
                         ("no\n", ""), ("-1\n", ""), ("１７\n", "")],
 )  # fmt: skip
 def test_the_number_of_a_job_is_the_last_word_of_sbatch(out: str, number: str) -> None:
-    assert slurmwords.job_id(Said(0, out, "")) == number
-    assert slurmwords.job_id(Said(1, out, "")) == ""
+    assert slurmwords.job_id(CommandOutput(0, out, "")) == number
+    assert slurmwords.job_id(CommandOutput(1, out, "")) == ""
 
 
 def test_hints_of_a_node_name_the_keys_of_our_section() -> None:
@@ -277,10 +282,10 @@ def test_hints_of_a_node_name_the_keys_of_our_section() -> None:
 
 
 def test_a_refusal_is_told_in_sbatch_s_words_and_an_absent_controller_as_unreachable() -> None:
-    error = slurmwords.refused(Said(1, "", "sbatch: error: Invalid account\n"))
+    error = slurmwords.refused(CommandOutput(1, "", "sbatch: error: Invalid account\n"))
     assert type(error) is DlctlError
     assert error.message == "Slurm has refused the job: Invalid account"
-    silent = Said(1, "", "sbatch: error: Unable to contact slurm controller\n")
+    silent = CommandOutput(1, "", "sbatch: error: Unable to contact slurm controller\n")
     assert type(slurmwords.refused(silent)) is Unreachable
 
 

@@ -22,7 +22,7 @@ from dlctl.errors import (
 )
 from dlctl.job.config import Host
 from dlctl.launch import answers, calls, launcher, remote, sshwords
-from dlctl.launch.answers import ANSWER_BYTES_MAX, MARK, NO_ANSWER, NO_COMMAND, TOO_MUCH, Answer
+from dlctl.launch.answers import ANSWER_BYTES_MAX, MARK, NO_ANSWER, NO_COMMAND, TOO_MUCH, CallResult
 from dlctl.util.hostnames import ssh_fault
 
 H7 = Host(ssh="h7")
@@ -217,7 +217,7 @@ MEANT = [
 def test_words_of_ssh_are_shown_and_explained(
     status: int, words: str, kind: type[DlctlError], meaning: str, hint: str
 ) -> None:
-    error = SSH.explain(Answer("h7", None, status, words))
+    error = SSH.explain(CallResult("h7", None, status, words))
     assert type(error) is kind
     assert meaning in error.message
     assert error.where == "h7"
@@ -225,6 +225,6 @@ def test_words_of_ssh_are_shown_and_explained(
 
 
 def test_foreign_words_cannot_steer_a_terminal_and_are_not_endless() -> None:
-    error = SSH.explain(Answer("h7", None, 255, "\x1b]0;evil\x07" + "x" * 10_000))
+    error = SSH.explain(CallResult("h7", None, 255, "\x1b]0;evil\x07" + "x" * 10_000))
     assert "\x1b" not in error.message
     assert len(error.message) < 500

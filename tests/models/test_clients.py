@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from daemons.worker import inner_optimizer
 from daemons.worker.data.federated_clients import clients_of, dataset_of
 from daemons.worker.data.portion_loader import PortionLoader
-from daemons.worker.replica import Replica
+from daemons.worker.replica import TorchReplica
 from daemons.worker.stepper import Stepper
 from daemons.worker.task.user_task import Task, TaskError
 from dlctl.algorithms.needs import Pull
@@ -108,7 +108,7 @@ def test_a_client_is_pulled_back_and_its_optimiser_begins_anew(agree: Agree) -> 
         model=lambda: nn.Linear(3, 1), dataset=list,
         loss=lambda model, batch: model(batch).square().mean(),
     )  # fmt: skip
-    replica = Replica(Task(task), device="cpu", seed=0)
+    replica = TorchReplica(Task(task), device="cpu", seed=0)
     torch.nn.utils.vector_to_parameters(
         torch.from_numpy(replica.parameters.copy()), model.parameters()
     )

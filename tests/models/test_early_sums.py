@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from daemons.worker import early_sum
-from daemons.worker.replica import Replica
+from daemons.worker.replica import TorchReplica
 from daemons.worker.replica_group import GroupThread
 from daemons.worker.stepper import Stepper
 from daemons.worker.task.user_task import Task
@@ -75,7 +75,7 @@ class Side:
 
     def __init__(self, slot: int, **gradients: Any) -> None:
         self.slot = slot
-        replica = Replica(Task(Odd()), device="cpu", seed=1)
+        replica = TorchReplica(Task(Odd()), device="cpu", seed=1)
         self.stepper = Stepper(replica, Gradients(**gradients))
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.group = GroupThread(self, "127.0.0.1", lambda: torch.device("cpu"))  # type: ignore[arg-type]

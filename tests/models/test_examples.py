@@ -23,7 +23,7 @@ import torch
 from stepping import batch_of, gradient_of
 
 from daemons.worker.data.portion_loader import PortionLoader
-from daemons.worker.replica import Replica
+from daemons.worker.replica import TorchReplica
 from daemons.worker.task.user_task import TaskError, load_task
 from dlctl import jobfile
 
@@ -52,7 +52,7 @@ def test_the_job_file_is_valid_and_names_a_task_that_loads(name):
 
 def test_digits_can_be_learned():
     task = load_task("train.py:task", EXAMPLES / "digits")
-    replica = Replica(task, device="cpu", seed=0)
+    replica = TorchReplica(task, device="cpu", seed=0)
     dataset = task.dataset()
     assert len(dataset) == 1437
     loader = PortionLoader(dataset, batch_size=32, seed=0, shuffle=True, processes=0)
@@ -286,7 +286,7 @@ def test_a_damaged_file_is_named(data, write_files, tmp_path, monkeypatch, damag
 def test_the_fashion_task_trains_and_evaluates_on_what_was_found(data, write_files):
     write_files(data.DEBIAN)
     task = load_task("train.py:task", EXAMPLES / "fashion_mnist")
-    replica = Replica(task, device="cpu", seed=0)
+    replica = TorchReplica(task, device="cpu", seed=0)
     assert replica.parameters.size == 235146
     loader = PortionLoader(task.dataset(), batch_size=4, seed=0, shuffle=True, processes=0)
     first = gradient_of(replica, batch_of(loader, 0, 0, 6, 0))

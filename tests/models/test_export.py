@@ -22,7 +22,7 @@ from torch import nn
 
 from daemons.files import export
 from daemons.worker import frozen_parameters
-from daemons.worker.replica import Replica
+from daemons.worker.replica import TorchReplica
 from daemons.worker.task.user_task import Task
 from dlctl.model.flat import slice_bounds
 from dlctl.model.frozen import file_name
@@ -36,7 +36,7 @@ LOADERS = {
 
 
 def save(
-    replica: Replica, directory: Path, shards: int = 2, average: np.ndarray | None = None
+    replica: TorchReplica, directory: Path, shards: int = 2, average: np.ndarray | None = None
 ) -> Path:
     """A checkpoint as the servers and the coordinator write one."""
     directory.mkdir()
@@ -65,9 +65,9 @@ def save(
 
 
 @pytest.fixture
-def trained(animal: Any) -> Replica:
+def trained(animal: Any) -> TorchReplica:
     """A model of the zoo after a step, so that no tensor has its initial value."""
-    replica = Replica(Task(animal), device="cpu", seed=1)
+    replica = TorchReplica(Task(animal), device="cpu", seed=1)
     gradient = gradient_of(replica, animal.batch()).gradient
     replica.parameters -= np.float32(0.1) * gradient + np.float32(0.01)
     gradient_of(replica, animal.batch())
@@ -94,14 +94,14 @@ def test_an_exported_model_computes_what_the_trained_one_did(animal, trained, tm
 
 
 def test_the_names_come_in_the_model_s_own_order(zoo, tmp_path):
-    replica = Replica(Task(zoo["conv_batchnorm"]), device="cpu", seed=1)
+    replica = TorchReplica(Task(zoo["conv_batchnorm"]), device="cpu", seed=1)
     directory = save(replica, tmp_path / "ckpt")
     state = export.state_dict(directory, checkpoints.read_manifest(directory))
     assert list(state) == list(replica.model.state_dict())
 
 
 def test_the_average_is_exported_if_the_checkpoint_has_one(zoo, tmp_path, capsys):
-    replica = Replica(Task(zoo["mlp"]), device="cpu", seed=1)
+    replica = TorchReplica(Task(zoo["mlp"]), device="cpu", seed=1)
     average = replica.parameters + np.float32(1)
     output, with_one = tmp_path / "model.safetensors", save(replica, tmp_path / "a", 2, average)
     assert export.main([str(with_one), "--output", str(output), "--average"]) == 0
@@ -119,7 +119,7 @@ def test_the_average_is_exported_if_the_checkpoint_has_one(zoo, tmp_path, capsys
 
 @pytest.fixture
 def checkpoint(zoo: Any, tmp_path: Path) -> Path:
-    return save(Replica(Task(zoo["mlp"]), device="cpu", seed=1), tmp_path / "ckpt")
+    return save(TorchReplica(Task(zoo["mlp"]), device="cpu", seed=1), tmp_path / "ckpt")
 
 
 def test_a_damaged_checkpoint_is_not_exported(checkpoint, tmp_path, capsys):

@@ -17,7 +17,7 @@ from daemons.files import export
 from daemons.files.arrays import Away
 from daemons.worker import frozen_parameters
 from daemons.worker.frozen_parameters import FrozenFile
-from daemons.worker.replica import Replica
+from daemons.worker.replica import TorchReplica
 from daemons.worker.task.user_task import Task, TaskError
 from dlctl.errors import DlctlError
 from dlctl.launch.base import HOST_FILE
@@ -49,11 +49,11 @@ class Net(nn.Module):
         self.across = nn.Parameter(across, requires_grad=False)
 
 
-def replica(value: float = 1.0, seed: int = 7) -> Replica:
+def replica(value: float = 1.0, seed: int = 7) -> TorchReplica:
     task = SimpleNamespace(
         model=lambda: Net(value), dataset=list, loss=lambda model, batch: model.trained.sum()
     )
-    return Replica(Task(task), device="cpu", seed=seed)
+    return TorchReplica(Task(task), device="cpu", seed=seed)
 
 
 def birth(name: str) -> Birth:
@@ -107,7 +107,7 @@ def test_a_damaged_file_is_not_loaded(tmp_path):
     assert bits(other.model.state_dict()) == before
 
 
-def checkpoint_of(made: Replica, run: Path) -> Path:
+def checkpoint_of(made: TorchReplica, run: Path) -> Path:
     """As a run writes one that has kept its frozen parameters."""
     directory = checkpoints.create(run, 12, 1)
     arrays = {"w": made.parameters, "averaged": made.averaged()}
@@ -215,4 +215,4 @@ def test_a_dtype_that_no_file_has_is_refused_by_name() -> None:
     with pytest.raises(
         TaskError, match='parameter "odd" is float8_e4m3fnuz, which cannot be stored'
     ):
-        Replica(Task(task), device="cpu", seed=0)
+        TorchReplica(Task(task), device="cpu", seed=0)

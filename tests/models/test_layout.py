@@ -9,10 +9,10 @@ import torch
 from stepping import gradient_of
 from torch import Tensor, nn
 
-from daemons.worker.replica import Replica
+from daemons.worker.replica import TorchReplica
 from daemons.worker.task.model_tensors import layout_of
 from daemons.worker.task.user_task import TaskError
-from dlctl.model.flat import ROWS, Entry
+from dlctl.model.flat import ROWS, TensorEntry
 
 
 def parameter_of(tensor: Tensor) -> Callable[[], nn.Module]:
@@ -50,14 +50,14 @@ def with_large_integers() -> nn.Module:
 )
 def test_a_model_that_cannot_be_laid_out_is_named(task_of, model, complaint):
     with pytest.raises(TaskError, match=complaint) as caught:
-        Replica(task_of(model=model), device="cpu", seed=0)
+        TorchReplica(task_of(model=model), device="cpu", seed=0)
     assert caught.value.where is not None
     assert caught.value.hint or "only real, dense tensors" in caught.value.message
 
 
 def test_a_table_with_the_name_of_a_tensor_is_named():
     """An export has both, by their names."""
-    tables = (Entry("bias", ROWS, (4, 2), "float32", init=("constant", 0.0, 0.0)),)
+    tables = (TensorEntry("bias", ROWS, (4, 2), "float32", init=("constant", 0.0, 0.0)),)
     with pytest.raises(TaskError, match=r'"bias" is a tensor of the model and a table'):
         layout_of(nn.Linear(2, 2), tables)
 
@@ -73,7 +73,7 @@ def test_a_buffer_that_changes_its_shape_is_named(task_of):
             self.history = torch.cat([self.history, x.new_ones(1)])
             return self.layer(x)
 
-    replica = Replica(task_of(model=Growing), device="cpu", seed=0)
+    replica = TorchReplica(task_of(model=Growing), device="cpu", seed=0)
     gradient_of(replica, torch.ones(2, 6))
     with pytest.raises(TaskError, match=r'buffer "history" had the shape \[1\] and now has \[2\]'):
         replica.averaged()

@@ -12,7 +12,7 @@ import torch
 from stepping import gradient_of
 from torch import Tensor, nn
 
-from daemons.worker.replica import Replica
+from daemons.worker.replica import TorchReplica
 from daemons.worker.task import model_changes
 from daemons.worker.task.user_task import Task, TaskError
 
@@ -37,10 +37,10 @@ class Net(nn.Module):
 
 
 @pytest.fixture
-def replica_of(task_of: Callable[..., Task]) -> Callable[[Does], Replica]:
+def replica_of(task_of: Callable[..., Task]) -> Callable[[Does], TorchReplica]:
     """A replica whose loss does this first, with its model and the number of the step."""
 
-    def make(does: Does) -> Replica:
+    def make(does: Does) -> TorchReplica:
         steps = iter(range(1, 10_000))
 
         def loss(model: Any, batch: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ def replica_of(task_of: Callable[..., Task]) -> Callable[[Does], Replica]:
         def evaluate(model: Any) -> dict[str, float]:
             return {"loss": float((model(BATCH) ** 2).mean())}
 
-        return Replica(task_of(model=Net, loss=loss, evaluate=evaluate), device="cpu", seed=0)
+        return TorchReplica(task_of(model=Net, loss=loss, evaluate=evaluate), device="cpu", seed=0)
 
     return make
 
@@ -75,7 +75,7 @@ def let_train(what: nn.Module | Tensor, trained: bool) -> None:
     what.requires_grad_(trained)
 
 
-def steps_of(replica: Replica, count: int) -> None:
+def steps_of(replica: TorchReplica, count: int) -> None:
     for _ in range(count):
         gradient_of(replica, BATCH)
 

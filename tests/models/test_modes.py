@@ -11,7 +11,7 @@ import torch
 from stepping import gradient_of
 from torch import Tensor, nn
 
-from daemons.worker.replica import Replica
+from daemons.worker.replica import TorchReplica
 from daemons.worker.task.module_modes import Modes
 from daemons.worker.task.user_task import Task
 
@@ -71,7 +71,7 @@ def test_a_module_keeps_its_mode_in_training_and_after_an_evaluation(
         model.train()
         return {}
 
-    replica = Replica(task_of(model=model, loss=loss, evaluate=evaluate), device="cpu", seed=0)
+    replica = TorchReplica(task_of(model=model, loss=loss, evaluate=evaluate), device="cpu", seed=0)
     for _ in range(2):
         gradient_of(replica, BATCH)
         replica.evaluate(replica.parameters, replica.averaged())
@@ -80,7 +80,7 @@ def test_a_module_keeps_its_mode_in_training_and_after_an_evaluation(
 
 
 def test_a_frozen_normalisation_keeps_its_statistics(task_of: Callable[..., Task]) -> None:
-    replica = Replica(task_of(model=with_frozen_norm), device="cpu", seed=0)
+    replica = TorchReplica(task_of(model=with_frozen_norm), device="cpu", seed=0)
     before = replica.model[0][1].running_mean.clone()
     gradient_of(replica, BATCH)
     assert torch.equal(replica.model[0][1].running_mean, before)
@@ -98,7 +98,7 @@ def test_a_loss_that_leaves_the_model_in_eval_mode_does_not_change_the_next_batc
         model.eval()
         return out
 
-    replica = Replica(task_of(model=with_frozen_norm, loss=loss), device="cpu", seed=0)
+    replica = TorchReplica(task_of(model=with_frozen_norm, loss=loss), device="cpu", seed=0)
     for _ in range(2):
         gradient_of(replica, BATCH)
     assert seen[0] == seen[1]
@@ -110,7 +110,7 @@ def test_a_mode_that_the_loss_changes_by_step_holds(task_of: Callable[..., Task]
         model[1].eval()
         return model(batch).square().mean()
 
-    replica = Replica(task_of(model=net, loss=loss), device="cpu", seed=0)
+    replica = TorchReplica(task_of(model=net, loss=loss), device="cpu", seed=0)
     gradient_of(replica, BATCH)
     assert not replica.model[1].training
 
@@ -133,7 +133,7 @@ def test_an_evaluation_does_not_freeze_what_is_trained(task_of: Callable[..., Ta
         model.requires_grad_(False)
         return {}
 
-    replica = Replica(task_of(evaluate=evaluate), device="cpu", seed=0)
+    replica = TorchReplica(task_of(evaluate=evaluate), device="cpu", seed=0)
     before = gradient_of(replica, torch.ones(2, 6)).gradient.copy()
     replica.evaluate(replica.parameters, replica.averaged())
     assert np.array_equal(gradient_of(replica, torch.ones(2, 6)).gradient, before)
@@ -153,7 +153,7 @@ def test_hooks_that_model_has_set_stay(task_of: Callable[..., Task]) -> None:
         return model(batch).mean()
 
     task = task_of(model=model, loss=loss, evaluate=lambda model: {})
-    replica = Replica(task, device="cpu", seed=0)
+    replica = TorchReplica(task, device="cpu", seed=0)
     for _ in range(2):
         assert gradient_of(replica, torch.ones(2, 6)).gradient.tolist() == [15.0] * 6
         replica.evaluate(replica.parameters, replica.averaged())

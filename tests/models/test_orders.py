@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DistributedSampler, IterableDataset, WeightedRandomSampler
 
 from daemons.worker.data.portion_loader import PortionLoader
-from daemons.worker.data.sample_order import Order, chosen_by
+from daemons.worker.data.sample_order import SampleOrder, chosen_by
 from daemons.worker.task.user_task import Task, TaskError
 
 
@@ -26,9 +26,9 @@ def task(**parts: Any) -> Task:
     return Task(user)
 
 
-def order(size: int = 10, seed: int = 5, **parts: Any) -> Order:
+def order(size: int = 10, seed: int = 5, **parts: Any) -> SampleOrder:
     dataset = range(size)
-    return Order(size, seed=seed, shuffle=True, draw=chosen_by(task(**parts), dataset, seed))
+    return SampleOrder(size, seed=seed, shuffle=True, draw=chosen_by(task(**parts), dataset, seed))
 
 
 class Endless(IterableDataset[int]):

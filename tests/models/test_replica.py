@@ -16,18 +16,18 @@ from stepping import gradient_of
 from torch import Tensor, nn
 
 from daemons.worker import frozen_parameters
-from daemons.worker.replica import PIECE, Replica, choose_device, to_device
+from daemons.worker.replica import PIECE, TorchReplica, choose_device, to_device
 from daemons.worker.stepper import Stepper
 from daemons.worker.task.model_tensors import find
 from daemons.worker.task.user_task import Task, TaskError
 from dlctl.errors import DlctlError
-from dlctl.model.flat import AVERAGED, CONSTANT, TRAINED, Entry, Layout
+from dlctl.model.flat import AVERAGED, CONSTANT, TRAINED, Layout, TensorEntry
 
 SEED = 3
 
 
-def replica_of(task: Any, device: str = "cpu") -> Replica:
-    return Replica(task if isinstance(task, Task) else Task(task), device=device, seed=SEED)
+def replica_of(task: Any, device: str = "cpu") -> TorchReplica:
+    return TorchReplica(task if isinstance(task, Task) else Task(task), device=device, seed=SEED)
 
 
 def reference(task: Any) -> nn.Module:
@@ -225,9 +225,9 @@ def test_buffers_and_frozen_parameters_go_out_and_come_back(animal, tmp_path):
 def test_tied_parameters_are_stored_once(zoo):
     layout = replica_of(zoo["tied"]).layout
     assert layout.entries == (
-        Entry("embedding.weight", TRAINED, (11, 4), "float32", ("head.weight",)),
-        Entry("block.weight", TRAINED, (4, 4), "float32", ("again.weight",)),
-        Entry("block.bias", TRAINED, (4,), "float32", ("again.bias",)),
+        TensorEntry("embedding.weight", TRAINED, (11, 4), "float32", ("head.weight",)),
+        TensorEntry("block.weight", TRAINED, (4, 4), "float32", ("again.weight",)),
+        TensorEntry("block.bias", TRAINED, (4,), "float32", ("again.bias",)),
     )
 
 

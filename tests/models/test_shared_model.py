@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from daemons.worker.hogwild import workers
 from daemons.worker.hogwild.workers import FILE, MEMORY, Shared, share
 from daemons.worker.inner_optimizer import InnerOptimizer
-from daemons.worker.replica import Replica
+from daemons.worker.replica import TorchReplica
 from daemons.worker.stepper import Stepper
 from daemons.worker.task.user_task import Task
 from dlctl.errors import DlctlError
@@ -75,8 +75,8 @@ class Larger(Bags):
         return nn.EmbeddingBag(ROWS + 1, 1, sparse=True)
 
 
-def replica_of(task: Any) -> Replica:
-    return Replica(Task(task), device="cpu", seed=3)
+def replica_of(task: Any) -> TorchReplica:
+    return TorchReplica(Task(task), device="cpu", seed=3)
 
 
 def shared(task: Any, directory: Path, lr: float = 1.0, **gradients: Any) -> tuple[Stepper, Shared]:

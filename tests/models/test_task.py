@@ -16,7 +16,7 @@ from stepping import gradient_of
 from torch import nn
 from torch.utils.data import Dataset
 
-from daemons.worker.replica import Replica
+from daemons.worker.replica import TorchReplica
 from daemons.worker.task.failures import failure_of
 from daemons.worker.task.user_task import (
     DETAIL_CHARS_MAX,
@@ -404,7 +404,7 @@ def test_a_backward_pass_that_fails_is_an_error_of_the_task(task_of):
         hidden += 1  # exp needs its result for the gradient
         return total
 
-    replica = Replica(task_of(loss=loss), device="cpu", seed=0)
+    replica = TorchReplica(task_of(loss=loss), device="cpu", seed=0)
     with pytest.raises(TaskError, match=r"the backward pass of task\.loss raised Run") as caught:
         gradient_of(replica, torch.ones(2, 6))
     assert caught.value.where == f"{__file__}:{loss.__code__.co_firstlineno}", "and not torch's"

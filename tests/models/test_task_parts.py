@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 from daemons.worker.data.federated_clients import clients_of
-from daemons.worker.data.sample_order import Order, chosen_by
+from daemons.worker.data.sample_order import SampleOrder, chosen_by
 from daemons.worker.ranks.model_slices import _expanded
 from daemons.worker.ranks.module_sequences import cut
 from daemons.worker.task import task_parts
@@ -44,9 +44,9 @@ def refused(**more: Any) -> TaskError:
     return caught.value
 
 
-def order(**more: Any) -> Order:
+def order(**more: Any) -> SampleOrder:
     draw = chosen_by(task(**more), range(SIZE), SEED)
-    return Order(SIZE, seed=SEED, shuffle=True, draw=draw)
+    return SampleOrder(SIZE, seed=SEED, shuffle=True, draw=draw)
 
 
 # ---------------------------------------------------------------- data in place of a function

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from daemons.worker import initial_weights
 from daemons.worker.building import freeze
-from daemons.worker.replica import Replica
+from daemons.worker.replica import TorchReplica
 from daemons.worker.task.user_task import Task
 from dlctl.errors import DlctlError
 from dlctl.job.config import ParameterGroup
@@ -156,7 +156,7 @@ def test_frozen_parameters_are_none_of_the_vector_and_stay_as_they_are() -> None
         ParameterGroup(match=("head.bias",)),
         ParameterGroup(match=("head.*",), train=False),  # The tied one by its other name.
     )
-    replica = Replica(
+    replica = TorchReplica(
         Task(Given()), device="cpu", seed=0, prepare=lambda model: freeze(model, groups)
     )
     kinds = {entry.name: entry.kind for entry in replica.layout.entries}

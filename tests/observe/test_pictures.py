@@ -17,7 +17,7 @@ from recorded import row
 from rich.console import Console
 
 from dlctl.observe import chart
-from dlctl.observe.top import COLUMNS, View, draw, table
+from dlctl.observe.top import COLUMNS, TopView, draw, table
 from dlctl.util import extras
 
 HOSTILE = "</script><script>alert(1)</script>\x1b[2J\u202e"
@@ -183,7 +183,7 @@ def test_without_a_terminal_the_live_view_names_what_does_without(trained, dlctl
 @pytest.mark.parametrize(("width", "height", "workers"), [(200, 60, 3), (20, 5, 100)])
 def test_the_live_view_fits_into_any_terminal(width: int, height: int, workers: int) -> None:
     rows = [{"name": f"worker-{slot}", "state": HOSTILE, "metrics": 7} for slot in range(workers)]
-    view = View("digits-7f3a", "running", HOSTILE, {"loss": HOSTILE, "totals": 3}, rows, None)
+    view = TopView("digits-7f3a", "running", HOSTILE, {"loss": HOSTILE, "totals": 3}, rows, None)
     console = Console(width=width, height=height, force_terminal=True, color_system=None)
     with console.capture() as captured:
         console.print(draw(view, {}, width, height))
@@ -200,7 +200,7 @@ def test_the_least_important_columns_are_left_out_and_none_is_cut(
     rates = {"samples_per_s": 12345.0, "push_bytes_per_s": 9.52e5, "fetch_bytes_per_s": 3.34e6}
     metrics = {"step": 12345, "staleness_mean": 13.9, **rates}
     rows = [{"name": "worker-0", "state": "starting", "restarts": 0, "metrics": metrics}]
-    view = View("digits-7f3a", "running", "", {}, rows, None)
+    view = TopView("digits-7f3a", "running", "", {}, rows, None)
     before = {"worker-0": [1.0, 2.0]}
     made = table(view, 1, before, width)
     assert [name for name in COLUMNS if name not in [c.header for c in made.columns]] == left_out

@@ -15,7 +15,7 @@ from dlctl.optim.averaged import Averaged
 from dlctl.optim.buffered import Buffered
 from dlctl.optim.momentum import Momentum
 from dlctl.shards.base import Shard, Spec
-from dlctl.shards.image import Form
+from dlctl.shards.image import ImageForm
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.mapped import Mapped
 from dlctl.shards.memory import InMemory
@@ -51,7 +51,7 @@ def begun(shard: Shard) -> Shard:
 
 def test_it_is_torch_s_on_every_storage_over_restarts() -> None:
     spec = Spec("run", 0, 0, SIZE, averaged().slots)
-    buffer, log = bytearray(Form.of(spec, "boot").total_bytes), MemoryLog()
+    buffer, log = bytearray(ImageForm.of(spec, "boot").total_bytes), MemoryLog()
     reopen = (
         lambda: Mapped.reopen(buffer, spec, "boot"),
         lambda: Journaled(log, spec),
@@ -81,7 +81,7 @@ def test_it_is_torch_s_on_every_storage_over_restarts() -> None:
 
 def test_an_update_that_is_begun_while_it_comes_has_the_same_average() -> None:
     spec = Spec("run", 0, 0, SIZE, averaged().slots)
-    buffer = bytearray(Form.of(spec, "boot").total_bytes)
+    buffer = bytearray(ImageForm.of(spec, "boot").total_bytes)
     plain = begun(Shard(averaged(), InMemory().create(spec)))
     shard = begun(Shard(averaged(), Mapped.create(buffer, spec, "boot")))
     for seed in range(3):

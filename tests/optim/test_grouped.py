@@ -13,11 +13,11 @@ import pytest
 from dlctl import registry
 from dlctl.compress.base import Delta
 from dlctl.job.config import ParameterGroup
-from dlctl.model.parameter_groups import Run
+from dlctl.model.parameter_groups import GroupRun
 from dlctl.optim import grouped
 from dlctl.optim.buffered import Buffered
 from dlctl.shards.base import Shard, Spec
-from dlctl.shards.image import Form
+from dlctl.shards.image import ImageForm
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.mapped import Mapped
 from dlctl.shards.memory import InMemory
@@ -35,9 +35,10 @@ GROUPS = (
     ParameterGroup(match=("*",), lr_scale=0.0),
 )
 RUNS = [
-    Run(3, -1), Run(10, 0), Run(11, 1), Run(PLACES, 2), Run(BLOCK - 1, 1), Run(BLOCK + 9, -1),
-    *(Run(BLOCK + 9 + 100 * number, number % 4 - 1) for number in range(1, 31)),
-    Run(BLOCK + 5000, 0), Run(2 * BLOCK, 1), Run(SIZE, -1),
+    GroupRun(3, -1), GroupRun(10, 0), GroupRun(11, 1), GroupRun(PLACES, 2),
+    GroupRun(BLOCK - 1, 1), GroupRun(BLOCK + 9, -1),
+    *(GroupRun(BLOCK + 9 + 100 * number, number % 4 - 1) for number in range(1, 31)),
+    GroupRun(BLOCK + 5000, 0), GroupRun(2 * BLOCK, 1), GroupRun(SIZE, -1),
 ]  # fmt: skip
 """Some blocks have few pieces, and some have many."""
 UPDATES = [
@@ -54,7 +55,7 @@ def options_of(name: str) -> dict[str, Any]:
     return dataclasses.asdict(kind.Options(**given))
 
 
-def optimizer_of(name: str, runs: list[Run] = RUNS) -> Any:
+def optimizer_of(name: str, runs: list[GroupRun] = RUNS) -> Any:
     kind = registry.load("optimizers", name)
     return grouped.make(kind, options_of(name), GROUPS, runs)
 
@@ -83,7 +84,7 @@ def cut(delta: Delta, elements: np.ndarray) -> Delta:
 
 class OnMapped:
     def __init__(self, spec: Spec) -> None:
-        self.spec, self.buffer = spec, bytearray(Form.of(spec, "boot").total_bytes)
+        self.spec, self.buffer = spec, bytearray(ImageForm.of(spec, "boot").total_bytes)
 
     def create(self) -> Any:
         return Mapped.create(self.buffer, self.spec, "boot")
@@ -190,5 +191,5 @@ def test_the_rate_is_told_as_it_was_set() -> None:
 )
 def test_groups_that_change_nothing_cost_nothing(groups: tuple[ParameterGroup, ...]) -> None:
     kind = registry.load("optimizers", "adamw")
-    runs = [Run(SIZE // 2, -1), Run(SIZE, len(groups) - 1)]
+    runs = [GroupRun(SIZE // 2, -1), GroupRun(SIZE, len(groups) - 1)]
     assert type(grouped.make(kind, options_of("adamw"), groups, runs)) is kind

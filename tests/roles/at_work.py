@@ -6,7 +6,7 @@ from typing import Any
 
 from dlctl import registry
 from dlctl.job.config import Choice, Data, Job, JobFile, Servers, Stop, Workers
-from dlctl.model.flat import TRAINED, Entry, Layout
+from dlctl.model.flat import TRAINED, Layout, TensorEntry
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.coordinator import Coordinator
 from dlctl.roles.coordinator.data_pool import Range
@@ -24,7 +24,7 @@ MAPPED = Dataset(SAMPLES)
 
 
 def layout(size: int) -> Layout:
-    return Layout((Entry("weight", TRAINED, (size,), "float32", ()),))
+    return Layout((TensorEntry("weight", TRAINED, (size,), "float32", ()),))
 
 
 class AtWork:

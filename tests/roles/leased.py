@@ -8,12 +8,12 @@ from typing import Any, cast
 
 from dlctl import registry
 from dlctl.job.config import Choice, Data, Evaluation, Job, JobFile, Stop, Workers
-from dlctl.records.memory import Memory, Record
+from dlctl.records.memory import Memory, MemoryRecord
 from dlctl.roles.coordinator.dataset import Dataset
 from dlctl.roles.coordinator.lead import MethodLead
 from dlctl.roles.coordinator.leases import Leases
 from dlctl.roles.coordinator.membership import Daemon, Membership
-from dlctl.roles.coordinator.records import AddEvent, History
+from dlctl.roles.coordinator.records import AddEvent, EventContext
 from dlctl.roles.coordinator.run_progress import RunProgress
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.shutdown import RunShutdown
@@ -55,7 +55,7 @@ class Leased:
             data=Data(portion_batches=PORTION // BATCH),
             evaluation=evaluation or Evaluation(),
         )
-        self.context, self.members = History(1.0), Live()
+        self.context, self.members = EventContext(1.0), Live()
         algorithm = registry.load("algorithms", method)
         self.run = RunState(
             "run-1", job, algorithm, Keyring(b"key"), self.context,
@@ -129,7 +129,7 @@ class Leased:
         now.
         """
         parts = (self.progress, self.lead, self.data, self.leases)
-        memory = Record().changes(piece for part in parts for piece in part.changes())
+        memory = MemoryRecord().changes(piece for part in parts for piece in part.changes())
         return cast("dict[str, Any]", json.loads(json.dumps(memory)))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from dlctl.algorithms.base import ReplicaSide
 from dlctl.algorithms.methods.downpour import DOWNPOUR
-from dlctl.algorithms.needs import Data, Gradient, Need, NextData, Step
+from dlctl.algorithms.needs import Gradient, Need, NextBatch, NextData, Step
 from dlctl.compress.none import Dense
 from dlctl.job import config
 from dlctl.roles.protocol.context import COORDINATOR, EXIT_POISONED, Birth
@@ -22,7 +22,7 @@ from dlctl.roles.worker.leases import Portion
 from dlctl.roles.worker.links import Links
 from dlctl.roles.worker.services.base import Phase, Service
 from dlctl.roles.worker.services.writing import Writing
-from dlctl.roles.worker.settings import Terms
+from dlctl.roles.worker.settings import WorkTerms
 from dlctl.roles.worker.worker import Worker
 from dlctl.sim.objectives import layout_of
 from dlctl.wire import messages as m
@@ -44,7 +44,7 @@ class Loop(StepSource, Service[Any]):
     def __init__(
         self,
         links: Links,
-        terms: Terms,
+        terms: WorkTerms,
         accounts: Accounts,
         writing: Writing,
         side: ReplicaSide,
@@ -77,7 +77,7 @@ class Loop(StepSource, Service[Any]):
             step, self._came = self._came, None
             return True, step
         if self._came is not None:
-            return True, Data(0, 0, False)
+            return True, NextBatch(0, 0, False)
         if self.draining:
             is_first, self._is_told = not self._is_told, True
             return is_first, None

@@ -16,7 +16,7 @@ from dlctl.errors import RemoteProtocolError
 from dlctl.roles.protocol.authz import offence
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.meters import Rates
-from dlctl.roles.worker.members import Members
+from dlctl.roles.worker.members import PeerMembers
 from dlctl.roles.worker.services.asking import GONE, Answering, Asking, pack
 from dlctl.wire import codec
 from dlctl.wire import messages as m
@@ -46,7 +46,7 @@ class Replica:
     def __init__(self, slot: int, epoch: int = 1) -> None:
         self.slot, self.me = slot, identity(slot, epoch)
         self.context = Context(RESEND_S)
-        self.members = Members(self.context, f"worker-{slot}", connects=True)
+        self.members = PeerMembers(self.context, f"worker-{slot}", connects=True)
         self.side = Echo(site(None, np.zeros(4, np.float32), slot))
         self.rates = Rates("push_bytes", "fetch_bytes")
         self.asking = Asking(self.context, self.me, self.members, 4, self.rates)
@@ -79,18 +79,20 @@ def pair() -> tuple[Replica, Replica]:
     return pair
 
 
-def ask(replica: Replica, now: float = 0.0, within_s: float = 5.0, op: str = "double") -> m.Ask:
+def ask(
+    replica: Replica, now: float = 0.0, within_s: float = 5.0, op: str = "double"
+) -> m.PeerRequest:
     need = Ask(slot=1, op=op, arrays=(np.arange(3.0),), within_s=within_s)
     replica.asking.go_on(math.inf)  # An earlier question has no answer.
     replica.asking.begin(need, now)
-    (message,) = replica.sent(m.Ask)
+    (message,) = replica.sent(m.PeerRequest)
     return message
 
 
-def answer_of(replica: Replica, message: m.Ask) -> m.Answer:
+def answer_of(replica: Replica, message: m.PeerRequest) -> m.PeerReply:
     replica.answering.on_ask(b"connection", message)
     replica.answering.serve()
-    (answer,) = replica.sent(m.Answer)
+    (answer,) = replica.sent(m.PeerReply)
     return answer
 
 
@@ -111,21 +113,21 @@ def test_a_lost_question_is_repeated_and_served_once(pair):
     one, other = pair
     first = ask(one)
     assert one.poll(4.0) == (False, None)
-    assert one.sent(m.Ask) == [first]
+    assert one.sent(m.PeerRequest) == [first]
     answers = [answer_of(other, message) for message in (first, first, first)]
     assert other.side.served == 1
     assert all(answer is answers[0] for answer in answers)
     one.asking.on_answer("worker-1", answers[0], 4.5)
     assert one.poll(100.0)[0]
-    assert one.sent(m.Ask) == [], "it is not sent again"
+    assert one.sent(m.PeerRequest) == [], "it is not sent again"
 
 
 def test_a_question_that_waits_is_answered_between_two_steps_only(pair):
     one, other = pair
     other.answering.on_ask(b"connection", ask(one))
-    assert other.sent(m.Answer) == []
+    assert other.sent(m.PeerReply) == []
     other.answering.serve()
-    assert len(other.sent(m.Answer)) == 1
+    assert len(other.sent(m.PeerReply)) == 1
 
 
 def test_nobody_waits_beyond_the_deadline(pair):
@@ -138,7 +140,7 @@ def test_nobody_waits_beyond_the_deadline(pair):
     assert one.poll(2.0) == (True, None)
     assert one.asking.unanswered == 1
     assert one.poll(100.0) == (True, None)
-    assert one.sent(m.Ask) == [], "it is not sent again"
+    assert one.sent(m.PeerRequest) == [], "it is not sent again"
 
 
 @pytest.mark.parametrize("epochs", [{0: 1}, {0: 1, 1: 2}], ids=["has left", "was replaced"])
@@ -158,7 +160,7 @@ def test_who_cannot_answer_is_not_asked(pair, slot):
     one.context.clear()
     one.asking.begin(Ask(slot=slot, op="double"), 0.0)
     assert one.poll(0.0) == (True, None)
-    assert one.sent(m.Ask) == []
+    assert one.sent(m.PeerRequest) == []
 
 
 def test_a_process_whose_slot_has_a_newer_epoch_answers_nobody(pair):
@@ -188,7 +190,7 @@ def test_answers_of_others_and_to_other_questions_are_dropped(pair):
     one, other = pair
     old = answer_of(other, ask(one))
     question = ask(one)
-    before = m.Answer(1, 0, question.request, "", old.payload)
+    before = m.PeerReply(1, 0, question.request, "", old.payload)
     one.asking.on_answer("worker-1", before, 0.0)  # Of an old epoch.
     one.asking.on_answer("worker-1", old, 0.0)
     one.asking.on_answer("worker-2", old, 0.0)
@@ -207,7 +209,7 @@ def test_answers_of_others_and_to_other_questions_are_dropped(pair):
 def test_what_no_replica_would_ask_is_refused(pair, payload):
     _, other = pair
     with pytest.raises(RemoteProtocolError):
-        other.answering.on_ask(b"x", m.Ask(0, 1, 1, 1, "double", payload))
+        other.answering.on_ask(b"x", m.PeerRequest(0, 1, 1, 1, "double", payload))
 
 
 def test_an_older_list_of_members_changes_nothing(pair):
@@ -228,10 +230,10 @@ def test_a_list_whose_columns_differ_in_length_is_refused(pair):
 @pytest.mark.parametrize(
     ("who", "message", "may"),
     [
-        ("worker-0", m.Ask(0, 1, 1, 1, "x", pack(())), True),
-        ("worker-0", m.Ask(2, 1, 1, 1, "x", pack(())), False),
-        ("server-0", m.Ask(0, 1, 1, 1, "x", pack(())), False),
-        ("client", m.Ask(0, 1, 1, 1, "x", pack(())), False),
+        ("worker-0", m.PeerRequest(0, 1, 1, 1, "x", pack(())), True),
+        ("worker-0", m.PeerRequest(2, 1, 1, 1, "x", pack(())), False),
+        ("server-0", m.PeerRequest(0, 1, 1, 1, "x", pack(())), False),
+        ("client", m.PeerRequest(0, 1, 1, 1, "x", pack(())), False),
         ("worker-0", m.Listening(0, 1, "x"), True),
         ("worker-0", m.GroupBroken(1, 1, 1, "x", ""), False),
     ],
@@ -269,10 +271,10 @@ def test_a_late_copy_of_an_older_question_does_not_take_the_place_of_the_newest(
     for message in (newest, older):
         other.answering.on_ask(b"connection", message)
     other.answering.serve()
-    assert [answer.request for answer in other.sent(m.Answer)] == [newest.request]
+    assert [answer.request for answer in other.sent(m.PeerReply)] == [newest.request]
     other.answering.on_ask(b"connection", older)
     other.answering.serve()
-    assert (other.side.served, other.sent(m.Answer)) == (1, [])
+    assert (other.side.served, other.sent(m.PeerReply)) == (1, [])
 
 
 def test_of_one_replica_only_the_newest_question_is_served(pair):
@@ -280,7 +282,7 @@ def test_of_one_replica_only_the_newest_question_is_served(pair):
     for message in (ask(one), ask(one), ask(one)):
         other.answering.on_ask(b"connection", message)
     other.answering.serve()
-    assert (other.side.served, len(other.sent(m.Answer))) == (1, 1)
+    assert (other.side.served, len(other.sent(m.PeerReply))) == (1, 1)
 
 
 def test_the_next_process_of_a_slot_begins_its_questions_anew(pair):
@@ -301,7 +303,7 @@ def test_answers_to_whoever_has_left_are_not_kept(pair):
     answer_of(other, ask(one))
     other.told(2, {1: 1, 2: 1})
     other.context.clear()
-    answer_of(other, m.Ask(2, 1, 1, 1, "double", pack(())))
+    answer_of(other, m.PeerRequest(2, 1, 1, 1, "double", pack(())))
     assert other.answering._answers.keys() == {2}
 
 
@@ -309,10 +311,10 @@ def test_who_asks_before_the_list_names_it_asks_again(pair):
     _, other = pair
     other.told(2, {1: 1})
     other.context.clear()
-    message = m.Ask(0, 1, 1, 1, "double", pack((np.ones(1),)))
+    message = m.PeerRequest(0, 1, 1, 1, "double", pack((np.ones(1),)))
     other.answering.on_ask(b"connection", message)
     other.answering.serve()
-    assert other.sent(m.Answer) == []
+    assert other.sent(m.PeerReply) == []
     other.told(3, {0: 1, 1: 1})
     other.context.clear()
     assert answer_of(other, message).error == ""
@@ -362,7 +364,7 @@ def test_an_answer_that_no_replica_would_give_is_none(pair, payload):
     one, _ = pair
     question = ask(one)
     with pytest.raises(RemoteProtocolError):
-        one.asking.on_answer("worker-1", m.Answer(1, 1, question.request, "", payload), 0.0)
+        one.asking.on_answer("worker-1", m.PeerReply(1, 1, question.request, "", payload), 0.0)
     assert one.poll(0.0) == (True, None)
     assert one.asking.unanswered == 1
 
@@ -374,11 +376,11 @@ def test_a_replica_at_work_holds_answers_to_its_model_and_counts_what_it_sends_a
     work = training(one.context, [], ring, one.side, me=one.me, members=one.members)
     one.context.clear()
     work.asking.begin(Ask(slot=1, op="double", within_s=30.0), 0.0)
-    (question,) = one.sent(m.Ask)
+    (question,) = one.sent(m.PeerRequest)
     before = work.metrics(1.0)["repeated"]
     assert one.context.retries.due(5.0) == [Send("worker-1", question)]
     assert work.metrics(5.0)["repeated"] == before + 1
-    large = m.Answer(1, 1, question.request, "", Packed("raw", 10**5, (np.zeros(10**5),)))
+    large = m.PeerReply(1, 1, question.request, "", Packed("raw", 10**5, (np.zeros(10**5),)))
     with pytest.raises(RemoteProtocolError, match="bytes; at most"):
         work.asking.on_answer("worker-1", large, 5.0)
     assert work.asking.poll(5.0) == (True, None)
@@ -418,7 +420,7 @@ def test_what_was_asked_over_a_connection_that_has_ended_is_asked_again(pair):
     question = ask(one, now=0.0)
     one.context.retries.again("worker-1", 0.1, 0.2)
     assert one.poll(0.2) == (False, None)
-    assert one.sent(m.Ask) == [question]
+    assert one.sent(m.PeerRequest) == [question]
 
 
 # ---------------------------------------------------------------- over a link that is not kind
@@ -464,9 +466,9 @@ class House:
                 self._work(slot, replica)
 
     def _take(self, source: int, replica: Replica, message: m.Message) -> None:
-        if isinstance(message, m.Ask):
+        if isinstance(message, m.PeerRequest):
             replica.answering.on_ask(str(source).encode(), message)
-        elif isinstance(message, m.Answer):
+        elif isinstance(message, m.PeerReply):
             replica.asking.on_answer(f"worker-{source}", message, self.now)
 
     def _work(self, slot: int, replica: Replica) -> None:

@@ -10,7 +10,7 @@ import pytest
 from dlctl import registry
 from dlctl.compress.none import Dense
 from dlctl.job.config import Job, JobFile
-from dlctl.model.flat import AVERAGED, TRAINED, Entry, Layout
+from dlctl.model.flat import AVERAGED, TRAINED, Layout, TensorEntry
 from dlctl.roles.protocol.context import COORDINATOR, Birth
 from dlctl.roles.protocol.effects import (
     BuffersLoaded,
@@ -29,7 +29,10 @@ from dlctl.wire import messages as m
 from dlctl.wire.machine import Event, Received, Send, Started
 
 LAYOUT = Layout(
-    (Entry("mean", AVERAGED, (1,), "float32"), Entry("batches", AVERAGED, (1,), "int64"))
+    (
+        TensorEntry("mean", AVERAGED, (1,), "float32"),
+        TensorEntry("batches", AVERAGED, (1,), "int64"),
+    )
 )
 
 
@@ -93,7 +96,9 @@ def test_who_leaves_with_the_others_has_its_part_in_what_is_saved_last(
     ],
 )
 def test_what_would_be_infinite_in_the_buffer_s_dtype_is_refused(dtype, largest, too_large) -> None:
-    layout = Layout((Entry("w", TRAINED, (4,), "float32"), Entry("mean", AVERAGED, (2,), dtype)))
+    layout = Layout(
+        (TensorEntry("w", TRAINED, (4,), "float32"), TensorEntry("mean", AVERAGED, (2,), dtype))
+    )
     buffers = AveragedBuffers(layout, np.array([0.0, -np.inf]))
     assert buffers.push(0, 8, np.array([largest, -np.inf]))
     assert not buffers.push(0, 8, np.array([too_large, -np.inf]))
@@ -118,7 +123,10 @@ class Asking:
         self.loaded: list[list[float]] = []
         self.ran: list[list[float]] = []
         layout = Layout(
-            (Entry("w", TRAINED, (1,), "float32"), Entry("mean", AVERAGED, (1,), "float32"))
+            (
+                TensorEntry("w", TRAINED, (1,), "float32"),
+                TensorEntry("mean", AVERAGED, (1,), "float32"),
+            )
         )
         self.tell(Started())
         self.says(COORDINATOR, m.Welcome("worker-0", 0, 1, b"", {}))

@@ -13,7 +13,7 @@ import pytest
 from dlctl.algorithms.needs import Collective, Summed, passed_on
 from dlctl.errors import DlctlError, RemoteProtocolError
 from dlctl.roles.coordinator.groups import LOST, Groups
-from dlctl.roles.coordinator.records import History
+from dlctl.roles.coordinator.records import EventContext
 from dlctl.roles.protocol.context import COORDINATOR, Context
 from dlctl.roles.protocol.effects import (
     GroupJoined,
@@ -21,7 +21,7 @@ from dlctl.roles.protocol.effects import (
     Reduced,
 )
 from dlctl.roles.worker.services.collecting import Collecting
-from dlctl.roles.worker.services.sums import NEW, Claim, ModelLost, Records, Row, plan_of, row_of
+from dlctl.roles.worker.services.sums import NEW, Claim, ModelLost, Row, SumRecords, plan_of, row_of
 from dlctl.roles.worker.shard_client import Identity
 from dlctl.sim import group as sim_group
 from dlctl.sim.process import Process
@@ -84,11 +84,11 @@ class House:
 
     def __init__(self, slots: int, torn: float = 0.0, seed: int = 0) -> None:
         self.timeline = Timeline()
-        self.sums = sim_group.Groups(np.random.default_rng(seed), torn)
+        self.sums = sim_group.SimGroups(np.random.default_rng(seed), torn)
         self.drained: set[int] = set()
         self.processes: dict[int, Process] = {}
         self.events: list[str] = []
-        self.context = History(1.0)
+        self.context = EventContext(1.0)
         self.context.event = lambda kind, who, text: self.events.append(text)  # type: ignore
         members = SimpleNamespace(
             live_slots=self._live, of_role=lambda _: self._daemons(), worker=self._worker,
@@ -536,7 +536,7 @@ def _result(generation: int) -> Reduced:
 
 
 def test_a_sum_that_one_was_handed_counts_for_all():
-    one, other = Records(5, 1), Records(5, 1)
+    one, other = SumRecords(5, 1), SumRecords(5, 1)
     for records in (one, other):
         records.keep(_result(1))
     one.deliver()
@@ -549,7 +549,7 @@ def test_a_sum_that_one_was_handed_counts_for_all():
 
 
 def test_a_sum_that_all_have_counts_also_for_who_is_new():
-    one, other, new = Records(5, 1), Records(5, 1), Records()
+    one, other, new = SumRecords(5, 1), SumRecords(5, 1), SumRecords()
     for records in (one, other):
         records.keep(_result(1))
     claims = [one.claim(), other.claim(), new.claim()]
@@ -558,7 +558,7 @@ def test_a_sum_that_all_have_counts_also_for_who_is_new():
 
 
 def test_a_sum_that_not_all_have_is_made_again():
-    one, other = Records(5, 1), Records(5, 1)
+    one, other = SumRecords(5, 1), SumRecords(5, 1)
     one.keep(_result(1))
     claims = [one.claim(), other.claim()]
     assert [records.agree(claims) for records in (one, other)] == [(5, None)] * 2
@@ -568,10 +568,10 @@ def test_a_sum_that_not_all_have_is_made_again():
 @pytest.mark.parametrize("claim", [Claim(5, 1, 0), Claim(5, 1, 1), Claim(4, 1, 1), Claim(6, 1, 0)])
 def test_who_has_missed_a_sum_or_has_another_one_is_not_of_the_group_any_more(claim):
     kept = None if not claim.kept_in else _result(claim.kept_in)
-    behind, group = Records(claim.finished, claim.finished_in, kept), Claim(6, 2, 0)
+    behind, group = SumRecords(claim.finished, claim.finished_in, kept), Claim(6, 2, 0)
     with pytest.raises(DlctlError):
         behind.agree([group, group, claim])
-    assert Records(6, 2).agree([group, claim]).number == 6
+    assert SumRecords(6, 2).agree([group, claim]).number == 6
 
 
 def test_nobody_begins_anew_when_all_that_had_the_model_are_gone():
@@ -579,7 +579,7 @@ def test_nobody_begins_anew_when_all_that_had_the_model_are_gone():
     with pytest.raises(ModelLost):
         plan_of(rows)
     assert plan_of([*rows, Row(2, 1, 1.0, 3, False, False)]).first == 2
-    assert Records().claim().finished == NEW
+    assert SumRecords().claim().finished == NEW
 
 
 def test_what_is_handed_on_is_from_one_that_has_it_though_the_giver_dies_and_more_join():

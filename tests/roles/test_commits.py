@@ -18,7 +18,7 @@ from dlctl.roles.server.server import SLOW_COMMIT_S
 from dlctl.shards.base import no_point
 from dlctl.shards.errors import NoRoom
 from dlctl.shards.journaled import Journaled
-from dlctl.shards.log import Write, perform_first
+from dlctl.shards.log import LogWrite, perform_first
 from dlctl.wire import messages as m
 from dlctl.wire.machine import DeadlineReached, Effect, Exit, Received, Send, StopRequested
 from dlctl.wire.messages import APPLIED, DUPLICATE, HELD, REFUSED
@@ -430,8 +430,8 @@ class FullDisk:
 
 def write(
     log: Any, record: bytes = b"record", base: bytes = b"", *, in_order: bool = False
-) -> Write:
-    return Write(log, 1, record, base, no_point, in_order)
+) -> LogWrite:
+    return LogWrite(log, 1, record, base, no_point, in_order)
 
 
 def test_one_sync_of_each_log_covers_the_records_of_several() -> None:

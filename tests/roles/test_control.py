@@ -11,7 +11,7 @@ import pytest
 from dlctl.errors import NotFound, NotPermitted, RemoteProtocolError, UsageError
 from dlctl.job import settings
 from dlctl.job.config import Checkpoints, Choice, Job, JobFile
-from dlctl.model.flat import AVERAGED, Entry, Layout
+from dlctl.model.flat import AVERAGED, Layout, TensorEntry
 from dlctl.roles.coordinator.checkpointing import SAVE_S_MAX, Checkpointing
 from dlctl.roles.coordinator.membership import BACKOFF_S, Membership, describe_exit
 from dlctl.roles.coordinator.records import (
@@ -20,7 +20,7 @@ from dlctl.roles.coordinator.records import (
     CheckpointBegun,
     CheckpointEnded,
     CompleteCheckpoint,
-    History,
+    EventContext,
 )
 from dlctl.roles.coordinator.settings import ANSWER_S_MAX, SettingChanges
 from dlctl.roles.protocol.context import EXIT_FENCED, EXIT_POISONED, EXIT_RESTART
@@ -151,7 +151,7 @@ def test_exits_are_told_in_words() -> None:
 
 
 def test_a_change_is_answered_when_all_have_answered() -> None:
-    context, answers = History(1.0), []
+    context, answers = EventContext(1.0), []
     changes = SettingChanges(context, members())
     changes.begin({"worker-0": {"push": 5.0}, "worker-1": {"push": 5.0}}, 0.0, answers.append)
     assert sent_to(context.clear()) == ["worker-0", "worker-1"]
@@ -168,7 +168,7 @@ def test_a_change_is_answered_when_all_have_answered() -> None:
 
 @pytest.mark.parametrize("value", [{"a": 1}, [1]])
 def test_an_answer_with_what_no_setting_has_is_refused_and_still_waited_for(value: Any) -> None:
-    context, answers = History(1.0), []
+    context, answers = EventContext(1.0), []
     changes = SettingChanges(context, members())
     changes.begin({"worker-0": {"push": 5.0}}, 0.0, answers.append)
     for before, after in ((value, 5.0), (5.0, value)):
@@ -179,7 +179,7 @@ def test_an_answer_with_what_no_setting_has_is_refused_and_still_waited_for(valu
 
 
 def test_who_does_not_answer_is_named() -> None:
-    context, answers = History(1.0), []
+    context, answers = EventContext(1.0), []
     changes = SettingChanges(context, members())
     changes.begin({"worker-0": {"push": 5.0}, "worker-1": {"push": 5.0}}, 0.0, answers.append)
     changes.on_changed(b"", m.Changed(1, "worker-0", {"push": None}, {"push": 5.0}), 0.1)
@@ -189,7 +189,7 @@ def test_who_does_not_answer_is_named() -> None:
 
 
 def test_who_does_not_answer_in_time_goes_on_being_asked_as_long_as_its_process_lives() -> None:
-    context, known = History(1.0), members()
+    context, known = EventContext(1.0), members()
     changes = SettingChanges(context, known)
     known.daemons["worker-1"].ended(m.ProcessExited("worker-1", 5, -9, ()), 1.0)
     changes.begin({"worker-0": {"push": 5.0}, "worker-1": {"push": 5.0}}, 0.0, lambda rows: None)
@@ -198,7 +198,7 @@ def test_who_does_not_answer_in_time_goes_on_being_asked_as_long_as_its_process_
 
 
 def test_an_older_change_is_not_sent_again_on_top_of_a_newer_one() -> None:
-    context, answers = History(1.0), []
+    context, answers = EventContext(1.0), []
     changes = SettingChanges(context, members())
     changes.begin({"worker-0": {"push": 5.0, "fetch": 3.0}}, 0.0, answers.append)
     changes.begin({"worker-0": {"push": 7.0}}, 0.1, answers.append)
@@ -213,7 +213,7 @@ def test_an_older_change_is_not_sent_again_on_top_of_a_newer_one() -> None:
 
 
 def test_the_answer_to_a_newer_change_answers_the_older_ones_that_it_contains() -> None:
-    context, answers = History(1.0), []
+    context, answers = EventContext(1.0), []
     changes = SettingChanges(context, members())
     changes.begin({"worker-0": {"fetch": 3.0}}, 0.0, answers.append)
     changes.begin({"worker-0": {"push": 7.0}}, 0.1, answers.append)
@@ -235,7 +235,7 @@ class Asking:
     """What is asked of a coordinator of two workers and a server."""
 
     def __init__(self, *more: str, **job: Any) -> None:
-        self.context, self.members = History(1.0), members(*more)
+        self.context, self.members = EventContext(1.0), members(*more)
         self.changes = SettingChanges(self.context, self.members, settings.of_job(JOB | job))
         self.answers: list[Any] = []
 
@@ -334,7 +334,7 @@ def test_a_key_that_only_this_jobs_method_declares_can_be_set() -> None:
         return int(text.removesuffix(" apples"))
 
     basket = settings.Setting(help="fruits", parse=fruits, format=lambda count: f"{count} apples")
-    context, answers = History(1.0), []
+    context, answers = EventContext(1.0), []
     live = settings.of_job(JOB | {"algorithm": {"name": "orchard"}}, {"basket": basket})
     changes = SettingChanges(context, members(), live)
     with pytest.raises(UsageError, match=r'^basket: "3" is no number of apples$'):
@@ -348,7 +348,7 @@ def test_a_key_that_only_this_jobs_method_declares_can_be_set() -> None:
 
 def test_a_change_stays_with_the_name_for_its_next_incarnation() -> None:
     known = members()
-    SettingChanges(History(1.0), known).begin(
+    SettingChanges(EventContext(1.0), known).begin(
         {"worker-0": {"density": 0.5}}, 0.0, lambda rows: None
     )
     known.daemons["worker-0"].begin(1.0)
@@ -363,7 +363,7 @@ SAVED_AT = 0.2
 
 class Saving:
     def __init__(self, every_s: float = 60.0) -> None:
-        self.context, self.members, self.rows = History(1.0), members(), []  # type: ignore[var-annotated]
+        self.context, self.members, self.rows = EventContext(1.0), members(), []  # type: ignore[var-annotated]
         self.job = JobFile(
             job=Job(name="saving", task="none"), checkpoints=Checkpoints(every_s=every_s),
             compression=Choice(name="topk"),
@@ -603,8 +603,8 @@ def test_checkpoints_come_at_the_set_interval_or_not_at_all() -> None:
 def buffers() -> AveragedBuffers:
     layout = Layout(
         (
-            Entry("mean", AVERAGED, (2,), "float32"),
-            Entry("batches", AVERAGED, (), "int64"),
+            TensorEntry("mean", AVERAGED, (2,), "float32"),
+            TensorEntry("batches", AVERAGED, (), "int64"),
         )
     )
     return AveragedBuffers(layout, np.array([0.0, 0.0, 5.0]))

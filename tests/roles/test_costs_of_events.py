@@ -12,7 +12,7 @@ import pytest
 from at_work import AtWork
 
 from benchmarks.coordinator import Crowd
-from dlctl.roles.coordinator.records import Snapshot
+from dlctl.roles.coordinator.records import StatusSnapshot
 from dlctl.roles.coordinator.status import REPORT_S, SMALL
 from dlctl.wire import messages as m
 from dlctl.wire.machine import DeadlineReached, Received
@@ -84,10 +84,12 @@ def test_a_status_of_a_large_run_is_not_written_at_each_of_many_changes() -> Non
             run.now += 0.001
             run.machine.start_daemon(run.worker(slot), run.now)
             effects = run.machine.handle(DeadlineReached(), run.now)
-            statuses += sum(isinstance(effect, Snapshot) for effect in effects)
+            statuses += sum(isinstance(effect, StatusSnapshot) for effect in effects)
         assert statuses == (10 if run is small else 0), "the first one was at the start"
     due_at = large.machine.deadline()
     assert due_at is not None
     assert large.now < due_at <= large.now + REPORT_S
     effects = large.machine.handle(DeadlineReached(), due_at)
-    assert any(isinstance(effect, Snapshot) for effect in effects), "the last change is shown, too"
+    assert any(isinstance(effect, StatusSnapshot) for effect in effects), (
+        "the last change is shown, too"
+    )

@@ -19,7 +19,7 @@ from dlctl.roles.server.server import Server
 from dlctl.sim.keys import SimulatedKeys
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Admit, Note
-from dlctl.wire.messages import MESSAGES, Ask, Packed
+from dlctl.wire.messages import MESSAGES, Packed, PeerRequest
 
 KEYS = SimulatedKeys(b"token key")
 NAMES = ("agent-0", "server-0", "worker-0", "worker-1", CLIENT, READER)
@@ -153,7 +153,7 @@ def test_without_keys_there_is_nobody_to_admit() -> None:
 def test_every_message_that_a_listening_daemon_takes_has_a_rule() -> None:
     job = JobFile(job=Job(name="any", task="none"))
     coordinator = Coordinator("run", job, Keyring(b"key"), DOWNPOUR, Past())
-    taken = {*coordinator._dispatch, *Server._FROM_WORKERS, Ask}
+    taken = {*coordinator._dispatch, *Server._FROM_WORKERS, PeerRequest}
     for kind in MESSAGES.values():
         message = kind(*(0 for _ in fields(kind)))
         says = {offence(name, message) for name in NAMES}

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 
 import pytest
 
-from dlctl.algorithms.base import BatchRequest, Change, Lead, Snapshot, Sum, Table, VectorRequest
+from dlctl.algorithms.base import (
+    BatchRequest,
+    Change,
+    DriveSnapshot,
+    Lead,
+    Sum,
+    Table,
+    VectorRequest,
+)
 from dlctl.roles.coordinator.driven import Driven, DrivenMethod
 from dlctl.roles.coordinator.portions import PortionPool
 from dlctl.roles.protocol.context import Context
@@ -42,7 +50,7 @@ class Counting(Lead):
             self.seen += (losses, samples, dot, norm)
             self.rounds += 1
             if self.rounds % 2 == 0:
-                yield Snapshot()
+                yield DriveSnapshot()
         return "four rounds"
 
 

@@ -12,7 +12,7 @@ from dlctl.records.best import Target
 from dlctl.records.evaluated import Result
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.membership import Membership
-from dlctl.roles.coordinator.records import AddEvent, History
+from dlctl.roles.coordinator.records import AddEvent, EventContext
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.status import Reports, Totals
 from dlctl.roles.protocol.keyring import Keyring
@@ -30,7 +30,7 @@ def evaluations() -> Evaluations:
         daemon.begin(0.0)
         daemon.restore_state("running")
         daemon.asked_for_data = True
-    made = Evaluations(History(1.0), members, lambda: 7)
+    made = Evaluations(EventContext(1.0), members, lambda: 7)
     made.begin(0.0)
     assert made.worker == "worker-0"
     made.context.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from at_work import AtWork, events, layout, refused, sent
 
-from dlctl.model.flat import TRAINED, Entry, Layout
+from dlctl.model.flat import TRAINED, Layout, TensorEntry
 from dlctl.problems import are_alike
 from dlctl.roles.coordinator import shutdown
 from dlctl.roles.coordinator.failure_detector import EXIT_S
@@ -133,7 +133,7 @@ def test_an_error_that_no_message_would_hold_is_cut(released: bool) -> None:
     run = AtWork(3)
     if not released:
         run.machine.run.released_at = None
-    other = Layout((Entry("weight", TRAINED, (2,), "x" * 10**6, ()),))
+    other = Layout((TensorEntry("weight", TRAINED, (2,), "x" * 10**6, ()),))
     effects = run.hear(1, m.ModelReady("worker-1", other.to_bytes(), 64))
     assert (run.worker(1).error or run.reason).startswith("worker-1 builds another model")
     for message in sent(effects, m.Message):

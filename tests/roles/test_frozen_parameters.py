@@ -7,16 +7,18 @@ from typing import Any
 import pytest
 
 from dlctl.errors import DlctlError
-from dlctl.model.flat import CONSTANT, TRAINED, Entry, Layout
+from dlctl.model.flat import CONSTANT, TRAINED, Layout, TensorEntry
 from dlctl.model.frozen import DIGEST_BYTES, run_file
 from dlctl.roles.coordinator.frozen import FrozenParameters
 from dlctl.roles.coordinator.membership import Membership
-from dlctl.roles.coordinator.records import History
+from dlctl.roles.coordinator.records import EventContext
 from dlctl.roles.protocol.files import Transfers
 from dlctl.util.names import HOME_AGENT
 from dlctl.wire import messages as m
 
-LAYOUT = Layout((Entry("w", TRAINED, (3,), "float32"), Entry("base", CONSTANT, (4,), "bfloat16")))
+LAYOUT = Layout(
+    (TensorEntry("w", TRAINED, (3,), "float32"), TensorEntry("base", CONSTANT, (4,), "bfloat16"))
+)
 OURS, THEIRS = b"a" * DIGEST_BYTES, b"b" * DIGEST_BYTES
 
 
@@ -26,7 +28,7 @@ class Run:
     def __init__(self, before: Any = None) -> None:
         placed = dict.fromkeys(("worker-0", "worker-1"), HOME_AGENT)
         self.members = Membership([HOME_AGENT], placed, before={})
-        self.context = History(1.0)
+        self.context = EventContext(1.0)
         self.settled = 0
         self.ended: list[str] = []
         self.frozen = FrozenParameters(self, self, Transfers(self.context), before, self.settle)  # type: ignore[arg-type]

@@ -16,8 +16,8 @@ from dlctl.job.config import COUNT_MAX, Choice, Host, Job, JobFile, Network, Ser
 from dlctl.launch import addresses
 from dlctl.records.memory import Memory
 from dlctl.roles.coordinator.membership import Daemon, Membership
-from dlctl.roles.coordinator.peers import FEW, PAUSE_S, Peers, is_address
-from dlctl.roles.coordinator.records import History
+from dlctl.roles.coordinator.peers import FEW, PAUSE_S, PeerLists, is_address
+from dlctl.roles.coordinator.records import EventContext
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.protocol.context import COORDINATOR, Birth
 from dlctl.roles.protocol.keyring import Keyring
@@ -32,7 +32,7 @@ from dlctl.wire.messages import Packed
 
 KEYS = SimulatedKeys(b"token key")
 PUSH = m.Push(0, 1, 1, 0, 0, 0, 0, 1, 0, Packed("none", 0, ()))
-QUESTION = m.Ask(1, 1, 1, 1, "model", pack(()))
+QUESTION = m.PeerRequest(1, 1, 1, 1, "model", pack(()))
 
 
 def job(algorithm: str = "toy-ring", **sections: Any) -> JobFile:
@@ -49,7 +49,7 @@ class Office:
     def __init__(
         self, algorithm: str = "toy-ring", keyring: Keyring = KEYS, workers: int = 3
     ) -> None:
-        self.context = History(1.0)
+        self.context = EventContext(1.0)
         placed = {f"worker-{slot}": HOME_AGENT for slot in range(workers)}
         members = Membership((HOME_AGENT,), placed, {})
         method = registry.load("algorithms", algorithm)
@@ -57,7 +57,7 @@ class Office:
         self.ended: list[str] = []
         """Why the run was ended."""
         control = SimpleNamespace(end=lambda state, why, now, **_: self.ended.append(why))
-        self.peers = Peers(self.run, control)  # type: ignore[arg-type]
+        self.peers = PeerLists(self.run, control)  # type: ignore[arg-type]
         for slot in range(workers):
             self.comes(slot)
 
@@ -329,7 +329,7 @@ def test_without_keys_nobody_is_let_in_by_name():
         m.Join("run", 1, 1, b""),
         m.Fetch(1, 1, 1, 0),
         m.LeaseRequest(1, 1, 0, False),
-        m.Answer(1, 1, 1, "", pack(())),
+        m.PeerReply(1, 1, 1, "", pack(())),
         m.Dismiss("go"),
         m.Shutdown("go"),
         m.Drain("go"),

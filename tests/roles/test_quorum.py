@@ -18,7 +18,7 @@ from dlctl.records.memory import Memory, Quorum
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.persistence import Lasting
 from dlctl.roles.coordinator.quorum import Quorums
-from dlctl.roles.coordinator.records import History
+from dlctl.roles.coordinator.records import EventContext
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.retry import BACKOFF_MAX
@@ -283,7 +283,7 @@ class Office:
     """The part of a coordinator that has the lead decide; three workers, two servers."""
 
     def __init__(self, backups: int = 1, method: str = "toy-quorum") -> None:
-        self.context = History(1.0)
+        self.context = EventContext(1.0)
         placed = {f"worker-{slot}": HOME_AGENT for slot in range(3)}
         placed |= {f"server-{shard}": HOME_AGENT for shard in range(2)}
         self.members = Membership((HOME_AGENT,), placed, {})

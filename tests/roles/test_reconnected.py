@@ -6,7 +6,7 @@ from test_server_restart import Keeping, Life
 
 from dlctl.roles.agent.agent import Agent
 from dlctl.roles.protocol.context import COORDINATOR, Birth, Context
-from dlctl.roles.protocol.files import Transfers, Wanted
+from dlctl.roles.protocol.files import Transfers, WantedFile
 from dlctl.roles.server.server import Server
 from dlctl.wire import messages as m
 from dlctl.wire.machine import DeadlineReached, Reconnected, Send, Started
@@ -36,7 +36,7 @@ def test_what_was_asked_over_the_new_connection_waits_for_its_answer() -> None:
 def test_pieces_of_files_are_asked_for_again_as_all_else() -> None:
     context = Context(1.0)
     transfers = Transfers(context)
-    transfers.fetch("agent-1", Wanted("ckpt/a", 1000), lambda error, now: None, 0.0)
+    transfers.fetch("agent-1", WantedFile("ckpt/a", 1000), lambda error, now: None, 0.0)
     (first,) = context.clear()
     assert context.retries.due(0.4) == []
     context.retries.again("agent-1", 0.2, 0.5)

@@ -10,7 +10,7 @@ import pytest
 
 from dlctl import registry
 from dlctl.job.config import Data, Job, JobFile, Stop, Workers
-from dlctl.model.flat import TRAINED, Entry, Layout
+from dlctl.model.flat import TRAINED, Layout, TensorEntry
 from dlctl.roles.coordinator.coordinator import Coordinator
 from dlctl.roles.coordinator.records import Remember
 from dlctl.roles.coordinator.registration import Past
@@ -27,7 +27,7 @@ SAVED = {"dataset_samples": 64, "portion_samples": 16, "complete_epochs": [0], "
 
 
 def layout(size: int) -> Layout:
-    return Layout((Entry("weight", TRAINED, (size,), "float32", ()),))
+    return Layout((TensorEntry("weight", TRAINED, (size,), "float32", ()),))
 
 
 class Led:

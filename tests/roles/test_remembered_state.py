@@ -13,14 +13,14 @@ from dlctl.job.config import Choice, Data, Job, JobFile, Servers, Stop, Workers
 from dlctl.records.memory import (
     Clock,
     End,
-    Evaluation,
+    EvaluationMemory,
     Finish,
     LeadState,
     Memory,
     Norm,
     Piece,
     Quorum,
-    Run,
+    RunMemory,
     Work,
 )
 from dlctl.roles.coordinator.coordinator import Coordinator
@@ -39,11 +39,11 @@ NOW = 1000.0
 @pytest.mark.parametrize(
     ("piece", "stored"),
     [
-        (Run("running", "", True), ["running", "", True]),
+        (RunMemory("running", "", True), ["running", "", True]),
         (Clock(7.0, 2.5), [7.0, 2.5]),
         (Work(9, 72, 0.5, 64, (1, 3), None), [9, 72, 0.5, 64, [1, 3], None]),
         (
-            Evaluation(2.0, ["worker-0", 4, 9, False, False]),
+            EvaluationMemory(2.0, ["worker-0", 4, 9, False, False]),
             [2.0, ["worker-0", 4, 9, False, False]],
         ),
         (Finish(1, {"text": "done"}), [1, {"text": "done"}]),

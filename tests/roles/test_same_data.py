@@ -9,7 +9,7 @@ import pytest
 
 from dlctl import registry
 from dlctl.job.config import Data, Job, JobFile, Stop, Workers
-from dlctl.model.flat import TRAINED, Entry, Layout
+from dlctl.model.flat import TRAINED, Layout, TensorEntry
 from dlctl.roles.coordinator.coordinator import Coordinator
 from dlctl.roles.coordinator.records import AddEvent, Remember
 from dlctl.roles.coordinator.registration import Past
@@ -17,7 +17,7 @@ from dlctl.roles.protocol.keyring import Keyring
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Effect, Received, Started
 
-LAYOUT = Layout((Entry("weight", TRAINED, (3,), "float32", ()),))
+LAYOUT = Layout((TensorEntry("weight", TRAINED, (3,), "float32", ()),))
 BATCH, PORTION = 8, 16
 FRESH = "after a change start with --fresh"
 AGAIN = "dlctl recover --from-checkpoint"

@@ -13,14 +13,14 @@ from made import handled, server
 from dlctl import registry
 from dlctl.algorithms.base import Method
 from dlctl.job.config import Choice, Job, JobFile, Servers, Workers
-from dlctl.model.flat import AVERAGED, TRAINED, Entry, Layout, slice_bounds
+from dlctl.model.flat import AVERAGED, TRAINED, Layout, TensorEntry, slice_bounds
 from dlctl.optim.adagrad import Adagrad
 from dlctl.optim.sgd import SGD
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.token import sign
 from dlctl.roles.server.server import LOOK_S
 from dlctl.shards.base import Spec, Storage
-from dlctl.shards.errors import Held
+from dlctl.shards.errors import StateHeld
 from dlctl.util.names import WAITS_FOR_SPACE
 from dlctl.wire import codec
 from dlctl.wire import messages as m
@@ -38,8 +38,8 @@ from dlctl.wire.messages import APPLIED, DUPLICATE, HELD, LATE, REFUSED, Packed
 KEY, RUN, SIZE = b"the key", "run-1", 4
 LAYOUT = Layout(
     (
-        Entry("w", TRAINED, (SIZE,), "float32"),
-        Entry("mean", AVERAGED, (2,), "float32"),
+        TensorEntry("w", TRAINED, (SIZE,), "float32"),
+        TensorEntry("mean", AVERAGED, (2,), "float32"),
     )
 ).to_bytes()
 NOTHING = np.zeros(0)
@@ -609,7 +609,7 @@ def test_a_state_that_is_missing_fails_the_server_for_good_with_the_reason() -> 
 def test_a_state_that_another_process_has_open_may_be_tried_again() -> None:
     class Locked(Keeping):
         def reopen(self, spec: Spec) -> Storage:
-            raise Held("pid 4711 has it")
+            raise StateHeld("pid 4711 has it")
 
     assert not failed(Life(Locked(), 2, keep=True)).fatal
 

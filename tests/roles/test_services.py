@@ -25,11 +25,11 @@ from dlctl.algorithms.base import (
 )
 from dlctl.algorithms.needs import (
     Ask,
-    Data,
     Done,
     Engine,
     Gradient,
     Need,
+    NextBatch,
     NextData,
     OwnState,
     Read,
@@ -746,7 +746,7 @@ def test_several_steps_of_which_the_first_is_of_no_use_go_on_with_the_next() -> 
 
 def test_an_announced_batch_of_no_use_is_told() -> None:
     at = at_work(NextData(), OWN, samples=5)
-    assert at.log == [Data(0, 0, False)]
+    assert at.log == [NextBatch(0, 0, False)]
     at.computed(np.nan, own=True)
     assert at.log[1:] == [None]
 

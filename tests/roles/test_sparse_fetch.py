@@ -22,7 +22,7 @@ from dlctl.compress.base import Delta
 from dlctl.compress.topk import TopK
 from dlctl.compress.values import Precision, as_float32
 from dlctl.errors import RemoteProtocolError
-from dlctl.model.flat import TRAINED, Entry, Layout
+from dlctl.model.flat import TRAINED, Layout, TensorEntry
 from dlctl.optim.sgd import SGD
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.meters import Rates
@@ -39,7 +39,7 @@ from dlctl.wire.machine import Send
 from dlctl.wire.messages import Array
 
 SIZE, RUN, KEY = 64, "run-1", b"the key"
-LAYOUT = Layout((Entry("w", TRAINED, (SIZE,), "float32"),)).to_bytes()
+LAYOUT = Layout((TensorEntry("w", TRAINED, (SIZE,), "float32"),)).to_bytes()
 Key = tuple[int, int]
 """(generation, version)"""
 

@@ -5,7 +5,7 @@ import numpy as np
 from dlctl.compress.base import Delta
 from dlctl.optim.adagrad import Adagrad
 from dlctl.shards.base import Shard, Spec
-from dlctl.shards.image import Form
+from dlctl.shards.image import ImageForm
 from dlctl.shards.mapped import Mapped, no_point
 from dlctl.shards.memory import InMemory
 
@@ -26,7 +26,7 @@ def spec_of(optimizer, size, **changes):
 
 
 def bytes_for(spec):
-    return bytearray(Form.of(spec, BOOT).total_bytes)
+    return bytearray(ImageForm.of(spec, BOOT).total_bytes)
 
 
 def created(optimizer, spec, point=no_point):

@@ -7,12 +7,12 @@ from kept import adagrad, created, dense, reopened, snapshot, sparse, spec_of
 from dlctl.shards import image
 from dlctl.shards.base import Extras
 from dlctl.shards.errors import Unusable
-from dlctl.shards.image import Form
+from dlctl.shards.image import ImageForm
 from dlctl.shards.mapped import Mapped
 
 SIZE = 64
 SPEC = spec_of(adagrad(), SIZE, averaged=2)
-FORM = Form.of(SPEC, "the present boot")
+FORM = ImageForm.of(SPEC, "the present boot")
 
 
 def after(*deltas, close=False):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dlctl.model.flat import TRAINED, Entry, Layout
+from dlctl.model.flat import TRAINED, Layout, TensorEntry
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import Checker
 from dlctl.sim.simulation import Simulation
@@ -70,7 +70,7 @@ class Liar:
         return m.SampleFailed(*me, data_epoch, self.number, "made up", "", portion)
 
     def say_that_it_has_another_model(self, me: tuple[int, int]) -> m.Message:
-        other = Layout((Entry("w", TRAINED, (3,), "float32"),)).to_bytes()
+        other = Layout((TensorEntry("w", TRAINED, (3,), "float32"),)).to_bytes()
         layout = self.coordinator.registration.layout.to_bytes()
         layout = self.any((layout, layout, other, b"[[", b"[]"))
         samples = self.any((self.coordinator.data.dataset.samples, self.number))

@@ -30,7 +30,7 @@ from simulated import (
 from stolen_key import Thief
 
 from dlctl.job.config import Gradients
-from dlctl.model.flat import TRAINED, Entry, Layout
+from dlctl.model.flat import TRAINED, Layout, TensorEntry
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import (
     AcksChecker,
@@ -59,7 +59,7 @@ from dlctl.sim.checkers import (
 from dlctl.sim.crashpoints import PointCrash
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults, Moment
-from dlctl.sim.network import Link, NetworkOptions
+from dlctl.sim.network import NetworkOptions, SimLink
 from dlctl.sim.objectives import LeastSquares, Ledger, StreamedLedger
 from dlctl.sim.simulation import Simulation
 from dlctl.wire.messages import Array
@@ -84,7 +84,7 @@ def poor_network(seed: int) -> NetworkOptions:
     dice = np.random.default_rng([seed, 1])
     loss, duplicate, reorder = (float(p) for p in dice.uniform(0, 0.1, 3))
     bandwidth = float(dice.choice([3e4, 3e5])) if dice.random() < 0.3 else None
-    link = Link(
+    link = SimLink(
         latency_s=float(dice.uniform(0.0002, 0.02)), jitter_s=0.005, bytes_per_s=bandwidth,
         loss=loss, duplicate=duplicate, reorder=reorder,
     )  # fmt: skip
@@ -526,7 +526,7 @@ def serverless(seed: int) -> Simulation:
     contacts = {"gossip": {"mode": mode}, "noloco": {"local_steps": 3}, "hogwild": {}}
     options = sums if name == "allreduce" else contacts[name]
     problem, epochs = LeastSquares(samples=128, size=144), 4
-    problem.layout = Layout((Entry("w", TRAINED, (12, 12), "float32"),))
+    problem.layout = Layout((TensorEntry("w", TRAINED, (12, 12), "float32"),))
     job = job_file(
         WORKERS, 0, algorithm=(name, options), batch_size=4,
         portion_batches=2, seed=seed, epochs=float(epochs), restarts_max=20, timeouts=TIMEOUTS,

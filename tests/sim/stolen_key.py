@@ -15,13 +15,13 @@ import numpy as np
 from dlctl.compress.plain import nothing
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import Book, Checker
-from dlctl.sim.checkers.book import Key
+from dlctl.sim.checkers.book import PushKey
 from dlctl.sim.process import Process
 from dlctl.sim.simulation import Simulation
 from dlctl.wire import codec
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Effect, Send
-from dlctl.wire.messages import Limits
+from dlctl.wire.messages import NumberRange
 
 EVERY_S = 0.03
 """Between two lies."""
@@ -29,7 +29,7 @@ FIXED = {"run_id", "name", "slot", "epoch", "token", "incarnation", "version"}
 """A lie about who it is gets no further than the key: `test_strangers` has those."""
 
 
-def extremes(limits: Limits, honest: float = 0) -> list[Any]:
+def extremes(limits: NumberRange, honest: float = 0) -> list[Any]:
     """What is within the limits, and far from what is usual."""
     kind = type(limits.least)
     near = [honest - 1, honest + 1, 0, 1]
@@ -37,7 +37,7 @@ def extremes(limits: Limits, honest: float = 0) -> list[Any]:
     return [*within, float("nan")] if limits.allows_nan else within
 
 
-def numbers_of(kind: type[m.Message]) -> dict[str, tuple[Limits, bool]]:
+def numbers_of(kind: type[m.Message]) -> dict[str, tuple[NumberRange, bool]]:
     """The numeric fields of a message: their limits, and whether they are tuples of numbers."""
     found = {}
     hints = get_type_hints(kind, include_extras=True)
@@ -134,7 +134,7 @@ class Thief(Checker):
             seq = server.parameters.dedup.next_seq(lie.slot)
         delta = nothing(lie.delta.kind, lie.delta.length)
         shard = int(peer.rpartition("-")[2])
-        key = Key(lie.slot, lie.epoch, shard, seq)
+        key = PushKey(lie.slot, lie.epoch, shard, seq)
         if key not in self.book.acknowledged:
             self.book.cells[key] = np.zeros(0, np.int64)
         return replace(lie, seq=seq, delta=delta, table=min(lie.table, 1))

@@ -13,7 +13,7 @@ from of_torch import OfTorch
 from simulated import job_file, rows_in_order
 
 from dlctl.job.config import Choice, Data, Schedule
-from dlctl.model.flat import TRAINED, Entry, Layout
+from dlctl.model.flat import TRAINED, Layout, TensorEntry
 from dlctl.sim.checkers.tables import GroupChecker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.objectives import Batch, LeastSquares
@@ -114,7 +114,7 @@ def test_with_every_hook_all_have_one_model_in_the_end_whoever_has_died(hook, at
     """And what they keep of low-rank sums is handed on, too."""
     made: list[OfTorch] = []
     problem = LeastSquares(samples=256, size=400)
-    problem.layout = Layout((Entry("w", TRAINED, (20, 20), "float32"),))
+    problem.layout = Layout((TensorEntry("w", TRAINED, (20, 20), "float32"),))
     options = {"hook": hook, "powersgd_after_steps": 20, "local_after_steps": 20}
     simulation = simulated(3, made, problem, epochs=8.0, algorithm=("allreduce", options))
     simulation.at(at_s, lambda: simulation.world.kill("worker-1"))
@@ -133,7 +133,7 @@ def test_who_joins_is_no_source_of_the_model_though_the_giver_dies_before_it_was
     """Of two sums of a step it has been in the first one, and its slot is the lowest."""
     made: list[OfTorch] = []
     problem = LeastSquares(samples=256, size=400)
-    problem.layout = Layout((Entry("w", TRAINED, (20, 20), "float32"),))
+    problem.layout = Layout((TensorEntry("w", TRAINED, (20, 20), "float32"),))
     options = {"hook": "powersgd", "powersgd_after_steps": 5}
     simulation = simulated(3, made, problem, epochs=8.0, algorithm=("allreduce", options))
     world, joined = simulation.world, []

@@ -7,7 +7,7 @@ from simulated import Watcher, job_file
 
 from dlctl.sim.checkers import AnswersChecker, LivenessChecker, NothingLeft, TermsChecker
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.network import Link, NetworkOptions
+from dlctl.sim.network import NetworkOptions, SimLink
 from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Simulation
 from dlctl.wire import messages as m
@@ -18,7 +18,7 @@ toy-ring would have given up by itself.
 """
 
 
-def ring(seed: int = 0, link: Link | None = None, links: dict | None = None) -> Simulation:
+def ring(seed: int = 0, link: SimLink | None = None, links: dict | None = None) -> Simulation:
     """A run of about six seconds. Without servers a worker's steps are all that it does."""
     job = job_file(
         3, 0, algorithm=("toy-ring", {}), batch_size=4, portion_batches=2, epochs=4.0, seed=seed,
@@ -26,7 +26,7 @@ def ring(seed: int = 0, link: Link | None = None, links: dict | None = None) -> 
     )  # fmt: skip
     return Simulation(
         job, LeastSquares(samples=128), seed,
-        network=NetworkOptions(link=link or Link(), links=links or {}),
+        network=NetworkOptions(link=link or SimLink(), links=links or {}),
         compute=ComputeOptions(step_s=0.1),
         checkers=(TermsChecker(), AnswersChecker(), LivenessChecker(0.0), NothingLeft()),
     )  # fmt: skip
@@ -46,12 +46,16 @@ def lines(outcome, source: str, target: str, kind: str, since: float, until: flo
 
 def test_workers_are_asked_over_connections_of_their_own_with_their_keys():
     sim = ring()
-    watcher = Watcher(m.Ask, m.Answer)
+    watcher = Watcher(m.PeerRequest, m.PeerReply)
     sim.world.observers.append(watcher)
     assert sim.run(100.0).state == "finished"
-    asked = {(name, peer) for _, name, peer, message in watcher.sent if isinstance(message, m.Ask)}
+    asked = {
+        (name, peer)
+        for _, name, peer, message in watcher.sent
+        if isinstance(message, m.PeerRequest)
+    }
     assert asked >= {("worker-0", "worker-1"), ("worker-1", "worker-2"), ("worker-2", "worker-0")}
-    answers = [peer for _, _, peer, message in watcher.sent if isinstance(message, m.Answer)]
+    answers = [peer for _, _, peer, message in watcher.sent if isinstance(message, m.PeerReply)]
     assert answers
     assert all(isinstance(peer, bytes) for peer in answers)
     for slot in range(3):
@@ -81,7 +85,7 @@ def test_what_is_cut_one_way_is_given_up_and_asked_again_afterwards(upward):
 
 
 def test_a_link_between_workers_has_a_latency_and_losses_of_its_own():
-    poor = Link(latency_s=0.05, loss=0.3, duplicate=0.3)
+    poor = SimLink(latency_s=0.05, loss=0.3, duplicate=0.3)
     sim = ring(links={("worker-0", "worker-1"): poor, ("worker-1", "worker-0"): poor})
     outcome = sim.run(100.0)
     assert outcome.state == "finished"
@@ -106,7 +110,7 @@ def test_who_asks_a_worker_that_was_killed_goes_on_at_once():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_over_poor_links_a_run_of_replicas_comes_to_its_end(seed):
-    sim = ring(seed, Link(latency_s=0.01, jitter_s=0.05, loss=0.1, duplicate=0.1, reorder=0.1))
+    sim = ring(seed, SimLink(latency_s=0.01, jitter_s=0.05, loss=0.1, duplicate=0.1, reorder=0.1))
     outcome = sim.run(300.0)
     assert outcome.state == "finished", outcome.reason
     assert outcome.network.messages["Answer"] > 50

@@ -16,17 +16,17 @@ from dlctl.algorithms.base import Needs, Site
 from dlctl.algorithms.methods.downpour import DOWNPOUR, Options, Replica
 from dlctl.algorithms.needs import Gradient, NextData, Read, Step, Write
 from dlctl.algorithms.rounds import DISCARDED_MAX
-from dlctl.registry import Entry
+from dlctl.registry import Component
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.network import Link, NetworkOptions
+from dlctl.sim.network import NetworkOptions, SimLink
 from dlctl.sim.objectives import LeastSquares, Ledger, layout_of
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.wire.messages import Push
 
 AUTO = {"push_every_steps": "auto", "fetch_every_steps": "auto", "inner_lr": 0.0}
 STEP_S = 0.01
-FAST, SLOW = Link(), Link(bytes_per_s=5e3)
+FAST, SLOW = SimLink(), SimLink(bytes_per_s=5e3)
 """A push of 100 float32 and its header take 0.09 s over the slow one: 9 steps."""
 
 
@@ -56,7 +56,7 @@ class Waiting(Checker):
 
 
 def simulation(
-    link: Link,
+    link: SimLink,
     *checkers: Checker,
     workers: int = 1,
     method: dict[str, Any] | None = None,
@@ -97,21 +97,21 @@ def test_over_a_fast_link_every_step_is_pushed_and_fetched() -> None:
 @pytest.mark.long
 def test_workers_that_share_what_there_is_with_jitter_keep_it_too() -> None:
     waiting = Waiting()
-    simulation(Link(bytes_per_s=5e3, jitter_s=0.02), waiting, workers=3).run()
+    simulation(SimLink(bytes_per_s=5e3, jitter_s=0.02), waiting, workers=3).run()
     assert waiting.share(3.0) < 0.12
 
 
 @pytest.mark.long
 def test_a_method_that_waits_for_its_fetches_fetches_less_over_a_long_way() -> None:
     waiting, options = Waiting(), {"overlap": False, "auto_steps_max": 200}
-    simulation(Link(latency_s=0.005), waiting, method=options).run()
+    simulation(SimLink(latency_s=0.005), waiting, method=options).run()
     assert waiting.share(3.0) < 0.1
     assert 10 <= waiting.intervals(15.0)[1] <= 40, "0.01 s there and back, 5 % of the time"
 
 
 @pytest.mark.long
 def test_the_same_seed_gives_the_same_trace() -> None:
-    first, again = (simulation(Link(bytes_per_s=5e3, jitter_s=0.02)).run() for _ in range(2))
+    first, again = (simulation(SimLink(bytes_per_s=5e3, jitter_s=0.02)).run() for _ in range(2))
     assert first.trace == again.trace
     assert np.array_equal(first.weights, again.weights)
 
@@ -260,11 +260,11 @@ def test_with_numbers_a_run_ends_with_the_same_weights_to_the_last_bit(
     def run() -> Outcome:
         method = ("downpour", {"fetch_every_steps": 3, "push_every_steps": 2})
         job = job_file(3, 2, algorithm=method, compression=compression, epochs=3.0)
-        network = NetworkOptions(link=Link(jitter_s=0.002, loss=0.02))
+        network = NetworkOptions(link=SimLink(jitter_s=0.002, loss=0.02))
         return Simulation(job, LeastSquares(size=20), 7, network=network).run()
 
     now = run()
-    monkeypatch.setattr(Entry, "load", lambda entry: LOADED.get(entry.target) or LOAD(entry))
+    monkeypatch.setattr(Component, "load", lambda entry: LOADED.get(entry.target) or LOAD(entry))
     before = run()
     sides = [outcome.world.machine("worker-0").training.side for outcome in (now, before)]
     assert [type(side) for side in sides] == [Replica, AsBefore]
@@ -272,7 +272,7 @@ def test_with_numbers_a_run_ends_with_the_same_weights_to_the_last_bit(
     assert np.array_equal(now.weights, before.weights)
 
 
-LOAD = Entry.load
+LOAD = Component.load
 LOADED = {"dlctl.algorithms.methods.downpour:DOWNPOUR": replace(DOWNPOUR, replica=AsBefore)}
 
 

@@ -16,7 +16,7 @@ from test_goes_on_exactly import OfTorch
 
 from daemons.worker.inner_optimizer import InnerOptimizer
 from dlctl.job import config
-from dlctl.model.flat import TRAINED, Entry, Layout
+from dlctl.model.flat import TRAINED, Layout, TensorEntry
 from dlctl.sim.simulation import Simulation
 
 WORKERS, STEPS, ROUNDS = 2, 4, 8
@@ -76,8 +76,8 @@ class Matrix(Noted):
 
     def __init__(self, samples: int) -> None:
         super().__init__(samples=samples)
-        matrix = Entry("matrix", TRAINED, (ROWS, COLUMNS), "float32")
-        rest = Entry("rest", TRAINED, (12 - ROWS * COLUMNS,), "float32")
+        matrix = TensorEntry("matrix", TRAINED, (ROWS, COLUMNS), "float32")
+        rest = TensorEntry("rest", TRAINED, (12 - ROWS * COLUMNS,), "float32")
         self.layout = Layout((matrix, rest))
 
 

@@ -28,7 +28,7 @@ def test_a_method_of_the_documents_trains_whoever_dies(number, monkeypatch):
     module = ModuleType("documented")
     monkeypatch.setitem(sys.modules, "documented", module)
     exec(compile(EXAMPLES[number], str(PAGE), "exec"), module.__dict__)
-    entry = registry.Entry("documented:MINE", "an example")
+    entry = registry.Component("documented:MINE", "an example")
     monkeypatch.setitem(registry.BUILT_IN["algorithms"], "mine", entry)
     assert faults_of(module.MINE) == []
     is_local = module.MINE.inner.name != "none"
@@ -48,7 +48,7 @@ def test_of_a_method_that_stands_still_one_is_told_who_waits_for_whom(monkeypatc
     module = ModuleType("standing")
     module.MINE = replace(SOFTSYNC, shard=Holding)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "standing", module)
-    entry = registry.Entry("standing:MINE", "an example")
+    entry = registry.Component("standing:MINE", "an example")
     monkeypatch.setitem(registry.BUILT_IN["algorithms"], "mine", entry)
     assert "worker-0: fetching, waits for server-0, server-1" in tried("mine", {}, 0, None, 0.03)
 

@@ -12,7 +12,7 @@ from dlctl.shards.base import Shard
 from dlctl.shards.memory import in_memory
 from dlctl.sim.checkers import Checker, FetchesChecker
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.network import Link, NetworkOptions
+from dlctl.sim.network import NetworkOptions, SimLink
 from dlctl.sim.objectives import Batch, LeastSquares, Ledger, Logistic
 from dlctl.sim.simulation import Simulation
 from dlctl.wire.machine import Send
@@ -69,7 +69,7 @@ def test_workers_that_classify_reach_a_target():
 
 def test_the_same_seed_gives_the_same_trace_and_another_seed_another():
     def run(seed: int):
-        network = NetworkOptions(link=Link(jitter_s=0.002, loss=0.02, reorder=0.05))
+        network = NetworkOptions(link=SimLink(jitter_s=0.002, loss=0.02, reorder=0.05))
         job = job_file(workers=3, servers=2, compression=("topk", {"density": 0.2}))
         return Simulation(job, LeastSquares(), seed, network=network).run()
 
@@ -218,7 +218,7 @@ def test_gradients_that_come_while_a_push_is_under_way_go_into_the_next_one():
     problem = Ledger(samples=64)
     pushes = Watcher(Push)
     job = job_file(algorithm=("downpour", {"push_every_steps": 2}), optimizer=("sgd", {"lr": 1.0}))
-    slow = NetworkOptions(link=Link(latency_s=0.3))
+    slow = NetworkOptions(link=SimLink(latency_s=0.3))
     outcome = Simulation(job, problem, network=slow, checkers=(pushes,)).run()
     held = [int((p.delta.arrays[0] != 0).sum()) for p in pushes.messages()]
     assert held[:3] == [1, 2, 2]
@@ -231,7 +231,7 @@ def test_without_overlap_a_gradient_is_of_the_newest_parameters_and_with_it_of_o
     def staleness(overlap: bool) -> list[int]:
         pushes = Watcher(Push)
         job = job_file(algorithm=("downpour", {"overlap": overlap}), epochs=1.0)
-        slow = NetworkOptions(link=Link(latency_s=0.015))
+        slow = NetworkOptions(link=SimLink(latency_s=0.015))
         Simulation(job, LeastSquares(), network=slow, checkers=(pushes,)).run()
         return [p.seq - p.base_version for p in pushes.messages()]
 
@@ -253,7 +253,7 @@ def test_shards_do_not_wait_for_each_other():
                 self.ahead = max(self.ahead, near - far)
 
     versions, problem = Versions(), Ledger(shards=2)
-    links = {("worker-0", "server-1"): Link(latency_s=0.1)}
+    links = {("worker-0", "server-1"): SimLink(latency_s=0.1)}
     job = job_file(servers=2, optimizer=("sgd", {"lr": 1.0}))
     simulation = Simulation(job, problem, network=NetworkOptions(links=links), checkers=(versions,))
     outcome = simulation.run()

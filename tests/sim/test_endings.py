@@ -20,7 +20,7 @@ from dlctl.roles.server.server import Server
 from dlctl.sim import arrays, drivers
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.network import Link, NetworkOptions
+from dlctl.sim.network import NetworkOptions, SimLink
 from dlctl.sim.objectives import LeastSquares, WithBuffers, layout_of
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.store import Store
@@ -304,7 +304,7 @@ def test_a_replaced_replica_of_a_barrier_is_late_once_and_then_waited_for(delay_
     simulation = Simulation(
         job,
         LeastSquares(samples=256),
-        network=NetworkOptions(link=Link(latency_s=0.02)),
+        network=NetworkOptions(link=SimLink(latency_s=0.02)),
         compute=ComputeOptions(step_s=0.02, spread=0.0),
         checkers=(acks,),
     )

@@ -12,7 +12,7 @@ from dlctl.roles.protocol.effects import RunEvaluation
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.network import Link, NetworkOptions
+from dlctl.sim.network import NetworkOptions, SimLink
 from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.world import RESTART_S
@@ -109,7 +109,7 @@ def test_an_evaluation_has_its_time_when_the_model_has_come(
     )  # fmt: skip
     simulation = Simulation(
         job, LeastSquares(samples=64, size=2000), compute=ComputeOptions(step_s=1.0),
-        network=NetworkOptions(link=Link(latency_s=0.001, jitter_s=0.0, bytes_per_s=1000.0)),
+        network=NetworkOptions(link=SimLink(latency_s=0.001, jitter_s=0.0, bytes_per_s=1000.0)),
     )  # fmt: skip
     outcome = simulation.run()
     assert outcome.store.texts("silent") == []

@@ -9,7 +9,7 @@ from simulated import ACCOUNT, job_file, ledger_checkers
 
 from dlctl import registry
 from dlctl.job.config import JobFile
-from dlctl.model.flat import TRAINED, Entry, Layout
+from dlctl.model.flat import TRAINED, Layout, TensorEntry
 from dlctl.roles.coordinator.coordinator import Coordinator
 from dlctl.roles.coordinator.records import Remember
 from dlctl.roles.coordinator.registration import Past
@@ -26,7 +26,7 @@ from dlctl.wire import messages as m
 from dlctl.wire.machine import Effect, Received, Send, Started
 
 AUTO: Any = "auto"
-LAYOUT = Layout((Entry("weight", TRAINED, (3,), "float32", ()),)).to_bytes()
+LAYOUT = Layout((TensorEntry("weight", TRAINED, (3,), "float32", ()),)).to_bytes()
 
 
 def auto_job(**more: Any) -> JobFile:

@@ -170,7 +170,7 @@ WANDERER, FORGETFUL, GREEDY = alone(Wanderer), alone(Forgetful), alone(Greedy)
 @pytest.fixture
 def named(monkeypatch: pytest.MonkeyPatch) -> str:
     for name in ("wanderer", "forgetful", "greedy"):
-        entry = registry.Entry(f"{__name__}:{name.upper()}", "")
+        entry = registry.Component(f"{__name__}:{name.upper()}", "")
         monkeypatch.setitem(registry.BUILT_IN["algorithms"], name, entry)
     return "wanderer"
 

@@ -10,7 +10,7 @@ from simulated import Watcher, job_file
 
 from dlctl.roles.coordinator.groups import LOST
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.network import Link, NetworkOptions
+from dlctl.sim.network import NetworkOptions, SimLink
 from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Simulation
 from dlctl.wire import messages as m
@@ -22,7 +22,7 @@ def simulated(*checkers: Any, workers: int = 4, latency_s: float = 0.01, **job: 
     return Simulation(
         job_file(workers, 0, algorithm=("gossip", options), **wanted), LeastSquares(samples=128),
         compute=ComputeOptions(step_s=0.1), checkers=checkers,
-        network=NetworkOptions(link=Link(latency_s=latency_s)),
+        network=NetworkOptions(link=SimLink(latency_s=latency_s)),
     )  # fmt: skip
 
 

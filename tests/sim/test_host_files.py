@@ -18,7 +18,7 @@ from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults, Moment
-from dlctl.sim.network import Link, NetworkOptions
+from dlctl.sim.network import NetworkOptions, SimLink
 from dlctl.sim.objectives import LeastSquares, Ledger
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.store import Store
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.long
 
 HOSTS = (Host(ssh="h1"), Host(ssh="h2"), Host(ssh="h3"))
 TIMEOUTS = {"silent_s": 3.0, "host_s": 20.0, "grace_s": 20.0}
-BAD_NETWORK = NetworkOptions(link=Link(loss=0.05, duplicate=0.05, reorder=0.05, late_s=0.2))
+BAD_NETWORK = NetworkOptions(link=SimLink(loss=0.05, duplicate=0.05, reorder=0.05, late_s=0.2))
 
 REAL = {name: getattr(files, name) for name in dir(files) if "BYTES" in name}
 
@@ -290,7 +290,7 @@ def test_a_large_file_on_a_slow_link_does_not_keep_its_agent_from_being_heard(mo
     """Eight seconds of bytes: an agent is lost after three of silence."""
     for name in ("PIECE_BYTES_FIRST", "PIECE_BYTES_MIN", "BYTES_MAX"):
         monkeypatch.setattr(files, name, REAL[name])
-    slow = {("agent-1", COORDINATOR): Link(bytes_per_s=100e3)}
+    slow = {("agent-1", COORDINATOR): SimLink(bytes_per_s=100e3)}
     job = job_file(
         servers=1, workers=3, algorithm=("downpour", {"push_every_steps": 50}), hosts=HOSTS,
         timeouts=TIMEOUTS, checkpoint_s=2.0, seconds=6.0,

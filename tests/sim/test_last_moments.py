@@ -8,7 +8,7 @@ import pytest
 from simulated import ACCOUNT, Watcher, job_file
 
 from dlctl.roles.coordinator.records import CompleteCheckpoint
-from dlctl.shards.errors import Held
+from dlctl.shards.errors import StateHeld
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults, Moment
@@ -153,7 +153,7 @@ def test_a_state_that_is_still_held_is_asked_for_again(monkeypatch):
 
     def reopen(self, spec):
         if spec.shard == 0 and next(held, False):
-            raise Held("another process has the state open", where="shard-0.state")
+            raise StateHeld("another process has the state open", where="shard-0.state")
         return honest(self, spec)
 
     monkeypatch.setattr(KeptStates, "reopen", reopen)

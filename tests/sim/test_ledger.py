@@ -13,12 +13,12 @@ from dlctl.roles.protocol.effects import Compute
 from dlctl.sim.checkers import Book, Checker, LedgerChecker, TermsChecker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults, Moment
-from dlctl.sim.network import Link, NetworkOptions
+from dlctl.sim.network import NetworkOptions, SimLink
 from dlctl.sim.objectives import LeastSquares, Ledger
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.wire import messages as m
 
-POOR = NetworkOptions(link=Link(jitter_s=0.002, loss=0.05, duplicate=0.05, reorder=0.1))
+POOR = NetworkOptions(link=SimLink(jitter_s=0.002, loss=0.05, duplicate=0.05, reorder=0.1))
 SLOW_STEPS = ComputeOptions(step_s=0.05)
 DENSE = ("none", {})
 SPARSE = ("topk", {"density": 0.005})

@@ -10,7 +10,7 @@ from dlctl.optim.momentum import Momentum
 from dlctl.shards.memory import in_memory
 from dlctl.sim.checkers import OwnStepsChecker
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.network import Link, NetworkOptions
+from dlctl.sim.network import NetworkOptions, SimLink
 from dlctl.sim.objectives import Batch, LeastSquares, Ledger
 from dlctl.sim.simulation import Simulation
 from dlctl.wire.messages import Array, PortionDone
@@ -91,7 +91,7 @@ def test_wherever_in_a_round_a_step_becomes_infinite_the_replica_goes_on_without
         workers=3, servers=servers, batch_size=2, algorithm=("local-sgd", method),
         optimizer=ACCOUNT, epochs=8.0,
     )  # fmt: skip
-    late = {(f"server-{servers - 1}", "worker-1"): Link(latency_s=0.1)}
+    late = {(f"server-{servers - 1}", "worker-1"): SimLink(latency_s=0.1)}
     outcome = Simulation(
         job, problem, network=NetworkOptions(links=late), compute=ComputeOptions(step_s=0.02),
         checkers=(OwnStepsChecker(problem), told),

@@ -20,7 +20,7 @@ from dlctl.sim.checkers import (
     TermsChecker,
 )
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.network import Link, NetworkOptions
+from dlctl.sim.network import NetworkOptions, SimLink
 from dlctl.sim.objectives import Ledger
 from dlctl.sim.simulation import Outcome, Simulation
 
@@ -121,7 +121,7 @@ def test_an_agent_that_lives_is_not_begun_again_because_no_coordinator_remembers
 @pytest.mark.parametrize("after_s", [0.0005, 0.005, 0.015])
 def test_an_agent_whose_welcome_outlives_the_coordinator_that_sent_it_registers_again(after_s):
     """It comes when the agent has asked the next one, and is taken for the answer to that."""
-    link = NetworkOptions(link=Link(latency_s=0.02))
+    link = NetworkOptions(link=SimLink(latency_s=0.02))
     simulation = begun(cells=400, epochs=1, step_s=0.1, once=False, network=link)
     world, welcomed = simulation.world, []
 

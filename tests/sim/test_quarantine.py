@@ -12,7 +12,7 @@ from dlctl.algorithms.rounds import DISCARDED_MAX
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults
-from dlctl.sim.network import Link, NetworkOptions
+from dlctl.sim.network import NetworkOptions, SimLink
 from dlctl.sim.objectives import Batch, LeastSquares, Ledger
 from dlctl.sim.simulation import Simulation
 from dlctl.wire.messages import HELD, Ack, Array
@@ -160,8 +160,8 @@ def test_who_has_ruined_itself_by_its_own_steps_goes_on_from_what_the_servers_ha
     method = name, {"inner_lr": 0.01, "overlap": overlap, **OWN_STEPS[name]}
     optimizer = ("adagrad", {"lr": 0.1})
     job = job_file(workers=2, servers=2, algorithm=method, optimizer=optimizer, epochs=8.0)
-    slow = {("server-1", f"worker-{i}"): Link(latency_s=0.5) for i in (0, 1)}
-    network = NetworkOptions(link=Link(latency_s=0.05), links=slow)
+    slow = {("server-1", f"worker-{i}"): SimLink(latency_s=0.5) for i in (0, 1)}
+    network = NetworkOptions(link=SimLink(latency_s=0.05), links=slow)
     problem = Stumbles(bad_batch)
     outcome = Simulation(job, problem, compute=STEPS, network=network).run(600.0)
     assert (outcome.state, outcome.left_behind) == ("finished", [])
@@ -393,7 +393,7 @@ def test_every_sound_gradient_counts_exactly_once_beside_refused_ones(block: int
         )  # fmt: skip
         outcome = Simulation(
             job, problem, seed,
-            network=NetworkOptions(link=Link(jitter_s=0.002, loss=0.03, duplicate=0.05)),
+            network=NetworkOptions(link=SimLink(jitter_s=0.002, loss=0.03, duplicate=0.05)),
             compute=STEPS,
             faults=Faults(server_kills=2, kills=1, from_s=0.3, heal_at_s=3.0),
             checkers=ledger_checkers(

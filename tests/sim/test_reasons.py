@@ -14,7 +14,7 @@ from dlctl import registry
 from dlctl.algorithms.base import MODEL, Table
 from dlctl.roles.coordinator.failure_detector import last_error
 from dlctl.roles.coordinator.membership import Membership
-from dlctl.roles.coordinator.records import History
+from dlctl.roles.coordinator.records import EventContext
 from dlctl.roles.coordinator.registration import Past, Registration
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.protocol.keyring import Keyring
@@ -134,7 +134,7 @@ def arrivals() -> Registration:
         job_file(),
         registry.load("algorithms", "downpour"),
         Keyring(b"key"),
-        History(1.0),
+        EventContext(1.0),
         members,
     )
     return Registration(run, Past())
@@ -166,7 +166,7 @@ def test_a_refused_message_is_told_with_whom_it_is_about_and_who_sent_it(
 
 
 def test_a_line_of_the_history_names_its_daemon_once_in_the_log() -> None:
-    context = History(1.0)
+    context = EventContext(1.0)
     context.event("error", "worker-0", "task.loss raised KeyError")
     context.event("exit", "worker-0", "worker-0 ended: exit 1")
     context.event("state", "", "starting")

@@ -14,7 +14,7 @@ from dlctl.shards.summary import Summary
 from dlctl.sim.checkers import FetchesChecker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults
-from dlctl.sim.network import Link, NetworkOptions
+from dlctl.sim.network import NetworkOptions, SimLink
 from dlctl.sim.objectives import LeastSquares, Ledger
 from dlctl.sim.simulation import Simulation
 from dlctl.wire.messages import Evaluated, Parameters, SparseParameters
@@ -38,7 +38,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "optimizer": ("sgd", {"lr": 1.0}), "fetch_values": "float16", "durability": "disk",
     },
 }  # fmt: skip
-BAD = NetworkOptions(link=Link(jitter_s=0.002, loss=0.05, duplicate=0.05, reorder=0.05))
+BAD = NetworkOptions(link=SimLink(jitter_s=0.002, loss=0.05, duplicate=0.05, reorder=0.05))
 TIMEOUTS = {"resend_s": 0.3}
 
 

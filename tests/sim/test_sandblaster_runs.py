@@ -12,7 +12,7 @@ from simulated import job_file
 from dlctl.sim.checkers import Checker, NothingLeft, TermsChecker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults, Moment
-from dlctl.sim.network import Link, NetworkOptions
+from dlctl.sim.network import NetworkOptions, SimLink
 from dlctl.sim.objectives import LeastSquares, layout_of
 from dlctl.sim.simulation import Simulation
 from dlctl.wire import messages as m
@@ -154,7 +154,7 @@ def test_a_push_that_reached_one_shard_of_a_dead_worker_is_not_counted_twice_the
     dropped = 0
     for count in (9, 11, 13):
         moment = Moment(name="worker-1", kind="Push", count=count)
-        links = {("worker-1", "server-1"): Link(latency_s=0.2)}
+        links = {("worker-1", "server-1"): SimLink(latency_s=0.2)}
         outcome, portions = run(
             faults=Faults(moments=(moment,)), network=NetworkOptions(links=links)
         )
@@ -167,7 +167,7 @@ def test_a_push_that_reached_one_shard_of_a_dead_worker_is_not_counted_twice_the
 @pytest.mark.per_commit(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_bad_network_and_deaths_change_nothing(undisturbed, seed, agree):
-    link = Link(jitter_s=0.002, loss=0.03, duplicate=0.05, reorder=0.05, late_s=0.3)
+    link = SimLink(jitter_s=0.002, loss=0.03, duplicate=0.05, reorder=0.05, late_s=0.3)
     faults = Faults(kills=3, freezes=2, cuts=2, resets=2, heal_at_s=8.0)
     outcome, _ = run(seed=seed, faults=faults, network=NetworkOptions(link=link))
     assert outcome.state == "finished"
@@ -362,7 +362,7 @@ def test_a_run_that_ended_in_the_middle_of_a_batch_goes_on_with_other_servers_an
     undisturbed, servers, portion_batches, dies
 ):
     """The batch is gone on with, or begun anew where nobody can tell what is in it."""
-    slow = {("worker-1", "server-1"): Link(latency_s=0.15)}
+    slow = {("worker-1", "server-1"): SimLink(latency_s=0.15)}
     first = Simulation(job(), problem(), seed=1, network=NetworkOptions(links=slow))
     first.request(1.3, "stop", {"grace_s": 0.0})
     store = first.run().store

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from simulated import Watcher, job_file
 
-from dlctl.sim.network import Link, Network, NetworkOptions
+from dlctl.sim.network import NetworkOptions, SimLink, SimNetwork
 from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.process import Process, Spinning
 from dlctl.sim.simulation import Simulation
@@ -33,9 +33,9 @@ class Pair:
 
     def __init__(self, **link) -> None:
         self.timeline = Timeline()
-        options = NetworkOptions(link=Link(**link))
+        options = NetworkOptions(link=SimLink(**link))
         rng = np.random.default_rng(0)
-        self.network = Network(self.timeline, options, rng, lambda text: None)
+        self.network = SimNetwork(self.timeline, options, rng, lambda text: None)
         self.client, self.listener = (self._process(name) for name in ("client", "listener"))
         self.network.listen("here", self.listener)
         self.network.connect(self.client, "listener", "here")

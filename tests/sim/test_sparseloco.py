@@ -15,7 +15,7 @@ from dlctl.optim.momentum import Momentum
 from dlctl.optim.pending import PENDING, THRESHOLD, Pending, bits_of
 from dlctl.optim.sgd import SGD
 from dlctl.shards import base
-from dlctl.shards.image import Form
+from dlctl.shards.image import ImageForm
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.mapped import Mapped
 from dlctl.shards.memory import in_memory
@@ -193,7 +193,7 @@ def test_largest_of_what_waits_are_applied_and_a_fetch_brings_just_these(kind, o
         return Pending(outer(outer.Options(lr=0.5)))
 
     of = spec(optimizer())
-    log, buffer = MemoryLog(), bytearray(Form.of(of, "boot").total_bytes)
+    log, buffer = MemoryLog(), bytearray(ImageForm.of(of, "boot").total_bytes)
     is_mapped = kind == "mapped"
     storage = Mapped.create(buffer, of, "boot") if is_mapped else Journaled.create(log, of)
     shard = base.Shard(optimizer(), storage)

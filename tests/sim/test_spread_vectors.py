@@ -15,12 +15,12 @@ from simulated import ACCOUNT, job_file, ledger_checkers
 
 from daemons.worker.ranks import spread_vectors
 from daemons.worker.ranks.rank_memory import RankMemory
-from daemons.worker.ranks.spread_vectors import Share, SpreadVector, Vectors
+from daemons.worker.ranks.spread_vectors import Share, SpreadVector, SpreadVectors
 from dlctl import registry
 from dlctl.model.vector import zeros_like
 from dlctl.sim.drivers import ComputeDriver, ComputeOptions
 from dlctl.sim.faults import Faults
-from dlctl.sim.network import Link, NetworkOptions
+from dlctl.sim.network import NetworkOptions, SimLink
 from dlctl.sim.objectives import LeastSquares, Ledger
 from dlctl.sim.simulation import Simulation
 
@@ -66,7 +66,7 @@ class Replicas:
             self.worked.add(order["op"])
             return [share.work(**json.loads(json.dumps(order))) for share in shares]
 
-        vectors = Vectors(memories[0], shares[0], work, threading.RLock())
+        vectors = SpreadVectors(memories[0], shares[0], work, threading.RLock())
         vectors.parameters[:] = values
         return vectors.parameters
 
@@ -126,7 +126,7 @@ def test_what_ranks_have_taken_is_applied_once(compressor: str, monkeypatch) -> 
         workers=2, servers=2, batch_size=4, portion_batches=2, epochs=2.0, optimizer=ACCOUNT,
         compression=(compressor, options),
     )  # fmt: skip
-    poor = NetworkOptions(link=Link(jitter_s=0.002, loss=0.05, duplicate=0.05, reorder=0.1))
+    poor = NetworkOptions(link=SimLink(jitter_s=0.002, loss=0.05, duplicate=0.05, reorder=0.1))
     checkers = ledger_checkers(problem, epochs=2, once=True)
     simulation = Simulation(job, problem, 3, network=poor, faults=Faults(heal_at_s=4.0),
                             compute=ComputeOptions(step_s=0.05), checkers=checkers)  # fmt: skip

@@ -21,7 +21,7 @@ from dlctl.sim.checkers import (
 )
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults
-from dlctl.sim.network import Link, NetworkOptions
+from dlctl.sim.network import NetworkOptions, SimLink
 from dlctl.sim.objectives import Batch, LeastSquares
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.world import World
@@ -59,7 +59,7 @@ class ClocksApart(Checker):
 def ssp_run(seed: int, staleness: int, **more: int) -> tuple[Outcome, ClocksApart]:
     dice = np.random.default_rng(seed)
     loss, duplicate, reorder = (float(p) for p in dice.uniform(0, 0.1, 3))
-    link = Link(
+    link = SimLink(
         latency_s=float(dice.uniform(0.0002, 0.02)), jitter_s=0.005,
         loss=loss, duplicate=duplicate, reorder=reorder,
     )  # fmt: skip
@@ -132,7 +132,7 @@ def bounded(
         3, 2, algorithm=(algorithm, options), batch_size=4, portion_batches=2, seed=seed,
         epochs=float(epochs), restarts_max=20, timeouts=TIMEOUTS, checkpoint_s=0.6, **more,
     )  # fmt: skip
-    link = Link(latency_s=0.002, jitter_s=0.005, loss=0.05, duplicate=0.05, reorder=0.05)
+    link = SimLink(latency_s=0.002, jitter_s=0.005, loss=0.05, duplicate=0.05, reorder=0.05)
     faults = Faults(
         kills=2, server_kills=1, coordinator_kills=seed % 2, resets=1, from_s=0.5,
         heal_at_s=HEAL_AT_S,

@@ -8,14 +8,14 @@ from simulated import Watcher, job_file, rows_in_order
 from dlctl.algorithms.methods.sync import Barrier, Options
 from dlctl.compress.base import Delta
 from dlctl.job.config import Gradients, ParameterGroup, Schedule
-from dlctl.model.flat import TRAINED, Entry, Layout
+from dlctl.model.flat import TRAINED, Layout, TensorEntry
 from dlctl.optim.sgd import SGD, SGDOptions
 from dlctl.roles.protocol.effects import Compute
 from dlctl.shards.memory import in_memory
 from dlctl.sim.checkers import Checker, NothingLeft, SamplesChecker, TermsChecker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults, Moment
-from dlctl.sim.network import Link, NetworkOptions
+from dlctl.sim.network import NetworkOptions, SimLink
 from dlctl.sim.objectives import Batch, LeastSquares, Ledger
 from dlctl.sim.simulation import Simulation
 from dlctl.wire.messages import APPLIED, HELD, LATE, Ack, Packed, Push
@@ -133,7 +133,9 @@ class OfLayers(LeastSquares):
     def __init__(self, samples):
         super().__init__(samples)
         sizes = {"0.weight": 5, "0.bias": 2, "1.weight": 5}
-        self.layout = Layout(tuple(Entry(n, TRAINED, (d,), "float32") for n, d in sizes.items()))
+        self.layout = Layout(
+            tuple(TensorEntry(n, TRAINED, (d,), "float32") for n, d in sizes.items())
+        )
 
 
 @pytest.mark.oracle("sync", "a script: groups of torch.optim.AdamW")
@@ -297,7 +299,7 @@ def test_deaths_do_not_hold_the_others_up_for_ever(block, workers):
         )  # fmt: skip
         outcome = Simulation(
             job, problem, seed,
-            network=NetworkOptions(link=Link(jitter_s=0.004)),
+            network=NetworkOptions(link=SimLink(jitter_s=0.004)),
             compute=ComputeOptions(step_s=0.02),
             faults=Faults(kills=5, from_s=0.2, heal_at_s=3.0),
             checkers=(OneVersion(), TermsChecker(), SamplesChecker(128, 3, once=False),
@@ -321,7 +323,7 @@ def test_on_a_poor_network_every_gradient_counts_exactly_once(block):
     """The cells of one step add up to 1: all cells together are the steps that had samples."""
     for seed in range(2 * block, 2 * block + 2):
         problem = Ledger(shards=2)
-        poor = NetworkOptions(link=Link(jitter_s=0.002, loss=0.05, duplicate=0.05, reorder=0.1))
+        poor = NetworkOptions(link=SimLink(jitter_s=0.002, loss=0.05, duplicate=0.05, reorder=0.1))
         job = job_file(
             workers=3, servers=2, algorithm=SYNC, optimizer=("sgd", {"lr": 1.0}), batch_size=4
         )

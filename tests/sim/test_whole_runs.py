@@ -8,7 +8,7 @@ from dlctl import registry
 from dlctl.sim.crashpoints import PointCrash
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults
-from dlctl.sim.network import Link, NetworkOptions
+from dlctl.sim.network import NetworkOptions, SimLink
 from dlctl.sim.objectives import LeastSquares, Ledger, WithBuffers
 from dlctl.sim.simulation import Simulation
 from dlctl.wire.messages import Parameters, Push
@@ -240,7 +240,7 @@ def test_checkpoints_are_made_while_pushes_go_on_and_every_one_of_them_is_whole(
 @pytest.mark.parametrize("block", range(4))
 def test_a_save_request_that_comes_twice_does_not_change_a_file_behind_the_manifest(block):
     for seed in range(2 * block, 2 * block + 2):
-        network = NetworkOptions(link=Link(duplicate=0.5, late_s=0.3))
+        network = NetworkOptions(link=SimLink(duplicate=0.5, late_s=0.3))
         job = job_file(workers=2, servers=2, checkpoint_s=0.2, epochs=4.0)
         outcome = Simulation(job, LeastSquares(), seed, network=network, compute=STEADY).run()
         for directory in outcome.store.manifests:

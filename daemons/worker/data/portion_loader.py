@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, _utils, default
 
 from daemons.worker.data.data_names import digest_of_files
 from daemons.worker.data.loader_stacks import LoaderStacks, answer
-from daemons.worker.data.sample_order import Draw, Order, Rows
+from daemons.worker.data.sample_order import Draw, Rows, SampleOrder
 from daemons.worker.replica import seed_of
 from daemons.worker.task.failures import KILLED, ProcessLost, how_it_ended
 from daemons.worker.task.user_task import TaskError, blame, calling, user_line, without_machinery
@@ -75,7 +75,7 @@ class PortionLoader:
     ) -> None:
         self.clients = clients
         self._guarded, length = self._guard(dataset, collate, place, tolerant)
-        self.order = Order(length, seed=seed, shuffle=shuffle, draw=draw)
+        self.order = SampleOrder(length, seed=seed, shuffle=shuffle, draw=draw)
         self.batch_size = batch_size
         self._accumulate, self._pieces = accumulate, pieces
         self._seed = seed
@@ -88,7 +88,7 @@ class PortionLoader:
         self._place = place
         self._processes: list[BaseProcess] = []
         self._waits = False
-        self._stream: Iterator[Made | TaskError] = iter(())
+        self._stream: Iterator[LoadedBatch | TaskError] = iter(())
         self._next: tuple[int, ...] | None = None
         """The arguments of the step whose batches come next from the stream."""
 
@@ -182,7 +182,7 @@ class PortionLoader:
             rows = self.clients.rows(data_epoch, shard, start, stop)
         return [rows[lo:hi] for lo, hi in bounds]
 
-    def _load(self) -> Made:
+    def _load(self) -> LoadedBatch:
         try:
             self._waits = True
             made = next(self._stream)
@@ -284,7 +284,7 @@ class BadSample(NamedTuple):
     """The traceback."""
 
 
-class Made(NamedTuple):
+class LoadedBatch(NamedTuple):
     """A batch, from `Batching`."""
 
     batch: Any
@@ -318,7 +318,7 @@ class Batching(Dataset[Any], ABC):
         """One batch, collated, as a list of one: the interface of torch's DataLoader."""
         return [self.batch(wanted)]
 
-    def batch(self, wanted: Any) -> Made | TaskError:
+    def batch(self, wanted: Any) -> LoadedBatch | TaskError:
         """The wanted samples, collated."""
         try:
             return self._made(wanted)
@@ -326,7 +326,7 @@ class Batching(Dataset[Any], ABC):
             return error.with_traceback(None)
 
     @abstractmethod
-    def _made(self, wanted: Any) -> Made:
+    def _made(self, wanted: Any) -> LoadedBatch:
         """Raises TaskError."""
 
 
@@ -350,14 +350,14 @@ class _Guarded(Batching):
             is_plain = all(type(t) is Tensor and t.layout is torch.strided for t in dataset.tensors)
             self._tensors = dataset.tensors if is_plain else ()
 
-    def _made(self, rows: Rows) -> Made:
+    def _made(self, rows: Rows) -> LoadedBatch:
         """The samples at `rows`; some are left out if the job tolerates that they fail to load."""
         if self._tensors:
             # Converting a list of numbers would take as long as all the rest.
             where = torch.from_numpy(rows)
             with calling("making a batch of samples", self._place):
                 batch = [t.index_select(0, where.to(t.device)) for t in self._tensors]
-            return Made(batch, len(rows))
+            return LoadedBatch(batch, len(rows))
         samples, bad = self._sifted(rows.tolist())
         if len(samples) + len(bad) != len(rows):
             raise TaskError(
@@ -367,9 +367,9 @@ class _Guarded(Batching):
                 hint="return one for each index, in their order, or raise an error",
             )
         if not samples:
-            return Made(None, 0, bad)
+            return LoadedBatch(None, 0, bad)
         with calling("making a batch of samples", self._place):
-            return Made(self._collate(samples), len(rows) - len(bad), bad)
+            return LoadedBatch(self._collate(samples), len(rows) - len(bad), bad)
 
     def _sifted(self, indices: list[int]) -> tuple[list[Any], tuple[BadSample, ...]]:
         """The samples, and those whose failure is tolerated."""

@@ -31,7 +31,7 @@ ORDERS_KEPT = 2
 """Around the end of a data epoch, portions of two epochs are leased."""
 
 
-class Order:
+class SampleOrder:
     """length: samples of an epoch, the same for all epochs. digest: of the task's order, to compare
     workers; "": the task does not choose one.
     """

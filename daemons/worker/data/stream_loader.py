@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import DataLoader
 
 from daemons.worker.data.data_names import name_of
-from daemons.worker.data.portion_loader import Batching, Collate, Made, PortionLoader
+from daemons.worker.data.portion_loader import Batching, Collate, LoadedBatch, PortionLoader
 from daemons.worker.task.user_task import TaskError, calling
 from dlctl.util import listing
 
@@ -34,7 +34,7 @@ OPEN_MAX = 4
 """Shards that a worker keeps open: its own, and those of returned portions."""
 
 
-class Wanted(NamedTuple):
+class WantedBatch(NamedTuple):
     """A batch: up to `samples` of a shard, from `start` on."""
 
     data_epoch: int
@@ -61,7 +61,7 @@ class StreamLoader(PortionLoader):
     def _wanted(
         self, data_epoch: int, start: int, stop: int, shard: int, bounds: list[tuple[int, int]]
     ) -> list[Any]:
-        return [Wanted(data_epoch, shard, start + lo, hi - lo) for lo, hi in bounds]
+        return [WantedBatch(data_epoch, shard, start + lo, hi - lo) for lo, hi in bounds]
 
 
 class _Guarded(Batching):
@@ -73,12 +73,12 @@ class _Guarded(Batching):
         super().__init__(collate, place)
         self._stream = stream
 
-    def _made(self, wanted: Wanted) -> Made:
+    def _made(self, wanted: WantedBatch) -> LoadedBatch:
         samples = self._stream.read(wanted)
         if not samples:
-            return Made(None, 0)
+            return LoadedBatch(None, 0)
         with calling("making a batch of samples", self._place):
-            return Made(self._collate(samples), len(samples))
+            return LoadedBatch(self._collate(samples), len(samples))
 
 
 class _Open:
@@ -117,7 +117,7 @@ class _Stream:
         """Of the shards in the order of its list, one a line; "": they have only numbers."""
         self.shards = self._count()
 
-    def read(self, wanted: Wanted) -> list[Any]:
+    def read(self, wanted: WantedBatch) -> list[Any]:
         """The samples of a batch, fewer if the shard ends. Raises TaskError."""
         key = (wanted.data_epoch, wanted.shard)
         what = "reading task.dataset()"

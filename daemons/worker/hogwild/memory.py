@@ -10,7 +10,7 @@ import os
 import numpy as np
 import torch
 
-from daemons.worker.replica import Replica
+from daemons.worker.replica import TorchReplica
 from daemons.worker.shared_vectors import SharedVectors, nbytes
 from dlctl.errors import DlctlError
 from dlctl.util.units import short_size
@@ -22,7 +22,7 @@ MARK_AT = 64
 
 
 class ModelMemory:
-    def __init__(self, file: int, replica: Replica, ranks: int = 1) -> None:
+    def __init__(self, file: int, replica: TorchReplica, ranks: int = 1) -> None:
         """file: a descriptor of reserved memory. ranks: processes of the replica. Raises DlctlError
         if the model is on a GPU.
         """
@@ -32,11 +32,11 @@ class ModelMemory:
         self.mark: Array = np.frombuffer(self._vectors.mapped, np.uint8, 1, MARK_AT)
         """uint8[1], `ModelBuilt.mark`."""
 
-    def fill(self, replica: Replica) -> None:
+    def fill(self, replica: TorchReplica) -> None:
         """Put the values of a replica's model in; the first process does it."""
         self._values.copy_(torch.from_numpy(replica.parameters))
 
-    def take(self, replica: Replica) -> None:
+    def take(self, replica: TorchReplica) -> None:
         """Move the model of a replica here. It takes the values that are there."""
         replica.share(self._values)
 
@@ -45,7 +45,7 @@ class ModelMemory:
         return self._vectors.array(rank, 0, self._vectors.size)
 
 
-def check_device(replica: Replica) -> None:
+def check_device(replica: TorchReplica) -> None:
     """Raises DlctlError if the model is on a GPU."""
     if replica.device.type != "cpu":
         raise DlctlError(

@@ -18,19 +18,19 @@ import numpy as np
 
 from daemons.worker.building import build
 from daemons.worker.hogwild.memory import ModelMemory, check_device, reserve
-from daemons.worker.ranks.rank_group import Said
+from daemons.worker.ranks.rank_group import RankMessage
 from daemons.worker.ranks.rank_processes import Ranks
-from daemons.worker.replica import Replica
+from daemons.worker.replica import TorchReplica
 from dlctl.errors import DlctlError
 from dlctl.job.config import JobFile
 from dlctl.roles.protocol.effects import Compute, Computed, FailedSample
 from dlctl.wire.messages import Array
 
 
-class Ahead:
+class BatchesAhead:
     """In rank 0: the batches that later ranks compute ahead."""
 
-    def __init__(self, ranks: Ranks, replica: Replica, data: list[Any]) -> None:
+    def __init__(self, ranks: Ranks, replica: TorchReplica, data: list[Any]) -> None:
         """Returns when all ranks share the model. data: `identity` of the loader of rank 0. Raises
         RanksEnded, DlctlError.
         """
@@ -107,7 +107,7 @@ class Later:
         memory.take(replica)
         self._gradient = memory.gradient(self._rank)
 
-    def make(self, call: Said) -> tuple[dict[str, Any], Sequence[Array]]:
+    def make(self, call: RankMessage) -> tuple[dict[str, Any], Sequence[Array]]:
         """Step along one batch; returns the result. The gradient is in the shared memory."""
         of = call.header
         if of["step_samples"]:

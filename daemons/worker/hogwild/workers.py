@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from daemons.worker.hogwild.memory import ModelMemory, check_device, reserve, size_of
-from daemons.worker.replica import Replica
+from daemons.worker.replica import TorchReplica
 from dlctl.errors import DlctlError, os_errors_as
 from dlctl.util import regular
 from dlctl.wire.messages import Array
@@ -38,7 +38,7 @@ class Shared(NamedTuple):
     """Of the memory; it stays open for other workers."""
 
 
-def share(replica: Replica, directory: Path) -> Shared:
+def share(replica: TorchReplica, directory: Path) -> Shared:
     """Move the model into the memory that the workers of this host share. It takes the values
     there; the first worker puts in its own. directory: the same for all workers.
 

@@ -28,12 +28,12 @@ from daemons.worker.ranks import nested_tensors
 from daemons.worker.ranks.model_slices import cut_by_fsdp, cut_by_tensors, pieces, without_values
 from daemons.worker.ranks.module_sequences import cut
 from daemons.worker.ranks.pipeline import StagePart, shown, stage_pieces
-from daemons.worker.ranks.rank_group import Said, on_loopback
+from daemons.worker.ranks.rank_group import RankMessage, on_loopback
 from daemons.worker.ranks.rank_memory import PARAMETERS, STATES, RankMemory
-from daemons.worker.ranks.rank_part import Kept, Part, PartStepper, Weighted
+from daemons.worker.ranks.rank_part import Kept, PartStepper, RankPart, Weighted
 from daemons.worker.ranks.rank_processes import Ranks, RanksEnded
-from daemons.worker.ranks.spread_vectors import Answer, Share, Vectors
-from daemons.worker.replica import Replica
+from daemons.worker.ranks.spread_vectors import Answer, Share, SpreadVectors
+from daemons.worker.replica import TorchReplica
 from daemons.worker.stepper import SCALER, Stepped, together, weight_of
 from daemons.worker.task.failures import explained
 from daemons.worker.task.user_task import Task, TaskError
@@ -53,7 +53,7 @@ M_MMAP_THRESHOLD = -3
 GIVES_BACK_BYTES = 1 << 18
 
 
-class WholeReplica(Replica):
+class WholeReplica(TorchReplica):
     """The whole model, on the CPU, until it is cut. That of rank 0 is in the memory of all ranks
     and evaluates: on the CPU it reads the values module by module, otherwise it moves to the device
     for an evaluation.
@@ -61,7 +61,7 @@ class WholeReplica(Replica):
 
     evaluates_on = torch.device("cpu")
     memory: RankMemory
-    vectors: Vectors
+    vectors: SpreadVectors
     """Set when the model is cut."""
 
     def __init__(self, memory: int, task: Task, **how: Any) -> None:
@@ -100,7 +100,7 @@ class WholeReplica(Replica):
 
 
 def make_stepper(
-    job: JobFile, whole: Replica, memory: RankMemory, device: torch.device, rank: int
+    job: JobFile, whole: TorchReplica, memory: RankMemory, device: torch.device, rank: int
 ) -> PartStepper:
     """Cut a whole model and keep the rank's part. All ranks call this, after they have joined their
     group. Raises TaskError, DlctlError.
@@ -115,7 +115,7 @@ def make_stepper(
             if rank == 0:
                 log.info("stages: %s", shown(stages))
             mine, shared = stage_pieces(model, layout, vector, stages, device, rank)
-            part: Part = StagePart(
+            part: RankPart = StagePart(
                 task, model, layout, mine, memory, device, tells=True,
                 cut=stages, shared=shared, kind=chosen.schedule, **about,
             )  # fmt: skip
@@ -130,7 +130,7 @@ def make_stepper(
                     hint="use fully_shard or parallelize_module on its mesh argument",
                 )
             mine = pieces(task, model, layout, vector, device, rank)
-            part = Part(
+            part = RankPart(
                 task, model, layout, mine, memory, device, tells=by_fsdp or rank == 0, **about
             )
     gc.collect()  # Free the whole model, which is no longer used.
@@ -161,15 +161,17 @@ def _share(job: JobFile, memory: RankMemory, order: Mapping[str, Any], rank: int
 class PartCalls:
     """Performs the calls of rank 0 in a later rank."""
 
-    def __init__(self, job: JobFile, whole: Replica, order: Mapping[str, Any], rank: int) -> None:
+    def __init__(
+        self, job: JobFile, whole: TorchReplica, order: Mapping[str, Any], rank: int
+    ) -> None:
         """order: the header of the first message of rank 0."""
         self._job, self._rank = job, rank
-        self._whole: Replica | None = whole
+        self._whole: TorchReplica | None = whole
         self._order = order
         self._stepper: Any = None
         self._share: Any = None
 
-    def make(self, call: Said) -> tuple[dict[str, Any], Sequence[Array]]:
+    def make(self, call: RankMessage) -> tuple[dict[str, Any], Sequence[Array]]:
         """Perform a call; returns the answer to rank 0. Raises TaskError, DlctlError."""
         match call.kind:
             case "cut":
@@ -198,7 +200,7 @@ class PartCalls:
         self._stepper = make_stepper(self._job, whole, memory, device, self._rank)
         self._share = _share(self._job, memory, self._order, self._rank)
 
-    def _step(self, call: Said) -> dict[str, Any]:
+    def _step(self, call: RankMessage) -> dict[str, Any]:
         arguments = dict(call.header)
         batches = nested_tensors.unpacked(arguments.pop("batches"), call.arrays)
         with explained(self._job, int(self._job.workers.batch_size)):
@@ -214,7 +216,7 @@ def _answer_of(kept: Kept) -> Answer:
     return {"kept": numbers}, [value for value in kept.values() if not isinstance(value, int)]
 
 
-def _kept(said: Said) -> Kept:
+def _kept(said: RankMessage) -> Kept:
     arrays = iter(said.arrays)
     return {name: number or next(arrays) for name, number in said.header["kept"].items()}
 
@@ -223,7 +225,7 @@ def _kept(said: Said) -> Kept:
 
 
 class CutReplica:
-    """The worker's view of its cut replica; it replaces `Replica`."""
+    """The worker's view of its cut replica; it replaces `TorchReplica`."""
 
     def __init__(self, whole: WholeReplica, stepper: CutStepper) -> None:
         self.whole, self._stepper = whole, stepper
@@ -265,7 +267,7 @@ class CutStepper:
         with ranks.each("cut", [((), header | {"device": str(each)}) for each in devices[1:]]):
             self._mine = make_stepper(job, whole, whole.memory, devices[0], 0)
         self._share = _share(job, whole.memory, ranks.order, 0)
-        self.vectors = Vectors(whole.memory, self._share, self._work, ranks.turn)
+        self.vectors = SpreadVectors(whole.memory, self._share, self._work, ranks.turn)
         whole.vectors = self.vectors
         self._mine.part.free()
         self.replica = CutReplica(whole, self)

@@ -30,7 +30,7 @@ from dlctl.model.flat import TRAINED, Layout
 STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 
 
-class Piece(NamedTuple):
+class ModelSlice(NamedTuple):
     """A rank's piece of one trained parameter."""
 
     parameter: nn.Parameter | None
@@ -142,7 +142,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 def pieces(
     task: Task, model: nn.Module, layout: Layout, vector: Tensor, device: torch.device, rank: int
-) -> list[Piece]:
+) -> list[ModelSlice]:
     """Load the values of a cut model. Returns this rank's piece of each parameter, in the order of
     the layout. vector: float32[d] in the replica's memory. Raises TaskError.
     """
@@ -211,7 +211,7 @@ def piece(
     cut: tuple[slice, ...],
     vector: Tensor,
     is_owned: bool,
-) -> Piece:
+) -> ModelSlice:
     """On the CPU the optimiser steps the values in the replica's memory; the model uses the same
     memory if possible, otherwise a copy of another form or dtype.
     """
@@ -221,4 +221,4 @@ def piece(
         value, local = master, master if is_same else local
     else:
         value = local if local.dtype is torch.float32 else local.float()
-    return Piece(parameter, local, value, master, lo, hi, shape, cut, is_owned)
+    return ModelSlice(parameter, local, value, master, lo, hi, shape, cut, is_owned)

@@ -15,7 +15,7 @@ from daemons.worker.task.user_task import Task, TaskError
 CONTAINERS = (nn.Sequential, nn.ModuleList)
 
 
-class Cut(NamedTuple):
+class StagedModel(NamedTuple):
     """A model cut into stages."""
 
     stages: tuple[tuple[str, ...], ...]
@@ -47,7 +47,7 @@ def units(model: nn.Module) -> Iterator[nn.Module]:
                 seen.update(module.modules())
 
 
-def cut(task: Task, model: nn.Module, count: int) -> Cut:
+def cut(task: Task, model: nn.Module, count: int) -> StagedModel:
     """Cut a model into `count` stages: as the task's `stages` says, or so that the largest stage is
     as small as possible. Raises TaskError.
     """
@@ -74,7 +74,7 @@ def _sequences(model: nn.Module) -> Iterator[tuple[str, ...]]:
             yield tuple(f"{name}.{key}" if name else key for key, _ in module.named_children())
 
 
-def _as_told(task: Task, model: nn.Module, count: int) -> Cut:
+def _as_told(task: Task, model: nn.Module, count: int) -> StagedModel:
     stages = tuple(map(tuple, task.stages(model)))
     known = dict(model.named_modules())
     where = task.place("stages")
@@ -98,14 +98,14 @@ def _bytes(model: nn.Module, names: Sequence[str]) -> int:
     return sum(found.values())
 
 
-def _with_bytes(model: nn.Module, stages: tuple[tuple[str, ...], ...]) -> Cut:
+def _with_bytes(model: nn.Module, stages: tuple[tuple[str, ...], ...]) -> StagedModel:
     of_each = [_bytes(model, stage) for stage in stages]
     inside = _bytes(model, [name for stage in stages for name in stage])
     of_each[0] += sum(p.nbytes for p in model.parameters()) - inside
-    return Cut(stages, tuple(of_each))
+    return StagedModel(stages, tuple(of_each))
 
 
-def _balanced(model: nn.Module, names: tuple[str, ...], count: int) -> Cut:
+def _balanced(model: nn.Module, names: tuple[str, ...], count: int) -> StagedModel:
     sizes = [_bytes(model, [name]) for name in names]
     outside = sum(p.nbytes for p in model.parameters()) - _bytes(model, names)
     lo, hi = max([*sizes, outside + sizes[0]]), outside + sum(sizes)

@@ -22,10 +22,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from daemons.worker.ranks.model_slices import Piece, move_untrained, piece
-from daemons.worker.ranks.module_sequences import Cut, uses_of
+from daemons.worker.ranks.model_slices import ModelSlice, move_untrained, piece
+from daemons.worker.ranks.module_sequences import StagedModel, uses_of
 from daemons.worker.ranks.nested_tensors import dtype_of, put_together, taken_apart
-from daemons.worker.ranks.rank_part import Part, Weighted, scaled
+from daemons.worker.ranks.rank_part import RankPart, Weighted, scaled
 from daemons.worker.replica import Measured, in_numbers
 from daemons.worker.task.model_tensors import find
 from daemons.worker.task.user_task import TaskError, calling, dtype_name
@@ -60,7 +60,7 @@ def schedule(kind: str, stage: int, stages: int, batches: int) -> Iterator[str]:
     yield from ["backward"] * ahead
 
 
-class Link:
+class StageLink:
     """One direction of the traffic between neighbouring stages."""
 
     def __init__(self, group: Any, device: torch.device, ahead: int) -> None:
@@ -104,8 +104,13 @@ class Link:
 
 
 def stage_pieces(
-    model: nn.Module, layout: Layout, vector: Tensor, cut: Cut, device: torch.device, rank: int
-) -> tuple[list[Piece], list[int]]:
+    model: nn.Module,
+    layout: Layout,
+    vector: Tensor,
+    cut: StagedModel,
+    device: torch.device,
+    rank: int,
+) -> tuple[list[ModelSlice], list[int]]:
     """Load the values of a stage; modules of other stages stay without values. Returns the pieces,
     and the numbers of those that all stages have.
     """
@@ -127,7 +132,7 @@ def stage_pieces(
             shared.append(number)
         if not is_shared and rank not in mine:
             master = vector[lo:hi].view(entry.shape)
-            made.append(Piece(None, master, master, master, lo, hi, entry.shape, whole, False))
+            made.append(ModelSlice(None, master, master, master, lo, hi, entry.shape, whole, False))
             continue
         local = vector[lo:hi].view(entry.shape).to(device, parameter.dtype)
         new = nn.Parameter(local)
@@ -139,18 +144,18 @@ def stage_pieces(
     return made, shared
 
 
-class StagePart(Part):
-    """The `Part` of a pipeline stage. Every stage gets all micro-batches."""
+class StagePart(RankPart):
+    """The `RankPart` of a pipeline stage. Every stage gets all micro-batches."""
 
     def __init__(
-        self, *arguments: Any, cut: Cut, shared: Sequence[int], kind: str, **rest: Any
+        self, *arguments: Any, cut: StagedModel, shared: Sequence[int], kind: str, **rest: Any
     ) -> None:
         self._stages = cut.stages
         super().__init__(*arguments, **rest)
         self._kind, self._shared = kind, shared
         # One link for each direction, against deadlocks.
         ahead = len(cut.stages)  # With 1F1B older values have arrived anyway.
-        self._down, self._up = (Link(dist.new_group(), self.device, ahead) for _ in range(2))
+        self._down, self._up = (StageLink(dist.new_group(), self.device, ahead) for _ in range(2))
         self._is_backward = False
         """Modules that run now are recomputed, by activation checkpointing."""
         self._is_last = self.rank == len(cut.stages) - 1
@@ -304,7 +309,7 @@ class StagePart(Part):
             parameter.grad = dense if self.rank == 0 else None
 
 
-def shown(cut: Cut) -> str:
+def shown(cut: StagedModel) -> str:
     """The modules of each stage and their part of the parameter bytes, for the log."""
     total = max(1, sum(cut.stage_bytes))
     parts = [

@@ -68,7 +68,7 @@ ALIVE_S = 1.0
 """Interval between heartbeats."""
 
 
-class Said(NamedTuple):
+class RankMessage(NamedTuple):
     kind: str
     header: dict[str, Any]
     arrays: tuple[Array, ...]
@@ -82,7 +82,7 @@ def send(link: Connection, kind: str, arrays: Sequence[Array] = (), **header: An
         link.send_bytes(_bytes_of(np.ascontiguousarray(array)))
 
 
-def receive(link: Connection) -> Said:
+def receive(link: Connection) -> RankMessage:
     """Raises EOFError or OSError if the other process has exited."""
     kind, header, forms = json.loads(link.recv_bytes())
     arrays = []
@@ -90,7 +90,7 @@ def receive(link: Connection) -> Said:
         array = np.empty(shape, dtype)
         link.recv_bytes_into(_bytes_of(array))
         arrays.append(array)
-    return Said(kind, header, tuple(arrays))
+    return RankMessage(kind, header, tuple(arrays))
 
 
 def _bytes_of(array: Array) -> Any:

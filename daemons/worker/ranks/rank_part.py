@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from daemons.worker import inner_optimizer
-from daemons.worker.ranks.model_slices import Piece
+from daemons.worker.ranks.model_slices import ModelSlice
 from daemons.worker.ranks.rank_memory import FREE, PARAMETERS, STATES, RankMemory, others
 from daemons.worker.replica import AUTOCAST, Measured, in_numbers, to_device
 from daemons.worker.stepper import CLOSE, Stepped, norm_of, weight_of
 from daemons.worker.task.model_tensors import find
 from daemons.worker.task.module_modes import Modes
-from daemons.worker.task.user_task import Loss, Task, TaskError, calling
+from daemons.worker.task.user_task import LossResult, Task, TaskError, calling
 from dlctl.job.config import JobFile, ParameterGroup
 from dlctl.model.flat import AVERAGED, TRAINED, Layout
 from dlctl.wire.messages import Array
@@ -38,7 +38,7 @@ Kept = Mapping[str, Array | int]
 replica's memory to which all ranks contribute their pieces."""
 
 
-class Part:
+class RankPart:
     """The model of one rank, with its slices of the parameters."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Part:
         task: Task,
         model: nn.Module,
         layout: Layout,
-        pieces: Sequence[Piece],
+        pieces: Sequence[ModelSlice],
         memory: RankMemory,
         device: torch.device,
         *,
@@ -60,7 +60,7 @@ class Part:
         self.rank, self.tells = rank, tells
         self.modes = Modes(task, model)
         self._precision = AUTOCAST[precision]
-        self._not_mine = [*others(map(Piece.elements, pieces), memory.size)]
+        self._not_mine = [*others(map(ModelSlice.elements, pieces), memory.size)]
         self._buffers = [(self.holder(e.name), e, lo, hi) for e, lo, hi in layout.slices(AVERAGED)]
 
     def holder(self, name: str) -> int:
@@ -119,7 +119,7 @@ class Part:
         """float32, of each piece; None: there is none, or another rank reports it."""
         return [self._gradient(each) if each.is_owned else None for each in self.pieces]
 
-    def _gradient(self, piece: Piece) -> Tensor | None:
+    def _gradient(self, piece: ModelSlice) -> Tensor | None:
         assert piece.parameter is not None
         gradient, piece.parameter.grad = piece.parameter.grad, None
         if isinstance(gradient, DTensor):
@@ -163,7 +163,7 @@ class Part:
                 tensor.detach().copy_(rounded)
 
 
-def scaled(loss: Loss, part: float) -> Tensor:
+def scaled(loss: LossResult, part: float) -> Tensor:
     """A batch's part of the step's loss. Weights of the task's loss are those of several ranks:
     only `PartStepper.step` divides by their sum.
     """
@@ -173,7 +173,9 @@ def scaled(loss: Loss, part: float) -> Tensor:
 class PartStepper:
     """One step of a rank: see `Stepper`, which does this for a replica of one process."""
 
-    def __init__(self, part: Part, job: JobFile, groups: Sequence[ParameterGroup | None]) -> None:
+    def __init__(
+        self, part: RankPart, job: JobFile, groups: Sequence[ParameterGroup | None]
+    ) -> None:
         """Raises DlctlError, TaskError."""
         self.part = part
         is_clipped_here = job.gradient.clip == "replica"

@@ -25,7 +25,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from daemons.log_tail import LINE_CHARS_MAX, LINES
-from daemons.worker.ranks.rank_group import BUILT, MET, Said, join_group, receive, send
+from daemons.worker.ranks.rank_group import BUILT, MET, RankMessage, join_group, receive, send
 from daemons.worker.task.failures import KILLED, ProcessLost, how_it_ended
 from dlctl.roles.protocol.effects import TaskFailed
 from dlctl.wire.machine import Event
@@ -126,7 +126,7 @@ class Ranks:
     def ask(self, rank: int, kind: str, **header: Any) -> None:
         """Have one later rank do something; `result_of` returns its result."""
         each = self._ranks[rank - 1]
-        each.said = Said("", {}, ())
+        each.said = RankMessage("", {}, ())
         with suppress(OSError):  # The thread that watches the rank reports it.
             send(each.link, kind, **header)
 
@@ -142,16 +142,16 @@ class Ranks:
 
     def same(
         self, kind: str, arrays: Sequence[Array] = (), **header: Any
-    ) -> AbstractContextManager[list[Said]]:
+    ) -> AbstractContextManager[list[RankMessage]]:
         """All later ranks make the same call while the block runs."""
         return self.each(kind, [(arrays, header)] * len(self._ranks))
 
     @contextmanager
-    def each(self, kind: str, calls: Sequence[Call]) -> Iterator[list[Said]]:
+    def each(self, kind: str, calls: Sequence[Call]) -> Iterator[list[RankMessage]]:
         """Each later rank makes its own call while the block runs, and has finished it at the
         block's end; then the list has their answers. Raises RanksEnded.
         """
-        answers: list[Said] = []
+        answers: list[RankMessage] = []
         with self.turn:
             self._calls += 1
             self._send_all(kind, calls)
@@ -236,7 +236,7 @@ class Ranks:
         if is_news:
             self._post(event)
 
-    def came(self, rank: _Rank, said: Said) -> None:
+    def came(self, rank: _Rank, said: RankMessage) -> None:
         with self._changed:
             rank.step, rank.said = said.header["step"], said
             self._changed.notify_all()
@@ -251,7 +251,7 @@ class _Rank:
         """Raises OSError."""
         self.rank = rank
         self.step = 0
-        self.said = Said("", {}, ())
+        self.said = RankMessage("", {}, ())
         """Its message of the newest step."""
         self._owner = owner
         self._last: deque[str] = deque(maxlen=LINES)

@@ -85,7 +85,7 @@ class Share:
         return {"part": [begin, packed.kind, packed.length, forms]}, rest
 
 
-class Vectors:
+class SpreadVectors:
     """All vectors, as rank 0 sees and allocates them."""
 
     def __init__(
@@ -178,7 +178,7 @@ class Vectors:
 
 
 class SpreadVector(Spread):
-    of: Vectors
+    of: SpreadVectors
 
     def __array_finalize__(self, other: Any) -> None:
         if isinstance(other, SpreadVector):

@@ -15,14 +15,14 @@ from torch.nn.parameter import is_lazy
 
 from daemons.worker.task.user_task import TaskError, calling, dtype_name
 from dlctl.model import frozen
-from dlctl.model.flat import AVERAGED, CONSTANT, TRAINED, Entry, Layout
+from dlctl.model.flat import AVERAGED, CONSTANT, TRAINED, Layout, TensorEntry
 
 _TRAINED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _INTEGER_MAX = 2**53
 """Buffers travel as float64: integers beyond this would be rounded."""
 
 
-def layout_of(model: nn.Module, tables: tuple[Entry, ...] = ()) -> Layout:
+def layout_of(model: nn.Module, tables: tuple[TensorEntry, ...] = ()) -> Layout:
     """The layout of a model, in the order of its state_dict; behind it the tables of rows.
 
     A tensor with several names has one entry; its other names are aliases. Raises TaskError for a
@@ -40,7 +40,7 @@ def layout_of(model: nn.Module, tables: tuple[Entry, ...] = ()) -> Layout:
             hint="rename the table: an export has both under their names",
         )
     entries = [
-        Entry(name, kind(tensor), tuple(tensor.shape), dtype_name(tensor), tuple(aliases))
+        TensorEntry(name, kind(tensor), tuple(tensor.shape), dtype_name(tensor), tuple(aliases))
         for tensor, (name, *aliases) in found
     ]
     return Layout((*entries, *tables))

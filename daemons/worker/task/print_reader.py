@@ -21,7 +21,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from daemons.log_file import LogFile, json_line
+from daemons.log_file import DaemonLogFile, json_line
 from daemons.worker.task.printed_lines import BYTES_PER_S_MAX, Limit, Lines
 
 READ_BYTES = 1 << 16
@@ -33,7 +33,7 @@ LAST_READS = 16
 
 class PrintReader:
     def __init__(
-        self, file: LogFile, name: str, incarnation: int, pipes: dict[int, str], worker: int
+        self, file: DaemonLogFile, name: str, incarnation: int, pipes: dict[int, str], worker: int
     ) -> None:
         """pipes: descriptor -> name of the stream. worker: its pidfd."""
         self._file, self._identity = file, (name, incarnation)
@@ -111,7 +111,7 @@ class PrintReader:
 
 def main() -> None:
     path, name, incarnation, out, err, worker = sys.argv[1:]
-    file = LogFile(Path(path), 2, 1)
+    file = DaemonLogFile(Path(path), 2, 1)
     file.reopen()
     # From here on it is no child of the worker: the task may wait for all children of its process.
     if os.fork():

@@ -94,7 +94,7 @@ class TaskError(JobFailed):
     """Its traceback, without dlctl's own frames."""
 
 
-class Loss(NamedTuple):
+class LossResult(NamedTuple):
     """What a task's loss has returned for one batch."""
 
     value: Tensor
@@ -356,7 +356,7 @@ class Task:
         step: int = 0,
         epoch: int = 0,
         rows: dict[str, Tensor] | None = None,
-    ) -> Loss:
+    ) -> LossResult:
         """step: the number of steps that this worker has made before. epoch: of the data. rows:
         those that the batch has named."""
         values = {"step": step, "epoch": epoch, "rows": rows} if self._loss_takes else {}
@@ -377,7 +377,7 @@ class Task:
                 where=self.place("loss"),
                 hint="no detach(), item() or no_grad() between the model's output and the loss",
             )
-        return Loss(loss, metrics, weight)
+        return LossResult(loss, metrics, weight)
 
     def _check_weight(self, weight: Any) -> None:
         """Raises TaskError. It copies nothing from a device: `in_numbers` checks the value."""

@@ -86,7 +86,7 @@ class Options:
     """From then on: steps from one mean of the models to the next."""
 
 
-class Sum(NamedTuple):
+class StepSum(NamedTuple):
     """The result of the sums of one step."""
 
     newest: Summed
@@ -143,12 +143,12 @@ class Replica(ReplicaSide):
 
     # ------------------------------------------------------------ one step of all
 
-    def _common_step(self, has_data: bool) -> Generator[Any, Any, Sum]:
+    def _common_step(self, has_data: bool) -> Generator[Any, Any, StepSum]:
         computed, self._uncounted = self._uncounted, None
         if computed is None and has_data and not self._meets:
             computed = yield Gradient(sums=self.options.hook == "none")
         self._meets = False
-        sums: Sum = yield from self._sum(computed)
+        sums: StepSum = yield from self._sum(computed)
         if sums.is_counted and sums.mean is not None:
             self.samples += round(sums.newest.weight)
             if all_finite(sums.mean):
@@ -159,7 +159,7 @@ class Replica(ReplicaSide):
             yield Done()
         return sums
 
-    def _sum(self, computed: Step | None) -> Generator[Any, Any, Sum]:
+    def _sum(self, computed: Step | None) -> Generator[Any, Any, StepSum]:
         """Of all gradients; computed: this replica's, if it has one."""
         gradient = NOTHING if computed is None else to_host(computed.gradient)
         if gradient.size and (low_rank := self._low_rank_at(self.step)) is not None:
@@ -168,7 +168,7 @@ class Replica(ReplicaSide):
         mean = self._mean_of(summed, computed)
         low_rank = None if summed.step % SUMS else self._low_rank_at(summed.step // SUMS)
         if low_rank is None or mean is None:
-            return Sum(summed, mean, summed.is_counted, summed.joined)
+            return StepSum(summed, mean, summed.is_counted, summed.joined)
         # A replica that has just joined takes part in the second sum, too, with nothing.
         is_in = bool(gradient.size) and summed.is_counted
         narrow = low_rank.second(mean, takes_part=is_in)
@@ -177,9 +177,9 @@ class Replica(ReplicaSide):
         )
         is_counted, joined = summed.is_counted and second.is_counted, summed.joined + second.joined
         if not (is_counted and second.weight):
-            return Sum(second, None, is_counted, joined)
+            return StepSum(second, None, is_counted, joined)
         mean = to_host(second.vector) / np.float32(second.weight)
-        return Sum(second, low_rank.commit(mean, is_counted=is_in), is_counted, joined)
+        return StepSum(second, low_rank.commit(mean, is_counted=is_in), is_counted, joined)
 
     def _mean_of(self, summed: Summed, computed: Step | None) -> Array | None:
         """float32[d], the mean gradient; None: no replica had one. It reuses the memory of the mean
@@ -203,7 +203,7 @@ class Replica(ReplicaSide):
 
     # ------------------------------------------------------------ steps of one's own
 
-    def _local_steps(self, has_data: bool) -> Generator[Any, Any, Sum]:
+    def _local_steps(self, has_data: bool) -> Generator[Any, Any, StepSum]:
         """Local steps, and then the mean of all models."""
         samples = 0
         for _ in range(self.options.local_steps if has_data and not self._meets else 0):
@@ -222,11 +222,11 @@ class Replica(ReplicaSide):
             self.samples += round(summed.beside * summed.weight)
             if samples:
                 yield Done()
-        return Sum(summed, None, summed.is_counted, summed.joined)
+        return StepSum(summed, None, summed.is_counted, summed.joined)
 
     # ------------------------------------------------------------ replicas that join
 
-    def _pass_on(self, sums: Sum) -> Needs:
+    def _pass_on(self, sums: StepSum) -> Needs:
         """Transfer the state of the group to the replicas that have joined."""
         kept: Array = yield OwnState()
         place, q = divmod(self.samples, DIGIT), NOTHING

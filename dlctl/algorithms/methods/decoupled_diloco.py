@@ -69,7 +69,7 @@ from dlctl.algorithms.needs import (
     View,
     Write,
 )
-from dlctl.algorithms.rounds import Made
+from dlctl.algorithms.rounds import StepsMade
 from dlctl.compress.base import Delta
 from dlctl.job.config import JobFile
 from dlctl.model.vector import Vector, copy_into, copy_of
@@ -166,7 +166,7 @@ class Replica(ReplicaSide):
 
     def _steps(self, count: int) -> Generator[NextData | Gradient, Any, bool]:
         """Make so many steps. Returns whether the data sufficed."""
-        made: Made = yield from self.fragments.steps(count)
+        made: StepsMade = yield from self.fragments.steps(count)
         self._made += made.steps, made.samples
         return made.has_data
 

@@ -42,7 +42,7 @@ class Options(downpour.Options):
     all; 1: all of them."""
 
 
-class Cut(downpour.WarmStart):
+class EpochCutReplica(downpour.WarmStart):
     cuts_epochs = True
     options: Options
 
@@ -103,6 +103,6 @@ EPOCH_CUT = Method(
     Options=Options,
     replica=downpour.Replica,
     shard=downpour.Server,
-    lead=Cut,
+    lead=EpochCutReplica,
     inner=downpour.DOWNPOUR.inner,
 )

@@ -61,7 +61,7 @@ from dlctl.algorithms import barrier, privacy
 from dlctl.algorithms.base import Fault, Lead, Method, Needs, PushKind, ReplicaSide, Start
 from dlctl.algorithms.means import Mean
 from dlctl.algorithms.methods.quorum import Chosen
-from dlctl.algorithms.needs import Data, Gradient, NextData, Pull, Write
+from dlctl.algorithms.needs import Gradient, NextBatch, NextData, Pull, Write
 from dlctl.algorithms.rounds import Discards
 from dlctl.compress.base import Delta
 from dlctl.errors import DlctlError
@@ -141,7 +141,7 @@ class Replica(ReplicaSide):
             self.residual += self._sum if self.options.clip_norm else self._sum / np.float32(total)
         return total
 
-    def _client(self, data: Data) -> Generator[NextData | Gradient, Any, int]:
+    def _client(self, data: NextBatch) -> Generator[NextData | Gradient, Any, int]:
         """Train from `_base` on all its data. Returns its samples; 0 if its steps diverge."""
         self.parameters[:] = self._base
         mu = self.options.prox_mu
@@ -196,7 +196,7 @@ class Server(Chosen):
     rule = Private
 
 
-class Rounds(Lead):
+class FedAvgLead(Lead):
     """Which clients are drawn, and when a round is over."""
 
     portions = "clients"
@@ -297,7 +297,7 @@ FEDAVG = Method(
     Options=Options,
     replica=Replica,
     shard=Server,
-    lead=Rounds,
+    lead=FedAvgLead,
     optimizer=Choice(name="sgd", options={"lr": 1.0}),
     inner=Choice(name="sgd", options={"lr": 0.01}),
     check=check,

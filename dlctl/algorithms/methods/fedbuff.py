@@ -86,7 +86,7 @@ class Replica(ReplicaSide):
             yield sync.write(self, samples if brings else 0, clock)
 
 
-class Collecting(ShardSide):
+class FedBuffServer(ShardSide):
     """Its clock is the number of its steps."""
 
     @classmethod
@@ -123,7 +123,7 @@ FEDBUFF = Method(
     Options=Options,
     check_steps=check_steps,
     replica=Replica,
-    shard=Collecting,
+    shard=FedBuffServer,
     optimizer=Choice(name="sgd", options={"lr": 1.0}),
     inner=Choice(name="sgd", options={"lr": 0.01}),
 )

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dlctl import outdated
 from dlctl.algorithms.base import Decision, Lead, PushOutcome
-from dlctl.algorithms.methods.sync import Held, HoldingSide
+from dlctl.algorithms.methods.sync import HeldPush, HoldingSide
 from dlctl.shards.base import Shard
 from dlctl.wire import messages
 from dlctl.wire.messages import HELD, LATE, REFUSED
@@ -72,7 +72,7 @@ class Chosen(HoldingSide):
 
     def __init__(self, options: Any, shard: Shard) -> None:
         super().__init__(options, shard)
-        self._held: dict[tuple[int, int, int], Held] = {}
+        self._held: dict[tuple[int, int, int], HeldPush] = {}
         """(clock, slot, epoch) -> a push."""
         self._decision: Decision | None = None
         """The newest decision, while chosen pushes are missing."""
@@ -109,7 +109,7 @@ class Chosen(HoldingSide):
         is_over = push.clock < self.shard.version
         return not is_over and (push.clock, push.slot, push.epoch) not in self._held
 
-    def _hold(self, held: Held) -> list[PushOutcome]:
+    def _hold(self, held: HeldPush) -> list[PushOutcome]:
         push = held.push
         self._held[push.clock, push.slot, push.epoch] = held
         return [held.outcome(HELD), *self._make_step()]
@@ -127,8 +127,8 @@ class Chosen(HoldingSide):
         if not self._may_update(decision.clock, [self._held[key] for key in sorted(used)]):
             return []
         self._decision = None
-        chosen: list[Held] = []
-        late: list[Held] = []
+        chosen: list[HeldPush] = []
+        late: list[HeldPush] = []
         for key in sorted(self._held):
             clock, *process = key
             if clock <= decision.clock:

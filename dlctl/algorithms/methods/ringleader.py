@@ -155,7 +155,7 @@ def _exhaust(blocks: Iterator[Block]) -> None:
         pass
 
 
-class Rounds(ShardSide):
+class RingleaderServer(ShardSide):
     def __init__(self, options: Options, shard: Shard) -> None:
         super().__init__(options, shard)
         assert isinstance(shard.optimizer, Tabled)
@@ -221,4 +221,4 @@ class Rounds(ShardSide):
         self._updated = set(state["updated"])
 
 
-RINGLEADER = Method(Options=Options, replica=Replica, shard=Rounds)
+RINGLEADER = Method(Options=Options, replica=Replica, shard=RingleaderServer)

@@ -69,6 +69,7 @@ from dlctl.algorithms.base import (
     BatchRequest,
     Change,
     Drives,
+    DriveSnapshot,
     Driving,
     Fault,
     Lead,
@@ -76,7 +77,6 @@ from dlctl.algorithms.base import (
     Needs,
     ReplicaSide,
     Shape,
-    Snapshot,
     Start,
     Sum,
     Table,
@@ -162,7 +162,7 @@ Part = Generator[Driving, Any, T]
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class HistoryPair:
     """Products of "s<slot>" and "y<slot>", which are on the shards."""
 
     slot: int
@@ -178,7 +178,7 @@ class LBFGS(Lead):
 
     portions = "batch"
 
-    pairs: list[Pair] = field(default_factory=list)
+    pairs: list[HistoryPair] = field(default_factory=list)
     """Oldest first, at most `history`."""
     loss: float = math.inf
     """f at x; infinite: x is not set yet."""
@@ -201,7 +201,7 @@ class LBFGS(Lead):
 
     def resume(self, state: Json) -> None:
         if state:
-            pairs = [Pair(*pair) for pair in state["pairs"]]
+            pairs = [HistoryPair(*pair) for pair in state["pairs"]]
             self.pairs = [p for p in pairs if p.slot <= self.options.history]
             self.pairs = self.pairs[-self.options.history :]
             self.loss, self.norm = map(float, state["at"])
@@ -230,7 +230,7 @@ class LBFGS(Lead):
                     "the loss or the gradient of the initial parameters is not finite, or refused"
                 )
             yield from self._move()
-            yield Snapshot()
+            yield DriveSnapshot()
         while self.iteration < self.options.iterations:
             if self.norm <= self.options.gradient_norm_min:
                 return f"the norm of the gradient is {self.norm:.3g}"
@@ -242,7 +242,7 @@ class LBFGS(Lead):
                 advice = "avoid dropout and random augmentation, or choose another method"
                 return f"{why}: the loss depends on chance: {self.loss_noise()}; {advice}"
             self.iteration += 1
-            yield Snapshot()
+            yield DriveSnapshot()
         return f"{self.iteration} iterations are done"
 
     def _iterate(self) -> Part[bool]:
@@ -361,7 +361,7 @@ class LBFGS(Lead):
             (Sum("dot", s, y), Sum("dot", y, y)),
         )  # fmt: skip
         if sy > CURVATURE_MIN:
-            self.pairs = [*self.pairs, Pair(slot, 1 / sy, sy / yy)][-self.options.history :]
+            self.pairs = [*self.pairs, HistoryPair(slot, 1 / sy, sy / yy)][-self.options.history :]
         self.dots = {n: dot for n, dot in self.dots.items() if {s, y}.isdisjoint(n.split())}
         yield from self._move()
 

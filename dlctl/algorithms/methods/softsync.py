@@ -56,7 +56,7 @@ class Options:
     alpha_0."""
 
 
-class Collecting(ShardSide):
+class SoftsyncServer(ShardSide):
     def __init__(self, options: Options, shard: Shard) -> None:
         super().__init__(options, shard)
         self._capacity = 1
@@ -108,4 +108,4 @@ def _more_than_workers(job: JobFile) -> list[Fault]:
     return [(("algorithm", "n"), what, f"use 1 to {workers}")]
 
 
-SOFTSYNC = Method(Options=Options, replica=Replica, shard=Collecting, check=_more_than_workers)
+SOFTSYNC = Method(Options=Options, replica=Replica, shard=SoftsyncServer, check=_more_than_workers)

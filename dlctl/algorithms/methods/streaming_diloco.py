@@ -44,7 +44,7 @@ from dlctl.algorithms.base import Method, Needs, PushKind, ReplicaSide, Start
 from dlctl.algorithms.means import SparseMean, even_shares
 from dlctl.algorithms.methods import sync
 from dlctl.algorithms.needs import Gradient, NextData, Range, Read, View, Write
-from dlctl.algorithms.rounds import Made, Reference, local_steps
+from dlctl.algorithms.rounds import Reference, StepsMade, local_steps
 from dlctl.job.config import Choice, JobFile
 from dlctl.job.settings import Live
 from dlctl.model.flat import slice_bounds
@@ -84,8 +84,8 @@ class Fragments(Reference):
         """The elements exchanged at `clock`."""
         return slice_bounds(len(self.vector), self.parts, clock % self.parts)
 
-    def steps(self, count: int) -> Generator[NextData | Gradient, Any, Made]:
-        made: Made = yield from local_steps(count)
+    def steps(self, count: int) -> Generator[NextData | Gradient, Any, StepsMade]:
+        made: StepsMade = yield from local_steps(count)
         self.is_diverged |= made.is_diverged
         return made
 
@@ -165,8 +165,8 @@ class Replica(ReplicaSide):
                 carried = 0
                 clock = yield from self._merge(clock)
 
-    def _steps(self, count: int) -> Generator[NextData | Gradient, Any, Made]:
-        made: Made = yield from self.fragments.steps(count)
+    def _steps(self, count: int) -> Generator[NextData | Gradient, Any, StepsMade]:
+        made: StepsMade = yield from self.fragments.steps(count)
         if made.steps:
             self._owed = self.fragments.parts
         return made

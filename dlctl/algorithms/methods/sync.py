@@ -90,7 +90,7 @@ def write(side: ReplicaSide, samples: int, clock: int) -> Write:
     return Write(vector=None, clock=clock)
 
 
-class Held(NamedTuple):
+class HeldPush(NamedTuple):
     push: messages.Push
     kept: Any
     """The part of its delta that the mean needs; None: it was refused."""
@@ -114,7 +114,7 @@ class PendingStep(NamedTuple):
     """The square of its norm."""
 
 
-def _names(held: Sequence[Held]) -> tuple[tuple[int, int, int], ...]:
+def _names(held: Sequence[HeldPush]) -> tuple[tuple[int, int, int], ...]:
     return tuple((h.push.slot, h.push.epoch, h.push.seq) for h in held)
 
 
@@ -142,27 +142,29 @@ class HoldingSide(ShardSide):
             return [push.outcome(LATE)]
         if push.is_part and not self.takes_parts:
             # Missing elements are indistinguishable from zeros; a second part would be too late.
-            return self._hold(Held(push, None, "it is only a part, and the mean is of whole ones"))
-        return self._hold(Held(push, self.mean.kept(delta)))
+            return self._hold(
+                HeldPush(push, None, "it is only a part, and the mean is of whole ones")
+            )
+        return self._hold(HeldPush(push, self.mean.kept(delta)))
 
     def left_out(self, push: messages.Push, reason: str) -> list[PushOutcome]:
         if absurd(push, self.shard.version) or not self._is_in_time(push):
             return super().left_out(push, reason)
-        return self._hold(Held(push, None, reason))
+        return self._hold(HeldPush(push, None, reason))
 
     @abstractmethod
     def _is_in_time(self, push: messages.Push) -> bool:
         """Whether a push is for this step or a later one, and its replica's first one for it."""
 
     @abstractmethod
-    def _hold(self, held: Held) -> list[PushOutcome]:
+    def _hold(self, held: HeldPush) -> list[PushOutcome]:
         """Hold the push, and make the step if it is complete."""
 
     @abstractmethod
     def _make_step(self) -> list[PushOutcome]:
         """Make the step, and later ones, if they are complete."""
 
-    def _may_update(self, clock: int, held: Sequence[Held]) -> bool:
+    def _may_update(self, clock: int, held: Sequence[HeldPush]) -> bool:
         """Whether the step of these pushes can be made. Where it is clipped by the norm of all
         shards, each needs to know that first, even a shard without any part of it.
         """
@@ -191,7 +193,7 @@ class HoldingSide(ShardSide):
         self._norm = clock, squared
         return self._make_step()
 
-    def _update(self, held: Sequence[Held]) -> list[PushOutcome]:
+    def _update(self, held: Sequence[HeldPush]) -> list[PushOutcome]:
         """Make this step with these pushes, in their order."""
         known, self._pending = self._pending, None
         if known is not None and known.of == _names(held):
@@ -207,7 +209,7 @@ class HoldingSide(ShardSide):
             self.mean.apply(mean, samples, norm)
         return [h.outcome(REFUSED if h.kept is None else APPLIED) for h in held]
 
-    def _mean_of_step(self, held: Sequence[Held]) -> tuple[Delta | None, int]:
+    def _mean_of_step(self, held: Sequence[HeldPush]) -> tuple[Delta | None, int]:
         """(the mean of these pushes, or None if none has samples; all samples)"""
         used = [h for h in held if h.kept is not None and self.mean.counts(h.push)]
         if not used:
@@ -219,7 +221,7 @@ class HoldingSide(ShardSide):
         is_due = self.shard.version % NOISE_EVERY == 0
         return is_due and self.measures_noise and self.mean.is_of_gradients
 
-    def _measure_noise(self, held: Sequence[Held], mean: Delta) -> None:
+    def _measure_noise(self, held: Sequence[HeldPush], mean: Delta) -> None:
         """All shards do so at the same steps."""
         used = [h for h in held if h.kept is not None and h.push.samples]
         squares = sum(squared_norm(h.kept) for h in used)
@@ -235,7 +237,7 @@ class Barrier(HoldingSide):
 
     def __init__(self, options: Options, shard: Shard) -> None:
         super().__init__(options, shard)
-        self._held: dict[tuple[int, int], Held] = {}
+        self._held: dict[tuple[int, int], HeldPush] = {}
         """(clock, slot) -> a push."""
 
     def _is_in_time(self, push: messages.Push) -> bool:
@@ -245,7 +247,7 @@ class Barrier(HoldingSide):
         is_over = push.clock < self.shard.version
         return not is_over and (push.clock, push.slot) not in self._held
 
-    def _hold(self, held: Held) -> list[PushOutcome]:
+    def _hold(self, held: HeldPush) -> list[PushOutcome]:
         self._held[held.push.clock, held.push.slot] = held
         return [held.outcome(HELD), *self._complete()]
 

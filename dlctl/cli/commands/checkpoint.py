@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from dlctl.cli.group import Group
+from dlctl.cli.group import CommandGroup
 from dlctl.cli.options import (
     OUTPUT,
     force_option,
@@ -33,7 +33,7 @@ TORCH_ENDINGS = (".pt", ".pth", ".bin")
 
 @click.group(
     "checkpoint",
-    Group,
+    CommandGroup,
     invoke_without_command=True,
     examples=[
         "dlctl checkpoint  # save now and wait until it is complete",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from dlctl.cli.group import Group
+from dlctl.cli.group import CommandGroup
 from dlctl.cli.options import (
     OUTPUT,
     force_option,
@@ -39,7 +39,7 @@ ANSWER_S = 60.0
 
 @click.group(
     "keys",
-    Group,
+    CommandGroup,
     examples=[
         "dlctl keys rotate  # new keys for all daemons, while the job continues",
         "dlctl keys reader bob.key  # a file that gives bob read-only access",

@@ -76,7 +76,7 @@ def command(ctx: click.Context, file: Path, fresh: bool) -> None:
         raise NotRunning(f"{snapshot.run_id} was {snapshot.state} before it had finished")
 
 
-def _attend(launched: Launched, progress: live.Progress) -> Snapshot:
+def _attend(launched: Launched, progress: live.ProgressLines) -> Snapshot:
     """From the start to the end: show warnings as they arrive, and the progress."""
     directory = launched.directory
     names = list(load(directory).roles())

@@ -32,7 +32,7 @@ def command(job: str | None) -> None:
     directory = select.look(job).directory
     from dlctl.observe import history, top
 
-    def look() -> top.View:
+    def look() -> top.TopView:
         snapshot = load(directory)
         found, trouble = None, ""
         try:
@@ -44,7 +44,7 @@ def command(job: str | None) -> None:
         rows = [row for row in snapshot.daemons if row.get("role") in ("server", "worker")]
         state, reason = snapshot.state, snapshot.reason
         problems = attention.errors(snapshot)
-        return top.View(
+        return top.TopView(
             snapshot.run_id, state, reason, snapshot.run, rows, found, trouble, problems
         )
 

@@ -29,7 +29,7 @@ from dlctl.util.text import escape_lines as escape_lines
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ConsoleOptions:
     """The global options, and --json."""
 
     color: str = "auto"
@@ -43,7 +43,7 @@ class Settings:
     """The result is for programs."""
 
 
-settings = Settings()
+settings = ConsoleOptions()
 ERASE = "\r\x1b[K"
 _live = ""
 """The line of progress on a terminal; see `put_live`."""
@@ -52,7 +52,7 @@ _live = ""
 def setup(**options: Any) -> None:
     """Replace `settings`; those not given have their defaults."""
     global settings
-    settings = Settings(**options)
+    settings = ConsoleOptions(**options)
     notes.listen(note, warn)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

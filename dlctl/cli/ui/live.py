@@ -31,11 +31,11 @@ FIELDS = (
 
 
 @contextmanager
-def progress() -> Iterator[Progress]:
+def progress() -> Iterator[ProgressLines]:
     """In the style that --progress requests, else in the one that stderr supports."""
     ways = {"tty": Bar, "quiet": Quiet, "json": Json}
     try:
-        yield ways.get(console.progress_style(), Progress)()
+        yield ways.get(console.progress_style(), ProgressLines)()
     finally:
         console.put_live("")
 
@@ -74,7 +74,7 @@ def text(shown: Mapping[str, Any]) -> str:
     return "  ".join(parts)
 
 
-class Progress:
+class ProgressLines:
     """A line at every change of the state or the evaluation, and every ten seconds."""
 
     every_s = 10.0
@@ -110,7 +110,7 @@ class Progress:
         console.write_err(text)
 
 
-class Json(Progress):
+class Json(ProgressLines):
     """The same as JSON lines, every second, for programs that read stderr."""
 
     every_s = 1.0
@@ -119,12 +119,12 @@ class Json(Progress):
         console.write_err(json.dumps({"schema": "dlctl.progress/1", **data}))
 
 
-class Quiet(Progress):
+class Quiet(ProgressLines):
     def _put(self, data: Mapping[str, Any], text: str) -> None:
         return
 
 
-class Bar(Progress):
+class Bar(ProgressLines):
     """One line that is redrawn, with a bar if the progress is known."""
 
     def phase(self, state: str, waiting: str, waited_s: float) -> None:

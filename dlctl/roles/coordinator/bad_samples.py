@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 
 from dlctl.errors import RemoteProtocolError
-from dlctl.roles.coordinator.records import History
+from dlctl.roles.coordinator.records import EventContext
 from dlctl.roles.coordinator.supply import DataSupply
 from dlctl.wire import messages as m
 
@@ -19,7 +19,7 @@ EPOCHS_KEPT = 2
 
 
 class BadSamples:
-    def __init__(self, context: History, data: DataSupply, most: int) -> None:
+    def __init__(self, context: EventContext, data: DataSupply, most: int) -> None:
         """most: samples of an epoch without which the run continues."""
         self.context = context
         self.data = data

@@ -26,11 +26,11 @@ from dlctl.roles.coordinator.records import (
     CheckpointBegun,
     CheckpointEnded,
     CompleteCheckpoint,
-    History,
+    EventContext,
     Owner,
     RecordCheckpoint,
 )
-from dlctl.roles.protocol.files import Transfers, Wanted, checkpoint_file, saved_file
+from dlctl.roles.protocol.files import Transfers, WantedFile, checkpoint_file, saved_file
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
 from dlctl.util.names import HOME_AGENT
 from dlctl.wire import messages as m
@@ -70,7 +70,7 @@ class _Current:
 @dataclass(eq=False)
 class Checkpointing(Owner):
     PERSISTED = frozenset({"number"})
-    context: History
+    context: EventContext
     members: Membership
     job: JobFile
     number: int
@@ -222,7 +222,7 @@ class Checkpointing(Owner):
         if agent == HOME_AGENT:
             self.transfers.check(file, saved.nbytes, saved.sha256, done, self._on_progress)
         else:
-            wanted = Wanted(file, saved.nbytes, saved.sha256)
+            wanted = WantedFile(file, saved.nbytes, saved.sha256)
             self.transfers.fetch(agent, wanted, done, now, self._on_progress)
 
     def _keep(self, saved: m.Saved) -> None:

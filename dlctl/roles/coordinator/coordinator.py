@@ -40,19 +40,19 @@ from dlctl.roles.coordinator.lead import MethodLead
 from dlctl.roles.coordinator.leases import Leases
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.norms import Norms
-from dlctl.roles.coordinator.peers import Peers
+from dlctl.roles.coordinator.peers import PeerLists
 from dlctl.roles.coordinator.persistence import Persistence
 from dlctl.roles.coordinator.quorum import Quorums
 from dlctl.roles.coordinator.records import (
     CheckpointBegun,
     CheckpointEnded,
-    History,
+    EventContext,
     KeyRenewed,
     LaunchAgent,
 )
 from dlctl.roles.coordinator.registration import Past, Registration
 from dlctl.roles.coordinator.remote_files import LogMirror
-from dlctl.roles.coordinator.requests import Clients, Requests
+from dlctl.roles.coordinator.requests import ClientRequests, Requests
 from dlctl.roles.coordinator.rotation import Rotation
 from dlctl.roles.coordinator.run_progress import RunProgress
 from dlctl.roles.coordinator.run_state import RunState
@@ -97,7 +97,7 @@ class Coordinator:
     def __init__(
         self, run_id: str, job: JobFile, keyring: Keyring, algorithm: Method, past: Past
     ) -> None:
-        self.context = context = History(job.timeouts.resend_s)
+        self.context = context = EventContext(job.timeouts.resend_s)
         self.members = members = Membership(
             placement.agents(job.places),
             placement.place(job),
@@ -109,7 +109,7 @@ class Coordinator:
         members.observe(self._restarts)
         self._unready = members.select(("_state", "asked_for_data"), _is_unready_worker)
         self.authz = Authz(context)
-        self.clients = Clients(context)
+        self.clients = ClientRequests(context)
         self.transfers = Transfers(context)
         self.mirror = LogMirror(context, members, past.logs)
         self.registration = Registration(run, past)
@@ -132,7 +132,7 @@ class Coordinator:
             Best.parse(job.checkpoints.best),
             of_average=job.average.evaluate,
         )  # fmt: skip
-        self.peers = Peers(run, self)
+        self.peers = PeerLists(run, self)
         self.groups = Groups(run, self, lambda: self.progress.steps)
         self.quorums = Quorums(run, self.lead.side)
         self.norms = Norms(run)

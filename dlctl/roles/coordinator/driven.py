@@ -23,9 +23,9 @@ from typing import Any
 from dlctl.algorithms.base import (
     BatchRequest,
     Change,
+    DriveSnapshot,
     Driving,
     Lead,
-    Snapshot,
     Sum,
     Table,
     VectorRequest,
@@ -219,7 +219,7 @@ class DrivenMethod:
 
     def _take(self, request: Driving) -> None:
         """Make this the current request; `advance` begins it."""
-        while isinstance(request, Snapshot):
+        while isinstance(request, DriveSnapshot):
             self.snapshot, self._results = self.lead.state(), []
             self._first = (self._number, self._clock)
             request = self._drives.send(None)

@@ -13,9 +13,9 @@ from dataclasses import astuple, dataclass, field
 
 from dlctl.records.best import Best, Target, available_metrics
 from dlctl.records.evaluated import Result
-from dlctl.records.memory import Entry, Evaluation, Fields, Finish, Memory, Work
+from dlctl.records.memory import Entry, EvaluationMemory, Fields, Finish, Memory, Work
 from dlctl.roles.coordinator.membership import Daemon, Membership
-from dlctl.roles.coordinator.records import History, Owner
+from dlctl.roles.coordinator.records import EventContext, Owner
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
 from dlctl.util import values
 from dlctl.wire import messages as m
@@ -42,7 +42,7 @@ class Asked:
 @dataclass(eq=False)
 class Evaluations(Owner):
     PERSISTED = frozenset({"newest", "asked", "has_finish", "finishes", "finished"})
-    context: History
+    context: EventContext
     members: Membership
     steps_done: Callable[[], int]
     target: Target | None = None
@@ -78,7 +78,7 @@ class Evaluations(Owner):
     def memory(self) -> Iterator[Entry | Fields]:
         newest, asked = self.newest, self.asked
         yield Fields(Work, {"evaluation": None if newest is None else newest.to_json()})
-        yield Fields(Evaluation, {"asked": None if asked is None else list(astuple(asked))})
+        yield Fields(EvaluationMemory, {"asked": None if asked is None else list(astuple(asked))})
         finish = Finish(self.finishes, self.finished) if self.has_finish else None
         yield Entry(Finish.KEY, finish)
 
@@ -93,7 +93,7 @@ class Evaluations(Owner):
     @staticmethod
     def interrupted(memory: Memory) -> Asked | None:
         """The evaluation that an earlier coordinator has begun, for `go_on`."""
-        was = memory.piece(Evaluation)
+        was = memory.piece(EvaluationMemory)
         return Asked(*was.asked) if was and was.asked else None
 
     @property

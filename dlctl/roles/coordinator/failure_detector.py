@@ -21,7 +21,7 @@ from dlctl.roles.coordinator.frozen import FrozenParameters
 from dlctl.roles.coordinator.host_failures import HostFailures
 from dlctl.roles.coordinator.leases import Leases
 from dlctl.roles.coordinator.membership import Daemon
-from dlctl.roles.coordinator.run_state import Part
+from dlctl.roles.coordinator.run_state import CoordinatorPart
 from dlctl.roles.coordinator.scaling import Scaling
 from dlctl.roles.coordinator.selections import ByContact, Due
 from dlctl.roles.protocol.context import EXIT_FENCED, EXIT_POISONED
@@ -66,7 +66,7 @@ def _why(daemon: Daemon, said: str) -> str:
 
 
 @dataclass(eq=False)
-class FailureDetector(Part):
+class FailureDetector(CoordinatorPart):
     leases: Leases
     evaluations: Evaluations
     checkpointing: Checkpointing

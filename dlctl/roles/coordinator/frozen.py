@@ -18,8 +18,8 @@ from dlctl.model.flat import Layout
 from dlctl.records.memory import Entry, Memory
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.records import Owner
-from dlctl.roles.coordinator.run_state import Part
-from dlctl.roles.protocol.files import Transfers, Wanted
+from dlctl.roles.coordinator.run_state import CoordinatorPart
+from dlctl.roles.protocol.files import Transfers, WantedFile
 from dlctl.util.names import HOME_AGENT
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Peer
@@ -27,7 +27,7 @@ from dlctl.wire.messages import Json
 
 
 @dataclass(eq=False)
-class FrozenParameters(Part, Owner):
+class FrozenParameters(CoordinatorPart, Owner):
     PERSISTED = frozenset({"part"})
     transfers: Transfers
     part: Json | None
@@ -113,7 +113,7 @@ class FrozenParameters(Part, Owner):
         elif agent == HOME_AGENT:
             self._on_there(message, agent, "", now)
         else:
-            wanted = Wanted(message.file, message.nbytes, message.sha256)
+            wanted = WantedFile(message.file, message.nbytes, message.sha256)
             self.transfers.fetch(agent, wanted, partial(self._on_there, message, agent), now)
 
     def _on_there(self, message: m.FrozenKept, agent: str, error: str, now: float) -> None:

@@ -19,7 +19,7 @@ from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.leases import Leases
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.remote_files import LogMirror
-from dlctl.roles.coordinator.run_state import Part
+from dlctl.roles.coordinator.run_state import CoordinatorPart
 from dlctl.roles.protocol.effects import AgentWaits, HostsTaken
 from dlctl.roles.protocol.files import Transfers
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
@@ -30,7 +30,7 @@ from dlctl.wire.messages import ProcessExited
 
 
 @dataclass(eq=False)
-class HostFailures(Part):
+class HostFailures(CoordinatorPart):
     leases: Leases
     evaluations: Evaluations
     checkpointing: Checkpointing

@@ -16,7 +16,12 @@ from types import MappingProxyType
 
 from dlctl.records.memory import DAEMON, Entry, Memory
 from dlctl.roles.coordinator import crash_loops, daemon_states
-from dlctl.roles.coordinator.selections import Changes, Observed, Observer, Selection
+from dlctl.roles.coordinator.selections import (
+    ChangedDaemons,
+    MembershipObserver,
+    Observed,
+    Selection,
+)
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.util.names import HOME_AGENT
 from dlctl.util.text import NO_WORKER
@@ -255,7 +260,7 @@ class Membership:
         """To be changed by the methods of this class only."""
         self._takes_workers = takes_workers
         self._places = count()
-        self._observers: dict[str, list[Observer]] = {}
+        self._observers: dict[str, list[MembershipObserver]] = {}
         """Attribute of a daemon -> the observers of its changes."""
         self._roles = {role: self.select((), partial(_has_role, role), _index) for role in ROLES}
         self._live = self.select(("_state", "asked_for_data", "drained"), _is_live, _index)
@@ -280,13 +285,13 @@ class Membership:
         self.observe(selection)
         return selection
 
-    def follow(self, fields: Collection[str], role: str = "") -> Changes[Daemon]:
+    def follow(self, fields: Collection[str], role: str = "") -> ChangedDaemons[Daemon]:
         """From now on the daemons of a role whose attributes have changed; first all of them."""
-        changes = Changes[Daemon](fields, role)
+        changes = ChangedDaemons[Daemon](fields, role)
         self.observe(changes)
         return changes
 
-    def observe(self, observer: Observer) -> None:
+    def observe(self, observer: MembershipObserver) -> None:
         for name in (*observer.fields, _EXISTS):
             self._observers.setdefault(name, []).append(observer)
         for daemon in self.daemons.values():

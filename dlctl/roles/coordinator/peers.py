@@ -42,7 +42,7 @@ PAUSE_S = 0.002
 _SHOWN = ("_state", "model_ready", "drained", "term", "address", "asked_for_data")
 
 
-class Peers:
+class PeerLists:
     def __init__(self, run: RunState, control: Control) -> None:
         self.run = run
         self.control = control

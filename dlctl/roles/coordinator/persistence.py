@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from dlctl.records.memory import DAEMON, Clock, End, Entry, Memory, Record, Run
+from dlctl.records.memory import DAEMON, Clock, End, Entry, Memory, MemoryRecord, RunMemory
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.evaluation import Evaluations
@@ -36,7 +36,7 @@ from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.records import Remember, Remembers
 from dlctl.roles.coordinator.registration import Past, Registration
 from dlctl.roles.coordinator.rotation import Rotation
-from dlctl.roles.coordinator.run_state import Part
+from dlctl.roles.coordinator.run_state import CoordinatorPart
 from dlctl.roles.coordinator.scaling import Scaling
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.util.names import HOME_AGENT
@@ -57,7 +57,7 @@ UNWRITTEN_S_MIN = 3.0
 
 
 @dataclass(eq=False)
-class Persistence(Part):
+class Persistence(CoordinatorPart):
     past: Past
     parts: Sequence[Remembers]
     """Restored in this order."""
@@ -68,7 +68,7 @@ class Persistence(Part):
     checkpointing: Checkpointing
     scaling: Scaling
     rotation: Rotation
-    _record: Record = field(default_factory=Record, init=False)
+    _record: MemoryRecord = field(default_factory=MemoryRecord, init=False)
 
     # ------------------------------------------------------------ writing
 
@@ -93,7 +93,7 @@ class Persistence(Part):
     def go_on(self, now: float) -> None:
         """Recover from the state that a dead coordinator has persisted."""
         memory = Memory(self.past.memory)
-        was = memory.piece(Run) or Run()
+        was = memory.piece(RunMemory) or RunMemory()
         self._restore(memory, now)
         if memory.has_released:
             clock = memory.piece(Clock) or Clock()
@@ -136,7 +136,7 @@ class Persistence(Part):
 
     def _restore(self, memory: Memory, now: float) -> None:
         # All is written once more: `Lasting` learns from the first records what is on record.
-        self._record = Record(memory.stored)
+        self._record = MemoryRecord(memory.stored)
         for part in self.parts:
             part.recall(memory, now)
         for name, daemon in self.run.members.daemons.items():
@@ -252,6 +252,6 @@ def corrected(memory: Mapping[str, Any], recovery: Mapping[str, list[str]]) -> d
             changed[key] = {**row, "registered": False}
     workers = {key: row for key, row in rows.items() if row.get("role") == "worker"}
     lost = {key: row for key, row in workers.items() if row.get("state") == "quarantined"}
-    if lost == workers or (before.piece(Run) or Run()).state == "failed":
+    if lost == workers or (before.piece(RunMemory) or RunMemory()).state == "failed":
         changed |= {key: {**row, "state": "stopped"} for key, row in lost.items()}
     return changed

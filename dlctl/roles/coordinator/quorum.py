@@ -36,7 +36,7 @@ ROUNDING_S = 1e-6
 """At a deadline the time since it was set may be rounded down."""
 
 
-class Report(NamedTuple):
+class HoldingReport(NamedTuple):
     """The newest report of a shard."""
 
     generation: int
@@ -58,7 +58,7 @@ class Quorums(Owner):
         """The newest decision."""
         self._is_new = True
         """Which of these processes have died was not looked up yet."""
-        self._reports: dict[int, Report] = {}
+        self._reports: dict[int, HoldingReport] = {}
         """By shard."""
         self._is_news = False
         """Whether a report has changed since the last decision."""
@@ -79,7 +79,7 @@ class Quorums(Owner):
         if server.peer != peer or not is_current(server, message.generation):
             return  # Its connection is new: its next report identifies it.
         pushes = frozenset((c, slot, epoch, n) for c, slot, epoch, n in rows_in(message.pushes, 4))
-        report = Report(message.generation, message.number, message.clock, pushes)
+        report = HoldingReport(message.generation, message.number, message.clock, pushes)
         before = self._reports.get(message.shard)
         if before is not None and report[:2] < before[:2]:
             return
@@ -141,7 +141,7 @@ class Quorums(Owner):
         self.newest, self._is_new = Quorum(clock, used), True
         self._to_notify.update(self._reports)
 
-    def _is_under_way(self, known: Sequence[Report]) -> bool:
+    def _is_under_way(self, known: Sequence[HoldingReport]) -> bool:
         """Whether a shard has not made the step of the newest decision."""
         return self.newest is not None and any(
             report.clock <= self.newest.clock for report in known

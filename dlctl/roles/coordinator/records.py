@@ -66,7 +66,7 @@ class AddMetric(Effect):
 
 
 @record
-class Snapshot(Effect):
+class StatusSnapshot(Effect):
     """The state that `status` shows: keys of the run, and one object per daemon."""
 
     run: Json
@@ -178,7 +178,7 @@ class Owner:
         raise NotImplementedError
 
 
-class History(Context):
+class EventContext(Context):
     """The coordinator's context, which also records events."""
 
     unwritten = ""

@@ -1,7 +1,7 @@
 """Requests of the command line: stop, set, checkpoint, scale, restart, rotate.
 
 And status, for clients that cannot read the run's files. A client resends a request under one
-number until it gets an answer; each request is executed once (`Clients`).
+number until it gets an answer; each request is executed once (`ClientRequests`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dlctl.errors import DlctlError
 from dlctl.roles.coordinator import shutdown
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.rotation import Rotation
-from dlctl.roles.coordinator.run_state import Part
+from dlctl.roles.coordinator.run_state import CoordinatorPart
 from dlctl.roles.coordinator.scaling import Scaling
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.coordinator.status import StatusReport
@@ -30,12 +30,12 @@ ANSWERS_KEPT = 256
 NOT_VALID = (TypeError, ValueError, OverflowError, KeyError, AttributeError)
 """What a request raises whose arguments are missing or of another type; OverflowError: int(inf)."""
 Verb = Callable[[Request, float], Json | bytes | None]
-"""Executes a request. Returns its result, or None if that follows by `Clients.answer`; that of a
-read-only request as `Reply.data`.
+"""Executes a request. Returns its result, or None if that follows by `ClientRequests.answer`; that
+of a read-only request as `Reply.data`.
 """
 
 
-class Clients:
+class ClientRequests:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.verbs: dict[str, Verb] = {}
@@ -106,8 +106,8 @@ assembles; no daemon can report so much.
 
 
 @dataclass(eq=False)
-class Requests(Part):
-    clients: Clients
+class Requests(CoordinatorPart):
+    clients: ClientRequests
     _: KW_ONLY
     status: StatusReport
     settings: SettingChanges

@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 
 from dlctl.errors import DlctlError
 from dlctl.roles.coordinator.records import KeyRenewed, RenewKey
-from dlctl.roles.coordinator.run_state import Part
+from dlctl.roles.coordinator.run_state import CoordinatorPart
 from dlctl.roles.coordinator.scaling import RESTART, Scaling
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.wire.messages import Json, Request
 
 
 @dataclass(eq=False)
-class Rotation(Part):
+class Rotation(CoordinatorPart):
     answer: Callable[[int, bool, str, Json], None]
     """`Clients.answer`."""
     scaling: Scaling

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from dlctl.records.memory import Entry, Evaluation, Fields, Memory, Work
+from dlctl.records.memory import Entry, EvaluationMemory, Fields, Memory, Work
 from dlctl.roles.coordinator.lead import MethodLead
 from dlctl.roles.coordinator.records import Owner
 from dlctl.roles.coordinator.run_state import RunState
@@ -127,14 +127,14 @@ class RunProgress(Owner):
 
     def memory(self) -> Iterator[Entry | Fields]:
         yield Fields(Work, {"steps": self.steps, "samples": self.samples, "loss": self.loss})
-        yield Fields(Evaluation, {"since": self.evaluated_at})
+        yield Fields(EvaluationMemory, {"since": self.evaluated_at})
         yield Entry("metrics", dict(self.metrics))
 
     def recall(self, memory: Memory, now: float) -> None:
         work = memory.work
         self.steps, self.samples, self.loss = work.steps, work.samples, work.loss
         self.metrics = dict(memory.value("metrics", {}))
-        self.evaluated_at = (memory.piece(Evaluation) or Evaluation()).since
+        self.evaluated_at = (memory.piece(EvaluationMemory) or EvaluationMemory()).since
 
 
 def _means(done: m.PortionDone) -> dict[str, float]:

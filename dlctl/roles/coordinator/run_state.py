@@ -12,9 +12,9 @@ from typing import Protocol
 from dlctl.algorithms.base import Method
 from dlctl.errors import DlctlError
 from dlctl.job.config import JobFile
-from dlctl.records.memory import Entry, Memory, Run
+from dlctl.records.memory import Entry, Memory, RunMemory
 from dlctl.roles.coordinator.membership import Daemon, Membership
-from dlctl.roles.coordinator.records import History, Owner
+from dlctl.roles.coordinator.records import EventContext, Owner
 from dlctl.roles.coordinator.shutdown import RunShutdown
 from dlctl.roles.protocol.keyring import Keyring
 from dlctl.wire.messages import Json
@@ -77,7 +77,7 @@ class RunState(Owner):
     """With the batch size, once it is found."""
     algorithm: Method
     keyring: Keyring
-    context: History
+    context: EventContext
     members: Membership
     state: str = field(default="pending", init=False)
     reason: str = field(default="", init=False)
@@ -94,7 +94,7 @@ class RunState(Owner):
     def memory(self) -> Iterator[Entry]:
         yield Entry("keys", self.keyring.fingerprint)
         released = None if self.released_at is None else True
-        yield Entry(Run.KEY, Run(self.state, self.reason, released))
+        yield Entry(RunMemory.KEY, RunMemory(self.state, self.reason, released))
 
     def recall(self, memory: Memory, now: float) -> None:
         """Which state follows on a restart depends on other parts, too (`Persistence.go_on`)."""
@@ -114,14 +114,14 @@ class RunState(Owner):
 
 
 @dataclass(eq=False)
-class Part:
+class CoordinatorPart:
     """A part of the coordinator that acts on the run as a whole."""
 
     run: RunState
     control: Control
 
     @property
-    def context(self) -> History:
+    def context(self) -> EventContext:
         return self.run.context
 
     @property

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from dlctl.errors import DlctlError
 from dlctl.roles.coordinator.leases import Leases
 from dlctl.roles.coordinator.membership import Daemon
-from dlctl.roles.coordinator.run_state import Part
+from dlctl.roles.coordinator.run_state import CoordinatorPart
 from dlctl.roles.coordinator.scaled_rate import ScaledRate
 from dlctl.util.names import HOME_AGENT
 from dlctl.wire import messages as m
@@ -26,7 +26,7 @@ RESTART, REMOVAL = "restart", "removal"
 
 
 @dataclass(eq=False)
-class Scaling(Part):
+class Scaling(CoordinatorPart):
     leases: Leases
     rate: ScaledRate
     _hands_over: str = field(default="", init=False)

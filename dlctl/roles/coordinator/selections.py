@@ -2,7 +2,7 @@
 
 A run may have a thousand workers, and each of them reports every second. So no event may look at
 all daemons: a part of the coordinator that needs those in some state has a `Selection` of them, and
-one that needs to know what has changed has `Changes`. `Membership` updates both.
+one that needs to know what has changed has `ChangedDaemons`. `Membership` updates both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Observed:
     """A daemon that tells its observers which of its attributes has changed."""
 
     __slots__ = ("_observers",)
-    _observers: Mapping[str, Sequence[Observer]]
+    _observers: Mapping[str, Sequence[MembershipObserver]]
     name: str
     role: str
     place: int
@@ -34,7 +34,7 @@ class Observed:
         object.__setattr__(self, "_observers", {})
         return self
 
-    def observed_by(self, observers: Mapping[str, Sequence[Observer]]) -> None:
+    def observed_by(self, observers: Mapping[str, Sequence[MembershipObserver]]) -> None:
         """observers: attribute -> those that are notified; more of them may come."""
         object.__setattr__(self, "_observers", observers)
 
@@ -50,7 +50,7 @@ class Observed:
                 observer.update(self)
 
 
-class Observer(Protocol):
+class MembershipObserver(Protocol):
     """Is notified by `Membership`."""
 
     @property
@@ -109,7 +109,7 @@ class Selection(Generic[D]):
         return self._found[:count]
 
 
-class Changes(Generic[D]):
+class ChangedDaemons(Generic[D]):
     """The daemons with changes since they were last taken."""
 
     def __init__(self, fields: Collection[str], role: str = "") -> None:

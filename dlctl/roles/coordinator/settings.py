@@ -15,7 +15,7 @@ from typing import Any
 from dlctl.errors import NotFound, RemoteProtocolError, UsageError
 from dlctl.job.settings import EVERY_RUN, LiveSettings
 from dlctl.roles.coordinator.membership import Daemon, Membership
-from dlctl.roles.coordinator.records import History
+from dlctl.roles.coordinator.records import EventContext
 from dlctl.util.did_you_mean import did_you_mean
 from dlctl.util.names import COORDINATOR
 from dlctl.wire import messages as m
@@ -42,7 +42,7 @@ class _Change:
 
 @dataclass(eq=False)
 class SettingChanges:
-    context: History
+    context: EventContext
     members: Membership
     live: LiveSettings = EVERY_RUN
     """What may change in this job."""

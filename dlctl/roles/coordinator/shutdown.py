@@ -24,7 +24,7 @@ from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import SAVE_S_MAX, Checkpointing
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.membership import Daemon, Membership
-from dlctl.roles.coordinator.records import History, Owner, PutOnRecord
+from dlctl.roles.coordinator.records import EventContext, Owner, PutOnRecord
 from dlctl.roles.coordinator.remote_files import LogMirror
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
 from dlctl.util.text import KILLED
@@ -70,7 +70,7 @@ class RunShutdown(Owner):
     steps: list[str]
     """The current step and those that follow; initially those of the first four that apply."""
     grace_s: float
-    context: History
+    context: EventContext
     members: Membership
     evaluations: Evaluations
     checkpointing: Checkpointing

@@ -18,9 +18,9 @@ from dlctl.roles.coordinator.failure_detector import FailureDetector
 from dlctl.roles.coordinator.lead import MethodLead
 from dlctl.roles.coordinator.leases import Leases
 from dlctl.roles.coordinator.membership import Daemon
-from dlctl.roles.coordinator.records import AddMetric, Snapshot
+from dlctl.roles.coordinator.records import AddMetric, StatusSnapshot
 from dlctl.roles.coordinator.run_progress import RunProgress
-from dlctl.roles.coordinator.run_state import Part, RunState
+from dlctl.roles.coordinator.run_state import CoordinatorPart, RunState
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.coordinator.supply import DataSupply
 from dlctl.roles.protocol.meters import Pace
@@ -113,7 +113,7 @@ class StatusReport:
         more = len(self.run.members.daemons) - SMALL
         self._pause_until = now + min(max(0, more) * PAUSE_S, REPORT_S)
         run, daemons = self.look(now)
-        self.run.context.do(Snapshot(run, daemons))
+        self.run.context.do(StatusSnapshot(run, daemons))
         is_last = not self._has_last_row and self._is_done()
         if is_last or (self.run.is_working and now >= self._row_due_at):
             self._row_due_at, self._has_last_row = now + ROW_S, is_last
@@ -255,7 +255,7 @@ class StatusReport:
 
 
 @dataclass(eq=False)
-class Reports(Part):
+class Reports(CoordinatorPart):
     leases: Leases
     evaluations: Evaluations
     failure_detector: FailureDetector

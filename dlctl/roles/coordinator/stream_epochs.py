@@ -7,7 +7,7 @@ from typing import Any
 
 from dlctl.roles.coordinator.data_pool import DONE, UNKNOWN
 from dlctl.roles.coordinator.holders import Key
-from dlctl.roles.coordinator.stream_passes import Cut, Pass, Shard
+from dlctl.roles.coordinator.stream_passes import Pass, PortionSizes, StreamShard
 
 _COMPLETE, _FIRST_SHARD = -1, -2
 """In place of a portion's number: the whole data epoch; the state of shard 0 (of shard n:
@@ -17,7 +17,7 @@ _NEW, _EMPTY = (0, 0, UNKNOWN, ()), (0, 0, 0, ())
 
 
 class StreamEpochs:
-    def __init__(self, cut: Cut, changed: dict[Key, None]) -> None:
+    def __init__(self, cut: PortionSizes, changed: dict[Key, None]) -> None:
         """changed: gets what has to be recorded again."""
         self.cut = cut
         self._changed = changed
@@ -146,7 +146,7 @@ class StreamEpochs:
                 self.complete[epoch] = (known[0], known[1])
             elif portion < 0:
                 shards = self.open.setdefault(epoch, Pass(self.cut))
-                shards.set(_FIRST_SHARD - portion, Shard(*known))
+                shards.set(_FIRST_SHARD - portion, StreamShard(*known))
             else:
                 portions[epoch, portion] = known
         for epoch in self.complete:

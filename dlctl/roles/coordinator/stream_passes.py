@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from dlctl.roles.coordinator.data_pool import UNKNOWN
 
 
-class Cut(NamedTuple):
+class PortionSizes(NamedTuple):
     """How the shards are cut into portions, and portions into steps."""
 
     shards: int
@@ -26,7 +26,7 @@ class Cut(NamedTuple):
         return -(-samples // self.step_samples)
 
 
-class Limits(NamedTuple):
+class PortionLimits(NamedTuple):
     """Of the run, rounded up to portions."""
 
     samples: float = math.inf
@@ -35,7 +35,7 @@ class Limits(NamedTuple):
     def are_reached(self, samples: int, steps: int) -> bool:
         return samples >= self.samples or steps >= self.steps
 
-    def left(self, samples: int, steps: int, cut: Cut) -> float:
+    def left(self, samples: int, steps: int, cut: PortionSizes) -> float:
         """Portions that are left after so many samples and steps."""
         n = cut.portion_samples
         return min((self.samples - samples) / n, (self.steps - steps) / cut.steps(n))
@@ -48,7 +48,7 @@ class Limits(NamedTuple):
 
 
 @dataclass(slots=True)
-class Shard:
+class StreamShard:
     base: int = 0
     """Samples before its first portion: they were done in portions of another size."""
     next: int = 0
@@ -66,23 +66,23 @@ class Shard:
 
 
 class Pass:
-    def __init__(self, cut: Cut) -> None:
+    def __init__(self, cut: PortionSizes) -> None:
         self.cut = cut
-        self.shards = [Shard() for _ in range(cut.shards)]
+        self.shards = [StreamShard() for _ in range(cut.shards)]
         self.outstanding = 0
         """Portions that are leased or returned and do not begin behind the end of their shard."""
         self._outstanding: dict[int, set[int]] = {}
         """Shard -> indices of these portions."""
         self._incomplete = set(range(cut.shards))
 
-    def set(self, number: int, shard: Shard) -> None:
+    def set(self, number: int, shard: StreamShard) -> None:
         """A shard is as a predecessor has recorded it."""
         self.shards[number] = shard
         self._check(number)
 
     # ------------------------------------------------------------ portions
 
-    def place(self, portion: int) -> tuple[Shard, int]:
+    def place(self, portion: int) -> tuple[StreamShard, int]:
         """The shard of a portion, and the portion's index there."""
         return self.shards[portion % self.cut.shards], portion // self.cut.shards
 
@@ -197,11 +197,11 @@ class Pass:
         """Samples of a portion; its full size while the end of the shard is unknown."""
         return self._length(*self.place(portion))
 
-    def _length(self, shard: Shard, index: int) -> int:
+    def _length(self, shard: StreamShard, index: int) -> int:
         n = self.cut.portion_samples
         return n if shard.end == UNKNOWN else max(0, min(shard.end - shard.base - index * n, n))
 
-    def _counted(self, shard: Shard) -> tuple[int, int]:
+    def _counted(self, shard: StreamShard) -> tuple[int, int]:
         n = self.cut.portion_samples
         most = n * shard.done_to
         if shard.end != UNKNOWN:

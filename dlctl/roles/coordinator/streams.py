@@ -21,7 +21,7 @@ from dlctl.errors import RemoteProtocolError
 from dlctl.roles.coordinator.data_pool import DONE, RETURNED, UNKNOWN, DataPool, Range
 from dlctl.roles.coordinator.holders import Key
 from dlctl.roles.coordinator.stream_epochs import StreamEpochs
-from dlctl.roles.coordinator.stream_passes import Cut, Limits, Readers
+from dlctl.roles.coordinator.stream_passes import PortionLimits, PortionSizes, Readers
 from dlctl.wire.messages import Json
 
 
@@ -32,8 +32,8 @@ class StreamPool(DataPool):
     ) -> None:  # fmt: skip
         """order: the shards in the order in which they are begun; (): by their numbers."""
         super().__init__(portion_samples)
-        self.cut = Cut(shards, portion_samples, step_samples)
-        self.limits = Limits(samples_max, steps_max)
+        self.cut = PortionSizes(shards, portion_samples, step_samples)
+        self.limits = PortionLimits(samples_max, steps_max)
         self.order = order or range(shards)
         self.epochs = StreamEpochs(self.cut, self.changed)
         self._readers = Readers(self.order)

@@ -42,7 +42,7 @@ _SENDERS: tuple[tuple[tuple[str, ...], str, tuple[type[m.Message], ...]], ...] =
     ((WORKER,), "{0.name}", (m.ModelReady, m.FrozenKept, m.Evaluated, m.Drained, m.GroupNoted)),
     ((WORKER,), "worker-{0.slot}", (
         m.Listening, m.LeaseRequest, m.PortionDone, m.SampleFailed, m.Join, m.Initialise,
-        m.Push, m.Fetch, m.FetchRows, m.PushBuffers, m.FetchBuffers, m.GroupBroken, m.Ask,
+        m.Push, m.Fetch, m.FetchRows, m.PushBuffers, m.FetchBuffers, m.GroupBroken, m.PeerRequest,
     )),
     ((SERVER,), "{0.name}", (m.Serving,)),
     ((SERVER,), "server-{0.shard}", (m.VectorResult, m.Holding, m.NormPart)),

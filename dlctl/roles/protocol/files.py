@@ -84,7 +84,7 @@ class RemoveCopy(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedFile:
     """A file to be fetched."""
 
     file: str
@@ -152,7 +152,7 @@ class StillReading(Event):
 class FilesMissing(Event):
     """Answer to `LoadArrays` on another host: these files have to be fetched first."""
 
-    files: tuple[Wanted, ...]
+    files: tuple[WantedFile, ...]
 
 
 # ---------------------------------------------------------------- mirrors of growing files
@@ -207,7 +207,7 @@ Progress = Callable[[float], None]
 @dataclass(slots=True)
 class _Transfer:
     peer: str
-    wanted: Wanted
+    wanted: WantedFile
     done: Done
     progress: Progress
     nbytes: int | None
@@ -236,7 +236,12 @@ class Transfers:
         self._numbers = RequestNumbers()
 
     def fetch(
-        self, peer: str, wanted: Wanted, done: Done, now: float, progress: Progress | None = None
+        self,
+        peer: str,
+        wanted: WantedFile,
+        done: Done,
+        now: float,
+        progress: Progress | None = None,
     ) -> None:
         """Fetch a file from `peer`; `done` is called once, unless it is cancelled."""
         self.cancel(wanted.file)
@@ -252,7 +257,7 @@ class Transfers:
 
     def check(self, file: str, nbytes: int, sha256: str, done: Done, progress: Progress) -> None:
         """Verify a file that another process on this host wrote, as if it had been fetched."""
-        wanted = Wanted(file, nbytes, sha256)
+        wanted = WantedFile(file, nbytes, sha256)
         self._in_flight[file] = _Transfer("", wanted, done, progress, nbytes)
         self.context.do(CheckFile(file, nbytes, sha256))
 

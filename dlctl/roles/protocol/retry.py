@@ -19,9 +19,9 @@ from itertools import count
 
 from dlctl.util.deadlines import Deadlines
 from dlctl.wire.machine import Send
-from dlctl.wire.messages import Ask, Message, ReadFile, Register
+from dlctl.wire.messages import Message, PeerRequest, ReadFile, Register
 
-APART = (Ask, ReadFile, Register)
+APART = (PeerRequest, ReadFile, Register)
 """They are answered between two steps, or once a disk has done something: their round trips are
 measured apart from those of all other messages."""
 BACKOFF_MAX = 4

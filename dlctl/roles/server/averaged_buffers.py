@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dlctl.model.flat import AVERAGED, Entry, Layout
+from dlctl.model.flat import AVERAGED, Layout, TensorEntry
 from dlctl.wire.messages import Array
 
 FORGET_AFTER = 4
@@ -102,7 +102,7 @@ def largest_values(layout: Layout) -> Array:
     return _per_element(layout, lambda entry: _LARGEST.get(entry.dtype, _FLOAT64_MAX))
 
 
-def _per_element(layout: Layout, value_of: Callable[[Entry], float]) -> Array:
+def _per_element(layout: Layout, value_of: Callable[[TensorEntry], float]) -> Array:
     entries = [entry for entry in layout.entries if entry.kind == AVERAGED]
     parts = [np.full(entry.size, value_of(entry)) for entry in entries]
     return np.concatenate(parts or [np.zeros(0)])

@@ -27,7 +27,7 @@ from dataclasses import fields, replace
 import numpy as np
 
 from dlctl.roles.protocol.context import Context
-from dlctl.shards.log import Write
+from dlctl.shards.log import LogWrite
 from dlctl.util.record import record
 from dlctl.wire.machine import Effect, Event, Exit, Peer, Send
 from dlctl.wire.messages import Buffers, Message, Parameters, Report, SparseParameters
@@ -45,7 +45,7 @@ class Commit(Effect):
 
     number: int
     """1, 2, 3 ... of this process."""
-    write: Write
+    write: LogWrite
 
 
 @record
@@ -70,7 +70,7 @@ class Commits:
         self.is_ending = False
         """Whether the exit of the process is among that."""
 
-    def begin(self, write: Write | None, *, in_order: bool = False) -> None:
+    def begin(self, write: LogWrite | None, *, in_order: bool = False) -> None:
         """A table was committed; None: it is durable. in_order: it depends on commits of other
         tables before it, or others after it depend on it.
         """

@@ -48,7 +48,7 @@ from dlctl.roles.server.reporting import Reporting
 from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.server.table_shard import TableShard
 from dlctl.shards.base import Extras, Shard, Spec, Storages, W
-from dlctl.shards.errors import Diverged, Held, NoRoom
+from dlctl.shards.errors import Diverged, NoRoom, StateHeld
 from dlctl.shards.memory import InMemory
 from dlctl.shards.rows import RowSlice, RowTables
 from dlctl.util.names import WAITS_FOR_SPACE
@@ -316,7 +316,7 @@ class Server:
             return
         # The shard cannot move: another place would not have its state.
         hint = "free some space there; the server keeps retrying" if waits else None
-        is_fatal = not (waits or isinstance(error, Held))
+        is_fatal = not (waits or isinstance(error, StateHeld))
         words = self.context.fail(self.birth.name, error, hint, is_fatal=is_fatal)
         if not waits:
             self.context.do(Exit(1, words))

@@ -21,7 +21,7 @@ from dlctl.roles.protocol.token import is_genuine
 from dlctl.roles.server.averaged_buffers import AveragedBuffers, fit_their_dtypes
 from dlctl.roles.server.dedup import NEW
 from dlctl.roles.server.table_shard import TableShard
-from dlctl.roles.server.vectors import Vectors
+from dlctl.roles.server.vectors import ShardVectors
 from dlctl.shards.base import Extras
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Peer
@@ -55,7 +55,7 @@ class ShardProtocol:
             table.peers, table.rates = self._peers, self.rates
         self.shard, self.side = self.parameters.shard, self.parameters.side
         """Of the parameters."""
-        self.vectors = Vectors(self.tables)
+        self.vectors = ShardVectors(self.tables)
 
     def metrics(self, now: float) -> dict[str, Any]:
         refused = sum((table.refused for table in self.tables), Counter())

@@ -29,7 +29,7 @@ OPS_MAX = 4096
 """Per message: the maximum length of a list on the wire."""
 
 
-class Vectors:
+class ShardVectors:
     def __init__(self, tables: Sequence[TableShard]) -> None:
         self._tables: Mapping[str, TableShard] = {table.declared.name: table for table in tables}
 

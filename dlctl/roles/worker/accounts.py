@@ -11,7 +11,7 @@ from dlctl.roles.worker.leases import Portions
 from dlctl.roles.worker.links import Links
 from dlctl.roles.worker.pacing import Pacing
 from dlctl.roles.worker.progress import Progress
-from dlctl.roles.worker.settings import Terms
+from dlctl.roles.worker.settings import WorkTerms
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -26,7 +26,7 @@ class Accounts:
     """Of the whole run."""
 
     @classmethod
-    def opened(cls, links: Links, terms: Terms, side: ReplicaSide) -> Accounts:
+    def opened(cls, links: Links, terms: WorkTerms, side: ReplicaSide) -> Accounts:
         """Of a replica that has done nothing yet."""
         return cls(
             Portions(terms.batch_size, terms.lease_ahead_s),

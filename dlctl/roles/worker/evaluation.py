@@ -25,7 +25,7 @@ ANSWER_S = 60.0
 """Timeout for the models of the other replicas; the mean is over those that arrived."""
 
 
-class Mean:
+class ModelMean:
     """Mean of the models of all replicas, accumulated in float64."""
 
     def __init__(self, replica: Evaluable, now: float) -> None:
@@ -63,7 +63,7 @@ class Mean:
 
 
 @dataclass(slots=True)
-class Evaluation:
+class RunningEvaluation:
     """The current one."""
 
     number: int
@@ -71,7 +71,7 @@ class Evaluation:
     """The model fetched from the servers; None: the replica's own is evaluated, or the mean."""
     finish_with: m.Json | None = None
     """Metrics: the task's `finish` is run with these instead of its `evaluate`."""
-    mean: Mean | None = None
+    mean: ModelMean | None = None
     """Over all replicas, if that is the run's model."""
     buffers: m.Buffers | None = None
     running: bool = False
@@ -84,13 +84,13 @@ class Evaluation:
         return self.fetched is None or (self.buffers is not None and self.fetched.complete)
 
 
-class Evaluations:
+class WorkerEvaluations:
     def __init__(self, context: Context, name: str, *, of_all: bool) -> None:
         """name: of this daemon. of_all: the run's model is the mean of all replicas."""
         self._context = context
         self._name = name
         self._of_all = of_all
-        self._current: Evaluation | None = None
+        self._current: RunningEvaluation | None = None
         self._answer: m.Evaluated | None = None
         """The last one, in case it was lost."""
 
@@ -104,17 +104,17 @@ class Evaluations:
         elif self._current is None:
             self._current = self._begun(message, replica, now)
 
-    def _begun(self, message: m.Evaluate, replica: Evaluable, now: float) -> Evaluation:
+    def _begun(self, message: m.Evaluate, replica: Evaluable, now: float) -> RunningEvaluation:
         number, links = message.evaluation, replica.links
         finish_with = dict(message.metrics) if message.finishes else None
         if not links.channels:
-            mean = Mean(replica, now) if self._of_all else None
-            return Evaluation(number, None, finish_with, mean)
+            mean = ModelMean(replica, now) if self._of_all else None
+            return RunningEvaluation(number, None, finish_with, mean)
         fetched = replica.fetcher.start(0, whole=True, average=message.average)
         me, first = links.identity, links.channels[0]
         request = m.FetchBuffers(me.slot, me.epoch, fetched.request)
         links.context.ask(buffers_key(fetched.request), first.peer, request, now)
-        return Evaluation(number, fetched, finish_with)
+        return RunningEvaluation(number, fetched, finish_with)
 
     def on_buffers(self, message: m.Buffers) -> None:
         """Those of the servers, which were requested."""

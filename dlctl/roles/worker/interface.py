@@ -33,7 +33,7 @@ from dlctl.roles.worker.links import Links
 from dlctl.roles.worker.services.asking import Asking
 from dlctl.roles.worker.services.base import Phase, Service
 from dlctl.roles.worker.services.writing import Writing
-from dlctl.roles.worker.settings import Terms
+from dlctl.roles.worker.settings import WorkTerms
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Event, Peer
 from dlctl.wire.messages import Array
@@ -46,7 +46,7 @@ OF_STEPS = (Computed, RowsNamed, EngineRan)
 """Likewise the events."""
 
 
-class Host(Protocol):
+class ReplicaHost(Protocol):
     """The worker, as its replica sees it."""
 
     @property
@@ -55,14 +55,14 @@ class Host(Protocol):
         ...
 
     @property
-    def terms(self) -> Terms: ...
+    def terms(self) -> WorkTerms: ...
 
     def leave_poisoned(self, error: str, detail: str) -> None:
         """The replica's results are unusable: leave the run without being replaced."""
         ...
 
 
-class Replica(Protocol):
+class ReplicaAtWork(Protocol):
     """A replica that has begun, as its worker sees it."""
 
     def on_message(self, message: m.Message, now: float) -> None:
@@ -71,11 +71,11 @@ class Replica(Protocol):
         """
         ...
 
-    def on_ask(self, peer: Peer, ask: m.Ask) -> None:
+    def on_ask(self, peer: Peer, ask: m.PeerRequest) -> None:
         """Another replica asks. Raises RemoteProtocolError, as the next one does."""
         ...
 
-    def on_answer(self, peer: Peer, answer: m.Answer, now: float) -> None: ...
+    def on_answer(self, peer: Peer, answer: m.PeerReply, now: float) -> None: ...
 
     def on_event(self, event: Event, now: float) -> None:
         """One of `OF_GROUP` or `OF_STEPS`."""
@@ -226,5 +226,5 @@ class StepSource(Protocol):
     def metrics(self, now: float) -> dict[str, Any]: ...
 
 
-MakeSteps = Callable[[Links, Terms, Accounts, Writing, ReplicaSide, Array], StepSource]
+MakeSteps = Callable[[Links, WorkTerms, Accounts, Writing, ReplicaSide, Array], StepSource]
 """Its last argument are the buffers of the model that the replica begins with."""

@@ -22,7 +22,7 @@ from dlctl.roles.protocol.effects import (
     ModelBuilt,
     WriteFrozen,
 )
-from dlctl.roles.worker.shard_client import Identity, Link, ShardClient
+from dlctl.roles.worker.shard_client import Identity, ServerLink, ShardClient
 from dlctl.shards.rows import RowSlice, RowTables
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Connect
@@ -47,7 +47,7 @@ class Joining:
         self.identity: Identity | None = None
         self.model: ModelBuilt | None = None
         self.topology: m.Topology | None = None
-        self.links: list[Link] = []
+        self.links: list[ServerLink] = []
         """One for each server."""
         self.tables: list[list[ShardClient]] = []
         """The clients of each table, in shard order."""
@@ -126,7 +126,7 @@ class Joining:
             return
         self._phase = "joining the servers"
         for shard, (address, key) in enumerate(zip(message.addresses, message.keys, strict=True)):
-            link = Link(shard, self.identity, self.context, address)
+            link = ServerLink(shard, self.identity, self.context, address)
             self.links.append(link)
             self.context.do(Connect(link.peer, address, key))
             link.join(now)
@@ -190,7 +190,7 @@ class Joining:
                 self.context.ask(buffers_key(0), "server-0", request, now, nbytes)
         return True
 
-    def _initialise_or_wait(self, link: Link, now: float) -> None:
+    def _initialise_or_wait(self, link: ServerLink, now: float) -> None:
         assert self.model is not None
         assert self.topology is not None
         if not self.topology.initialise:

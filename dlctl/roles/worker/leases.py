@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dlctl.algorithms.needs import Data
+from dlctl.algorithms.needs import NextBatch
 from dlctl.model.flat import slice_bounds
 from dlctl.roles.protocol.context import COORDINATOR, Context
 from dlctl.roles.protocol.limits import METRICS_MAX
@@ -136,12 +136,12 @@ class Portions:
         """Whether no portion is partly done, so that the replica can stop here."""
         return self.current is None or self.current.next_number == 0
 
-    def ahead(self) -> Data | None:
+    def ahead(self) -> NextBatch | None:
         """The data of the next batch, if there is one."""
         if self.current is None:
             return None
         lease, is_last = self.current.lease, self.current.is_last(self.current.next_number)
-        return Data(lease.data_epoch, lease.portion, is_last)
+        return NextBatch(lease.data_epoch, lease.portion, is_last)
 
     def batches_ahead(self, count: int) -> tuple[Portion, int, int]:
         """(portion, number of the first batch in it, how many); requires a batch ahead."""

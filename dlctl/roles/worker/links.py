@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dlctl.roles.protocol.context import Context
-from dlctl.roles.worker.members import Members
+from dlctl.roles.worker.members import PeerMembers
 from dlctl.roles.worker.send_queue import SendQueue
 from dlctl.roles.worker.shard_client import Identity, ShardClient
 
@@ -19,7 +19,7 @@ class Links:
     tables: list[list[ShardClient]]
     """The clients of each table of the method, in the order of their shards; [] without servers."""
     send_queue: SendQueue
-    members: Members
+    members: PeerMembers
 
     @property
     def channels(self) -> list[ShardClient]:

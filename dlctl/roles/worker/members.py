@@ -22,7 +22,7 @@ class Member:
     takes_part: bool
 
 
-class Members:
+class PeerMembers:
     """The replicas of the run, and the connections to them."""
 
     def __init__(self, context: Context, name: str, *, connects: bool) -> None:

@@ -17,7 +17,7 @@ from dlctl.wire import messages as m
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Terms:
+class WorkTerms:
     """What the job says about the work of a replica."""
 
     batch_size: int
@@ -35,7 +35,7 @@ class Terms:
     refused_pushes_max: int
 
 
-class Settings:
+class WorkerSettings:
     """Changes of live settings take effect at once, whether the replica has begun or not."""
 
     def __init__(
@@ -79,10 +79,10 @@ class Settings:
         """All effective live settings."""
         return self._live.values()
 
-    def terms(self, batch_size: int) -> Terms:
+    def terms(self, batch_size: int) -> WorkTerms:
         """batch_size: of this worker, before gradients are accumulated."""
         job = self._job
-        return Terms(
+        return WorkTerms(
             batch_size=batch_size * job.gradient.accumulate,
             lease_ahead_s=job.data.lease_ahead_s,
             push_norm_max=job.servers.push_norm_max,

@@ -36,7 +36,7 @@ class Identity:
     token: bytes
 
 
-class Answer(NamedTuple):
+class FetchAnswer(NamedTuple):
     """To a fetch."""
 
     slice: Slice
@@ -46,7 +46,7 @@ class Answer(NamedTuple):
     took_s: float
 
 
-class Link:
+class ServerLink:
     """The connection of a worker to one server, joined once for all its tables."""
 
     def __init__(self, shard: int, identity: Identity, context: Context, address: str = "") -> None:
@@ -96,7 +96,7 @@ class Link:
 class ShardClient:
     """One table on one server."""
 
-    def __init__(self, link: Link, table: int = 0, lo: int = 0, hi: int = 0) -> None:
+    def __init__(self, link: ServerLink, table: int = 0, lo: int = 0, hi: int = 0) -> None:
         """[lo, hi): its slice of the table."""
         self.link = link
         self.table = table
@@ -216,7 +216,7 @@ class ShardClient:
 
     def on_parameters(
         self, message: m.Parameters | m.SparseParameters, now: float
-    ) -> Answer | None:
+    ) -> FetchAnswer | None:
         """An answer to a fetch; None if it is stale or was not awaited.
 
         Raises RemoteProtocolError if it does not fit the shard.
@@ -237,4 +237,4 @@ class ShardClient:
         took_s = self.context.retries.done(key, now, nbytes)
         if took_s is None:
             return None
-        return Answer(arrived, message.clock, message.samples, nbytes, took_s)
+        return FetchAnswer(arrived, message.clock, message.samples, nbytes, took_s)

@@ -12,7 +12,7 @@ from typing import Any
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.effects import LocateTask, TaskLocated
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
-from dlctl.roles.worker.interface import Replica
+from dlctl.roles.worker.interface import ReplicaAtWork
 from dlctl.roles.worker.services.engines import RUNNING, STEPPING
 from dlctl.util.text import bounded_place
 
@@ -30,7 +30,7 @@ class StallDetector:
             self._place = bounded_place(event.place)
         return self._asked
 
-    def look(self, replica: Replica, phase: str, now: float) -> tuple[dict[str, Any], str]:
+    def look(self, replica: ReplicaAtWork, phase: str, now: float) -> tuple[dict[str, Any], str]:
         """(what to add to the metrics, the phase to report)."""
         stuck_s = replica.stuck_s(now)
         if not stuck_s:

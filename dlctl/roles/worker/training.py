@@ -18,7 +18,7 @@ from dlctl.algorithms.base import Method, ReplicaSide
 from dlctl.algorithms.needs import Ask, Collective, Gradient, Need, NextData, Read, Settle, Write
 from dlctl.roles.worker.accounts import Accounts
 from dlctl.roles.worker.fetching import Fetcher
-from dlctl.roles.worker.interface import OF_GROUP, Host, MakeSteps
+from dlctl.roles.worker.interface import OF_GROUP, MakeSteps, ReplicaHost
 from dlctl.roles.worker.services.asking import Answering, Asking
 from dlctl.roles.worker.services.base import Phase, Service
 from dlctl.roles.worker.services.collecting import Collecting
@@ -47,7 +47,7 @@ class Training:
 
     def __init__(
         self,
-        host: Host,
+        host: ReplicaHost,
         method: Method,
         side: ReplicaSide,
         origin: Origin,
@@ -280,10 +280,10 @@ class Training:
             case m.Joined(shard=0) if self.writing.steps_pushed:
                 self._push_buffers()
 
-    def on_ask(self, peer: Peer, ask: m.Ask) -> None:
+    def on_ask(self, peer: Peer, ask: m.PeerRequest) -> None:
         self.answering.on_ask(peer, ask)
 
-    def on_answer(self, peer: Peer, answer: m.Answer, now: float) -> None:
+    def on_answer(self, peer: Peer, answer: m.PeerReply, now: float) -> None:
         self.asking.on_answer(peer, answer, now)
 
     def on_event(self, event: Event, now: float) -> None:

@@ -1,7 +1,7 @@
 """The worker role: how a replica joins a run, trains in it, and leaves it.
 
-`Joining` handles the join, `Training` the work, `Evaluations` and `Saves` what interrupts it. This
-module passes events and messages on to them, drains, reports, and exits; every request of the
+`Joining` handles the join, `Training` the work, `WorkerEvaluations` and `Saves` what interrupts it.
+This module passes events and messages on to them, drains, reports, and exits; every request of the
 coordinator may arrive twice.
 """
 
@@ -48,7 +48,7 @@ from dlctl.roles.protocol.effects import (
 from dlctl.roles.protocol.files import FileSealed, FilesMissing
 from dlctl.roles.protocol.saving import Restoring
 from dlctl.roles.protocol.watchdog import Watchdog
-from dlctl.roles.worker.evaluation import Evaluations
+from dlctl.roles.worker.evaluation import WorkerEvaluations
 from dlctl.roles.worker.interface import (
     FROM_COORDINATOR,
     FROM_SHARDS,
@@ -56,19 +56,19 @@ from dlctl.roles.worker.interface import (
     OF_STEPS,
     Evaluable,
     MakeSteps,
-    Replica,
+    ReplicaAtWork,
     Savable,
 )
 from dlctl.roles.worker.joining import Joining
 from dlctl.roles.worker.links import Links
-from dlctl.roles.worker.members import Members
+from dlctl.roles.worker.members import PeerMembers
 from dlctl.roles.worker.saves import Saves
 from dlctl.roles.worker.send_queue import SendQueue
 from dlctl.roles.worker.services.asking import MODEL, NO_MODEL, pack
 from dlctl.roles.worker.services.collecting import Collecting
 from dlctl.roles.worker.services.computing import Computing
 from dlctl.roles.worker.services.engines import RUNNING, STEPPING
-from dlctl.roles.worker.settings import Settings, Terms
+from dlctl.roles.worker.settings import WorkerSettings, WorkTerms
 from dlctl.roles.worker.stall import StallDetector
 from dlctl.roles.worker.training import Origin, Training
 from dlctl.wire import messages as m
@@ -92,7 +92,7 @@ BUSY = {"computing", "saving", "evaluating", RUNNING, STEPPING, "building the mo
 DETAIL_CHARS_MAX = 16_000
 
 
-class AtWork(Replica, Evaluable, Savable, Protocol):
+class AtWork(ReplicaAtWork, Evaluable, Savable, Protocol):
     """A replica that has begun: all that a worker knows of it."""
 
 
@@ -111,15 +111,15 @@ class Worker:
         name, shape = self.birth.name, self.algorithm.shape
         self.context = Context(self.job.timeouts.resend_s)
         self.send_queue = SendQueue(self.context.retries)
-        self.settings = Settings(
+        self.settings = WorkerSettings(
             self.context, name, self.job, self.algorithm, self.compressor, self.send_queue
         )
-        self.members = Members(self.context, name, connects="peers" in shape.links)
+        self.members = PeerMembers(self.context, name, connects="peers" in shape.links)
         self.joining = Joining(self.context, self.birth, shape)
         self.training: AtWork | None = None
         self._restoring = Restoring(self.context)
         self._saves = Saves(self.context, name, self.job, shape)
-        self._evaluations = Evaluations(self.context, name, of_all=shape.model == "mean")
+        self._evaluations = WorkerEvaluations(self.context, name, of_all=shape.model == "mean")
         self._lifeline = Watchdog()
         self._draining = False
         self._stalls = StallDetector(self.context)
@@ -194,9 +194,9 @@ class Worker:
             self._lifeline.heard(now)
         handler = (self._FROM_COORDINATOR if is_control else self._FROM_SERVERS).get(type(message))
         try:
-            if isinstance(message, m.Ask) and isinstance(peer, bytes):
+            if isinstance(message, m.PeerRequest) and isinstance(peer, bytes):
                 self._on_ask(peer, message, identity)
-            elif isinstance(message, m.Answer) and not isinstance(peer, bytes):
+            elif isinstance(message, m.PeerReply) and not isinstance(peer, bytes):
                 if self.training is not None:
                     self.training.on_answer(peer, message, now)
             elif handler is None or not (is_control or self._is_from_shard(peer, message)):
@@ -252,14 +252,14 @@ class Worker:
             message = m.Listening(identity.slot, identity.epoch, self.address)
             self.context.ask("listening", COORDINATOR, message, now)
 
-    def _on_ask(self, peer: Peer, message: m.Ask, identity: str) -> None:
+    def _on_ask(self, peer: Peer, message: m.PeerRequest, identity: str) -> None:
         """Raises RemoteProtocolError for what no replica of this run would send."""
         self.members.authz.check(identity, message)
         me = self.joining.identity
         if self.training is not None:
             self.training.on_ask(peer, message)
         elif me is not None and message.op == MODEL:
-            none = m.Answer(me.slot, me.epoch, message.request, NO_MODEL, pack(()))
+            none = m.PeerReply(me.slot, me.epoch, message.request, NO_MODEL, pack(()))
             self.context.send(peer, none)
 
     def _on_topology(self, message: m.Topology, now: float) -> None:
@@ -342,7 +342,7 @@ class Worker:
         return Links(self.context, identity, self.joining.tables, self.send_queue, self.members)
 
     @cached_property
-    def terms(self) -> Terms:
+    def terms(self) -> WorkTerms:
         return self.settings.terms(self.joining.batch_size(self.job))
 
     def leave_poisoned(self, error: str, detail: str) -> None:

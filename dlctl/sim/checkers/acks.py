@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dlctl.sim.checkers.base import Checker
-from dlctl.sim.checkers.book import Book, Done, Key
+from dlctl.sim.checkers.book import Book, DonePortion, PushKey
 from dlctl.sim.process import Process
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Effect, Send
@@ -27,7 +27,7 @@ class AcksChecker(Checker):
 
     def __init__(self, book: Book) -> None:
         self.book = book
-        self._found: set[Key] = set()
+        self._found: set[PushKey] = set()
         """Pushes that were durable when they were acknowledged first."""
 
     def on_effect(self, process: Process, effect: Effect) -> None:
@@ -43,7 +43,7 @@ class AcksChecker(Checker):
                 done = self.book.done[-1]
                 process.timeline.after(0.0, lambda: self._on_done(done))
 
-    def _on_ack(self, server: Process, key: Key) -> None:
+    def _on_ack(self, server: Process, key: PushKey) -> None:
         if key in self._found or key in self.book.dropped:
             return
         # Opening the surviving state takes longer than all other checks: done for every other push.
@@ -52,7 +52,7 @@ class AcksChecker(Checker):
             raise self.broken(f"{key} is acknowledged and not applied")
         self._found.add(key)
 
-    def _on_done(self, done: Done) -> None:
+    def _on_done(self, done: DonePortion) -> None:
         for shard, server in self.book.servers.items():
             weights = server.machine.serving.shard.w  # type: ignore[attr-defined]
             if missing := self.book.missing(done, shard, weights):

@@ -21,7 +21,7 @@ from dlctl.wire.machine import Effect, Peer, Send
 from dlctl.wire.messages import APPLIED, DUPLICATE, LATE, REFUSED, Array
 
 
-class Key(NamedTuple):
+class PushKey(NamedTuple):
     """The identity of a push, unique over the whole run."""
 
     slot: int
@@ -30,7 +30,7 @@ class Key(NamedTuple):
     seq: int
 
 
-class Done(NamedTuple):
+class DonePortion(NamedTuple):
     """A portion that a worker has reported done, and the cells of its gradients."""
 
     process: Process
@@ -49,22 +49,22 @@ class Book(Checker):
         """(server, connection) -> the sender of its messages."""
         self.servers: dict[int, Process] = {}
         """Shard -> the process that has served it last."""
-        self.cells: dict[Key, Array] = {}
+        self.cells: dict[PushKey, Array] = {}
         """The cells of each push, as positions within its shard."""
-        self.bases: dict[Key, int] = {}
+        self.bases: dict[PushKey, int] = {}
         """The base version that each push states."""
-        self.acknowledged: set[Key] = set()
+        self.acknowledged: set[PushKey] = set()
         """Pushes acknowledged as applied."""
-        self.dropped: set[Key] = set()
+        self.dropped: set[PushKey] = set()
         """Pushes settled without being applied: too late for their barrier, or poison."""
-        self.done: list[Done] = []
+        self.done: list[DonePortion] = []
         self.is_dense = True
         """Whether a push takes the whole residual."""
         self._numbers: defaultdict[tuple[int, int, int, int, int], list[int]] = defaultdict(list)
         """(slot, epoch, data epoch, shard of a stream, start) -> numbers of the gradients of this
         portion."""
         self._computed: defaultdict[Process, int] = defaultdict(int)
-        self._portions: dict[tuple[int, int, int, int, int], Done] = {}
+        self._portions: dict[tuple[int, int, int, int, int], DonePortion] = {}
         """The same -> the newest portion of it that was reported done."""
         self._starts: dict[tuple[int, int], tuple[int, int]] = {}
         """(data epoch, portion) -> shard of a stream, and where it starts."""
@@ -95,12 +95,12 @@ class Book(Checker):
         if isinstance(message, m.Join | m.Push):
             self._peers[process, peer] = (message.slot, message.epoch)
 
-    def key(self, server: Process, peer: Peer, ack: m.Ack) -> Key | None:
+    def key(self, server: Process, peer: Peer, ack: m.Ack) -> PushKey | None:
         """The push to the parameters that an ack is for, whether its worker is still alive or not;
         None if there is none.
         """
         who = self._peers.get((server, peer))
-        return Key(*who, ack.shard, ack.seq) if who is not None and not ack.table else None
+        return PushKey(*who, ack.shard, ack.seq) if who is not None and not ack.table else None
 
     def unsettled(self, slot: int, epoch: int, shard: int) -> set[int]:
         """Cells of pushes that are not settled yet."""
@@ -112,7 +112,7 @@ class Book(Checker):
         """Cells that a method has dropped, as intended."""
         return {int(cell) for key in self.dropped if key.shard == shard for cell in self.cells[key]}
 
-    def missing(self, done: Done, shard: int, weights: Array) -> list[int]:
+    def missing(self, done: DonePortion, shard: int, weights: Array) -> list[int]:
         """Cells of a portion that are lost: not in the shard's `weights`, and not dropped by the
         method. After a sparse push they may also be in the worker's residual, or in flight in a
         later push.
@@ -129,7 +129,7 @@ class Book(Checker):
         return [cell for cell in absent if cell not in waiting and not residual[cell]]
 
     def _on_push(self, peer: str, push: m.Push) -> None:
-        key = Key(push.slot, push.epoch, int(peer.rpartition("-")[2]), push.seq)
+        key = PushKey(push.slot, push.epoch, int(peer.rpartition("-")[2]), push.seq)
         compressor = registry.load("compressors", push.delta.kind)
         delta = expand(compressor, push.delta, push.delta.length)
         used = np.flatnonzero(delta.values)
@@ -150,7 +150,7 @@ class Book(Checker):
         elif ack.outcome in (LATE, REFUSED):
             self.dropped.add(key)
 
-    def _portion(self, process: Process, done: m.PortionDone) -> Done:
+    def _portion(self, process: Process, done: m.PortionDone) -> DonePortion:
         """A resent message is about the same gradients, although the portion may have been leased
         again to the same worker meanwhile.
         """
@@ -163,5 +163,5 @@ class Book(Checker):
             numbers[:] = [n for n in numbers if (*key[:2], n) in self.objective.authors]
             mine, numbers[:] = numbers[: done.steps], numbers[done.steps :]
             cells = tuple(self.objective.authors[*key[:2], number] for number in mine)
-            known = self._portions[key] = Done(process, done, cells)
+            known = self._portions[key] = DonePortion(process, done, cells)
         return known

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlctl.sim.checkers.base import Checker
-from dlctl.sim.checkers.book import Book, Key
+from dlctl.sim.checkers.book import Book, PushKey
 from dlctl.sim.process import Process
 from dlctl.sim.world import World
 from dlctl.wire import messages as m
@@ -26,7 +26,7 @@ class LedgerChecker(Checker):
         self.averages = averages
         self.shares = shares
         self.lost = self.twice = 0
-        self._first: dict[Key, float] = {}
+        self._first: dict[PushKey, float] = {}
         """The value of a push's first cell when it was first acknowledged."""
 
     def on_effect(self, process: Process, effect: Effect) -> None:

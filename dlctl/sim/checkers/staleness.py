@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from dlctl.roles.protocol.effects import Compute
 from dlctl.sim.checkers.base import Checker
-from dlctl.sim.checkers.book import Book, Key
+from dlctl.sim.checkers.book import Book, PushKey
 from dlctl.sim.checkers.versions import Versions
 from dlctl.sim.process import Process
 from dlctl.wire import messages as m
@@ -30,7 +30,7 @@ class StalenessChecker(Checker):
         self._parameters = Versions()
         self.reported: list[int] = []
         """For every applied push, in order."""
-        self._applied: defaultdict[int, set[Key]] = defaultdict(set)
+        self._applied: defaultdict[int, set[PushKey]] = defaultdict(set)
         self._known: set[Process] = set()
         self._before: dict[int, int] = {}
         """Shard -> its version when the run began (it may resume from a checkpoint)."""
@@ -40,7 +40,7 @@ class StalenessChecker(Checker):
         """Worker -> shard -> the versions that its last gradient but one may be of."""
         self._asked: dict[Process, tuple[float, dict[int, set[int]]]] = {}
         """Worker -> when it has begun its current gradient, and the same for that."""
-        self._pushed: set[Key] = set()
+        self._pushed: set[PushKey] = set()
 
     def on_message(self, process: Process, peer: Peer, message: m.Message) -> None:
         self._parameters.on_message(process)
@@ -92,7 +92,7 @@ class StalenessChecker(Checker):
         w = self._parameters.of(server, message.version).exact
         of_shard.setdefault(_gradients(w), set()).add(message.version)
 
-    def _on_ack(self, key: Key, ack: m.Ack) -> None:
+    def _on_ack(self, key: PushKey, ack: m.Ack) -> None:
         if key in self._applied[key.shard]:
             return
         staleness = max(0, self._version(key.shard) - self.book.bases[key])
@@ -114,7 +114,7 @@ class StalenessChecker(Checker):
         self._asked[worker] = (worker.timeline.now, bases)
 
     def _on_push(self, worker: Process, peer: str, push: m.Push) -> None:
-        key = Key(push.slot, push.epoch, int(peer.rpartition("-")[2]), push.seq)
+        key = PushKey(push.slot, push.epoch, int(peer.rpartition("-")[2]), push.seq)
         if key in self._pushed:
             return
         self._pushed.add(key)

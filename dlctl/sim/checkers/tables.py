@@ -68,12 +68,12 @@ class AnswersChecker(Checker):
     """No replica uses an answer of a process that it knows was replaced."""
 
     def __init__(self) -> None:
-        self._late: dict[Process, m.Answer] = {}
+        self._late: dict[Process, m.PeerReply] = {}
 
     def on_message(self, process: Process, peer: object, message: m.Message) -> None:
         self._check(process)
         members = getattr(process.machine, "members", None)
-        if isinstance(message, m.Answer) and hasattr(members, "known"):
+        if isinstance(message, m.PeerReply) and hasattr(members, "known"):
             known = members.known.get(message.slot)  # type: ignore[union-attr]
             if known is None or known.epoch != message.epoch:
                 self._late[process] = message

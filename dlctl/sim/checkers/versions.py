@@ -12,7 +12,7 @@ from dlctl.sim.process import Process
 from dlctl.wire.messages import Array
 
 
-class Parameters(NamedTuple):
+class SeenParameters(NamedTuple):
     exact: Array
     seen: Array
     """As workers see them: perhaps rounded."""
@@ -20,7 +20,7 @@ class Parameters(NamedTuple):
 
 class Versions:
     def __init__(self) -> None:
-        self._passed: dict[tuple[Process, int], Parameters] = {}
+        self._passed: dict[tuple[Process, int], SeenParameters] = {}
 
     def on_message(self, process: Process) -> None:
         """A process is about to handle a message, which may change its shard."""
@@ -30,14 +30,14 @@ class Versions:
             key = (process, serving.shard.version)
             if key not in self._passed:
                 exact, seen = _present(process)
-                self._passed[key] = Parameters(exact.copy(), seen.copy())
+                self._passed[key] = SeenParameters(exact.copy(), seen.copy())
 
-    def of(self, server: Process, version: int) -> Parameters:
+    def of(self, server: Process, version: int) -> SeenParameters:
         """Views, valid until the server handles a message."""
         present: int = server.machine.serving.shard.version  # type: ignore[attr-defined]
         return _present(server) if version == present else self._passed[server, version]
 
 
-def _present(server: Process) -> Parameters:
+def _present(server: Process) -> SeenParameters:
     serving = server.machine.serving  # type: ignore[attr-defined]
-    return Parameters(serving.shard.w, as_float32(serving.parameters.summary.of(serving.shard)))
+    return SeenParameters(serving.shard.w, as_float32(serving.parameters.summary.of(serving.shard)))

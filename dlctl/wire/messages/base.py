@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class NumberRange:
     """The least and the largest value that a number on the wire may have. `decode` refuses others
     before a role sees them, so no sum of received numbers can outgrow what persists it.
     """
@@ -32,16 +32,16 @@ class Limits:
 
 NATURAL_MAX = 2**53 - 1
 """No run counts further. Exact as a float64, too, and in every reader of JSON."""
-NATURAL = Limits(0, NATURAL_MAX)
+NATURAL = NumberRange(0, NATURAL_MAX)
 """Of a plain int: a count, an index or a number."""
-FINITE = Limits(-sys.float_info.max, sys.float_info.max)
+FINITE = NumberRange(-sys.float_info.max, sys.float_info.max)
 """Of a plain float."""
-Signed = Annotated[int, Limits(-NATURAL_MAX, NATURAL_MAX)]
-Samples = Annotated[int, Limits(0, 2**31 - 1)]
+Signed = Annotated[int, NumberRange(-NATURAL_MAX, NATURAL_MAX)]
+Samples = Annotated[int, NumberRange(0, 2**31 - 1)]
 """Of a single push."""
-Weight = Annotated[float, Limits(0.0, 2.0**100)]
+Weight = Annotated[float, NumberRange(0.0, 2.0**100)]
 """Sums of weights stay finite."""
-Sum = Annotated[float, Limits(-float("inf"), float("inf"), allows_nan=True)]
+Sum = Annotated[float, NumberRange(-float("inf"), float("inf"), allows_nan=True)]
 """A sum of what may have diverged."""
 
 

@@ -259,8 +259,9 @@ class VectorResult(Message):
 
 
 @record
-class Ask(Message):
-    """A request of one replica to another. Repeated with the same `request` until `Answer`, or the
+class PeerRequest(Message):
+    """A request of one replica to another. Repeated with the same `request` until `PeerReply`, or
+    the
     sender gives up; a repeat gets the same answer.
     """
 
@@ -276,7 +277,7 @@ class Ask(Message):
 
 
 @record
-class Answer(Message):
+class PeerReply(Message):
     slot: int
     epoch: int
     """Of the replica that answers."""

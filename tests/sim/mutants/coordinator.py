@@ -26,7 +26,7 @@ from dlctl.roles.coordinator.scaling import Scaling
 from dlctl.roles.coordinator.shutdown import RunShutdown
 from dlctl.roles.coordinator.streams import StreamPool
 from dlctl.roles.coordinator.supply import DataSupply
-from dlctl.runs.terms import Terms
+from dlctl.runs.terms import TermLog
 from dlctl.util import listing
 from dlctl.wire import messages as m
 
@@ -87,7 +87,7 @@ def epoch_is_not_recorded(patch: Patch) -> None:
     "an epoch is given out before it is on the disk", "TermsChecker", scenario="recovery", seeds=20
 )
 def epoch_is_not_synced(patch: Patch) -> None:
-    honest = Terms.append
+    honest = TermLog.append
 
     def append(self):
         file = self._file
@@ -95,7 +95,7 @@ def epoch_is_not_synced(patch: Patch) -> None:
         honest(self)
         self._file = file
 
-    patch.setattr(Terms, "append", append)
+    patch.setattr(TermLog, "append", append)
 
 
 @mutant("a portion that is leased is given to another worker, too", "LeasesChecker")

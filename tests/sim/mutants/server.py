@@ -9,7 +9,7 @@ from planting import Patch, mutant
 from dlctl.roles.server.dedup import NEW, Dedup
 from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.server.table_shard import TableShard
-from dlctl.roles.server.vectors import OPS_MAX, Vectors
+from dlctl.roles.server.vectors import OPS_MAX, ShardVectors
 from dlctl.shards.base import Shard
 from dlctl.wire import codec
 from dlctl.wire.messages import APPLIED, BUFFERED, DUPLICATE
@@ -69,7 +69,7 @@ def ack_before_commit(patch: Patch) -> None:
     "an operation of the lead is made twice", "SameResult", scenario="sandblaster", first=29,
 )  # fmt: skip
 def operation_is_made_twice(patch: Patch) -> None:
-    honest = Vectors.run
+    honest = ShardVectors.run
 
     def run(self, message):
         for table in self._tables.values():
@@ -77,7 +77,7 @@ def operation_is_made_twice(patch: Patch) -> None:
                 table.newest_op = -1
         return honest(self, message)
 
-    patch.setattr(Vectors, "run", run)
+    patch.setattr(ShardVectors, "run", run)
 
 
 @mutant("a worker that has been replaced may still push", "TermsChecker", seeds=60, first=4)

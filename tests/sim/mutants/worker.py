@@ -11,7 +11,7 @@ from dlctl.algorithms.needs import Settle
 from dlctl.roles.worker.fetching import Fetcher
 from dlctl.roles.worker.joining import Joining
 from dlctl.roles.worker.leases import Portions
-from dlctl.roles.worker.members import Members
+from dlctl.roles.worker.members import PeerMembers
 from dlctl.roles.worker.received_slice import Basis
 from dlctl.roles.worker.services.asking import Asking
 from dlctl.roles.worker.services.computing import Computing
@@ -210,4 +210,4 @@ def a_replaced_replica_answers(patch: Patch) -> None:
                 self._open.pop(number).then(self.newest)
 
     patch.setattr(Asking, "on_answer", on_answer)
-    patch.setattr(Members, "has", lambda self, slot, epoch: True)
+    patch.setattr(PeerMembers, "has", lambda self, slot, epoch: True)

@@ -18,7 +18,7 @@ from annotated_types import Ge
 from dlctl.algorithms import barrier
 from dlctl.algorithms.base import Lead, Method, Needs, Process, PushOutcome, ReplicaSide
 from dlctl.algorithms.methods.quorum import Chosen
-from dlctl.algorithms.methods.sync import Held, accrue
+from dlctl.algorithms.methods.sync import HeldPush, accrue
 from dlctl.algorithms.needs import Receipt, Write
 from dlctl.wire.messages import APPLIED, DUPLICATE
 
@@ -50,7 +50,7 @@ class Shard(Chosen):
     newest_step: tuple[int, frozenset[Process]] | None = None
     """Its clock, and whose pushes it was made with; a checker compares the shards."""
 
-    def _update(self, held: Sequence[Held]) -> list[PushOutcome]:
+    def _update(self, held: Sequence[HeldPush]) -> list[PushOutcome]:
         used = frozenset((h.push.slot, h.push.epoch) for h in held)
         self.newest_step = self.shard.version, used
         return super()._update(held)

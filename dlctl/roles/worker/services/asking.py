@@ -22,7 +22,7 @@ from dlctl.errors import RemoteProtocolError
 from dlctl.model.vector import to_host
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.meters import Rates
-from dlctl.roles.worker.members import Members
+from dlctl.roles.worker.members import PeerMembers
 from dlctl.roles.worker.services.base import Phase
 from dlctl.roles.worker.shard_client import Identity
 from dlctl.wire import codec
@@ -87,7 +87,7 @@ class Asking:
 
     context: Context
     identity: Identity
-    members: Members
+    members: PeerMembers
     size: int
     """Elements of the model, which bounds the size of questions and answers."""
     rates: Rates
@@ -171,7 +171,7 @@ class Asking:
             return
         self._open[number] = question._replace(epoch=member.epoch)
         me, payload = self.identity, question.payload
-        ask = m.Ask(me.slot, me.epoch, member.epoch, number, question.op, payload)
+        ask = m.PeerRequest(me.slot, me.epoch, member.epoch, number, question.op, payload)
         peer = f"worker-{slot}"
         self.rates.add("push_bytes", payload.nbytes)
         self.context.ask(_key(number), peer, ask, now, payload.nbytes)
@@ -195,7 +195,7 @@ class Asking:
         for then, answer in ended:
             then(answer)
 
-    def on_answer(self, peer: Peer, answer: m.Answer, now: float) -> None:
+    def on_answer(self, peer: Peer, answer: m.PeerReply, now: float) -> None:
         """A late answer, or one of another process than was asked, is dropped.
 
         Raises RemoteProtocolError for an invalid answer, which also ends its question.
@@ -233,7 +233,7 @@ class Answering:
 
     context: Context
     identity: Identity
-    members: Members
+    members: PeerMembers
     side: ReplicaSide
     has_model: Callable[[], bool]
     """Whether this replica holds a model of the run."""
@@ -241,12 +241,12 @@ class Answering:
     def __post_init__(self) -> None:
         self.served = 0
         self._bytes_max = bytes_max(len(self.side.parameters))
-        self._waiting: dict[int, tuple[Peer, m.Ask]] = {}
+        self._waiting: dict[int, tuple[Peer, m.PeerRequest]] = {}
         """Slot -> its newest question, not answered yet."""
-        self._answers: dict[int, tuple[int, m.Answer]] = {}
+        self._answers: dict[int, tuple[int, m.PeerReply]] = {}
         """Slot -> its epoch at that time, and the newest answer to it."""
 
-    def on_ask(self, peer: Peer, ask: m.Ask) -> None:
+    def on_ask(self, peer: Peer, ask: m.PeerRequest) -> None:
         """Raises RemoteProtocolError for a question that no replica of this run would send."""
         if wrong := fault(ask.payload, self._bytes_max, ask.op):
             raise RemoteProtocolError(wrong)
@@ -284,7 +284,7 @@ class Answering:
                 self._answers[slot] = ask.epoch, answer
             self.context.send(peer, answer)
 
-    def _answer(self, ask: m.Ask) -> m.Answer:
+    def _answer(self, ask: m.PeerRequest) -> m.PeerReply:
         where = type(self.side).__module__
         if ask.op == MODEL and not self.has_model():
             return self._reply(ask, error=NO_MODEL)
@@ -304,9 +304,11 @@ class Answering:
         self.served += not why
         return self._reply(ask, payload, why[:ERROR_CHARS_MAX])
 
-    def _reply(self, ask: m.Ask, payload: m.Packed | None = None, error: str = "") -> m.Answer:
+    def _reply(
+        self, ask: m.PeerRequest, payload: m.Packed | None = None, error: str = ""
+    ) -> m.PeerReply:
         me = self.identity
-        return m.Answer(me.slot, me.epoch, ask.request, error, payload or pack(()))
+        return m.PeerReply(me.slot, me.epoch, ask.request, error, payload or pack(()))
 
 
 def pack(arrays: tuple[Any, ...]) -> m.Packed:

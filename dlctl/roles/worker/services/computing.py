@@ -15,12 +15,12 @@ import numpy as np
 
 from dlctl.algorithms.base import ReplicaSide
 from dlctl.algorithms.needs import (
-    Data,
     Done,
     Engine,
     Gradient,
     Named,
     Need,
+    NextBatch,
     NextData,
     NextRows,
     OwnState,
@@ -43,7 +43,7 @@ from dlctl.roles.worker.links import Links
 from dlctl.roles.worker.services.base import STUCK_S_MIN, Phase, Service
 from dlctl.roles.worker.services.engines import Engines
 from dlctl.roles.worker.services.writing import Writing
-from dlctl.roles.worker.settings import Terms
+from dlctl.roles.worker.settings import WorkTerms
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Event
 
@@ -66,7 +66,7 @@ class Computing:
     def __init__(
         self,
         links: Links,
-        terms: Terms,
+        terms: WorkTerms,
         accounts: Accounts,
         writing: Writing,
         side: ReplicaSide,
@@ -229,12 +229,12 @@ class Computing:
         assert self._naming is not None
         self._named = Named(event.rows, self._naming)
 
-    def _next_data(self, now: float) -> tuple[bool, Data | None]:
+    def _next_data(self, now: float) -> tuple[bool, NextBatch | None]:
         done, data = self._find_data(now)
         self._announced = data is not None
         return done, data
 
-    def _find_data(self, now: float) -> tuple[bool, Data | None]:
+    def _find_data(self, now: float) -> tuple[bool, NextBatch | None]:
         """(whether this is an answer for the method, the batch to compute next if there is one)."""
         if self._ends_here():
             # The first time the method can still push its accrued gradients; then it is parked.

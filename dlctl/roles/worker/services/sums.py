@@ -1,9 +1,9 @@
 """A group member's record of its sums, and the state that all members derive from those records.
 
-A sum has three phases. First, all members announce their contributions (`Row`). Second, the
-vectors are summed, and every member stores the result. Third, once all members have stored it, it
-is delivered. A member that was delivered a result therefore knows that all live members have it,
-and a group that re-forms can tell a committed sum from one that must be repeated (`Records.agree`).
+A sum has three phases. First, all members announce their contributions (`Row`). Second, the vectors
+are summed, and every member stores the result. Third, once all members have stored it, it is
+delivered. A member that was delivered a result therefore knows that all live members have it, and a
+group that re-forms can tell a committed sum from one that must be repeated (`SumRecords.agree`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def row_of(effect: Reduce) -> Row:
     )  # fmt: skip
 
 
-class Plan(NamedTuple):
+class SumPlan(NamedTuple):
     """How a sum is computed; equal on all members, since it is derived from the same rows."""
 
     size: int
@@ -73,7 +73,7 @@ class Plan(NamedTuple):
     """The sum that was begun is not this one."""
 
 
-def plan_of(rows: Sequence[Row]) -> Plan:
+def plan_of(rows: Sequence[Row]) -> SumPlan:
     """Members that are joining, or have just joined, do not determine step and size. A member at an
     older step than others is treated as joining: replicas save at different steps, and resume from
     there. The size of a vector without weight does not matter.
@@ -100,7 +100,7 @@ def plan_of(rows: Sequence[Row]) -> Plan:
         row.begun and (row.is_void or row.begun != size or row.weight != weight)
         for row, weight in zip(rows, weights, strict=True)
     )
-    return Plan(
+    return SumPlan(
         size, step, weights, joined, first, beside / (sum(weights) or 1.0), dtype, begun, is_void
     )
 
@@ -130,7 +130,7 @@ class Agreed(NamedTuple):
 
 
 @dataclass(slots=True)
-class Records:
+class SumRecords:
     """Of one member, over all generations of its group."""
 
     finished: int = NEW

@@ -23,7 +23,7 @@ from dlctl.roles.worker.accounts import Accounts
 from dlctl.roles.worker.links import Links
 from dlctl.roles.worker.pacing import PUSH
 from dlctl.roles.worker.services.base import Phase, Service, check_ranges, check_rows
-from dlctl.roles.worker.settings import Terms
+from dlctl.roles.worker.settings import WorkTerms
 from dlctl.roles.worker.shard_client import SETTLED, ShardClient
 from dlctl.shards.rows import KIND as ROWS
 from dlctl.wire import messages as m
@@ -51,7 +51,7 @@ class Writing(Service[Write | Settle]):
     def __init__(
         self,
         links: Links,
-        terms: Terms,
+        terms: WorkTerms,
         accounts: Accounts,
         shape: Shape,
         model: Vector,
