@@ -19,7 +19,7 @@ from dlctl.wire.messages import (
     ChangeSettings,
     Dismiss,
     Json,
-    Limits,
+    NumberRange,
     Message,
     Packed,
     Parameters,
@@ -57,7 +57,7 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
     return VALUES[str(hint)] if limits is None else numbers(limits)
 
 
-def numbers(limits: Limits) -> st.SearchStrategy[float]:
+def numbers(limits: NumberRange) -> st.SearchStrategy[float]:
     if isinstance(limits.least, int):
         return st.integers(limits.least, int(limits.most))
     return st.floats(
