@@ -14,14 +14,14 @@ START = """
     import atexit, concurrent.futures, ctypes, logging, os, queue, sys, threading
     from pathlib import Path
     from daemons import logs
-    from daemons.worker import printing
+    from daemons.worker.task import print_streams
     from daemons.worker.at_exit import end_user_code
-    printing.capture(logs.set_up("worker-0", 1, Path("log")), "worker-0", 1)
-    printing.ORDER_S_MAX = 60.0  # On a loaded machine the process that reads may be late.
+    print_streams.capture(logs.set_up("worker-0", 1, Path("log")), "worker-0", 1)
+    print_streams.ORDER_S_MAX = 60.0  # On a loaded machine the process that reads may be late.
     asked = queue.SimpleQueue()
     def end(limit_s):
         end_user_code(asked.put, limit_s)
-        printing.end_lines()
+        print_streams.end_lines()
         os._exit(3)
     def end_in_thread(limit_s=4.0):
         threading.Thread(target=end, args=(limit_s,), daemon=True).start()

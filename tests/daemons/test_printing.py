@@ -27,10 +27,10 @@ START = """
     import json, logging, os, signal, subprocess, sys, threading, time
     from pathlib import Path
     from daemons import log_file, logs
-    from daemons.worker import printing
+    from daemons.worker.task import print_streams
     path = Path(sys.argv[1])
     handler = logs.set_up("worker-0", 1, path)
-    printing.capture(handler, "worker-0", 1)
+    print_streams.capture(handler, "worker-0", 1)
     """
 LIMIT_S = 60
 
@@ -266,14 +266,14 @@ def test_the_last_line_is_logged_although_nothing_ends_it(tmp_path):
         print(" done")
         print("and then", end="")
         sys.stderr.write("oh")
-        printing.end_lines()
+        print_streams.end_lines()
         """
     assert sorted(lines_after(tmp_path / "log", story)) == ["and then", "epoch 1 done", "oh"]
 
 
 def test_lines_of_both_streams_are_logged_in_their_order(tmp_path):
     story = """
-        printing.ORDER_S_MAX = 60.0  # On a loaded machine the reader may be late.
+        print_streams.ORDER_S_MAX = 60.0  # On a loaded machine the reader may be late.
         for i in range(200):
             print(i, file=sys.stderr if i % 3 else sys.stdout)
         """
@@ -436,9 +436,9 @@ def test_without_the_reader_what_is_printed_goes_to_the_log_as_it_is(tmp_path):
 def test_a_reader_that_cannot_start_leaves_streams_that_work(tmp_path):
     path = tmp_path / "log"
     story = """
-        from daemons.worker import printing
+        from daemons.worker.task import print_streams
         sys.executable = "/nowhere/python"
-        printing.capture(handler, "worker-0", 2)
+        print_streams.capture(handler, "worker-0", 2)
         print("printed", flush=True)
         """
     lines = lines_after(path, story)
