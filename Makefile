@@ -100,7 +100,7 @@ bench: install
 peers: install
 	$(BIN)/python -m pytest -m "long or not long" tests/test_benchmarks.py
 
-# What is generated of docs/manual and docs/methods: commands, keys, methods.
+# What is generated of man and docs/methods: commands, keys, methods.
 man: install
 	$(BIN)/python docs/reference.py
 

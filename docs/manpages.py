@@ -1,4 +1,4 @@
-"""Builds a wheel with the manual: `docs/manual/` as Markdown, for `dlctl man`, and as man pages,
+"""Builds a wheel with the manual: `man/` as Markdown, for `dlctl man`, and as man pages,
 rendered by docutils.
 
 `python docs/manpages.py FOLDER` writes them there; `make docs` does, and fails on a warning.
@@ -17,7 +17,7 @@ try:
 except ModuleNotFoundError:  # as a script, where hatchling is not installed
     BuildHookInterface = object
 
-MANUAL = Path(__file__).parent / "manual"
+MANUAL = Path(__file__).parents[1] / "man"
 HEAD = re.compile(r"# (\S+)\((\d)\)\n\n(.+?)\n\n", re.DOTALL)
 """The beginning of a page: its name, its section, its summary."""
 

@@ -2,7 +2,7 @@
 `python docs/reference.py`.
 
 It is generated from click's commands, from the dataclasses of the job file's keys, and from the
-docstrings of the methods, into `docs/manual/` and `docs/methods/`. The result is committed, so that
+docstrings of the methods, into `man/` and `docs/methods/`. The result is committed, so that
 it can be read without a build; a test checks that it is current.
 """
 
@@ -27,7 +27,7 @@ from dlctl.job.config import Choice, JobFile, Launch
 from dlctl.ops.codes import CODES
 from dlctl.util.keydocs import KeyDoc, keys
 
-FOLDER = Path(__file__).parent
+ROOT = Path(__file__).parent.parent
 WIDTH = 96
 BEGIN, END = "<!-- generated: make man -->", "<!-- end -->"
 """Delimiters of the generated part of a handwritten page."""
@@ -219,7 +219,7 @@ def _choices(section: str, default: str) -> str:
     for name, entry in registry.BUILT_IN[kind].items():
         text = [_wrap(f"{_sentence(entry.summary)} {_sentence(entry.note)}")]
         if kind == "algorithms":
-            text = [_wrap(f"{_sentence(entry.summary)} See [{name}](../methods/{name}.md).")]
+            text = [_wrap(f"{_sentence(entry.summary)} See [{name}](../docs/methods/{name}.md).")]
         elif kind == "launchers" and name in PAGES:
             text = [_wrap(f"{_sentence(entry.summary)} See [{PAGES[name]}(7)]({PAGES[name]}.md).")]
         text += [key_items(keys(entry.load().Options))]
@@ -305,18 +305,18 @@ def _problems_page() -> str:
 # ---------------------------------------------------------------- files
 
 
-def pages(folder: Path = FOLDER) -> dict[str, str]:
-    """All pages with generated parts: path below `docs/` -> content."""
+def pages(folder: Path = ROOT) -> dict[str, str]:
+    """All pages with generated parts: path in the repository -> content."""
     root = cli.make_context("dlctl", [], resilient_parsing=True, color=False)
     found = {
-        "manual/dlctl.md": _with_block(folder / "manual/dlctl.md", _overview(root)),
-        "manual/dlctl-job.md": _with_block(folder / "manual/dlctl-job.md", _sections()),
+        "man/dlctl.md": _with_block(folder / "man/dlctl.md", _overview(root)),
+        "man/dlctl-job.md": _with_block(folder / "man/dlctl-job.md", _sections()),
     }
     for command, context in _commands(root):
-        found[f"manual/dlctl-{command.name}.md"] = _command_page(command, context)
-    found["manual/dlctl-problems.md"] = _problems_page()
+        found[f"man/dlctl-{command.name}.md"] = _command_page(command, context)
+    found["man/dlctl-problems.md"] = _problems_page()
     for name in registry.BUILT_IN["algorithms"]:
-        found[f"methods/{name}.md"] = _method_page(name)
+        found[f"docs/methods/{name}.md"] = _method_page(name)
     return found
 
 
@@ -325,21 +325,21 @@ def _with_block(page: Path, block: str) -> str:
     return f"{head}{BEGIN}\n\n{block}\n\n{END}{rest.partition(END)[2]}"
 
 
-BY_HAND = {"manual/dlctl-hosts.md", "manual/dlctl-slurm.md", "methods/index.md"}
+BY_HAND = {"man/dlctl-hosts.md", "man/dlctl-slurm.md", "docs/methods/index.md"}
 
 
 def differences(folder: Path, wanted: dict[str, str]) -> list[str]:
     """Paths below `folder` that are missing, out of date, or obsolete."""
     present = {
         str(path.relative_to(folder)): path.read_text(encoding="utf-8")
-        for part in ("manual", "methods")
+        for part in ("man", "docs/methods")
         for path in folder.glob(f"{part}/*.md")
     }
     names = (wanted.keys() | present.keys()) - BY_HAND
     return sorted(name for name in names if wanted.get(name) != present.get(name))
 
 
-def write(folder: Path = FOLDER) -> list[str]:
+def write(folder: Path = ROOT) -> list[str]:
     """Update the pages; returns the paths of the changed ones."""
     wanted = pages(folder)
     changed = differences(folder, wanted)
@@ -353,4 +353,4 @@ def write(folder: Path = FOLDER) -> list[str]:
 
 if __name__ == "__main__":
     for name in write():
-        print(f"docs/{name}")
+        print(name)

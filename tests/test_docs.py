@@ -16,10 +16,10 @@ from dlctl.job.config import ReplicaProcesses
 from dlctl.jobfile import replicas
 
 ROOT = Path(__file__).parent.parent
-SITE = ROOT / "docs"
+SITE, MANUAL = ROOT / "docs", ROOT / "man"
 TEXTS = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/README.md"),
-     *ROOT.glob("benchmarks/**/*.md")]
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("man/*.md"),
+     *ROOT.glob("examples/*/README.md"), *ROOT.glob("benchmarks/**/*.md")]
 )  # fmt: skip
 TESTS = "\n".join(path.read_text() for path in sorted(ROOT.glob("tests/**/*.py")))
 LIMITS = {"README.md": 15_000, "RELIABILITY.md": 12_000, "SECURITY.md": 6_000}
@@ -53,8 +53,10 @@ def test_every_link_resolves() -> None:
             path = text.parent / file if file else text
             if "://" in target:
                 continue
-            # The site has nothing but docs/.
-            is_on_site = SITE not in text.parents or path.resolve().is_relative_to(SITE)
+            # The site has nothing but docs/ and man/.
+            is_of_site = SITE in text.parents or MANUAL in text.parents
+            there = path.resolve()
+            is_on_site = not is_of_site or SITE in there.parents or MANUAL in there.parents
             if not (path.exists() and is_on_site) or (anchor and anchor not in anchors(path)):
                 broken.append((named(text), target))
     assert broken == []
@@ -64,8 +66,9 @@ def test_every_page_of_the_site_is_in_its_navigation() -> None:
     """With the links, what a strict build of the site would refuse."""
     entries = re.findall(r"(\S+\.md)$", (SITE / ".nav.yml").read_text(), re.M)
     pages = [str(page.relative_to(SITE)) for page in SITE.glob("**/*.md")]
+    pages += [f"manual/{page.name}" for page in MANUAL.glob("*.md")]
     assert [page for page in pages if not any(fnmatch(page, entry) for entry in entries)] == []
-    assert [entry for entry in entries if not any(SITE.glob(entry))] == []
+    assert [entry for entry in entries if not any(fnmatch(page, entry) for page in pages)] == []
 
 
 def test_every_test_and_test_file_that_the_documents_name_exists() -> None:
@@ -93,7 +96,7 @@ def test_every_fault_that_is_tried_on_real_processes_has_its_line(path: str) -> 
 
 def test_what_a_replica_cannot_be_split_by_is_in_the_manual() -> None:
     ways = {field.name for field in fields(ReplicaProcesses)} & {"fsdp", "tensor", "pipeline"}
-    for page in ("docs/model.md", "docs/manual/dlctl-job.md"):
+    for page in ("docs/model.md", "man/dlctl-job.md"):
         text = " ".join((ROOT / page).read_text().split())
         assert [name for name in (*replicas.WHOLE, *ways) if name not in text] == [], page
         assert [word for word in ("reentrant", "hook on its gradient") if word not in text] == []

@@ -14,9 +14,9 @@ FUNCTION_LINES_MAX = 70
 CODE = sorted([*ROOT.glob("dlctl/**/*.py"), *ROOT.glob("daemons/**/*.py")])
 TESTS = sorted(ROOT.glob("tests/**/*.py"))
 TOP_LEVEL = {
-    "pyproject.toml", "dlctl", "daemons", "tests", "examples", "docs", "benchmarks", "README.md",
-    "RELIABILITY.md", "SECURITY.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile",
-    "constraints.txt", "mkdocs.yml",
+    "pyproject.toml", "dlctl", "daemons", "tests", "examples", "docs", "man", "benchmarks",
+    "README.md", "RELIABILITY.md", "SECURITY.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md",
+    "Makefile", "constraints.txt", "mkdocs.yml",
 }  # fmt: skip
 BANNED = {
     r"\bpickle\b|\brecv_pyobj\b|\bsend_pyobj\b": "nothing is ever unpickled",

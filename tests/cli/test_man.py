@@ -48,19 +48,19 @@ def pages() -> dict[str, str]:
 
 
 def test_the_pages_kept_with_the_sources_are_current(pages: dict[str, str]) -> None:
-    assert docs.differences(docs.FOLDER, pages) == [], "run: make man"
+    assert docs.differences(docs.ROOT, pages) == [], "run: make man"
 
 
 def test_a_page_that_is_stale_missing_or_left_over_is_noticed_and_repaired(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: dict[str, str]
 ) -> None:
     monkeypatch.setattr(docs, "pages", lambda folder: pages)
-    for part in ("manual", "methods"):
-        shutil.copytree(docs.FOLDER / part, tmp_path / part)
-    (tmp_path / "manual/dlctl-ps.md").write_text("stale")
-    (tmp_path / "methods/sync.md").unlink()
-    (tmp_path / "manual/dlctl-gone.md").touch()
-    wrong = ["manual/dlctl-gone.md", "manual/dlctl-ps.md", "methods/sync.md"]
+    for part in ("man", "docs/methods"):
+        shutil.copytree(docs.ROOT / part, tmp_path / part)
+    (tmp_path / "man/dlctl-ps.md").write_text("stale")
+    (tmp_path / "docs/methods/sync.md").unlink()
+    (tmp_path / "man/dlctl-gone.md").touch()
+    wrong = ["docs/methods/sync.md", "man/dlctl-gone.md", "man/dlctl-ps.md"]
     assert docs.differences(tmp_path, pages) == wrong
     assert docs.write(tmp_path) == wrong
     assert docs.differences(tmp_path, pages) == []
@@ -74,9 +74,9 @@ def test_what_is_written_by_hand_around_a_generated_block_stays(tmp_path: Path) 
 
 
 def test_every_command_and_method_has_a_page(pages: dict[str, str]) -> None:
-    commands = {f"manual/dlctl-{name}.md" for name in app.cli.lines}
-    methods = {f"methods/{name}.md" for name in registry.BUILT_IN["algorithms"]}
-    others = {f"manual/{name}.md" for name in ("dlctl", "dlctl-job", "dlctl-problems")}
+    commands = {f"man/dlctl-{name}.md" for name in app.cli.lines}
+    methods = {f"docs/methods/{name}.md" for name in registry.BUILT_IN["algorithms"]}
+    others = {f"man/{name}.md" for name in ("dlctl", "dlctl-job", "dlctl-problems")}
     assert pages.keys() == commands | methods | others
     for name in commands:
         for heading in ("Synopsis", "Options", "Examples"):
@@ -84,7 +84,7 @@ def test_every_command_and_method_has_a_page(pages: dict[str, str]) -> None:
 
 
 def test_every_key_of_the_job_file_is_documented(pages: dict[str, str]) -> None:
-    text = pages["manual/dlctl-job.md"]
+    text = pages["man/dlctl-job.md"]
     for field in dataclasses.fields(JobFile):
         kind, is_list = docs.section_of(get_type_hints(JobFile)[field.name])
         title = f"[[{field.name}]]" if is_list else f"[{field.name}]"
@@ -107,7 +107,7 @@ def test_every_exit_code_of_an_error_is_in_the_table(pages: dict[str, str]) -> N
     codes = {kind.exit_code for kind in kinds if issubclass(kind, errors.DlctlError)}
     codes |= {0, app.BUG_EXIT_CODE, app.INTERRUPTED_EXIT_CODE, BROKEN_PIPE_EXIT_CODE, 143}
     codes |= {plan.CHANGES_EXIT_CODE}
-    table = pages["manual/dlctl.md"].partition("## Exit status")[2].partition("\n## ")[0]
+    table = pages["man/dlctl.md"].partition("## Exit status")[2].partition("\n## ")[0]
     assert {int(code) for code in re.findall(r"^- `(\d+)`: ", table, re.M)} == codes
 
 

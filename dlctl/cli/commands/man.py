@@ -13,7 +13,7 @@ from dlctl.cli.ui import console
 from dlctl.errors import NotFound
 from dlctl.util.did_you_mean import meant
 
-FOLDERS = (Path(__file__).parents[2] / "manual", Path(__file__).parents[3] / "docs" / "manual")
+FOLDERS = (Path(__file__).parents[2] / "manual", Path(__file__).parents[3] / "man")
 """In a wheel, and in the source tree."""
 _WIDTH_MAX = 100
 
