@@ -76,11 +76,11 @@ def test_what_is_cut_one_way_is_given_up_and_asked_again_afterwards(upward):
     outcome = sim.run(100.0)
     assert outcome.state == "finished"
     assert "worker-1" in waited_for, "status says whom it waits for"
-    kind = "Ask" if upward else "Answer"
+    kind = "PeerRequest" if upward else "PeerReply"
     during = lines(outcome, *way, kind, 1.5, 4.0)
     assert during
     assert all(line.endswith(" lost") for line in during)
-    back = lines(outcome, "worker-1", "worker-0", "Answer", 4.0, 100.0)
+    back = lines(outcome, "worker-1", "worker-0", "PeerReply", 4.0, 100.0)
     assert any(not line.endswith(" lost") for line in back)
 
 
@@ -89,9 +89,9 @@ def test_a_link_between_workers_has_a_latency_and_losses_of_its_own():
     sim = ring(links={("worker-0", "worker-1"): poor, ("worker-1", "worker-0"): poor})
     outcome = sim.run(100.0)
     assert outcome.state == "finished"
-    assert outcome.network.lost["Ask"] + outcome.network.lost["Answer"] > 0
-    assert outcome.network.repeated["Ask"] + outcome.network.repeated["Answer"] > 0
-    others = lines(outcome, "worker-1", "worker-2", "Ask", 0.0, 100.0)
+    assert outcome.network.lost["PeerRequest"] + outcome.network.lost["PeerReply"] > 0
+    assert outcome.network.repeated["PeerRequest"] + outcome.network.repeated["PeerReply"] > 0
+    others = lines(outcome, "worker-1", "worker-2", "PeerRequest", 0.0, 100.0)
     assert others
     assert not any(line.endswith(" lost") for line in others)
 
@@ -104,7 +104,7 @@ def test_who_asks_a_worker_that_was_killed_goes_on_at_once():
     told = lines(outcome, "coordinator", "worker-0", "Peers", 1.55, 100.0)
     assert told
     late = float(told[0].split()[0]) + LATE_S
-    others = lines(outcome, "worker-0", "worker-2", "Ask", 1.55, late)
+    others = lines(outcome, "worker-0", "worker-2", "PeerRequest", 1.55, late)
     assert others, "its next neighbour is asked as soon as the list has come"
 
 
@@ -113,4 +113,4 @@ def test_over_poor_links_a_run_of_replicas_comes_to_its_end(seed):
     sim = ring(seed, SimLink(latency_s=0.01, jitter_s=0.05, loss=0.1, duplicate=0.1, reorder=0.1))
     outcome = sim.run(300.0)
     assert outcome.state == "finished", outcome.reason
-    assert outcome.network.messages["Answer"] > 50
+    assert outcome.network.messages["PeerReply"] > 50
