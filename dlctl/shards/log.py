@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dlctl.shards.errors import NoRoom
-from dlctl.shards.records import Bytes
+from dlctl.shards.records import Bytes, joined
 
 Point = Callable[[str], None]
 """Called with a name at every step at which tests and failpoints may kill the process."""
@@ -93,7 +93,7 @@ def perform_first(writes: Sequence[LogWrite]) -> int:
         return 1
     for log, records in by_log(writes[:count]):
         # One write: behind each the thread waits for the interpreter. One record is not copied.
-        log.append([b"".join(records)])
+        log.append([joined(records)])
         first.point("record written")
     if last.base:
         with suppress(NoRoom):

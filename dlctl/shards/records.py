@@ -4,11 +4,12 @@
     body     msgpack
     arrays   concatenated, as described in the body
 
-A base is a single record with everything in it; a journal has one record per commit. A crash may
-truncate the last record of a journal: it was not on the disk yet, so it was never acknowledged. A
-damaged record before the end is an error, and is never skipped. After a crash, damage of the very
-last record cannot be distinguished from a truncated write, and is treated as one: so a log that is
-closed properly ends with a redundant record.
+A base is a single record with everything in it; a journal has one record per commit. Several may be
+written and synced together. A crash may leave any of the pages of those that were synced last: they
+were not on the disk yet, so they were never acknowledged. A damaged record before them is an error,
+and is never skipped. After a crash, damage of the records of the last sync cannot be distinguished
+from a write that was cut short, and is treated as one: so a log that is closed properly ends with a
+redundant record.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from dlctl.util.json_depth import is_deep
 from dlctl.wire.messages import Array, Json
 
 Bytes = bytes | memoryview
-MAGIC = b"dlJ1"
+MAGIC, TOGETHER = b"dlJ1", b"dlJ2"
+"""A record that begins a sync; one that is synced together with the record before it."""
 _HEAD = struct.Struct("<4sIIQIQ")
 _HEAD_CRC_AT = 8
 """The CRC of the head covers the fields after it: the CRC of the rest, number and lengths."""
@@ -74,6 +76,14 @@ def _head(crc: int, number: int, body_bytes: int, arrays_bytes: int) -> bytes:
     )
 
 
+def joined(records: Sequence[bytes]) -> bytes:
+    """The bytes of records that are synced together. A crash may leave any of their pages."""
+    parts: list[Bytes] = [records[0]]
+    for record in records[1:]:
+        parts += [TOGETHER, memoryview(record)[len(MAGIC) :]]
+    return b"".join(parts)
+
+
 def read(data: Bytes, at: int = 0) -> tuple[JournalRecord, int] | None:
     """The record at an offset and the offset of its end; None if there is no complete one.
 
@@ -107,7 +117,10 @@ def _read_head(data: Bytes, at: int) -> tuple[int, int, int, int] | None:
     if len(data) - at < _HEAD.size:
         return None
     magic, head_crc, *fields = _HEAD.unpack_from(data, at)
-    if magic != MAGIC or zlib.crc32(data[at + _HEAD_CRC_AT : at + _HEAD.size]) != head_crc:
+    if (
+        magic not in (MAGIC, TOGETHER)
+        or zlib.crc32(data[at + _HEAD_CRC_AT : at + _HEAD.size]) != head_crc
+    ):
         return None
     crc, number, body_bytes, arrays_bytes = fields
     return crc, number, body_bytes, arrays_bytes
@@ -116,7 +129,7 @@ def _read_head(data: Bytes, at: int) -> tuple[int, int, int, int] | None:
 def read_all(data: bytes) -> tuple[list[JournalRecord], int]:
     """All records of a journal, and their total bytes; the rest is a truncated tail.
 
-    Raises Unusable if a damaged record is followed by another one.
+    Raises Unusable if a damaged record is followed by one of a later sync: then it was on the disk.
     """
     records: list[JournalRecord] = []
     at = 0

@@ -18,6 +18,7 @@ from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.server.commits import Commit, Committed
 from dlctl.shards.base import no_point
 from dlctl.shards.log import LogWrite
+from dlctl.shards.records import MAGIC
 from dlctl.wire import messages as m
 
 LIMIT_S = 20.0
@@ -87,7 +88,7 @@ class Server:
 
     def commit(self, record: bytes) -> None:
         self._number += 1
-        write = LogWrite(self.disk, self._number, record, b"", no_point)  # type: ignore[arg-type]
+        write = LogWrite(self.disk, self._number, MAGIC + record, b"", no_point)  # type: ignore[arg-type]
         self.stage.performers[Commit](Commit(self._number, write))
 
     def turn(self) -> bool:
@@ -108,7 +109,7 @@ def test_a_sync_covers_all_commits_that_were_begun_during_the_last() -> None:
     server.disk.await_begin()
     server.disk.end()
     assert server.stage.await_told(2) == [Committed(1), Committed(4)]
-    assert server.disk.synced == [b"1", b"234"]
+    assert server.disk.synced == [b"dlJ11", b"dlJ12dlJ23dlJ24"]
 
 
 def test_behind_an_error_nothing_is_written_or_confirmed() -> None:
@@ -128,7 +129,7 @@ def test_behind_an_error_nothing_is_written_or_confirmed() -> None:
 def test_beyond_a_limit_nothing_is_read_until_the_disk_has_caught_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(committing, "QUEUED_MAX", 5)
+    monkeypatch.setattr(committing, "QUEUED_MAX", 9)
     server = Server()
     server.commit(b"four")
     assert server.turn()

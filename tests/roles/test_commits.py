@@ -429,7 +429,7 @@ class FullDisk:
 
 
 def write(
-    log: Any, record: bytes = b"record", base: bytes = b"", *, in_order: bool = False
+    log: Any, record: bytes = b"dlJ1 record", base: bytes = b"", *, in_order: bool = False
 ) -> LogWrite:
     return LogWrite(log, 1, record, base, no_point, in_order)
 

@@ -14,6 +14,8 @@ from typing import Any
 
 from simulated import job_file
 
+from dlctl import registry
+from dlctl.errors import DlctlError
 from dlctl.sim.checkers import LivenessChecker
 from dlctl.sim.checkers.base import PromiseBroken
 from dlctl.sim.faults import Faults
@@ -53,7 +55,14 @@ def main() -> int:
     given = parser.parse_args()
     pairs = (option.split("=", 1) for option in given.options)
     options = {key: json.loads(value) for key, value in pairs}
-    lr, wrong = options.pop("lr", 0.03), 0
+    try:
+        method = registry.load("algorithms", given.name)
+        method.Options(
+            **{key: value for key, value in options.items() if key not in ("lr", "inner_lr")}
+        )
+    except (DlctlError, ImportError, TypeError) as error:
+        parser.error(f"{error}")
+    lr, wrong = options.pop("lr", method.optimizer.options.get("lr", 0.03)), 0
     for seed in range(given.seeds):
         for what, faults in (("alone", None), ("with deaths", DEATHS)):
             if fault := tried(given.name, options, seed, faults, lr):

@@ -21,7 +21,7 @@ Other storages have no commits under way: then all of this costs a comparison.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from dataclasses import fields, replace
 
 import numpy as np
@@ -65,8 +65,9 @@ class Commits:
         """Of the commits under way: number and time."""
         self._held: deque[tuple[int, Effect]] = deque()
         """What waits, and the commit that it waits for, in order."""
-        self._answers: Counter[Peer] = Counter()
-        """Answers with values among that."""
+        self._answers: dict[Peer, set[tuple[str, int]]] = {}
+        """Answers with values among that: kind and number of the request. A request that is
+        repeated meanwhile gets one answer."""
         self.is_ending = False
         """Whether the exit of the process is among that."""
 
@@ -107,9 +108,10 @@ class Commits:
         if isinstance(effect, Exit):
             self.is_ending = True
         elif isinstance(effect, Send) and isinstance(effect.message, _ANSWERS):
-            if self._answers[effect.peer] == ANSWERS_MAX:
+            answers, which = self._answers.setdefault(effect.peer, set()), _request(effect.message)
+            if which in answers or len(answers) == ANSWERS_MAX:
                 return
-            self._answers[effect.peer] += 1
+            answers.add(which)
             if effect.message.borrows:
                 effect = Send(effect.peer, _with_own_arrays(effect.message))
         self._held.append((self._passed, effect))
@@ -124,10 +126,14 @@ class Commits:
             _, effect = self._held.popleft()
             leaving.append(effect)
             if isinstance(effect, Send) and isinstance(effect.message, _ANSWERS):
-                self._answers[effect.peer] -= 1
+                self._answers[effect.peer].discard(_request(effect.message))
                 if not self._answers[effect.peer]:
                     del self._answers[effect.peer]
         return leaving
+
+
+def _request(answer: Parameters | SparseParameters | Buffers) -> tuple[str, int]:
+    return "buffers" if isinstance(answer, Buffers) else "values", answer.request
 
 
 def _has_to_wait(effect: Effect) -> bool:

@@ -267,7 +267,7 @@ class TableShard:
             return
         self.dedup.take(push)
         self.rates.add("pushes", 1)
-        self.settle(self.side.push(push, delta))
+        self._settle_push(push, self.side.push(push, delta))
 
     def _refuse(self, push: m.Push, why: str) -> None:
         """Reject an invalid push: it never gets into the shard, and its number is consumed."""
@@ -278,7 +278,17 @@ class TableShard:
         self.context.note("warning", reason)
         self._early_apply.ends(push.slot)
         self.dedup.take(push)
-        self.settle(self.side.left_out(push, reason))
+        self._settle_push(push, self.side.left_out(push, reason))
+
+    def _settle_push(self, push: m.Push, outcomes: list[PushOutcome]) -> None:
+        """Raises TypeError for a method that breaks the promise on which exactly-once rests."""
+        which = (push.slot, push.epoch, push.seq)
+        if all(outcome[:3] != which for outcome in outcomes or ()):
+            raise TypeError(
+                f"{type(self.side).__module__}: push() has to return an outcome of the push that it"
+                " is given, push.outcome(...), and may add those of pushes that it held"
+            )
+        self.settle(outcomes)
 
     def _check_samples(self, push: m.Push) -> None:
         """Means and schedules weigh a push by its samples. Raises RemoteProtocolError for more than
