@@ -14,7 +14,7 @@ from dlctl.algorithms.base import Method
 from dlctl.algorithms.methods.downpour import DOWNPOUR
 from dlctl.algorithms.methods.sync import Barrier, Replica
 from dlctl.algorithms.needs import Ask
-from dlctl.outdated import DECLARED, INSTEAD, Outdated
+from dlctl.outdated import DECLARED, INSTEAD, MOVED, Outdated
 
 METHOD = """
 from dataclasses import dataclass
@@ -67,7 +67,9 @@ def has(path: str) -> bool:
 
 MEMBERS = [name for name in INSTEAD if has(name.rpartition(".")[0])]
 ARGUMENTS = [name for name in INSTEAD if name.endswith("=)")]
-NAMES = sorted(INSTEAD.keys() - {*MEMBERS, *ARGUMENTS})
+SAMPLES = ("dlctl.messages", "dlctl.algorithms.sync")
+"""Of the modules that are elsewhere now."""
+NAMES = [*SAMPLES, *sorted(INSTEAD.keys() - {*MEMBERS, *ARGUMENTS, *MOVED})]
 
 
 def test_what_fits_is_loaded(outside: Outside) -> None:
@@ -83,6 +85,11 @@ def test_a_name_that_has_moved(outside: Outside, path: str, form: str) -> None:
     assert told.startswith('algorithm "outside" from outside 1.0: ')
     assert path in told
     assert INSTEAD[path] in told
+
+
+def test_a_module_that_is_elsewhere_now_is_there() -> None:
+    for module in MOVED.values():
+        assert import_module(module).__name__ == module
 
 
 def test_a_module_that_is_gone(outside: Outside) -> None:
