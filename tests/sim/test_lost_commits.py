@@ -15,7 +15,7 @@ def test_servers_die_while_their_commits_are_under_way_and_syncs_cover_several(m
     honest, together = MemoryLog.append, []
 
     def append(self, parts):
-        together.append(b"".join(parts).count(b"dlJ1"))
+        together.append(b"".join(parts).count(b"dlJ"))
         honest(self, parts)
 
     monkeypatch.setattr(MemoryLog, "append", append)
