@@ -220,6 +220,28 @@ def test_who_reads_without_end_does_not_fill_the_memory() -> None:
     assert len(life.read(100)) == 1
 
 
+def test_a_read_that_is_repeated_while_its_answer_waits_is_answered_once() -> None:
+    life = OnDisk()
+    life.say(life.message(0))
+    for request in (1, 1, 2, 1):
+        life.read(request)
+    answers = [said.request for _, said in life.sync() if isinstance(said, m.Parameters)]
+    assert answers == [1, 2]
+
+
+@pytest.mark.parametrize("told", [[], None])
+def test_a_method_that_does_not_say_what_became_of_a_push_acknowledges_nothing(
+    told: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A push that is applied and never acknowledged would be applied again by the next server."""
+    life = OnDisk()
+    (table,) = life.server.serving.tables
+    monkeypatch.setattr(table.side, "push", lambda push, delta: told)
+    with pytest.raises(TypeError, match="has to return an outcome"):
+        life.say(life.message(0))
+    assert life.queue == [], "nothing of it is committed"
+
+
 # ---------------------------------------------------------------- joins, the lead, checkpoints
 
 
