@@ -248,13 +248,13 @@ def test_prints_of_several_processes_are_all_logged_and_not_mixed_up(tmp_path):
                     print(n, i, "of a process that loads data")
                 os._exit(0)
         done = 0
-        while done < 4:
-            done += os.waitpid(-1, os.WNOHANG)[0] > 0
+        # The pipe holds all lines: its reader may be behind when the last child has left.
+        while done < 4 or len(list(path.parent.iterdir())) == 1:
+            done += done < 4 and os.waitpid(-1, os.WNOHANG)[0] > 0
             handler.rotate_if_full()
         """
     run(tmp_path / "log", story)
     parts = sorted(tmp_path.iterdir(), reverse=True)
-    assert len(parts) > 1, "it was rotated"
     lines = [record["msg"] for part in parts for record in records(part)]
     expected = [f"{n} {i} of a process that loads data" for n in range(4) for i in range(300)]
     assert sorted(lines) == sorted(expected)
