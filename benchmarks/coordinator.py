@@ -19,7 +19,7 @@ from dlctl.job.config import Choice, Data, Job, JobFile, Servers, Stop, Timeouts
 from dlctl.model.flat import TRAINED, Layout, TensorEntry
 from dlctl.roles.coordinator.coordinator import Coordinator
 from dlctl.roles.coordinator.records import LaunchAgent
-from dlctl.roles.coordinator.registration import Past
+from dlctl.roles.coordinator.supervision.registration import Past
 from dlctl.roles.protocol.keyring import Keyring
 from dlctl.wire import messages as m
 from dlctl.wire.machine import DeadlineReached, Effect, Event, Received, Send, Started

@@ -20,7 +20,7 @@ from daemons.loop import Loop
 from dlctl.launch import commands, local
 from dlctl.launch.base import Credentials
 from dlctl.roles.agent.agent import ProcessStarted
-from dlctl.roles.coordinator.crash_loops import NO_ROOM, UNSAID
+from dlctl.roles.coordinator.members.crash_loops import NO_ROOM, UNSAID
 from dlctl.roles.protocol.effects import ProcessEnded, SignalProcess, StartProcess
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.runs import paths

@@ -9,7 +9,7 @@ from daemons.coordinator.records import to_wall_clock
 from daemons.files.log_mirror import sizes
 from dlctl.model import frozen
 from dlctl.records.memory import Memory
-from dlctl.roles.coordinator.registration import Past
+from dlctl.roles.coordinator.supervision.registration import Past
 from dlctl.runs import checkpoints, paths, terms
 from dlctl.runs.database import RunDb
 

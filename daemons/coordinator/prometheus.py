@@ -27,7 +27,7 @@ from daemons.coordinator.records import Exporter
 from dlctl import __version__
 from dlctl.job.config import JobFile
 from dlctl.records.series import RUN
-from dlctl.roles.coordinator.daemon_states import ALIVE
+from dlctl.roles.coordinator.members.daemon_states import ALIVE
 from dlctl.roles.coordinator.run_state import NEXT
 from dlctl.wire.messages import Json
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dlctl.job.config import Choice, JobFile
-from dlctl.roles.coordinator.registration import Past
+from dlctl.roles.coordinator.supervision.registration import Past
 from dlctl.roles.protocol.authz import CLIENT
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import Checker

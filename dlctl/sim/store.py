@@ -15,7 +15,7 @@ import numpy as np
 
 from dlctl.model.frozen import FOLDER
 from dlctl.records.memory import Memory
-from dlctl.roles.coordinator.registration import Past
+from dlctl.roles.coordinator.supervision.registration import Past
 from dlctl.runs.terms import in_lines
 from dlctl.wire.messages import Array, Json
 

@@ -18,7 +18,7 @@ from dlctl.job.config import Choice, JobFile
 from dlctl.model.flat import slice_bounds
 from dlctl.roles.agent.agent import Agent
 from dlctl.roles.coordinator.coordinator import Coordinator
-from dlctl.roles.coordinator.registration import Past
+from dlctl.roles.coordinator.supervision.registration import Past
 from dlctl.roles.protocol.context import COORDINATOR, EXIT_RESTART, Birth
 from dlctl.roles.protocol.effects import CoordinatorGone, RestartCoordinator
 from dlctl.roles.server.server import Server

@@ -12,7 +12,7 @@ import pytest
 
 from dlctl.algorithms.base import DataEpoch
 from dlctl.algorithms.methods.epoch_cut import EpochCutReplica, Options
-from dlctl.roles.coordinator.portions import PortionPool
+from dlctl.roles.coordinator.pools.portions import PortionPool
 
 
 class Work:

@@ -21,7 +21,7 @@ from dlctl.algorithms.methods.sandblaster import LBFGS, SANDBLASTER, HistoryPair
 from dlctl.algorithms.needs import Gradient, NextBatch, NextData, Read, Step, Write
 from dlctl.algorithms.tables import PARTS_MAX
 from dlctl.errors import UsageError
-from dlctl.roles.coordinator.portions import PortionPool
+from dlctl.roles.coordinator.pools.portions import PortionPool
 from dlctl.roles.worker.leases import Portion
 from dlctl.shards.errors import Diverged
 from dlctl.sim.objectives import Batch, LeastSquares, Logistic, batch_rows

@@ -13,7 +13,7 @@ import pytest
 
 from daemons import log_tail
 from daemons.log_tail import DETAIL_LINES_MAX, LINES, await_printed, exit_code, last_lines
-from dlctl.roles.coordinator.failure_detector import last_error
+from dlctl.roles.coordinator.supervision.failure_detector import last_error
 
 TS = "2025-06-15T15:06:40.000Z"
 

@@ -28,7 +28,7 @@ from dlctl.launch.base import HOST_FILE
 from dlctl.model.flat import TRAINED, Layout, TensorEntry
 from dlctl.records.memory import Memory
 from dlctl.roles.agent.agent import Agent
-from dlctl.roles.coordinator.membership import Membership
+from dlctl.roles.coordinator.members.membership import Membership
 from dlctl.roles.coordinator.remote_files import LogMirror
 from dlctl.roles.protocol.context import COORDINATOR, Birth, Context
 from dlctl.roles.protocol.effects import (

@@ -16,7 +16,7 @@ from dlctl import registry
 from dlctl.compress import indices
 from dlctl.errors import LocalProtocolError, RemoteProtocolError
 from dlctl.model.flat import Layout
-from dlctl.roles.coordinator.dataset import Dataset
+from dlctl.roles.coordinator.training.dataset import Dataset
 from dlctl.roles.worker.received_slice import slice_in
 from dlctl.wire import codec
 from dlctl.wire.messages import (

@@ -7,13 +7,13 @@ from typing import Any
 from dlctl import registry
 from dlctl.job.config import Choice, Data, Job, JobFile, Servers, Stop, Workers
 from dlctl.model.flat import TRAINED, Layout, TensorEntry
-from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.coordinator import Coordinator
-from dlctl.roles.coordinator.data_pool import Range
-from dlctl.roles.coordinator.dataset import Dataset
-from dlctl.roles.coordinator.membership import Daemon
+from dlctl.roles.coordinator.members import daemon_states
+from dlctl.roles.coordinator.members.membership import Daemon
+from dlctl.roles.coordinator.pools.data_pool import Range
 from dlctl.roles.coordinator.records import AddEvent
-from dlctl.roles.coordinator.registration import Past
+from dlctl.roles.coordinator.supervision.registration import Past
+from dlctl.roles.coordinator.training.dataset import Dataset
 from dlctl.roles.protocol.keyring import Keyring
 from dlctl.wire import messages as m
 from dlctl.wire.machine import DeadlineReached, Effect, Note, Received, Send, Started

@@ -9,15 +9,15 @@ from typing import Any, cast
 from dlctl import registry
 from dlctl.job.config import Choice, Data, Evaluation, Job, JobFile, Stop, Workers
 from dlctl.records.memory import Memory, MemoryRecord
-from dlctl.roles.coordinator.dataset import Dataset
-from dlctl.roles.coordinator.lead import MethodLead
-from dlctl.roles.coordinator.leases import Leases
-from dlctl.roles.coordinator.membership import Daemon, Membership
+from dlctl.roles.coordinator.members.membership import Daemon, Membership
 from dlctl.roles.coordinator.records import AddEvent, EventContext
-from dlctl.roles.coordinator.run_progress import RunProgress
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.shutdown import RunShutdown
-from dlctl.roles.coordinator.supply import DataSupply
+from dlctl.roles.coordinator.training.dataset import Dataset
+from dlctl.roles.coordinator.training.lead import MethodLead
+from dlctl.roles.coordinator.training.leases import Leases
+from dlctl.roles.coordinator.training.run_progress import RunProgress
+from dlctl.roles.coordinator.training.supply import DataSupply
 from dlctl.roles.protocol.keyring import Keyring
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Send

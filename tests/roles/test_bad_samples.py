@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from at_work import SAMPLES, AtWork, events, refused, sent
 
-from dlctl.roles.coordinator.data_pool import Range
-from dlctl.roles.coordinator.dataset import Dataset
+from dlctl.roles.coordinator.pools.data_pool import Range
+from dlctl.roles.coordinator.training.dataset import Dataset
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Effect
 

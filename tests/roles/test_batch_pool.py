@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dlctl.roles.coordinator.batch_pool import BatchPool
-from dlctl.roles.coordinator.data_pool import Range
+from dlctl.roles.coordinator.pools.batch_pool import BatchPool
+from dlctl.roles.coordinator.pools.data_pool import Range
 
 
 def batch(portions: int, *, usual_s: float | None = None) -> BatchPool:

@@ -12,8 +12,8 @@ import pytest
 
 from dlctl.algorithms.needs import Collective, Summed, passed_on
 from dlctl.errors import DlctlError, RemoteProtocolError
-from dlctl.roles.coordinator.groups import LOST, Groups
 from dlctl.roles.coordinator.records import EventContext
+from dlctl.roles.coordinator.supervision.groups import LOST, Groups
 from dlctl.roles.protocol.context import COORDINATOR, Context
 from dlctl.roles.protocol.effects import (
     GroupJoined,

@@ -13,7 +13,7 @@ from dlctl.job import settings
 from dlctl.job.config import Checkpoints, Choice, Job, JobFile
 from dlctl.model.flat import AVERAGED, Layout, TensorEntry
 from dlctl.roles.coordinator.checkpointing import SAVE_S_MAX, Checkpointing
-from dlctl.roles.coordinator.membership import BACKOFF_S, Membership, describe_exit
+from dlctl.roles.coordinator.members.membership import BACKOFF_S, Membership, describe_exit
 from dlctl.roles.coordinator.records import (
     AddEvent,
     BeginCheckpoint,

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from dlctl.roles.coordinator import daemon_states, run_state
-from dlctl.roles.coordinator.daemon_states import SOURCES, STATES
-from dlctl.roles.coordinator.membership import LASTING, Daemon
+from dlctl.roles.coordinator import run_state
+from dlctl.roles.coordinator.members import daemon_states
+from dlctl.roles.coordinator.members.daemon_states import SOURCES, STATES
+from dlctl.roles.coordinator.members.membership import LASTING, Daemon
 
-PACKAGE = Path(daemon_states.__file__).parent
-MODULES = {path.stem: path.read_text() for path in sorted(PACKAGE.glob("*.py"))}
+PACKAGE = Path(daemon_states.__file__).parent.parent
+MODULES = {path.stem: path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def reachable(first: str, following: Mapping[str, frozenset[str]]) -> set[str]:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from dlctl.job.clients import Cohort, epoch_samples
-from dlctl.roles.coordinator.batch_pool import BatchPool
-from dlctl.roles.coordinator.data_pool import DONE, RETURNED, DataPool, Range
-from dlctl.roles.coordinator.holders import Key
-from dlctl.roles.coordinator.portions import ClientPool, PortionPool
-from dlctl.roles.coordinator.streams import StreamPool
+from dlctl.roles.coordinator.pools.batch_pool import BatchPool
+from dlctl.roles.coordinator.pools.data_pool import DONE, RETURNED, DataPool, Range
+from dlctl.roles.coordinator.pools.holders import Key
+from dlctl.roles.coordinator.pools.portions import ClientPool, PortionPool
+from dlctl.roles.coordinator.pools.streams import StreamPool
 
 SLOTS = 3
 CLIENTS = (5, 9, 2, 7, 4)

@@ -10,7 +10,7 @@ from dlctl.algorithms.methods.downpour import DOWNPOUR
 from dlctl.errors import NotPermitted, RemoteProtocolError
 from dlctl.job.config import Job, JobFile
 from dlctl.roles.coordinator.coordinator import Coordinator
-from dlctl.roles.coordinator.registration import Past
+from dlctl.roles.coordinator.supervision.registration import Past
 from dlctl.roles.protocol.authz import CLIENT, OFFENCES_MAX, READER, Authz, keys_of, offence
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.keyring import Keyring

@@ -17,8 +17,8 @@ from dlctl.algorithms.base import (
     Table,
     VectorRequest,
 )
-from dlctl.roles.coordinator.driven import Driven, DrivenMethod
-from dlctl.roles.coordinator.portions import PortionPool
+from dlctl.roles.coordinator.pools.portions import PortionPool
+from dlctl.roles.coordinator.training.driven import Driven, DrivenMethod
 from dlctl.roles.protocol.context import Context
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Send

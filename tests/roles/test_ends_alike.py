@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dlctl.roles.coordinator.crash_loops import NO_ROOM, UNSAID, blame, ends_by_itself
-from dlctl.roles.coordinator.membership import Daemon, Membership
+from dlctl.roles.coordinator.members.crash_loops import NO_ROOM, UNSAID, blame, ends_by_itself
+from dlctl.roles.coordinator.members.membership import Daemon, Membership
 from dlctl.roles.protocol.context import EXIT_FENCED, EXIT_POISONED, EXIT_RESTART
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.util.names import HOME_AGENT

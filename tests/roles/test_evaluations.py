@@ -11,7 +11,7 @@ from dlctl.job.config import Job, JobFile, Stop
 from dlctl.records.best import Target
 from dlctl.records.evaluated import Result
 from dlctl.roles.coordinator.evaluation import Evaluations
-from dlctl.roles.coordinator.membership import Membership
+from dlctl.roles.coordinator.members.membership import Membership
 from dlctl.roles.coordinator.records import AddEvent, EventContext
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.status import Reports, Totals

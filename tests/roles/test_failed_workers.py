@@ -8,8 +8,8 @@ from at_work import AtWork, events, layout, refused, sent
 from dlctl.model.flat import TRAINED, Layout, TensorEntry
 from dlctl.problems import are_alike
 from dlctl.roles.coordinator import shutdown
-from dlctl.roles.coordinator.failure_detector import EXIT_S
 from dlctl.roles.coordinator.records import BeginCheckpoint
+from dlctl.roles.coordinator.supervision.failure_detector import EXIT_S
 from dlctl.wire import codec
 from dlctl.wire import messages as m
 

@@ -9,7 +9,7 @@ import pytest
 
 from dlctl.problems import Problem, read
 from dlctl.roles.coordinator import problems
-from dlctl.roles.coordinator.membership import Daemon, Membership
+from dlctl.roles.coordinator.members.membership import Daemon, Membership
 from dlctl.util.names import HOME_AGENT, WAITS_FOR_SPACE
 from dlctl.util.text import BLAMED, DISCARDED, ENDED_BY_ITSELF, KILLED, NO_WORKER
 

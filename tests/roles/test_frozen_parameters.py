@@ -9,9 +9,9 @@ import pytest
 from dlctl.errors import DlctlError
 from dlctl.model.flat import CONSTANT, TRAINED, Layout, TensorEntry
 from dlctl.model.frozen import DIGEST_BYTES, run_file
-from dlctl.roles.coordinator.frozen import FrozenParameters
-from dlctl.roles.coordinator.membership import Membership
+from dlctl.roles.coordinator.members.membership import Membership
 from dlctl.roles.coordinator.records import EventContext
+from dlctl.roles.coordinator.training.frozen import FrozenParameters
 from dlctl.roles.protocol.files import Transfers
 from dlctl.util.names import HOME_AGENT
 from dlctl.wire import messages as m

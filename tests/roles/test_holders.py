@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlctl.roles.coordinator.holders import Holders, Key
+from dlctl.roles.coordinator.pools.holders import Holders, Key
 
 SLOTS = range(4)
 EVENTS = ("lease", "lease", "copy", "done", "back", "doubt", "wait", "no")

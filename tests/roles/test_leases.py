@@ -9,8 +9,8 @@ from leased import MAPPED, Leased, portion_done
 
 from dlctl.errors import RemoteProtocolError
 from dlctl.job.config import Evaluation
-from dlctl.roles.coordinator.data_pool import DONE
-from dlctl.roles.coordinator.dataset import Dataset
+from dlctl.roles.coordinator.pools.data_pool import DONE
+from dlctl.roles.coordinator.training.dataset import Dataset
 from dlctl.wire import messages as m
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dlctl.roles.coordinator.membership import Membership
+from dlctl.roles.coordinator.members.membership import Membership
 from dlctl.roles.coordinator.remote_files import LOOK_S, LogMirror
 from dlctl.roles.protocol.context import Context
 from dlctl.wire import messages as m

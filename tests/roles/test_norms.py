@@ -13,7 +13,7 @@ from dlctl.compress.base import Delta
 from dlctl.errors import RemoteProtocolError
 from dlctl.optim.sgd import SGD, SGDOptions
 from dlctl.records.memory import Memory
-from dlctl.roles.coordinator.norms import Norms
+from dlctl.roles.coordinator.training.norms import Norms
 from dlctl.shards.memory import in_memory
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Send

@@ -15,10 +15,10 @@ from dlctl.errors import RemoteProtocolError
 from dlctl.job.config import COUNT_MAX, Choice, Host, Job, JobFile, Network, Servers, Workers
 from dlctl.launch import addresses
 from dlctl.records.memory import Memory
-from dlctl.roles.coordinator.membership import Daemon, Membership
-from dlctl.roles.coordinator.peers import FEW, PAUSE_S, PeerLists, is_address
+from dlctl.roles.coordinator.members.membership import Daemon, Membership
 from dlctl.roles.coordinator.records import EventContext
 from dlctl.roles.coordinator.run_state import RunState
+from dlctl.roles.coordinator.supervision.peers import FEW, PAUSE_S, PeerLists, is_address
 from dlctl.roles.protocol.context import COORDINATOR, Birth
 from dlctl.roles.protocol.keyring import Keyring
 from dlctl.roles.worker.services.asking import pack

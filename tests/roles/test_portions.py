@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlctl.model.flat import slice_bounds
-from dlctl.roles.coordinator.portions import PortionPool
+from dlctl.roles.coordinator.pools.portions import PortionPool
 
 
 def drain(pool: PortionPool) -> list[tuple[int, int]]:

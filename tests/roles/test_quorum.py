@@ -15,11 +15,11 @@ from dlctl.algorithms.base import Lead
 from dlctl.errors import RemoteProtocolError
 from dlctl.job.config import Choice, Job, JobFile, Servers, Workers
 from dlctl.records.memory import Memory, Quorum
-from dlctl.roles.coordinator.membership import Daemon, Membership
+from dlctl.roles.coordinator.members.membership import Daemon, Membership
 from dlctl.roles.coordinator.persistence import Lasting
-from dlctl.roles.coordinator.quorum import Quorums
 from dlctl.roles.coordinator.records import EventContext
 from dlctl.roles.coordinator.run_state import RunState
+from dlctl.roles.coordinator.training.quorum import Quorums
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.retry import BACKOFF_MAX
 from dlctl.roles.protocol.rows import packed, rows_in

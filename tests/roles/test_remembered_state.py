@@ -26,7 +26,7 @@ from dlctl.records.memory import (
 from dlctl.roles.coordinator.coordinator import Coordinator
 from dlctl.roles.coordinator.persistence import Lasting
 from dlctl.roles.coordinator.records import Remember
-from dlctl.roles.coordinator.registration import Past
+from dlctl.roles.coordinator.supervision.registration import Past
 from dlctl.roles.protocol.keyring import Keyring
 from dlctl.wire.machine import DeadlineReached, Effect, Received, Send, Started
 from dlctl.wire.messages import Lease, LeaseRequest, Report

@@ -9,7 +9,7 @@ import pytest
 from leased import PORTION, Leased
 
 from dlctl.job.config import Evaluation
-from dlctl.roles.coordinator.dataset import Dataset
+from dlctl.roles.coordinator.training.dataset import Dataset
 from dlctl.wire import messages as m
 
 

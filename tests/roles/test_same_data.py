@@ -12,7 +12,7 @@ from dlctl.job.config import Data, Job, JobFile, Stop, Workers
 from dlctl.model.flat import TRAINED, Layout, TensorEntry
 from dlctl.roles.coordinator.coordinator import Coordinator
 from dlctl.roles.coordinator.records import AddEvent, Remember
-from dlctl.roles.coordinator.registration import Past
+from dlctl.roles.coordinator.supervision.registration import Past
 from dlctl.roles.protocol.keyring import Keyring
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Effect, Received, Started

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from dlctl.roles.coordinator import daemon_states
-from dlctl.roles.coordinator.membership import Daemon, Membership
-from dlctl.roles.coordinator.selections import ByContact, Due
+from dlctl.roles.coordinator.members import daemon_states
+from dlctl.roles.coordinator.members.membership import Daemon, Membership
+from dlctl.roles.coordinator.members.selections import ByContact, Due
 from dlctl.util.names import HOME_AGENT
 from dlctl.wire import messages as m
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from at_work import AtWork, refused, sent
 
-from dlctl.roles.coordinator.dataset import Dataset
+from dlctl.roles.coordinator.training.dataset import Dataset
 from dlctl.wire import messages as m
 
 

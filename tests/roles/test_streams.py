@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dlctl.roles.coordinator.data_pool import Range
-from dlctl.roles.coordinator.streams import StreamPool
+from dlctl.roles.coordinator.pools.data_pool import Range
+from dlctl.roles.coordinator.pools.streams import StreamPool
 
 BATCH, PORTION = 4, 8
 Key = tuple[int, int, int]

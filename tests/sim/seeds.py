@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from scenarios import LIMIT_S, SCENARIOS
 
-from dlctl.roles.coordinator.groups import LOST
+from dlctl.roles.coordinator.supervision.groups import LOST
 from dlctl.sim.checkers import LivenessChecker, PromiseBroken
 from dlctl.sim.checkers.saved import IN_ORDER
 from dlctl.sim.disk import NO_SPACE

@@ -12,7 +12,7 @@ from dlctl.job.config import JobFile
 from dlctl.model.flat import TRAINED, Layout, TensorEntry
 from dlctl.roles.coordinator.coordinator import Coordinator
 from dlctl.roles.coordinator.records import Remember
-from dlctl.roles.coordinator.registration import Past
+from dlctl.roles.coordinator.supervision.registration import Past
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import BuildModel, Compute
 from dlctl.roles.protocol.keyring import Keyring

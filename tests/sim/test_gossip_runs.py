@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from simulated import Watcher, job_file
 
-from dlctl.roles.coordinator.groups import LOST
+from dlctl.roles.coordinator.supervision.groups import LOST
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.network import NetworkOptions, SimLink
 from dlctl.sim.objectives import LeastSquares

@@ -13,7 +13,7 @@ from dlctl.algorithms.needs import Collective, Summed, passed_on
 from dlctl.job import config
 from dlctl.model.vector import copy_into
 from dlctl.roles.coordinator.checkpointing import SAVE_S_MAX
-from dlctl.roles.coordinator.groups import LOST
+from dlctl.roles.coordinator.supervision.groups import LOST
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import RunEvaluation
 from dlctl.sim.checkers import Checker

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from simulated import job_file
 
-from dlctl.roles.coordinator.groups import LOST
+from dlctl.roles.coordinator.supervision.groups import LOST
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Simulation

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from simulated import ACCOUNT, job_file, ledger_checkers
 
-from dlctl.roles.coordinator.membership import Daemon
+from dlctl.roles.coordinator.members.membership import Daemon
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.objectives import Ledger

@@ -12,11 +12,11 @@ from simulated import Watcher, job_file
 
 from dlctl import registry
 from dlctl.algorithms.base import MODEL, Table
-from dlctl.roles.coordinator.failure_detector import last_error
-from dlctl.roles.coordinator.membership import Membership
+from dlctl.roles.coordinator.members.membership import Membership
 from dlctl.roles.coordinator.records import EventContext
-from dlctl.roles.coordinator.registration import Past, Registration
 from dlctl.roles.coordinator.run_state import RunState
+from dlctl.roles.coordinator.supervision.failure_detector import last_error
+from dlctl.roles.coordinator.supervision.registration import Past, Registration
 from dlctl.roles.protocol.keyring import Keyring
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.objectives import LeastSquares

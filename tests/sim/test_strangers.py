@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from repeated import times
 from simulated import ACCOUNT, job_file, ledger_checkers
 
-from dlctl.roles.coordinator.dataset import Dataset
+from dlctl.roles.coordinator.training.dataset import Dataset
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.token import sign
 from dlctl.roles.server.abuse_guard import HUSH_S, USELESS_MAX

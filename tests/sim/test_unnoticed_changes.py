@@ -8,7 +8,7 @@ import pytest
 from seeds import run_seed
 
 from dlctl.records.memory import DAEMON, Entry, Piece
-from dlctl.roles.coordinator.membership import LASTING
+from dlctl.roles.coordinator.members.membership import LASTING
 from dlctl.roles.coordinator.persistence import Persistence
 from dlctl.roles.coordinator.records import Owner
 

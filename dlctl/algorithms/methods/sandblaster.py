@@ -36,7 +36,7 @@ Rules:
 - s and y are of the points that the replicas saw, rounded to float32, not of the exact t d.
 - Operations are made once, and the coordinator replays its recorded results: except for rounding
   (portions and losses are added in order of arrival) the trajectory does not depend on which daemon
-  dies when (`roles/coordinator/driven.py`). A stop in the middle of a search leaves the trial point
+  dies when (`roles/coordinator/training/driven.py`). A stop in the middle of a search leaves the trial point
   in "w"; the run resumes with that trial. An operation and the next sum that does not wait for
   another one go in one round trip: 2m + 1 of them for a direction.
 
@@ -47,7 +47,7 @@ point too far, unless a worker meets `workers.nonfinite_steps_max` such batches 
 where a shard refuses a push, since g lacks that portion there, unless `workers.refused_pushes_max`
 of a worker's are refused in a row. Every push holds one portion; the paper sends after "every few",
 but a shard could not subtract one of several again, and larger portions have the same effect. Idle
-replicas get backup copies of the stragglers' last portions (`roles/coordinator/portions.py`). Each
+replicas get backup copies of the stragglers' last portions (`roles/coordinator/pools/portions.py`). Each
 shard decides on its own which copy wins: the one that arrives first; both are of the same data.
 
 The loss must be a function of the parameters alone: no dropout, no batch normalisation in training,

@@ -20,7 +20,7 @@ from typing import Any
 
 from dlctl.job.config import JobFile
 from dlctl.records.memory import Entry, Memory
-from dlctl.roles.coordinator.membership import Membership
+from dlctl.roles.coordinator.members.membership import Membership
 from dlctl.roles.coordinator.records import (
     BeginCheckpoint,
     CheckpointBegun,

@@ -27,22 +27,13 @@ from dlctl.job.config import JobFile
 from dlctl.records import evaluated
 from dlctl.records.best import Best, Target
 from dlctl.records.manifest import FAILURE, MEAN
-from dlctl.roles.coordinator import daemon_states, shutdown
-from dlctl.roles.coordinator.bad_samples import BadSamples
+from dlctl.roles.coordinator import shutdown
 from dlctl.roles.coordinator.checkpointing import Checkpointing
-from dlctl.roles.coordinator.dataset import Dataset
 from dlctl.roles.coordinator.evaluation import Evaluations
-from dlctl.roles.coordinator.failure_detector import ERROR_CHARS_MAX, FailureDetector
-from dlctl.roles.coordinator.frozen import FrozenParameters
-from dlctl.roles.coordinator.groups import Groups
-from dlctl.roles.coordinator.host_failures import HostFailures
-from dlctl.roles.coordinator.lead import MethodLead
-from dlctl.roles.coordinator.leases import Leases
-from dlctl.roles.coordinator.membership import Daemon, Membership
-from dlctl.roles.coordinator.norms import Norms
-from dlctl.roles.coordinator.peers import PeerLists
+from dlctl.roles.coordinator.members import daemon_states
+from dlctl.roles.coordinator.members.membership import Daemon, Membership
+from dlctl.roles.coordinator.members.selections import Due
 from dlctl.roles.coordinator.persistence import Persistence
-from dlctl.roles.coordinator.quorum import Quorums
 from dlctl.roles.coordinator.records import (
     CheckpointBegun,
     CheckpointEnded,
@@ -50,19 +41,29 @@ from dlctl.roles.coordinator.records import (
     KeyRenewed,
     LaunchAgent,
 )
-from dlctl.roles.coordinator.registration import Past, Registration
 from dlctl.roles.coordinator.remote_files import LogMirror
 from dlctl.roles.coordinator.requests import ClientRequests, Requests
 from dlctl.roles.coordinator.rotation import Rotation
-from dlctl.roles.coordinator.run_progress import RunProgress
 from dlctl.roles.coordinator.run_state import RunState
-from dlctl.roles.coordinator.scaled_rate import ScaledRate
-from dlctl.roles.coordinator.scaling import Scaling
-from dlctl.roles.coordinator.selections import Due
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.coordinator.shutdown import RunShutdown
 from dlctl.roles.coordinator.status import Reports, StatusReport, Totals
-from dlctl.roles.coordinator.supply import DataSupply
+from dlctl.roles.coordinator.supervision.failure_detector import ERROR_CHARS_MAX, FailureDetector
+from dlctl.roles.coordinator.supervision.groups import Groups
+from dlctl.roles.coordinator.supervision.host_failures import HostFailures
+from dlctl.roles.coordinator.supervision.peers import PeerLists
+from dlctl.roles.coordinator.supervision.registration import Past, Registration
+from dlctl.roles.coordinator.supervision.scaling import Scaling
+from dlctl.roles.coordinator.training.bad_samples import BadSamples
+from dlctl.roles.coordinator.training.dataset import Dataset
+from dlctl.roles.coordinator.training.frozen import FrozenParameters
+from dlctl.roles.coordinator.training.lead import MethodLead
+from dlctl.roles.coordinator.training.leases import Leases
+from dlctl.roles.coordinator.training.norms import Norms
+from dlctl.roles.coordinator.training.quorum import Quorums
+from dlctl.roles.coordinator.training.run_progress import RunProgress
+from dlctl.roles.coordinator.training.scaled_rate import ScaledRate
+from dlctl.roles.coordinator.training.supply import DataSupply
 from dlctl.roles.protocol.authz import CLIENT, READER, Authz, keys_of
 from dlctl.roles.protocol.effects import AgentWaits, HostsTaken, OnRecord, ProcessEnded, Unwritten
 from dlctl.roles.protocol.files import (

@@ -14,7 +14,7 @@ from dataclasses import astuple, dataclass, field
 from dlctl.records.best import Best, Target, available_metrics
 from dlctl.records.evaluated import Result
 from dlctl.records.memory import Entry, EvaluationMemory, Fields, Finish, Memory, Work
-from dlctl.roles.coordinator.membership import Daemon, Membership
+from dlctl.roles.coordinator.members.membership import Daemon, Membership
 from dlctl.roles.coordinator.records import EventContext, Owner
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
 from dlctl.util import values

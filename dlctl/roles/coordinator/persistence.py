@@ -28,17 +28,17 @@ from itertools import chain
 from typing import Any
 
 from dlctl.records.memory import DAEMON, Clock, End, Entry, Memory, MemoryRecord, RunMemory
-from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.evaluation import Evaluations
-from dlctl.roles.coordinator.lead import MethodLead
-from dlctl.roles.coordinator.membership import Daemon
+from dlctl.roles.coordinator.members import daemon_states
+from dlctl.roles.coordinator.members.membership import Daemon
 from dlctl.roles.coordinator.records import Remember, Remembers
-from dlctl.roles.coordinator.registration import Past, Registration
 from dlctl.roles.coordinator.rotation import Rotation
 from dlctl.roles.coordinator.run_state import CoordinatorPart
-from dlctl.roles.coordinator.scaling import Scaling
 from dlctl.roles.coordinator.settings import SettingChanges
+from dlctl.roles.coordinator.supervision.registration import Past, Registration
+from dlctl.roles.coordinator.supervision.scaling import Scaling
+from dlctl.roles.coordinator.training.lead import MethodLead
 from dlctl.util.names import HOME_AGENT
 from dlctl.wire.machine import Effect
 from dlctl.wire.messages import (

@@ -9,10 +9,10 @@ from typing import Any
 
 from dlctl import problems
 from dlctl.problems import Code, Fact, Problem, known, names_in
-from dlctl.roles.coordinator import daemon_states
-from dlctl.roles.coordinator.failure_detector import SLOW_S_MAX
-from dlctl.roles.coordinator.membership import Daemon, Membership
+from dlctl.roles.coordinator.members import daemon_states
+from dlctl.roles.coordinator.members.membership import Daemon, Membership
 from dlctl.roles.coordinator.run_state import RunState
+from dlctl.roles.coordinator.supervision.failure_detector import SLOW_S_MAX
 from dlctl.util import values
 from dlctl.util.names import COORDINATOR, WAITS_FOR_SPACE
 from dlctl.util.text import ALIKE_LIFE_S, KILLED, bounded_place

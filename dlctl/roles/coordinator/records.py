@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Protocol
 
 from dlctl.records.memory import Entry, Fields, Memory
-from dlctl.roles.coordinator import daemon_states
-from dlctl.roles.coordinator.membership import Daemon
+from dlctl.roles.coordinator.members import daemon_states
+from dlctl.roles.coordinator.members.membership import Daemon
 from dlctl.roles.protocol.context import COORDINATOR, EXIT_RESTART, Context
 from dlctl.util.record import record
 from dlctl.util.text import of_daemon

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from dlctl.errors import RemoteProtocolError
 from dlctl.records.memory import LOG, Entry, Memory
-from dlctl.roles.coordinator.membership import Daemon, Membership
+from dlctl.roles.coordinator.members.membership import Daemon, Membership
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.files import (
     ACKS,

@@ -18,9 +18,9 @@ from dlctl.roles.coordinator import shutdown
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.rotation import Rotation
 from dlctl.roles.coordinator.run_state import CoordinatorPart
-from dlctl.roles.coordinator.scaling import Scaling
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.coordinator.status import StatusReport
+from dlctl.roles.coordinator.supervision.scaling import Scaling
 from dlctl.roles.protocol.authz import READABLE
 from dlctl.roles.protocol.context import COORDINATOR, Context
 from dlctl.wire.machine import Peer

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from dlctl.errors import DlctlError
 from dlctl.roles.coordinator.records import KeyRenewed, RenewKey
 from dlctl.roles.coordinator.run_state import CoordinatorPart
-from dlctl.roles.coordinator.scaling import RESTART, Scaling
+from dlctl.roles.coordinator.supervision.scaling import RESTART, Scaling
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.wire.messages import Json, Request
 

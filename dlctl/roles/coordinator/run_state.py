@@ -13,7 +13,7 @@ from dlctl.algorithms.base import Method
 from dlctl.errors import DlctlError
 from dlctl.job.config import JobFile
 from dlctl.records.memory import Entry, Memory, RunMemory
-from dlctl.roles.coordinator.membership import Daemon, Membership
+from dlctl.roles.coordinator.members.membership import Daemon, Membership
 from dlctl.roles.coordinator.records import EventContext, Owner
 from dlctl.roles.coordinator.shutdown import RunShutdown
 from dlctl.roles.protocol.keyring import Keyring

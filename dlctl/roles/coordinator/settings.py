@@ -14,7 +14,7 @@ from typing import Any
 
 from dlctl.errors import NotFound, RemoteProtocolError, UsageError
 from dlctl.job.settings import EVERY_RUN, LiveSettings
-from dlctl.roles.coordinator.membership import Daemon, Membership
+from dlctl.roles.coordinator.members.membership import Daemon, Membership
 from dlctl.roles.coordinator.records import EventContext
 from dlctl.util.did_you_mean import did_you_mean
 from dlctl.util.names import COORDINATOR

@@ -11,18 +11,19 @@ from dlctl.algorithms.noise import noise_scale
 from dlctl.problems import NAMED_MAX
 from dlctl.records import evaluated
 from dlctl.records.series import EVALUATION, RUN
-from dlctl.roles.coordinator import daemon_states, problems
+from dlctl.roles.coordinator import problems
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.evaluation import Evaluations
-from dlctl.roles.coordinator.failure_detector import FailureDetector
-from dlctl.roles.coordinator.lead import MethodLead
-from dlctl.roles.coordinator.leases import Leases
-from dlctl.roles.coordinator.membership import Daemon
+from dlctl.roles.coordinator.members import daemon_states
+from dlctl.roles.coordinator.members.membership import Daemon
 from dlctl.roles.coordinator.records import AddMetric, StatusSnapshot
-from dlctl.roles.coordinator.run_progress import RunProgress
 from dlctl.roles.coordinator.run_state import CoordinatorPart, RunState
 from dlctl.roles.coordinator.settings import SettingChanges
-from dlctl.roles.coordinator.supply import DataSupply
+from dlctl.roles.coordinator.supervision.failure_detector import FailureDetector
+from dlctl.roles.coordinator.training.lead import MethodLead
+from dlctl.roles.coordinator.training.leases import Leases
+from dlctl.roles.coordinator.training.run_progress import RunProgress
+from dlctl.roles.coordinator.training.supply import DataSupply
 from dlctl.roles.protocol.meters import Pace
 from dlctl.util import values
 from dlctl.wire import messages as m

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dlctl.roles.coordinator.groups import LOST
 from dlctl.roles.coordinator.records import AddEvent
+from dlctl.roles.coordinator.supervision.groups import LOST
 from dlctl.roles.protocol.effects import Compute
 from dlctl.roles.worker.services.collecting import Collecting
 from dlctl.sim.checkers.base import Checker

@@ -7,25 +7,25 @@ from types import SimpleNamespace
 
 from planting import Patch, mutant
 
-from dlctl.roles.coordinator import quorum
 from dlctl.roles.coordinator.coordinator import Coordinator
-from dlctl.roles.coordinator.data_pool import Range
-from dlctl.roles.coordinator.driven import DrivenMethod
-from dlctl.roles.coordinator.failure_detector import FailureDetector
-from dlctl.roles.coordinator.groups import Groups
-from dlctl.roles.coordinator.holders import Holders
-from dlctl.roles.coordinator.lead import MethodLead
-from dlctl.roles.coordinator.leases import Leases
-from dlctl.roles.coordinator.norms import Norms
 from dlctl.roles.coordinator.persistence import Lasting
-from dlctl.roles.coordinator.portions import PortionPool
-from dlctl.roles.coordinator.quorum import Quorums
+from dlctl.roles.coordinator.pools.data_pool import Range
+from dlctl.roles.coordinator.pools.holders import Holders
+from dlctl.roles.coordinator.pools.portions import PortionPool
+from dlctl.roles.coordinator.pools.streams import StreamPool
 from dlctl.roles.coordinator.records import IssueTerm
-from dlctl.roles.coordinator.registration import Registration
-from dlctl.roles.coordinator.scaling import Scaling
 from dlctl.roles.coordinator.shutdown import RunShutdown
-from dlctl.roles.coordinator.streams import StreamPool
-from dlctl.roles.coordinator.supply import DataSupply
+from dlctl.roles.coordinator.supervision.failure_detector import FailureDetector
+from dlctl.roles.coordinator.supervision.groups import Groups
+from dlctl.roles.coordinator.supervision.registration import Registration
+from dlctl.roles.coordinator.supervision.scaling import Scaling
+from dlctl.roles.coordinator.training import quorum
+from dlctl.roles.coordinator.training.driven import DrivenMethod
+from dlctl.roles.coordinator.training.lead import MethodLead
+from dlctl.roles.coordinator.training.leases import Leases
+from dlctl.roles.coordinator.training.norms import Norms
+from dlctl.roles.coordinator.training.quorum import Quorums
+from dlctl.roles.coordinator.training.supply import DataSupply
 from dlctl.runs.terms import TermLog
 from dlctl.util import listing
 from dlctl.wire import messages as m

@@ -14,10 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dlctl.errors import DlctlError
-from dlctl.roles.coordinator.leases import Leases
-from dlctl.roles.coordinator.membership import Daemon
+from dlctl.roles.coordinator.members.membership import Daemon
 from dlctl.roles.coordinator.run_state import CoordinatorPart
-from dlctl.roles.coordinator.scaled_rate import ScaledRate
+from dlctl.roles.coordinator.training.leases import Leases
+from dlctl.roles.coordinator.training.scaled_rate import ScaledRate
 from dlctl.util.names import HOME_AGENT
 from dlctl.wire import messages as m
 from dlctl.wire.messages import Json

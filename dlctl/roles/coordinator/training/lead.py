@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from dlctl.algorithms.base import Lead
 from dlctl.records.memory import Entry, LeadState, Memory
-from dlctl.roles.coordinator.driven import Driven
-from dlctl.roles.coordinator.portions import PortionPool
+from dlctl.roles.coordinator.pools.portions import PortionPool
 from dlctl.roles.coordinator.run_state import RunState
+from dlctl.roles.coordinator.training.driven import Driven
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Peer
 from dlctl.wire.messages import Json

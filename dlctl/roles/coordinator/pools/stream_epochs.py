@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dlctl.roles.coordinator.data_pool import DONE, UNKNOWN
-from dlctl.roles.coordinator.holders import Key
-from dlctl.roles.coordinator.stream_passes import Pass, PortionSizes, StreamShard
+from dlctl.roles.coordinator.pools.data_pool import DONE, UNKNOWN
+from dlctl.roles.coordinator.pools.holders import Key
+from dlctl.roles.coordinator.pools.stream_passes import Pass, PortionSizes, StreamShard
 
 _COMPLETE, _FIRST_SHARD = -1, -2
 """In place of a portion's number: the whole data epoch; the state of shard 0 (of shard n:

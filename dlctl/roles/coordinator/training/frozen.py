@@ -16,7 +16,7 @@ from dlctl.errors import DlctlError
 from dlctl.model import frozen
 from dlctl.model.flat import Layout
 from dlctl.records.memory import Entry, Memory
-from dlctl.roles.coordinator.membership import Daemon
+from dlctl.roles.coordinator.members.membership import Daemon
 from dlctl.roles.coordinator.records import Owner
 from dlctl.roles.coordinator.run_state import CoordinatorPart
 from dlctl.roles.protocol.files import Transfers, WantedFile

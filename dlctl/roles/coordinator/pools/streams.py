@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from dlctl.errors import RemoteProtocolError
-from dlctl.roles.coordinator.data_pool import DONE, RETURNED, UNKNOWN, DataPool, Range
-from dlctl.roles.coordinator.holders import Key
-from dlctl.roles.coordinator.stream_epochs import StreamEpochs
-from dlctl.roles.coordinator.stream_passes import PortionLimits, PortionSizes, Readers
+from dlctl.roles.coordinator.pools.data_pool import DONE, RETURNED, UNKNOWN, DataPool, Range
+from dlctl.roles.coordinator.pools.holders import Key
+from dlctl.roles.coordinator.pools.stream_epochs import StreamEpochs
+from dlctl.roles.coordinator.pools.stream_passes import PortionLimits, PortionSizes, Readers
 from dlctl.wire.messages import Json
 
 

@@ -31,8 +31,8 @@ from dlctl.algorithms.base import (
     VectorRequest,
 )
 from dlctl.algorithms.tables import PARTS_MAX
-from dlctl.roles.coordinator.batch_pool import BatchPool
-from dlctl.roles.coordinator.portions import PortionPool
+from dlctl.roles.coordinator.pools.batch_pool import BatchPool
+from dlctl.roles.coordinator.pools.portions import PortionPool
 from dlctl.roles.protocol.context import Context
 from dlctl.wire import messages as m
 from dlctl.wire.messages import Json

@@ -12,11 +12,11 @@ from dlctl.errors import DlctlError
 from dlctl.job import batches, schedule
 from dlctl.job.clients import epoch_samples
 from dlctl.job.config import JobFile
-from dlctl.roles.coordinator.data_pool import DataPool
-from dlctl.roles.coordinator.dataset import Dataset
-from dlctl.roles.coordinator.lead import MethodLead
-from dlctl.roles.coordinator.portions import ClientPool, PortionPool
-from dlctl.roles.coordinator.streams import StreamPool
+from dlctl.roles.coordinator.pools.data_pool import DataPool
+from dlctl.roles.coordinator.pools.portions import ClientPool, PortionPool
+from dlctl.roles.coordinator.pools.streams import StreamPool
+from dlctl.roles.coordinator.training.dataset import Dataset
+from dlctl.roles.coordinator.training.lead import MethodLead
 
 
 def build(job: JobFile, dataset: Dataset, lead: MethodLead) -> DataPool:

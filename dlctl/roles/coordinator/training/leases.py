@@ -19,12 +19,12 @@ from collections.abc import Iterator
 from dlctl.errors import RemoteProtocolError
 from dlctl.job import batches
 from dlctl.records.memory import ANSWER, Entry, Memory
-from dlctl.roles.coordinator.data_pool import UNKNOWN, Range
-from dlctl.roles.coordinator.lead import MethodLead
-from dlctl.roles.coordinator.membership import Daemon
-from dlctl.roles.coordinator.run_progress import RunProgress
+from dlctl.roles.coordinator.members.membership import Daemon
+from dlctl.roles.coordinator.pools.data_pool import UNKNOWN, Range
 from dlctl.roles.coordinator.run_state import RunState
-from dlctl.roles.coordinator.supply import DataSupply
+from dlctl.roles.coordinator.training.lead import MethodLead
+from dlctl.roles.coordinator.training.run_progress import RunProgress
+from dlctl.roles.coordinator.training.supply import DataSupply
 from dlctl.wire import messages as m
 
 NOTHING = Range(0, 0, 0, 0)

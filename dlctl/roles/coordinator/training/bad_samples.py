@@ -11,7 +11,7 @@ from collections import Counter
 
 from dlctl.errors import RemoteProtocolError
 from dlctl.roles.coordinator.records import EventContext
-from dlctl.roles.coordinator.supply import DataSupply
+from dlctl.roles.coordinator.training.supply import DataSupply
 from dlctl.wire import messages as m
 
 EPOCHS_KEPT = 2

@@ -13,9 +13,9 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from dlctl.roles.coordinator.data_pool import UNKNOWN, Range
-from dlctl.roles.coordinator.holders import Key
-from dlctl.roles.coordinator.portions import PortionPool
+from dlctl.roles.coordinator.pools.data_pool import UNKNOWN, Range
+from dlctl.roles.coordinator.pools.holders import Key
+from dlctl.roles.coordinator.pools.portions import PortionPool
 
 WEIGHT = 0.1
 """Of the newest portion in the running mean of the time per portion."""

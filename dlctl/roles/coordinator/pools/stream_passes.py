@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from dlctl.roles.coordinator.data_pool import UNKNOWN
+from dlctl.roles.coordinator.pools.data_pool import UNKNOWN
 
 
 class PortionSizes(NamedTuple):

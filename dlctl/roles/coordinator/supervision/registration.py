@@ -17,8 +17,8 @@ from dlctl.job import batches, placement
 from dlctl.job.settings import EVERY_RUN
 from dlctl.model.flat import Layout, slice_bounds
 from dlctl.records.memory import Entry, Memory
-from dlctl.roles.coordinator import daemon_states
-from dlctl.roles.coordinator.membership import Daemon
+from dlctl.roles.coordinator.members import daemon_states
+from dlctl.roles.coordinator.members.membership import Daemon
 from dlctl.roles.coordinator.records import IssueTerm, Owner
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.protocol.authz import keys_of

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator
 
 from dlctl.records.memory import Entry, EvaluationMemory, Fields, Memory, Work
-from dlctl.roles.coordinator.lead import MethodLead
 from dlctl.roles.coordinator.records import Owner
 from dlctl.roles.coordinator.run_state import RunState
-from dlctl.roles.coordinator.supply import DataSupply
+from dlctl.roles.coordinator.training.lead import MethodLead
+from dlctl.roles.coordinator.training.supply import DataSupply
 from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX
 from dlctl.roles.protocol.meters import follow
 from dlctl.wire import messages as m

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from dlctl.algorithms.base import Lead, Process
 from dlctl.errors import RemoteProtocolError
 from dlctl.records.memory import Entry, Memory, Quorum
-from dlctl.roles.coordinator.membership import Daemon
+from dlctl.roles.coordinator.members.membership import Daemon
 from dlctl.roles.coordinator.records import Owner
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.protocol.rows import packed, rows_in

@@ -14,8 +14,8 @@ from typing import Any
 from dlctl.algorithms.base import DataEpoch
 from dlctl.job.clients import cohort
 from dlctl.model.flat import slice_bounds
-from dlctl.roles.coordinator.data_pool import DONE, RETURNED, UNKNOWN, DataPool, Range
-from dlctl.roles.coordinator.holders import Key
+from dlctl.roles.coordinator.pools.data_pool import DONE, RETURNED, UNKNOWN, DataPool, Range
+from dlctl.roles.coordinator.pools.holders import Key
 from dlctl.wire.messages import Json
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from dlctl.job import schedule
 from dlctl.records.memory import Entry, Memory
 from dlctl.roles.coordinator.records import Owner
-from dlctl.roles.coordinator.run_progress import RunProgress
 from dlctl.roles.coordinator.run_state import RunState
-from dlctl.roles.coordinator.supply import DataSupply
+from dlctl.roles.coordinator.training.run_progress import RunProgress
+from dlctl.roles.coordinator.training.supply import DataSupply
 from dlctl.wire.messages import Json
 
 

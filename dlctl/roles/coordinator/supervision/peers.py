@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 
 from dlctl.errors import RemoteProtocolError
-from dlctl.roles.coordinator.groups import LOST
-from dlctl.roles.coordinator.membership import Daemon
+from dlctl.roles.coordinator.members.membership import Daemon
 from dlctl.roles.coordinator.run_state import Control, RunState
+from dlctl.roles.coordinator.supervision.groups import LOST
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Peer
 

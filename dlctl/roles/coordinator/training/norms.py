@@ -18,10 +18,10 @@ from collections.abc import Iterator
 
 from dlctl.errors import RemoteProtocolError
 from dlctl.records.memory import Entry, Memory, Norm
-from dlctl.roles.coordinator.membership import Daemon
-from dlctl.roles.coordinator.quorum import is_current
+from dlctl.roles.coordinator.members.membership import Daemon
 from dlctl.roles.coordinator.records import Owner
 from dlctl.roles.coordinator.run_state import RunState
+from dlctl.roles.coordinator.training.quorum import is_current
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Peer
 

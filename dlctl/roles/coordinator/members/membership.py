@@ -15,8 +15,8 @@ from operator import attrgetter
 from types import MappingProxyType
 
 from dlctl.records.memory import DAEMON, Entry, Memory
-from dlctl.roles.coordinator import crash_loops, daemon_states
-from dlctl.roles.coordinator.selections import (
+from dlctl.roles.coordinator.members import crash_loops, daemon_states
+from dlctl.roles.coordinator.members.selections import (
     ChangedDaemons,
     MembershipObserver,
     Observed,

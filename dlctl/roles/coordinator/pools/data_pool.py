@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
-from dlctl.roles.coordinator.holders import Holders, Key
+from dlctl.roles.coordinator.pools.holders import Holders, Key
 from dlctl.wire.messages import Json
 
 RETURNED, DONE = -2, -1

@@ -13,17 +13,17 @@ from itertools import takewhile
 
 from dlctl.errors import RemoteProtocolError
 from dlctl.problems import are_alike
-from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
-from dlctl.roles.coordinator.crash_loops import NO_ROOM, UNSAID, blame
 from dlctl.roles.coordinator.evaluation import Evaluations
-from dlctl.roles.coordinator.frozen import FrozenParameters
-from dlctl.roles.coordinator.host_failures import HostFailures
-from dlctl.roles.coordinator.leases import Leases
-from dlctl.roles.coordinator.membership import Daemon
+from dlctl.roles.coordinator.members import daemon_states
+from dlctl.roles.coordinator.members.crash_loops import NO_ROOM, UNSAID, blame
+from dlctl.roles.coordinator.members.membership import Daemon
+from dlctl.roles.coordinator.members.selections import ByContact, Due
 from dlctl.roles.coordinator.run_state import CoordinatorPart
-from dlctl.roles.coordinator.scaling import Scaling
-from dlctl.roles.coordinator.selections import ByContact, Due
+from dlctl.roles.coordinator.supervision.host_failures import HostFailures
+from dlctl.roles.coordinator.supervision.scaling import Scaling
+from dlctl.roles.coordinator.training.frozen import FrozenParameters
+from dlctl.roles.coordinator.training.leases import Leases
 from dlctl.roles.protocol.context import EXIT_FENCED, EXIT_POISONED
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.util.names import HOME_AGENT, WAITS_FOR_SPACE

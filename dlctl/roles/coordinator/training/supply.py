@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dlctl.errors import DlctlError
 from dlctl.job import batches
 from dlctl.records.memory import PORTION, Entry, Fields, Memory, Work
-from dlctl.roles.coordinator import data_pools
-from dlctl.roles.coordinator.data_pool import DataPool
-from dlctl.roles.coordinator.dataset import Dataset
-from dlctl.roles.coordinator.lead import MethodLead
+from dlctl.roles.coordinator.pools.data_pool import DataPool
 from dlctl.roles.coordinator.records import Owner
 from dlctl.roles.coordinator.run_state import RunState
+from dlctl.roles.coordinator.training import data_pools
+from dlctl.roles.coordinator.training.dataset import Dataset
+from dlctl.roles.coordinator.training.lead import MethodLead
 from dlctl.util.text import plural
 from dlctl.wire.messages import Json
 

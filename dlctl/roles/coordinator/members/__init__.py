@@ -1,0 +1,1 @@
+"""The coordinator's records of its daemons: their states, addresses and exits."""

@@ -1,0 +1,1 @@
+"""How daemons join, fail, are replaced, and learn of each other."""

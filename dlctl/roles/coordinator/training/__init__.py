@@ -1,0 +1,1 @@
+"""How the training goes on: leases, the lead of the method, progress and rates."""
