@@ -117,6 +117,10 @@ class Gradient(Need):
     """Right after `NextRows`: the concatenated values of the rows that it has named, float32[n].
     With `step`: each batch makes a step of plain SGD on them, along the gradient of the sum over
     its samples, or the task's own step."""
+    more: int = 0
+    """With `step` and not `gather`: so many further such gradients follow, as long as there is
+    data and they are usable, and the method does not look at the parameters in between. A training
+    loop of the user's own is not interrupted for these."""
     sums: bool = False
     """The next `Collective` sums this gradient, unchanged and with its samples as the weight: the
     sum may begin during the computation."""

@@ -73,7 +73,7 @@ def local_steps(count: int) -> Generator[NextData | Gradient, Any, StepsMade]:
     while made.steps < count:
         if (yield NextData()) is None:
             return made._replace(has_data=False)
-        step = yield Gradient(step=True, gather=False)
+        step = yield Gradient(step=True, gather=False, more=count - made.steps - 1)
         if step is not None:
             made = StepsMade(made.steps + step.steps, made.samples + step.samples)
         discards.count(step)

@@ -55,7 +55,11 @@ def bound(job: JobFile) -> int:
 
 
 def smallest(job: JobFile) -> int:
-    """The same on the host with the smallest batch size."""
+    """The same on the host with the smallest batch size; a training loop of the user's own may make
+    steps of any size.
+    """
+    if job.has_loop:
+        return 1
     return min(step_samples(job, agent) for agent in placement.takes_workers(job))
 
 

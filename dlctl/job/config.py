@@ -55,10 +55,17 @@ class Job:
 
     name: Annotated[str, Len(1, 64)]
     """Letters a-z, digits, dot, underscore, dash; begins with a letter or digit."""
-    task: str
+    task: str = ""
     """Where the model, data and loss are: "train.py:task", a path relative to the job file and a
     name in it. The file's folder is the first in which Python searches for modules.
     """
+    script: str = ""
+    """In place of `task`: a program with a training loop of its own, which calls dlctl.attach();
+    a path relative to the job file. Every worker runs it."""
+    module: str = ""
+    """The same as `script`, for `python -m module`."""
+    args: tuple[str, ...] = ()
+    """The arguments of `script` or `module`."""
     stop: Stop = Stop(epochs=1)
     """When the run finishes, for example { epochs = 3 } or { target = "accuracy >= 0.85" }."""
     seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
@@ -566,6 +573,11 @@ class JobFile:
     log: Log = Log()
     network: Network = Network()
     timeouts: Timeouts = Timeouts()
+
+    @property
+    def has_loop(self) -> bool:
+        """Whether the workers run a program with a training loop of its own."""
+        return bool(self.job.script or self.job.module)
 
     @property
     def ranks(self) -> int:

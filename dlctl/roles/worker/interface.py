@@ -26,6 +26,7 @@ from dlctl.roles.protocol.effects import (
     RowsNamed,
     StoreOpened,
 )
+from dlctl.roles.protocol.loop_effects import DataWanted, LoopLeft, LoopStepped
 from dlctl.roles.worker.accounts import Accounts
 from dlctl.roles.worker.fetching import Fetcher
 from dlctl.roles.worker.leases import Portion
@@ -42,7 +43,7 @@ FROM_COORDINATOR: tuple[type[m.Message], ...] = (m.Lease, m.Group)
 FROM_SHARDS: tuple[type[m.Message], ...] = (m.Ack, m.Parameters, m.SparseParameters)
 """The messages that a worker passes on to its replica; before it has begun they are dropped."""
 OF_GROUP = (StoreOpened, GroupJoined, Reduced, GroupWaits, GroupFailed)
-OF_STEPS = (Computed, RowsNamed, EngineRan)
+OF_STEPS = (Computed, RowsNamed, EngineRan, LoopStepped, DataWanted, LoopLeft)
 """Likewise the events."""
 
 
@@ -179,9 +180,19 @@ class StepSource(Protocol):
     averaged: Array
     """float64[n], the model's buffers after the newest step."""
     draining: bool
-    """Set when the replica leaves: it ends where no data is partly processed."""
+    """Whether `drain` was called."""
     holds: bool
     """Set while a save waits: no step is begun while all earlier ones are pushed."""
+
+    def drain(self) -> None:
+        """The replica leaves: it ends where no data is partly processed."""
+        ...
+
+    def recall(self) -> None:
+        """The model is needed for something else, as soon as a step is complete. Otherwise the
+        computation may go on for as many steps as the method wants in a row (`Gradient.more`).
+        """
+        ...
 
     def services(self) -> Mapping[type[Need], Service[Any]]:
         """Of the needs for data, gradients and the replica's own optimiser, as far as it can serve

@@ -28,6 +28,8 @@ class Counted(NamedTuple):
     samples: int
     loss: float
     metrics: Mapping[str, float]
+    steps: int
+    """0: another portion of the same batch counts the step."""
 
 
 @dataclass(slots=True)
@@ -78,11 +80,12 @@ class Portion:
     def is_last(self, number: int) -> bool:
         return number == self.batches - 1
 
-    def count(self, samples: int, loss: float, metrics: Mapping[str, float], times: int) -> None:
+    def count(self, batch: Counted, times: int) -> None:
         """Add a batch with the means of its samples; new metrics up to `METRICS_MAX` names. times:
         1, or -1 to subtract it.
         """
-        self.steps += times
+        samples, loss, metrics = batch.samples, batch.loss, batch.metrics
+        self.steps += times * batch.steps
         self.samples += times * samples
         self.loss_sum += times * loss * samples
         for name, value in metrics.items():
@@ -91,6 +94,14 @@ class Portion:
             sums = self.metric_sums.setdefault(name, [0.0, 0])
             sums[0] += times * value * samples
             sums[1] += times * samples
+
+    def report(self, slot: int, epoch: int) -> m.PortionDone:
+        """That it is done."""
+        lease = self.lease
+        return m.PortionDone(
+            slot, epoch, lease.data_epoch, lease.portion, self.steps, self.samples, self.loss_sum,
+            self.metric_sums, self.end,
+        )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -155,16 +166,22 @@ class Portions:
         portion.next_number += count
         return portion, number, count
 
-    def count(
-        self, portion: Portion, samples: int, loss: float, metrics: Mapping[str, float]
-    ) -> None:
+    def open(self) -> list[Portion]:
+        """The portions that are leased and not computed, in order."""
+        return [*filter(None, (self.current,)), *self.upcoming]
+
+    def count(self, batch: Counted) -> None:
         """A batch was computed and is usable."""
-        portion.count(samples, loss, metrics, 1)
-        self._counted.append(Counted(portion, samples, loss, metrics))
+        batch.portion.count(batch, 1)
+        self._counted.append(batch)
 
     def finish(self, portion: Portion) -> None:
         """The last batch of the portion was computed (or refused)."""
         self._computed.append(portion)
+        if portion is not self.current:
+            self.upcoming.remove(portion)
+            self._batches_upcoming -= portion.batches
+            return
         self.current = self.upcoming.popleft() if self.upcoming else None
         self._batches_upcoming -= self.current.batches if self.current else 0
 
@@ -194,8 +211,8 @@ class Portions:
 
     def late(self, number: int) -> None:
         """All shards have dropped push `number`: its batches were not trained."""
-        for portion, samples, loss, metrics in self._pushed.get(number, ([], []))[1]:
-            portion.count(samples, loss, metrics, -1)
+        for batch in self._pushed.get(number, ([], []))[1]:
+            batch.portion.count(batch, -1)
 
     def _take_done(self, steps: int) -> list[Portion]:
         """Remove the computed portions in the first `steps` of the replica."""
@@ -232,7 +249,8 @@ class Leasing:
         self._is_ahead = False
         """The newest request was for work in advance."""
         self._ahead_at = 0.0
-        self._none_now = False
+        self.none_now = False
+        """The newest request has found that there is none, and the method is not notified yet."""
         self._ends: list[int] = []
         """The next value of `LeaseRequest.ends`."""
 
@@ -245,22 +263,31 @@ class Leasing:
     def look_ahead(self, batch_s: float, now: float) -> None:
         """A batch is being computed: request more data if little is left."""
         if not self.portions.batches_left():
-            self._request(False, now)
-        elif now >= self._ahead_at and self.portions.wants_more_ahead(batch_s):
-            self._request(True, now)
+            self.request(now)
+        elif self.portions.wants_more_ahead(batch_s):
+            self.request_ahead(now)
 
     def wait(self, now: float) -> bool:
         """There is nothing to compute. True if the method has to be notified of it."""
-        if self._none_now:
-            self._none_now = False
+        if self.none_now:
+            self.none_now = False
             if not self.told_no_data:
                 self.told_no_data = True
                 return True
             self.ask_again_at = now + IDLE_S
         if self.ask_again_at is None or now >= self.ask_again_at:
             self.ask_again_at = None
-            self._request(False, now)
+            self.request(now)
         return False
+
+    def request_ahead(self, now: float) -> None:
+        """Data will be needed soon."""
+        if now >= self._ahead_at:
+            self._request(True, now)
+
+    def request(self, now: float) -> None:
+        """Data is needed now."""
+        self._request(False, now)
 
     def _request(self, ahead: bool, now: float) -> None:
         if "lease" not in self.context.retries:
@@ -282,4 +309,4 @@ class Leasing:
             # If data is needed by now, `wait` requests it, and that is not refused.
             self._ahead_at = now + IDLE_S
         elif self.portions.current is None:
-            self._none_now = True
+            self.none_now = True

@@ -15,7 +15,7 @@ from collections.abc import Callable
 class Progress:
     def __init__(self, replicas: Callable[[], int]) -> None:
         """replicas: how many train, those about to begin included."""
-        self._replicas = replicas
+        self.replicas = replicas
         self._reported = self._own = self._unpushed = 0
         self.samples = 0
         """Of all replicas so far; it never decreases."""
@@ -37,7 +37,7 @@ class Progress:
         self._unpushed = 0
 
     def _update(self) -> None:
-        self.samples = max(self.samples, self._reported + self._own * max(1, self._replicas()))
+        self.samples = max(self.samples, self._reported + self._own * max(1, self.replicas()))
 
 
 class OwnRate:

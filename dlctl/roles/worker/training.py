@@ -123,6 +123,8 @@ class Training:
         if not self.is_at_work():
             self.answering.serve()
             self.asking.deliver()
+        elif self.answering.is_asked() or self.asking.has_answers() or self.reading.is_here():
+            self.steps.recall()
         if not self._has_taken_over(now):
             return
         if self._need is None and not self.parked:
@@ -248,7 +250,9 @@ class Training:
 
     def pause(self, now: float) -> bool:
         self.is_paused = not self.is_at_work()
-        if self.is_paused:
+        if not self.is_paused:
+            self.steps.recall()
+        else:
             self.accounts.pacing.waits("", now)
             self.steps.paused(now)
         return self.is_paused
@@ -260,7 +264,7 @@ class Training:
         self.steps.holds = holds
 
     def drain(self) -> None:
-        self.steps.draining = True
+        self.steps.drain()
 
     def on_message(self, message: m.Message, now: float) -> None:
         match message:

@@ -73,6 +73,8 @@ class ModelReady(Message):
     other message a shard is a number: its place among the sorted names (`util/listing.py`)."""
     files: str = ""
     """Digest of the files that a map-style dataset lists; "": it lists none."""
+    has_own_data: bool = False
+    """The worker's training loop has data of its own, of which it counts the samples."""
 
 
 @record

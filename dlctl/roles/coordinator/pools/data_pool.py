@@ -123,6 +123,11 @@ class DataPool(ABC):
     def bounds(self, portion: int) -> tuple[int, int]:
         """Bounds for the samples [start, stop) of a portion of any data epoch."""
 
+    def most(self, portion: int) -> int:
+        """An upper bound for the samples that are trained with a portion of any data epoch."""
+        start, stop = self.bounds(portion)
+        return stop - start
+
     # ------------------------------------------------------------ ends of a stream
 
     @abstractmethod

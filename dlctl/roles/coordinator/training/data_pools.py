@@ -12,6 +12,7 @@ from dlctl.errors import DlctlError
 from dlctl.job import batches, schedule
 from dlctl.job.clients import epoch_samples
 from dlctl.job.config import JobFile
+from dlctl.roles.coordinator.pools.counting import CountingPool
 from dlctl.roles.coordinator.pools.data_pool import DataPool
 from dlctl.roles.coordinator.pools.portions import ClientPool, PortionPool
 from dlctl.roles.coordinator.pools.streams import StreamPool
@@ -24,7 +25,9 @@ def build(job: JobFile, dataset: Dataset, lead: MethodLead) -> DataPool:
     the dataset.
     """
     samples, shards, clients = dataset[:3]
-    if samples < 1 and not shards:
+    if dataset.is_own:
+        _check_own(job)
+    elif samples < 1 and not shards:
         raise DlctlError("the dataset has no samples", hint="check the task's dataset()")
     if shards:
         _check_stream(job, lead)
@@ -39,6 +42,10 @@ def build(job: JobFile, dataset: Dataset, lead: MethodLead) -> DataPool:
         raise DlctlError(str(error), hint="correct [schedule]: warmup, or over") from None
     if shards:
         return _stream(job, dataset)
+    if dataset.is_own:
+        pool: PortionPool = CountingPool(_portion_samples(job))
+        lead.follow(pool)
+        return pool
     pool = _clients(job, clients, lead) if clients else _portions(job, samples, lead)
     lead.follow(pool)
     return pool
@@ -63,6 +70,17 @@ def _check_stream(job: JobFile, lead: MethodLead) -> None:
         raise DlctlError(
             "the dataset is a stream, whose steps are counted by batches of one size",
             hint="remove batch_size from [[hosts]]",
+        )
+
+
+def _check_own(job: JobFile) -> None:
+    """Raises DlctlError if the job needs to know the data."""
+    if epochs := job.job.stop.epochs:
+        raise DlctlError(
+            "the script has data of its own, so job.stop cannot count epochs "
+            f"(epochs = {epochs:g}, also where the job file says nothing)",
+            hint="write stop = { samples = 1_000_000 } under [job], or steps, seconds, target; "
+            "or let run.loader(dataset, batch_size) hand out the samples",
         )
 
 
@@ -107,13 +125,15 @@ def _portions(job: JobFile, samples: int, lead: MethodLead) -> PortionPool:
 
 def _limit(job: JobFile, pool: PortionPool) -> float:
     """Portions until the first of the job's limits; steps and samples round up to portions. If
-    hosts have their own batch sizes, the limit of steps may be reached earlier.
+    hosts have their own batch sizes, the limit of steps may be reached earlier; those of training
+    loops of the user's own are counted when they are done.
     """
     stop = job.job.stop
     steps_before = partial(pool.steps_before, batch_size=batches.largest(job))
+    steps = None if job.has_loop else stop.steps  # Its steps may be of any size.
     return min(
         _epochs_limit(job, pool),
-        _until(stop.steps, pool.per_epoch, steps_before),
+        _until(steps, pool.per_epoch, steps_before),
         _until(stop.samples, pool.per_epoch, pool.samples_before),
     )
 

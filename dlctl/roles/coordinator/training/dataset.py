@@ -35,8 +35,12 @@ class Dataset(NamedTuple):
     numbers."""
     files: str = ""
     """Digest of the files that a map-style dataset lists; "": it lists none."""
+    is_own: bool = False
+    """The workers' training loops have data of their own, of which samples are only counted."""
 
     def __str__(self) -> str:
+        if self.is_own:
+            return "data of the training loops' own"
         if self.clients:
             return f"{len(self.clients)} clients with {sum(self.clients)} samples in all"
         return f"{self.shards} shards of a stream" if self.shards else f"{self.samples} samples"
@@ -59,19 +63,22 @@ class Dataset(NamedTuple):
             raise RemoteProtocolError(f"there are not as many names as shards, {message.shards}")
         if not _DIGEST.fullmatch(message.files):
             raise RemoteProtocolError("this is no digest of its files")
-        return Dataset(message.samples, message.shards, message.clients, names, message.files)
+        parts = message.samples, message.shards, message.clients, names, message.files
+        return Dataset(*parts, is_own=message.has_own_data)
 
     @staticmethod
     def saved(data: Json) -> Dataset:
         """As a checkpoint has it (`to_json`): without clients."""
         names = listing.ROW.join(data.get("stream_names", ()))
         samples, shards = data.get("dataset_samples", 0), data.get("stream_shards", 0)
-        return Dataset(samples, shards, (), names, data.get("dataset_files", ""))
+        files, is_own = data.get("dataset_files", ""), data.get("own_data", False)
+        return Dataset(samples, shards, (), names, files, is_own)
 
     def to_json(self) -> Json:
         """What identifies its parts, for a checkpoint."""
         names = {"stream_names": listing.of_text(self.names)} if self.names else {}
-        return {**names, **({"dataset_files": self.files} if self.files else {})}
+        files = {"dataset_files": self.files} if self.files else {}
+        return {**names, **files, **({"own_data": True} if self.is_own else {})}
 
     def met(self, worker: str, built: Dataset, *, resumes: bool) -> Dataset:
         """The run's dataset, once a worker has built its own. Raises DlctlError if that is another
@@ -90,9 +97,8 @@ class Dataset(NamedTuple):
                 hint=_SAME_NAMES + (_FRESH if lacking else _TAKES_UP.format("new ones")),
             )
         shards = built.shards - len(new)
-        if (self.samples, self.shards) != (built.samples, shards) or (
-            self.clients and self.clients != built.clients
-        ):
+        mine, its = (self.samples, self.shards, self.is_own), (built.samples, shards, built.is_own)
+        if mine != its or (self.clients and self.clients != built.clients):
             raise DlctlError(
                 f"the dataset of {worker} has {built}; in this run it has {self}",
                 hint=f"dataset() must give the same samples on every host and every time; {_FRESH}",

@@ -177,11 +177,11 @@ class Leases:
         self.grant(now)
 
     def _check(self, done: m.PortionDone) -> None:
-        start, stop = self.data.pool.bounds(done.portion)
-        steps = -(-(stop - start) // batches.smallest(self.run.job))
-        if done.steps > steps or done.samples > stop - start:
+        samples = self.data.pool.most(done.portion)
+        steps = -(-samples // batches.smallest(self.run.job))
+        if done.steps > steps or done.samples > samples:
             said = f"{done.steps} steps and {done.samples} samples"
-            raise RemoteProtocolError(f"{said} of a portion of {steps} and {stop - start}")
+            raise RemoteProtocolError(f"{said} of a portion of {steps} and {samples}")
         if done.end != UNKNOWN:
             self.data.pool.check_end(done.data_epoch, done.portion, done.end)
 

@@ -60,7 +60,7 @@ class RunProgress(Owner):
             return f"{self.steps:,} steps are done"
         if stop.seconds is not None and now - self.run.released_at >= stop.seconds:
             return f"{stop.seconds:g} seconds are over"
-        if self.data.dataset.clients and stop.samples and self.samples >= stop.samples:
+        if self._counts_samples and stop.samples and self.samples >= stop.samples:
             return f"{self.samples:,} samples are done"
         return ""
 
@@ -75,7 +75,12 @@ class RunProgress(Owner):
     @property
     def _counts_steps(self) -> bool:
         """Whether the steps of a portion are known only when it is done."""
-        return self._has_own_sizes or bool(self.data.dataset.clients)
+        return self._has_own_sizes or self.run.job.has_loop or bool(self.data.dataset.clients)
+
+    @property
+    def _counts_samples(self) -> bool:
+        """The same of its samples."""
+        return self.data.dataset.is_own or bool(self.data.dataset.clients)
 
     # ------------------------------------------------------------ evaluations
 
@@ -109,9 +114,13 @@ class RunProgress(Owner):
         """Progress of the run by its data, 0..1; None if unknown."""
         if not self.data.is_open or self.lead.driven is not None:
             return None
-        steps = self.run.job.job.stop.steps if self._counts_steps else None
-        by_data = self.data.pool.progress()
-        return by_data if not steps else min(1.0, max(by_data or 0.0, self.steps / steps))
+        stop, parts = self.run.job.job.stop, [self.data.pool.progress()]
+        if self._counts_steps and stop.steps:
+            parts.append(self.steps / stop.steps)
+        if self._counts_samples and stop.samples:
+            parts.append(self.samples / stop.samples)
+        known = [part for part in parts if part is not None]
+        return min(1.0, max(known)) if known else None
 
     # ------------------------------------------------------------ persisted state
 

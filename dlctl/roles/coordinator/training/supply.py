@@ -153,6 +153,7 @@ class DataSupply(Owner):
         yield Entry("clients", self.dataset.clients)
         yield Entry("names", None if self._lists_unknown else self.dataset.names)
         yield Entry("files", self.dataset.files)
+        yield Entry("own_data", self.dataset.is_own)
         # A task may change until its workers are released.
         yield Entry("order", self._order if self._is_released else None)
         yield Entry("batch_size", self.batch_size)
@@ -162,7 +163,10 @@ class DataSupply(Owner):
         work = memory.work
         shards, clients = memory.value("stream", 0), tuple(memory.value("clients", ()))
         names, files = memory.value("names"), memory.value("files", "")
-        dataset = Dataset(work.dataset_samples, shards, clients, names or "", files)
+        dataset = Dataset(
+            work.dataset_samples, shards, clients, names or "", files,
+            memory.value("own_data", False),
+        )  # fmt: skip
         self._lists_unknown = names is None and any(dataset)
         self._order = memory.value("order")
         if any(dataset):

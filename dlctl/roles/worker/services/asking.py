@@ -189,6 +189,10 @@ class Asking:
                 self._give_up(number)
         self._send_next(now)
 
+    def has_answers(self) -> bool:
+        """Whether `deliver` has something to pass on."""
+        return bool(self._completed)
+
     def deliver(self) -> None:
         """Pass the method the answers that it does not wait for, while it computes nothing."""
         ended, self._completed = self._completed, []
@@ -267,6 +271,10 @@ class Answering:
 
     def _is_fenced(self) -> bool:
         return self.members.is_replaced(self.identity.slot, self.identity.epoch)
+
+    def is_asked(self) -> bool:
+        """Whether questions are queued."""
+        return bool(self._waiting)
 
     def serve(self) -> None:
         """Answer the queued questions; to be called while no gradient is being computed."""

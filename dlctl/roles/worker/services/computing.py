@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import repeat
 from typing import Any
 
@@ -36,19 +36,17 @@ from dlctl.roles.protocol.effects import (
     NameRows,
     RowsNamed,
 )
-from dlctl.roles.protocol.meters import follow
 from dlctl.roles.worker.accounts import Accounts
-from dlctl.roles.worker.leases import Leasing, Portion
+from dlctl.roles.worker.leases import Counted, Leasing, Portion
 from dlctl.roles.worker.links import Links
 from dlctl.roles.worker.services.base import STUCK_S_MIN, Phase, Service
 from dlctl.roles.worker.services.engines import Engines
+from dlctl.roles.worker.services.losses import Losses
 from dlctl.roles.worker.services.writing import Writing
 from dlctl.roles.worker.settings import WorkTerms
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Event
 
-LOSS_WEIGHT = 0.05
-"""Weight of the newest loss in the reported running mean."""
 BATCH_WEIGHT = 0.1
 """Weight of the newest batch in the running mean of the time per batch."""
 STUCK_BATCHES = 10.0
@@ -83,10 +81,9 @@ class Computing:
         self.leasing = Leasing(self.context, self.identity, self.portions)
         self.engines = Engines(self.context, self.is_held)
         self.holds = False
-        self.loss: float | None = None
-        self.metrics_of_task: dict[str, float] = {}
-        """Further metrics of the task's loss, as running means like that of the loss."""
+        self.losses = Losses()
         self.draining = False
+        """The replica leaves: it ends where no portion is partly processed."""
         self._is_told_of_end = False
         """The method was notified that there is no data, because the replica leaves."""
         self._need: NextData | Gradient | Done | None = None
@@ -135,6 +132,12 @@ class Computing:
 
     def is_at_work(self) -> bool:
         return self._running is not None or self.engines.is_at_work
+
+    def recall(self) -> None:
+        """A batch does not take long."""
+
+    def drain(self) -> None:
+        self.draining = True
 
     # ------------------------------------------------------------ the service
 
@@ -287,8 +290,8 @@ class Computing:
             used = stop - start - lacking[number]
             self.accounts.step_made(self.writing.steps, used, took_s, portion.in_words(number))
             self.writing.steps += 1
-            self.portions.count(portion, used, loss, metrics)
-            self._follow(loss, metrics)
+            self.portions.count(Counted(portion, used, loss, metrics, 1))
+            self.losses.follow(loss, metrics)
             samples += used
             number += 1
         if losses:
@@ -313,13 +316,6 @@ class Computing:
                 self.portions.pushed(last, self.writing.steps_pushed)
                 if not self.writing.is_under_way(last):
                     self.on_done(self.portions.settled(last), now)
-
-    def _follow(self, loss: float, metrics: Mapping[str, float]) -> None:
-        """Update the running means that are reported."""
-        change = loss - self.loss if self.loss is not None else 0.0
-        self.loss = loss if self.loss is None else self.loss + LOSS_WEIGHT * change
-        if metrics:
-            follow(self.metrics_of_task, metrics, LOSS_WEIGHT)
 
     def _refuse(self, event: Computed, portion: Portion, number: int) -> None:
         """Discard an unusable gradient: a NaN would stay in the residual for ever."""
@@ -346,23 +342,15 @@ class Computing:
         self.on_done(self.portions.done_now(self.writing.steps_pushed, but), now)
 
     def on_done(self, done: list[Portion], now: float) -> None:
-        for p in done:
-            lease, me = p.lease, self.identity
-            message = m.PortionDone(
-                me.slot, me.epoch, lease.data_epoch, lease.portion, p.steps, p.samples, p.loss_sum,
-                p.metric_sums, p.end,
-            )  # fmt: skip
-            key = ("portion", lease.data_epoch, lease.portion)
+        for portion in done:
+            message = portion.report(self.identity.slot, self.identity.epoch)
+            key = ("portion", message.data_epoch, message.portion)
             self.context.ask(key, COORDINATOR, message, now)
 
     # ------------------------------------------------------------ figures and time
 
     def metrics(self, now: float) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        if self.loss is not None:
-            found["loss"] = round(self.loss, 6)
-        if self.metrics_of_task:
-            found["task"] = dict(self.metrics_of_task)
+        found = self.losses.metrics()
         if self.own_rate.factor is not None:
             found["inner_lr"] = self.own_rate.at(self.progress.samples)
         found["request"] = self.leasing.number

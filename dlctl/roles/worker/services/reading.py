@@ -159,8 +159,12 @@ class Reading(Service[Read]):
 
     def arrived(self, now: float) -> None:
         """Measure the time of the read into the model, if it is complete."""
-        if self._placing is not None and self._placing.is_here():
+        if self.is_here():
             self.pacing.fetched(now)
+
+    def is_here(self) -> bool:
+        """Whether a read into the model has arrived and is not in its place."""
+        return self._placing is not None and self._placing.is_here()
 
     def place(self) -> None:
         """Place the received slices in the model. Never while a gradient is being computed: it
