@@ -268,7 +268,7 @@ class Leasing:
             self._is_ahead = ahead
             me = self.identity
             ends, self._ends = self._ends, []
-            request = m.LeaseRequest(me.slot, me.epoch, self.number, ahead, tuple(ends))
+            request = m.LeaseRequest(me.slot, me.term, self.number, ahead, tuple(ends))
             self.context.ask("lease", COORDINATOR, request, now)
 
     def on_lease(self, lease: m.Lease, now: float) -> None:

@@ -336,7 +336,7 @@ class Computing:
             key = ("sample", data_epoch, each.sample)
             if key not in self.context.retries:
                 said = (data_epoch, each.sample, each.error, each.detail, portion.lease.portion)
-                self.context.ask(key, COORDINATOR, m.SampleFailed(me.slot, me.epoch, *said), now)
+                self.context.ask(key, COORDINATOR, m.SampleFailed(me.slot, me.term, *said), now)
 
     # ------------------------------------------------------------ completed portions
 
@@ -349,7 +349,7 @@ class Computing:
         for p in done:
             lease, me = p.lease, self.identity
             message = m.PortionDone(
-                me.slot, me.epoch, lease.data_epoch, lease.portion, p.steps, p.samples, p.loss_sum,
+                me.slot, me.term, lease.data_epoch, lease.portion, p.steps, p.samples, p.loss_sum,
                 p.metric_sums, p.end,
             )  # fmt: skip
             key = ("portion", lease.data_epoch, lease.portion)
