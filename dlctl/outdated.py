@@ -13,6 +13,7 @@ from typing import Any
 
 _ALGORITHMS, _METHODS = "dlctl.algorithms", "dlctl.algorithms.methods"
 _SYNC = f"{_METHODS}.sync"
+_DATA = "dlctl.wire.messages.data"
 _LIVE = "`Live[...]` (dlctl.job.settings) in the type of the option"
 _ARRIVAL = "of the `Arrival` in `self.arrival`; see `dlctl.algorithms.rounds.Reference`"
 _RULE = "of the side's `rule`; see `dlctl.algorithms.means.Mean`"
@@ -82,6 +83,9 @@ INSTEAD: Mapping[str, str] = {
     f"{_SYNC}.HoldingSide._mean_of": f"`of` {_RULE}",
     f"{_SYNC}.HoldingSide._members": "`self.roster.members`",
     f"{_SYNC}.HoldingSide._shares": f"`shares` {_RULE}",
+    # fields
+    f"{_DATA}.Push.epoch": "`term`, the fencing token of the worker's slot",
+    f"{_DATA}.Push.generation": "`shard_term`, the fencing token of the shard",
     # arguments
     "Ask(wait=)": "`then`: called with the answer",
     "Method(live=)": _LIVE,

@@ -13,7 +13,7 @@ from dlctl.sim.states import MemoryLog
 
 
 class Keeping:
-    """One state in memory, that servers of several generations open one after the other."""
+    """One state in memory, that the servers of a shard open one after the other."""
 
     def __init__(self, durability: str = "process") -> None:
         self.durability = durability

@@ -15,6 +15,7 @@ from dlctl.algorithms.methods.downpour import DOWNPOUR
 from dlctl.algorithms.methods.sync import Barrier, Replica
 from dlctl.algorithms.needs import Ask
 from dlctl.outdated import DECLARED, INSTEAD, MOVED, Outdated
+from dlctl.wire.messages import Packed, Push
 
 METHOD = """
 from dataclasses import dataclass
@@ -65,11 +66,13 @@ def has(path: str) -> bool:
     return name[:1].isupper() and isinstance(getattr(import_module(module), name, None), type)
 
 
-MEMBERS = [name for name in INSTEAD if has(name.rpartition(".")[0])]
+PUSH = "dlctl.wire.messages.data.Push."
+FIELDS = [name for name in INSTEAD if name.startswith(PUSH)]
+MEMBERS = [name for name in INSTEAD if has(name.rpartition(".")[0]) and name not in FIELDS]
 ARGUMENTS = [name for name in INSTEAD if name.endswith("=)")]
 SAMPLES = ("dlctl.messages", "dlctl.algorithms.sync")
 """Of the modules that are elsewhere now."""
-NAMES = [*SAMPLES, *sorted(INSTEAD.keys() - {*MEMBERS, *ARGUMENTS, *MOVED})]
+NAMES = [*SAMPLES, *sorted(INSTEAD.keys() - {*MEMBERS, *FIELDS, *ARGUMENTS, *MOVED})]
 
 
 def test_what_fits_is_loaded(outside: Outside) -> None:
@@ -113,6 +116,15 @@ def test_a_hook_that_is_not_called_any_more(outside: Outside, path: str) -> None
     )
     assert f"outside.Mine.{hook}: {path}" in told
     assert INSTEAD[path] in told
+
+
+@pytest.mark.parametrize("path", FIELDS)
+def test_a_field_of_a_push_that_has_another_name(path: str) -> None:
+    push = Push(0, 3, 4, 0, 0, 0, 0, 1, 0, Packed("none", 0, ()))
+    with pytest.raises(AttributeError) as error:
+        getattr(push, path.removeprefix(PUSH))
+    assert INSTEAD[path] in str(error.value)
+    assert (push.term, push.shard_term) == (3, 4)
 
 
 @pytest.mark.parametrize("path", DECLARED)

@@ -91,7 +91,7 @@ def test_one_gradient_goes_from_the_loss_to_a_server_and_comes_back_as_parameter
     def to_server(message: m.Message, peer: str | bytes = b"worker-0") -> list[Effect]:
         return server.handle(Received(peer, over_the_wire(message)), now=0.0)
 
-    # The coordinator tells the server its slice, the worker its epoch and where the server is.
+    # The coordinator tells the server its slice, the worker its term and where the server is.
     server.handle(Started(), now=0.0)
     to_server(m.Welcome("server-0", 0, 1, KEY, {}), COORDINATOR)
     to_server(m.Assign(0, replica.layout.size(), layout, restore="", step_samples=64), COORDINATOR)
@@ -130,7 +130,7 @@ def test_one_gradient_goes_from_the_loss_to_a_server_and_comes_back_as_parameter
 
     # It has the next number, and travels as a small header and raw buffers.
     push = sent(effects, m.Push)
-    assert (push.slot, push.epoch, push.seq, push.samples) == (0, 1, 0, 5)
+    assert (push.slot, push.term, push.seq, push.samples) == (0, 1, 0, 5)
 
     # The server takes each number once: the rule goes over the shard, it is committed, then acked.
     ack = sent(to_server(push), m.Ack)

@@ -70,7 +70,7 @@ def open_locked(path: Path, flags: int = 0) -> int:
                 return descriptor
             message = f"another process has the state open{_holder(descriptor)}"
             os.close(descriptor)
-            hint = "a server of an earlier generation still runs: end it"
+            hint = "a server of an earlier term still runs: end it"
             raise StateHeld(message, where=str(path), hint=hint)
         os.close(descriptor)
 

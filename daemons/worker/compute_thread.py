@@ -194,15 +194,15 @@ class ComputeThread:
         if self._thread is threading.main_thread():
             no_errors_from_signals()
         if self._ranks is not None:
-            self._ranks.start(effect.slot, effect.epoch)
+            self._ranks.start(effect.slot, effect.term)
         processes = self._job.workers.loader_processes
         self._stepper, self._loader, samples, batch_size = build(
             self._job, effect.slot, processes, self._run, finds=effect.finds,
             ranks=self._ranks if self._job.replica.ranks > 1 else None,
         )  # fmt: skip
         replica = self._stepper.replica
-        replica.reseed(effect.slot, effect.epoch)
-        self._loader.reseed(effect.slot, effect.epoch)
+        replica.reseed(effect.slot, effect.term)
+        self._loader.reseed(effect.slot, effect.term)
         self._replica = replica
         mark = None
         if self._shares:

@@ -151,12 +151,12 @@ class TorchReplica:
             bound.append((parameter, view.data))
         return bound
 
-    def reseed(self, slot: int, epoch: int, rank: int = 0) -> None:
-        """Seed all generators (dropout, augmentation) for this epoch of this slot.
+    def reseed(self, slot: int, term: int, rank: int = 0) -> None:
+        """Seed all generators (dropout, augmentation) for this term of this slot.
 
         The loader processes have their own seed: `PortionLoader.reseed`.
         """
-        seed_all(seed_of(self.seed, slot, epoch, *[rank][: rank > 0]))
+        seed_all(seed_of(self.seed, slot, term, *[rank][: rank > 0]))
 
     def check_finite(self) -> None:
         """Raises TaskError naming a parameter with a value that is NaN or infinite in float32."""

@@ -207,7 +207,7 @@ class Site:
     slot: int
     layout: Layout
     rng: np.random.Generator
-    """Seeded by job, slot and epoch."""
+    """Seeded by job, slot and term."""
     members: frozenset[int]
     has_inner: bool = False
     """Whether the replica has its own optimiser, for `Gradient(step=True)`."""
@@ -397,7 +397,7 @@ class ReplicaSide(ABC):
 
 
 Process = tuple[int, int]
-"""(slot, epoch): one process of a replica."""
+"""(slot, term): one process of a replica."""
 
 
 class Decision(NamedTuple):
@@ -478,7 +478,7 @@ class ShardSide(ABC):
         return frozenset()
 
     def held(self) -> list[tuple[int, int, int, int]]:
-        """(clock, slot, epoch, samples) of each held push; for sides that ask the lead."""
+        """(clock, slot, term, samples) of each held push; for sides that ask the lead."""
         return []
 
     def decided(self, decision: Decision) -> list[PushOutcome]:
@@ -501,7 +501,7 @@ class ShardSide(ABC):
         raise NotImplementedError(f"{type(self).__name__} shares no norm")
 
     def joined(self, slot: int) -> list[PushOutcome]:
-        """A new epoch of `slot` has joined; no more pushes of its old epochs will arrive."""
+        """A new term of `slot` has joined; no more pushes of its old terms will arrive."""
         return []
 
     def members(self, slots: frozenset[int]) -> list[PushOutcome]:

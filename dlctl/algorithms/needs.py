@@ -1,7 +1,7 @@
 """What a replica may ask for. A method yields one of these and is resumed with its result.
 
 The worker role has one service for each (`dlctl/roles/worker/services/`), which knows about leases,
-retries, windows, limits, epochs and deadlines, so that a method does not:
+retries, windows, limits, terms and deadlines, so that a method does not:
 
     NextData      wait until there is a batch         Read        fetch a table, or ranges of it
     NextRows      the same, and the rows it names     Write       push to a table

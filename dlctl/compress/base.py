@@ -71,7 +71,7 @@ class Compressor(ABC):
     def reseed(self, *numbers: int) -> None:  # noqa: B027  most are deterministic
         """Seed the random generator with these numbers.
 
-        Called before a worker's first push with the job's seed and the worker's slot and epoch, so
+        Called before a worker's first push with the job's seed and the worker's slot and term, so
         that no two workers draw the same numbers.
         """
 

@@ -52,7 +52,7 @@ class CurveKeys(Keyring):
 
 
 def token_key(run_key: bytes) -> bytes:
-    """The key that signs epoch tokens; the servers receive it."""
+    """The key that signs term tokens; the servers receive it."""
     return _derive(run_key, "tokens")
 
 

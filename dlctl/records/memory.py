@@ -15,7 +15,7 @@ database. Only this file knows in which order their fields are stored.
     scale               the rate's factor for the number of workers, and since when it applies
     norm                `Norm`: the newest norm by which all shards clip an update
     quorum              `Quorum`: the newest decision for all shards
-    group               the members that are left out: slot and epoch
+    group               the members that are left out: slot and term
     evaluation          `EvaluationMemory`
     finish              `Finish`
     layout              the model's tensors
@@ -119,7 +119,7 @@ class Quorum(Piece):
     KEY: ClassVar[str] = "quorum"
     clock: int
     processes: tuple[tuple[int, int], ...]
-    """Whose pushes count: slot and epoch."""
+    """Whose pushes count: slot and term."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ since 1970 (UTC). Local disks only: SQLite's locks do not hold on NFS.
     checkpoint  every checkpoint that was begun, and how it ended
     memory      the state that the next coordinator resumes from: that of
                 `roles/coordinator/persistence.py`
-    term        of an old run: its epochs and generations, which are in a file now: see `terms`
+    term        of an old run: its terms, which are in a file now: see `terms`
 
 The row of a daemon that the job no longer has stays, as "removed": if the daemon returns, its
 incarnations continue from there.

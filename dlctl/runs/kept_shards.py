@@ -54,7 +54,7 @@ class KeptShard:
     version: int = 0
     """Of the parameters."""
     deliveries: list[list[int]] = field(default_factory=list)
-    """[[slot, epoch, next number, ...], ...]: which pushes of each worker the parameters have."""
+    """[[slot, term, next number, ...], ...]: which pushes of each worker the parameters have."""
 
 
 class _Found(NamedTuple):

@@ -2,7 +2,7 @@
 
 After a rollback to an older checkpoint, newer ones do not count any more. Every resume from a
 checkpoint is recorded in the events, with all that is needed to decide later which checkpoints and
-which epochs of its workers precede it.
+which terms of its workers precede it.
 
 A checkpoint saved because the run failed may have a ruined model, and a run that resumes from it
 would fail and save the same again. So it displaces no other checkpoint, and if the workers' results
@@ -41,7 +41,7 @@ class Resume:
     highest: int
     """Number of the newest checkpoint at that time, good or not."""
     terms: Mapping[str, int]
-    """Worker -> the newest epoch issued to it by then: this resume ended it."""
+    """Worker -> the newest term issued to it by then: this resume ended it."""
 
 
 def resumes(db: RunDb) -> list[Resume]:
@@ -50,7 +50,7 @@ def resumes(db: RunDb) -> list[Resume]:
     for event in db.events(kind=KIND):
         data = event["data"]
         with suppress(KeyError, TypeError, AttributeError, ValueError, OverflowError):  # Damaged.
-            issued = {name: int(epoch) for name, epoch in data["terms"].items()}
+            issued = {name: int(term) for name, term in data["terms"].items()}
             found.append(Resume(int(data["checkpoint"]), int(data["highest"]), issued))
     return found
 

@@ -1,4 +1,4 @@
-"""The run's terms: epochs of workers and generations of servers, in a file that only grows.
+"""The run's terms, the fencing tokens of slots and shards, in a file that only grows.
 
     server-0=2 worker-0=3 67b9f769
 

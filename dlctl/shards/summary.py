@@ -24,7 +24,7 @@ a dense update arrives.
 
 A value that does not fit ends the summary: from then on all workers get the exact parameters,
 starting with all of them. Saturation would be an error that only grows. A replacement server starts
-with a rest of 0; its generation differs, so no worker mixes the two. Replicas that fetch a version
+with a rest of 0; its term differs, so no worker mixes the two. Replicas that fetch a version
 from both may differ by a last bit.
 """
 

@@ -224,10 +224,10 @@ class ComputeDriver:
 
     def _settled(self, effect: Settled) -> None:
         self._counts[effect.shard] = effect.count
-        self.process.acks = json.dumps([effect.epoch, sorted(self._counts.items())]).encode()
+        self.process.acks = json.dumps([effect.term, sorted(self._counts.items())]).encode()
 
     def _build(self, effect: BuildModel) -> None:
-        self._who = (effect.slot, effect.epoch)
+        self._who = (effect.slot, effect.term)
         layout = self.objective.layout
         if self._memory is not None:
             self.parameters, self._mark = self._memory.join(self.process, self.parameters)
@@ -454,7 +454,7 @@ class RecordsDriver:
     """The coordinator's persistent records, and the agents that it places or finds.
 
     While the disk is full its rows are buffered, and are lost if it dies; it continues, as
-    `daemons/coordinator/records.py` does. Epochs and generations are in their file before these
+    `daemons/coordinator/records.py` does. Terms are in their file before these
     rows are written, and are not issued before that. An orderly end waits for room: here, room is
     freed in time.
     """

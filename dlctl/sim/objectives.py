@@ -25,7 +25,7 @@ class Batch:
     rows: Array
     """int64[n], numbers of samples."""
     slot: int
-    epoch: int
+    term: int
     number: int
     """Gradients that this process has computed before."""
 
@@ -227,7 +227,7 @@ class Ledger:
     """Gradients that can be told apart, over all processes of a run."""
     layout: Layout = field(init=False)
     authors: dict[tuple[int, int, int], int] = field(init=False, default_factory=dict)
-    """(slot, epoch, number of the gradient) -> its cell."""
+    """(slot, term, number of the gradient) -> its cell."""
 
     def __post_init__(self) -> None:
         self.layout = layout_of(self.shards * self.cells)
@@ -236,7 +236,7 @@ class Ledger:
         return np.zeros(self.layout.size(), np.float32)
 
     def gradient(self, w: Array, batch: Batch) -> tuple[float, Array]:
-        author = (batch.slot, batch.epoch, batch.number)
+        author = (batch.slot, batch.term, batch.number)
         cell = self.authors.setdefault(author, len(self.authors))
         assert cell < self.cells, "the ledger is full: give it more cells"
         gradient = np.zeros(self.layout.size(), np.float32)

@@ -45,7 +45,7 @@ class TermsFile:
 class Store:
     terms_file: TermsFile = field(default_factory=TermsFile)
     issued: list[tuple[str, int]] = field(default_factory=list)
-    """Every epoch and generation, in the order in which they were issued."""
+    """Every term, in the order in which they were issued."""
     resume: str = ""
     """Directory of the checkpoint that the current execution resumed from, or ""."""
     run: Json = field(default_factory=dict)

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from by_hand import GENERATION
+from by_hand import SHARD_TERM
 
 from dlctl.algorithms.methods.dc_asgd import EPS, MEAN_SQUARE, Options, Server
 from dlctl.compress.base import Delta
@@ -39,7 +39,7 @@ def push(side: Server, slot: int, gradient: Array, where: Array | None = None) -
     samples = 8 if gradient.any() else 0
     packed = Packed("none", SIZE, (gradient,))
     version = base[0] if base else side.shard.version
-    message = Push(slot, 1, GENERATION, 0, version, 0, 0, samples, 0, packed, 0)
+    message = Push(slot, 1, SHARD_TERM, 0, version, 0, 0, samples, 0, packed, 0)
     (outcome,) = side.push(message, Delta(gradient, where))
     return outcome.kind
 

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from by_hand import GENERATION
+from by_hand import SHARD_TERM
 
 from dlctl.algorithms.methods.ringleader import Options, RingleaderServer
 from dlctl.compress.base import Delta
@@ -36,7 +36,7 @@ def push(
     side: RingleaderServer, slot: int, gradient: Array, base: int = 0, samples: int = 8
 ) -> tuple[str, int]:
     packed = Packed("none", SIZE, (gradient,))
-    message = Push(slot, 1, GENERATION, 0, base, 0, 0, samples, 0, packed, 0)
+    message = Push(slot, 1, SHARD_TERM, 0, base, 0, 0, samples, 0, packed, 0)
     (outcome,) = side.push(message, Delta(gradient))
     return outcome.kind, outcome.staleness
 

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from by_hand import GENERATION
+from by_hand import SHARD_TERM
 
 from dlctl import jobfile
 from dlctl.algorithms.methods.softsync import Options, SoftsyncServer
@@ -33,7 +33,7 @@ def new_side(workers: int, **options: int) -> SoftsyncServer:
 
 def push(side: SoftsyncServer, gradient: Array, base_version: int) -> tuple[str, int]:
     packed = Packed("none", SIZE, (gradient,))
-    message = Push(0, 1, GENERATION, 0, base_version, 0, 0, 8, 0, packed, 0)
+    message = Push(0, 1, SHARD_TERM, 0, base_version, 0, 0, 8, 0, packed, 0)
     (outcome,) = side.push(message, Delta(gradient))
     return outcome.kind, outcome.staleness
 

@@ -337,9 +337,9 @@ def test_what_a_compressor_keeps_of_one_shard_changes_nothing_of_what_another_ge
 def test_one_that_rolls_dice_rolls_others_for_another_worker_and_the_same_for_the_same(make):
     u = np.random.default_rng(11).standard_normal(2000).astype(np.float32)
     pushes = []
-    for slot, epoch in ((0, 1), (0, 1), (1, 1), (0, 2)):
+    for slot, term in ((0, 1), (0, 1), (1, 1), (0, 2)):
         compressor = make()
-        compressor.reseed(5, slot, epoch)
+        compressor.reseed(5, slot, term)
         pushes.append([a.tobytes() for a in compressor.take(u.copy()).arrays])
     first, same, other, reborn = pushes
     assert first == same

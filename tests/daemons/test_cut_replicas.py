@@ -154,7 +154,7 @@ class House:
         )  # fmt: skip
 
     def build(self) -> Built:
-        self.ranks.start(slot=0, epoch=1)
+        self.ranks.start(slot=0, term=1)
         return build(self.job, 0, 0, ranks=self.ranks)
 
     def until_told(self) -> Any:

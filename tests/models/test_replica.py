@@ -281,9 +281,9 @@ def test_low_precision_parameters_keep_float32_masters(zoo):
 
 
 def test_replicas_drop_other_units_but_a_restart_in_the_same_epoch_drops_the_same(zoo):
-    def losses(slot: int, epoch: int) -> list[float]:
+    def losses(slot: int, term: int) -> list[float]:
         replica = replica_of(zoo["dropout"])
-        replica.reseed(slot, epoch)
+        replica.reseed(slot, term)
         return [gradient_of(replica, zoo["dropout"].batch()).loss for _ in range(3)]
 
     assert losses(0, 0) == losses(0, 0)

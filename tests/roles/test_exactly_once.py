@@ -34,8 +34,8 @@ from dlctl.wire.messages import (
 DELTA = Packed("none", 2, (np.zeros(2, np.float32),))
 
 
-def push(slot: int = 0, epoch: int = 1, seq: int = 0) -> Push:
-    return Push(slot, epoch, 1, seq, 0, 0, 0, 1, 0, DELTA)
+def push(slot: int = 0, term: int = 1, seq: int = 0) -> Push:
+    return Push(slot, term, 1, seq, 0, 0, 0, 1, 0, DELTA)
 
 
 # ---------------------------------------------------------------- the shard's side
@@ -51,17 +51,17 @@ def test_only_the_next_number_is_new() -> None:
     assert deliveries.judge(push(seq=2)) == GAP
 
 
-def test_an_epoch_must_join_before_it_pushes_and_fences_the_one_before() -> None:
+def test_a_term_must_join_before_it_pushes_and_fences_the_one_before() -> None:
     deliveries = Dedup()
-    assert deliveries.judge(push(epoch=1)) == UNKNOWN
+    assert deliveries.judge(push(term=1)) == UNKNOWN
     assert deliveries.join(0, 1)
-    deliveries.take(push(epoch=1))
+    deliveries.take(push(term=1))
     assert deliveries.join(0, 2)
-    assert deliveries.judge(push(epoch=1, seq=1)) == FENCED
+    assert deliveries.judge(push(term=1, seq=1)) == FENCED
     assert deliveries.next_seq(0) == 0
 
 
-def test_joining_again_in_the_same_epoch_forgets_nothing() -> None:
+def test_joining_again_in_the_same_term_forgets_nothing() -> None:
     deliveries = Dedup()
     deliveries.join(0, 1)
     deliveries.take(push(seq=0))
@@ -92,11 +92,11 @@ def test_whatever_arrives_each_number_is_taken_once_and_in_order(
     assert all(seqs == list(range(len(seqs))) for seqs in taken.values())
 
 
-def test_a_token_is_good_for_one_run_slot_and_epoch() -> None:
+def test_a_token_is_good_for_one_run_slot_and_term() -> None:
     token = sign(b"key", "run", 1, 2)
     assert is_genuine(b"key", "run", 1, 2, token)
-    for run, slot, epoch in (("other", 1, 2), ("run", 2, 2), ("run", 1, 3)):
-        assert not is_genuine(b"key", run, slot, epoch, token)
+    for run, slot, term in (("other", 1, 2), ("run", 2, 2), ("run", 1, 3)):
+        assert not is_genuine(b"key", run, slot, term, token)
     assert not is_genuine(b"other", "run", 1, 2, token)
     assert not is_genuine(b"key", "run", 1, 2, b"")
 
@@ -124,8 +124,8 @@ class Talk:
         """What was sent again."""
         return [effect for effect in self.context.clear() if isinstance(effect, Send)]
 
-    def ack(self, seq: int, outcome: str = APPLIED, generation: int = 1, next_seq: int = 0) -> Ack:
-        return Ack(0, generation, seq, outcome, 1, 0, next_seq)
+    def ack(self, seq: int, outcome: str = APPLIED, term: int = 1, next_seq: int = 0) -> Ack:
+        return Ack(0, term, seq, outcome, 1, 0, next_seq)
 
 
 def sent(sends: list[Send]) -> list[int]:
@@ -198,7 +198,7 @@ def test_a_push_without_an_ack_is_sent_again_under_its_number() -> None:
     assert sent(talk.retries.due(1.1)) == [0]
 
 
-def test_after_a_restart_of_the_shard_the_unsettled_pushes_go_to_the_new_generation() -> None:
+def test_after_a_restart_of_the_shard_the_unsettled_pushes_go_to_the_new_term() -> None:
     talk = Talk()
     talk.push()
     talk.channel.link.on_join_again(2, 0.1)
@@ -206,15 +206,15 @@ def test_after_a_restart_of_the_shard_the_unsettled_pushes_go_to_the_new_generat
     talk.channel.link.on_join_again(2, 0.1)
     assert talk.again() == [], "one join is enough"
     assert talk.channel.link.on_joined(Joined(0, 2, 0, 0, 2, True, 0), 0.2)
-    assert [(s.message.seq, s.message.generation) for s in talk.again()] == [(0, 2)]  # type: ignore[union-attr]
+    assert [(s.message.seq, s.message.shard_term) for s in talk.again()] == [(0, 2)]  # type: ignore[union-attr]
 
 
-def test_the_words_of_an_old_generation_are_not_heard() -> None:
+def test_acks_of_an_old_term_of_the_shard_are_ignored() -> None:
     talk = Talk()
     talk.push()
     talk.channel.link.on_join_again(5, 0.1)
     talk.channel.link.on_joined(Joined(0, 5, 0, 0, 2, True, 0), 0.1)
-    assert talk.channel.on_ack(talk.ack(0, generation=4), 0.2) is None
+    assert talk.channel.on_ack(talk.ack(0, term=4), 0.2) is None
     stale = Parameters(0, 4, 1, 9, np.zeros(2, np.float32))
     assert talk.channel.on_parameters(stale, 0.2) is None
 
@@ -283,7 +283,7 @@ def test_what_is_kept_goes_no_further_than_the_lowest_held_push() -> None:
     assert deliveries.to_json() == [[0, 1, 3]] == next_server.to_json()
 
 
-def test_a_new_epoch_forgets_what_was_held_of_the_old_one() -> None:
+def test_a_new_term_forgets_what_was_held_of_the_old_one() -> None:
     deliveries = Dedup()
     deliveries.join(0, 1)
     deliveries.take(push(seq=0))

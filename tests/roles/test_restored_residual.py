@@ -54,8 +54,8 @@ class Play:
     def told(self, message: m.Message, peer: str = COORDINATOR) -> None:
         self.happens(Received(peer, message))
 
-    def joined(self, generation: int = 1) -> None:
-        self.told(m.Joined(0, generation, 0, 0, SIZE, True, 0), "server-0")
+    def joined(self, term: int = 1) -> None:
+        self.told(m.Joined(0, term, 0, 0, SIZE, True, 0), "server-0")
 
     def of(self, kind: type) -> list[Any]:
         """The effects, or messages, of a type."""
@@ -94,7 +94,7 @@ def test_a_server_that_is_joined_again_meanwhile_does_not_let_it_begin() -> None
     play = Play()
     play.joined()
     play.told(m.Moved(0, 2, "elsewhere", ""))
-    play.joined(generation=2)
+    play.joined(term=2)
     assert len(play.of(LoadArrays)) == 1
     assert play.of(m.LeaseRequest) == []
 

@@ -17,18 +17,18 @@ HIGHEST = 2**32 - 1
 """Of epochs, numbers of pushes, steps and counts."""
 
 
-def push(slot: int, epoch: int, seq: int) -> m.Push:
+def push(slot: int, term: int, seq: int) -> m.Push:
     delta = Packed("none", 1, (np.zeros(1, np.float32),))
-    return m.Push(slot, epoch, 1, seq, 0, 0, 0, 1, 0, delta)
+    return m.Push(slot, term, 1, seq, 0, 0, 0, 1, 0, delta)
 
 
-def fill(deliveries: Dedup, slot: int, epoch: int) -> None:
+def fill(deliveries: Dedup, slot: int, term: int) -> None:
     """All fates that are kept of a slot, and all numbers behind a held one."""
     held = deliveries.next_seq(slot) + REACH
     for seq in range(held - REACH, held + HELD_REACH):
-        assert deliveries.judge(push(slot, epoch, seq)) == "new"
-        deliveries.take(push(slot, epoch, seq))
-        deliveries.settle(slot, epoch, seq, HELD if seq == held else REFUSED)
+        assert deliveries.judge(push(slot, term, seq)) == "new"
+        deliveries.take(push(slot, term, seq))
+        deliveries.settle(slot, term, seq, HELD if seq == held else REFUSED)
 
 
 def fullest() -> Dedup:

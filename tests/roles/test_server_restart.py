@@ -67,7 +67,7 @@ class Life:
     def __init__(
         self,
         keeping: Keeping,
-        generation: int = 1,
+        term: int = 1,
         *,
         keep: bool = False,
         algorithm: Method | None = None,
@@ -80,11 +80,11 @@ class Life:
         self.server = server(
             algorithm or registry.load("algorithms", "downpour"),
             make_job("adagrad" if optimizer is Adagrad else "sgd", servers=servers),
-            index=index, generation=generation, run_id=RUN, optimizer=optimizer, storages=keeping,
+            index=index, term=term, run_id=RUN, optimizer=optimizer, storages=keeping,
         )  # fmt: skip
-        self.generation = generation
+        self.term = term
         self.server.handle(Started(), 0.0)
-        welcome = m.Welcome(f"server-{index}", index, generation, KEY, settings or {})
+        welcome = m.Welcome(f"server-{index}", index, term, KEY, settings or {})
         self.server.handle(Received(COORDINATOR, welcome), 0.0)
         lo, hi = slice_bounds(SIZE, servers, index)
         self.effects = self.tell(m.Assign(lo, hi, LAYOUT, restore, keep, step_samples=64))
@@ -97,25 +97,25 @@ class Life:
         sends = self.tell(message, b"worker")
         return [e.message for e in sends if isinstance(e, Send) and e.peer == b"worker"]
 
-    def join(self, slot: int = 0, epoch: int = 1) -> m.Joined:
-        (joined,) = self.ask(m.Join(RUN, slot, epoch, sign(KEY, RUN, slot, epoch)))
+    def join(self, slot: int = 0, term: int = 1) -> m.Joined:
+        (joined,) = self.ask(m.Join(RUN, slot, term, sign(KEY, RUN, slot, term)))
         return joined
 
-    def initialise(self, slot: int = 0, epoch: int = 1) -> None:
+    def initialise(self, slot: int = 0, term: int = 1) -> None:
         values = np.zeros(SIZE, np.float32)
-        self.ask(m.Initialise(slot, epoch, values, np.array([1.0, 2.0])))
+        self.ask(m.Initialise(slot, term, values, np.array([1.0, 2.0])))
 
     def push(
-        self, seq: int, values: Any = (-1, 0, 0, 0), slot: int = 0, epoch: int = 1, clock: int = 0
+        self, seq: int, values: Any = (-1, 0, 0, 0), slot: int = 0, term: int = 1, clock: int = 0
     ) -> list[tuple[int, str]]:
-        acks = self.ask(self.message(seq, values, slot, epoch, clock))
+        acks = self.ask(self.message(seq, values, slot, term, clock))
         return [(ack.seq, ack.outcome) for ack in acks]
 
     def message(
-        self, seq: int, values: Any = (-1, 0, 0, 0), slot: int = 0, epoch: int = 1, clock: int = 0
+        self, seq: int, values: Any = (-1, 0, 0, 0), slot: int = 0, term: int = 1, clock: int = 0
     ) -> m.Push:
         delta = Packed("none", SIZE, (np.array(values, np.float32),))
-        return m.Push(slot, epoch, self.generation, seq, 0, 7, 9, 3, clock, delta)
+        return m.Push(slot, term, self.term, seq, 0, 7, 9, 3, clock, delta)
 
     @property
     def w(self) -> list[float]:
@@ -150,7 +150,7 @@ def test_a_server_that_takes_another_one_s_place_knows_what_was_acknowledged() -
     assert second.answer() == m.Serving("server-0", "ipc://x", initialised=True)
     assert (second.w, second.version) == ([2, 0, 0, 0], 2)
     joined = second.join()
-    assert (joined.generation, joined.initialised, joined.next_seq) == (2, True, 2)
+    assert (joined.term, joined.initialised, joined.next_seq) == (2, True, 2)
     assert second.push(1) == [(1, DUPLICATE)]
     assert second.push(2) == [(2, APPLIED)]
     assert second.w == [3, 0, 0, 0]
@@ -273,7 +273,7 @@ def test_a_worker_of_before_has_to_join_again_before_it_pushes() -> None:
     keeping = Keeping()
     at_work(keeping).push(0)
     second = Life(keeping, 2, keep=True)
-    second.generation = 1
+    second.term = 1
     assert second.ask(second.message(1)) == [m.JoinAgain(0, 2)]
     assert second.w == [1, 0, 0, 0]
 
@@ -310,17 +310,17 @@ def test_buffers_are_the_initial_ones_until_replicas_push_theirs_again() -> None
 def test_a_worker_whose_buffers_are_refused_is_named_once() -> None:
     life = at_work(Keeping())
     told = []
-    for slot, epoch in ((0, 1), (1, 1), (1, 2)):
-        life.join(slot, epoch)
+    for slot, term in ((0, 1), (1, 1), (1, 2)):
+        life.join(slot, term)
         for _ in range(3):
-            effects = life.tell(m.PushBuffers(slot, epoch, 8, np.full(2, np.nan)), b"worker")
+            effects = life.tell(m.PushBuffers(slot, term, 8, np.full(2, np.nan)), b"worker")
             told += [effect.text for effect in effects if isinstance(effect, Note)]
     assert [text.partition(":")[0] for text in told] == ["worker-0", "worker-1", "worker-1"]
 
 
 def test_an_epoch_that_has_joined_fences_the_one_before_it_after_a_restart_too() -> None:
     keeping = Keeping()
-    at_work(keeping).join(epoch=2)
+    at_work(keeping).join(term=2)
     second = Life(keeping, 2, keep=True)
     (answer,) = second.ask(m.Join(RUN, 0, 1, sign(KEY, RUN, 0, 1)))
     assert isinstance(answer, m.Dismiss)
@@ -386,13 +386,13 @@ def test_a_kill_at_any_point_of_any_push_loses_and_doubles_nothing() -> None:
 
 
 def test_what_is_acknowledged_is_committed_before() -> None:
-    """Every outcome that settles a push (LATE: see the barrier), and every new epoch."""
+    """Every outcome that settles a push (LATE: see the barrier), and every new term."""
     keeping = Keeping()
     life = at_work(keeping)
     for do in (
         lambda: life.push(0),
         lambda: life.push(1, (np.nan, 0, 0, 0)),
-        lambda: life.join(epoch=2),
+        lambda: life.join(term=2),
         lambda: life.join(slot=1),
         lambda: life.tell(m.Members((0, 1))),
     ):
@@ -411,8 +411,8 @@ def test_what_is_acknowledged_is_committed_before() -> None:
 SYNC = registry.load("algorithms", "sync")
 
 
-def barrier(keeping: Keeping, generation: int = 1, *, keep: bool = False) -> Life:
-    life = Life(keeping, generation, keep=keep, algorithm=SYNC)
+def barrier(keeping: Keeping, term: int = 1, *, keep: bool = False) -> Life:
+    life = Life(keeping, term, keep=keep, algorithm=SYNC)
     for slot in (0, 1):
         life.join(slot)
     if not keep:
@@ -490,13 +490,13 @@ def test_one_who_had_not_pushed_yet_is_still_not_waited_for() -> None:
     first = barrier(keeping)
     for slot in (0, 1):
         first.push(0, slot=slot)
-    first.join(1, epoch=2)
+    first.join(1, term=2)
     second = Life(keeping, 2, keep=True, algorithm=SYNC)
     second.join(0)
-    second.join(1, epoch=2)
+    second.join(1, term=2)
     second.tell(m.Members((0, 1)))
     assert second.push(1, slot=0, clock=1) == [(1, HELD), (1, APPLIED)]
-    assert second.push(0, slot=1, epoch=2, clock=1) == [(0, LATE)]
+    assert second.push(0, slot=1, term=2, clock=1) == [(0, LATE)]
     assert second.push(2, slot=0, clock=2) == [(2, HELD)], "now worker-1 counts"
 
 
@@ -538,7 +538,7 @@ def test_poison_is_refused_with_whose_it_is_and_of_which_steps() -> None:
     ack, notes = reasons(life, (np.nan, 0, 0, 0), 0)
     assert ack.outcome == REFUSED
     assert ack.reason == (
-        "refused a push of worker-1 (epoch 1, number 0, steps 7..9): "
+        "refused a push of worker-1 (term 1, number 0, steps 7..9): "
         "it holds values that are not finite, or its norm is not"
     )
     assert notes == [ack.reason]

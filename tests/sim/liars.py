@@ -39,7 +39,7 @@ class Liar:
         process = self.world.process(self.name)
         identity = getattr(getattr(process.machine, "joining", None), "identity", None)
         if process.alive and identity is not None:
-            message = self.say(self, (identity.slot, identity.epoch))
+            message = self.say(self, (identity.slot, identity.term))
             self.world.network.send(process, COORDINATOR, message)
 
     def any(self, choices: Any) -> Any:

@@ -25,7 +25,7 @@ from dlctl.wire.messages import NumberRange
 
 EVERY_S = 0.03
 """Between two lies."""
-FIXED = {"run_id", "name", "slot", "epoch", "token", "incarnation", "version"}
+FIXED = {"run_id", "name", "slot", "term", "token", "incarnation", "version"}
 """A lie about who it is gets no further than the key: `test_strangers` has those."""
 
 
@@ -134,7 +134,7 @@ class Thief(Checker):
             seq = server.parameters.dedup.next_seq(lie.slot)
         delta = nothing(lie.delta.kind, lie.delta.length)
         shard = int(peer.rpartition("-")[2])
-        key = PushKey(lie.slot, lie.epoch, shard, seq)
+        key = PushKey(lie.slot, lie.term, shard, seq)
         if key not in self.book.acknowledged:
             self.book.cells[key] = np.zeros(0, np.int64)
         return replace(lie, seq=seq, delta=delta, table=min(lie.table, 1))

@@ -197,7 +197,7 @@ class ComputesWithItsCopy(Checker):
             serving = getattr(self._world.machine(f"server-{channel.shard}"), "serving", None)
             shown = serving and serving.initialised and serving.side.shown(slot)
             if not shown or not serving.parameters.dedup.is_current(
-                slot, training.links.identity.epoch
+                slot, training.links.identity.term
             ):
                 continue
             self.compared += 1

@@ -208,7 +208,7 @@ def test_what_a_worker_had_not_sent_is_in_the_checkpoint_and_goes_on_with_it():
     assert np.allclose(resumed.weights, -0.1 * (total(problem.given) - total(residuals)), atol=1e-4)
 
 
-def test_epochs_and_generations_go_on_counting_over_executions():
+def test_terms_go_on_counting_over_executions():
     job = job_file(workers=2, servers=2, epochs=8.0)
     first = Simulation(job, LeastSquares())
     first.request(0.8, "stop", {})

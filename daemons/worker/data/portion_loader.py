@@ -105,12 +105,12 @@ class PortionLoader:
         if batch_size != self.batch_size:
             self.batch_size, self._next = batch_size, None
 
-    def reseed(self, slot: int, epoch: int) -> None:
-        """Seed the loader processes for this epoch of this slot; call it before the first batch.
+    def reseed(self, slot: int, term: int) -> None:
+        """Seed the loader processes for this term of this slot; call it before the first batch.
 
         The order of the samples depends on the job's seed alone, and does not change.
         """
-        self._generator.manual_seed(seed_of(self._seed, slot, epoch))
+        self._generator.manual_seed(seed_of(self._seed, slot, term))
 
     shards = 0
     """Of a stream; 0: this is none."""

@@ -90,7 +90,7 @@ class Later:
         self._stepper, self._loader = built.stepper, built.loader
         self._begin, self._rank = begin, rank
         self._accumulate = job.gradient.accumulate
-        built.stepper.replica.reseed(begin["slot"], begin["epoch"], rank)
+        built.stepper.replica.reseed(begin["slot"], begin["term"], rank)
 
     def share(self, data: list[Any]) -> None:
         """Move to the shared memory, into which rank 0 has put its model. data: `identity` of the

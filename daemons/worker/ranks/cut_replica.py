@@ -154,7 +154,7 @@ def _share(job: JobFile, memory: RankMemory, order: Mapping[str, Any], rank: int
     """A rank's part of the method's vectors, with its own compressor."""
     kind = registry.load("compressors", job.compression.name)
     compressor = kind(kind.Options(**job.compression.options))
-    compressor.reseed(job.job.seed, order["slot"], order["epoch"], rank)
+    compressor.reseed(job.job.seed, order["slot"], order["term"], rank)
     return Share(memory, rank, job.replica.ranks, compressor)
 
 

@@ -84,11 +84,11 @@ class Ranks:
 
     # ------------------------------------------------------------ from the compute thread
 
-    def start(self, slot: int, epoch: int) -> None:
+    def start(self, slot: int, term: int) -> None:
         """Start all processes, which then build their models. Raises DlctlError."""
         self.store, self._begun = os.memfd_create("dlctl-ranks", os.MFD_CLOEXEC), time.monotonic()
         self.memory = os.memfd_create("dlctl-replica", os.MFD_CLOEXEC)
-        self.order = {"slot": slot, "epoch": epoch, "ranks": self.count, "store": self.store,
+        self.order = {"slot": slot, "term": term, "ranks": self.count, "store": self.store,
                       "memory": self.memory}  # fmt: skip
         try:
             for rank in range(1, self.count):

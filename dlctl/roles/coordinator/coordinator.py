@@ -425,16 +425,16 @@ class Coordinator:
     # ------------------------------------------------------------ training
 
     def _on_lease_request(self, peer: Peer, message: m.LeaseRequest, now: float) -> None:
-        if worker := self._worker(peer, message.slot, message.epoch):
+        if worker := self._worker(peer, message.slot, message.term):
             self.reports.heard(worker, peer, now)
             self.reports.is_at_work(worker, now)
             self.leases.on_request(message, now)
 
-    def _worker(self, peer: Peer, slot: int, epoch: int) -> Daemon | None:
+    def _worker(self, peer: Peer, slot: int, term: int) -> Daemon | None:
         """The live worker. A process that it has replaced is dismissed; one that has failed, too,
         unless the run ends: then it saves what it has, if it can.
         """
-        worker = self.members.worker(slot, epoch)
+        worker = self.members.worker(slot, term)
         if worker is None:
             self.context.send(peer, m.Dismiss(f"worker-{slot} has been replaced"))
         elif worker.error and self.run.shutdown is None:
@@ -495,13 +495,13 @@ class Coordinator:
             self.context.send(receiver.name, members)
 
     def _on_portion_done(self, peer: Peer, done: m.PortionDone, now: float) -> None:
-        if self._worker(peer, done.slot, done.epoch):
+        if self._worker(peer, done.slot, done.term):
             self.leases.settle(done, now)
             self.context.send(peer, m.PortionNoted(done.data_epoch, done.portion))
 
     def _on_sample_failed(self, peer: Peer, message: m.SampleFailed, now: float) -> None:
         self.context.send(peer, m.SampleNoted(message.data_epoch, message.sample))
-        worker = self._worker(peer, message.slot, message.epoch)
+        worker = self._worker(peer, message.slot, message.term)
         if worker is None:
             return
         if error := self.bad_samples.on_failed(message):

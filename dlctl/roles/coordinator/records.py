@@ -24,7 +24,7 @@ from dlctl.wire.messages import Drain, Json, Kill
 
 @record
 class IssueTerm(Effect):
-    """An epoch of a slot or a generation of a shard has been issued; it is never issued again."""
+    """A term of a slot or of a shard has been issued; it is never issued again."""
 
     name: str
     term: int

@@ -2,7 +2,7 @@
 
 The new key replaces the old one, by renaming a file, and this coordinator exits. The next one finds
 in the persisted state that the daemons were started with a key other than the current one (`keys`,
-the fingerprint), and restarts all of them, as after their deaths: workers with new epochs, servers
+the fingerprint), and restarts all of them, as after their deaths: workers with new terms, servers
 with their shards' state.
 
 A coordinator may crash at any point. Before the renaming all daemons have the old key. After it

@@ -118,7 +118,7 @@ class BuildModel(Effect):
     """Import the task, build model and dataset; answered by `ModelBuilt`."""
 
     slot: int
-    epoch: int
+    term: int
     finds: bool = False
     """Find the largest batch size that fits into memory."""
 
@@ -504,9 +504,9 @@ class TaskFailed(Event):
 
 @record
 class Settled(Effect):
-    """Record that the pushes 0..count-1 of this epoch are settled on `shard`."""
+    """Record that the pushes 0..count-1 of this term are settled on `shard`."""
 
-    epoch: int
+    term: int
     shard: int
     count: int
 

@@ -1,6 +1,6 @@
 """The keys of a run, as the coordinator's role needs them: one pair for every name.
 
-A name keeps its keys across restarts; epochs and incarnations decide which of its processes is
+A name keeps its keys across restarts; terms and incarnations decide which of its processes is
 authorized.
 """
 
@@ -16,7 +16,7 @@ class Keyring:
 
     def __init__(self, token_key: bytes) -> None:
         self.token_key = token_key
-        """Signs the tokens of epochs. Servers know it, too."""
+        """Signs the tokens of terms. Servers know it, too."""
 
     @property
     def fingerprint(self) -> str:

@@ -45,7 +45,7 @@ class Reporting:
         return states
 
     def _message(self, key: str, state: Any) -> m.Message:
-        of = self.serving.index, self.serving.generation
+        of = self.serving.index, self.serving.term
         if key == "norm":
             return m.NormPart(*of, *state)
         clock, pushes = state
@@ -55,7 +55,7 @@ class Reporting:
         """Raises RemoteProtocolError."""
         if self.serving.is_open:
             used, gone = (
-                frozenset((slot, epoch) for slot, epoch in rows_in(numbers, 2))
+                frozenset((slot, term) for slot, term in rows_in(numbers, 2))
                 for numbers in (message.used, message.gone)
             )
             outcomes = self.serving.side.decided(Decision(message.clock, used, gone))

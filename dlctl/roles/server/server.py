@@ -283,7 +283,7 @@ class Server:
         side.measures_noise = not number and takes_gradients
         return TableShard(
             context=self.context, commits=self.commits, declared=table, table=number, index=index,
-            generation=welcome.term, lo=lo, hi=hi, shard=shard, side=side,
+            term=welcome.term, lo=lo, hi=hi, shard=shard, side=side,
             push_norm_max=servers.push_norm_max, seed=self.job.job.seed,
             rows=RowSlice(RowTables(layout), servers.count, index) if table.of_rows else None,
             compressor_name="none" if number else self.job.compression.name,
@@ -408,7 +408,7 @@ class Server:
     def _state(self, serving: ShardProtocol) -> dict[str, Any]:
         tables = {table.declared.name: table.state() for table in serving.tables[1:]}
         return {
-            "generation": serving.generation,
+            "generation": serving.term,
             **serving.parameters.state(),
             **({"tables": tables} if tables else {}),
         }

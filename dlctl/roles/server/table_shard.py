@@ -1,7 +1,7 @@
 """A running shard of one table: the rules by which a push gets into it, and how it is read.
 
-A push passes these checks in order: its epoch (fencing), its connection (only the one that has
-presented the token of the epoch), its number (exactly once), its content (sizes and indices within
+A push passes these checks in order: its term (fencing), its connection (only the one that has
+presented the token of the term), its number (exactly once), its content (sizes and indices within
 the shard, every value finite). Then the method's shard side applies it, holds it in a barrier,
 buffers it or drops it. Of an invalid push the shard side is only notified, since others may wait
 for it. Then everything is committed: shard, numbers and the state of the method. The ack leaves
@@ -46,7 +46,7 @@ class EarlyApply:
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
         self._begun: dict[int, tuple[int, int]] = {}
-        """Slot -> epoch and number of its newest push that was begun. A push that was abandoned,
+        """Slot -> term and number of its newest push that was begun. A push that was abandoned,
         because another one was applied first, is not begun again: on a slow link that could happen
         any number of times."""
         self._holder = -1
@@ -59,7 +59,7 @@ class EarlyApply:
         values = whole_values(push.delta)
         if values is None or values.size != self.shard.size:
             return
-        slot, which = push.slot, (push.epoch, push.seq)
+        slot, which = push.slot, (push.term, push.seq)
         count = min(come[0] // values.itemsize, values.size)
         is_new = self._begun.get(slot) != which
         if is_new and self._waiting == slot:
@@ -99,7 +99,7 @@ class TableShard:
     declared: Table
     table: int
     index: int
-    generation: int
+    term: int
     lo: int
     hi: int
     """It holds the elements [lo, hi) of the table."""
@@ -116,13 +116,13 @@ class TableShard:
     seed: int = 0
     """The initial values of the rows are derived from it."""
     peers: Mapping[int, Peer] = field(default_factory=dict)
-    """Slot -> the connection of its newest epoch. The tables of a server share it, and `rates`."""
+    """Slot -> the connection of its newest term. The tables of a server share it, and `rates`."""
     rates: Rates = field(default_factory=lambda: Rates(*RATES))
     staleness: Staleness = field(default_factory=Staleness)
     more_state: Callable[[], Json] = dict
     """State that a commit stores besides this table's own."""
     refused: Counter[int] = field(default_factory=Counter)
-    """Slot -> pushes that were refused, of all its epochs; in the commit that settles them."""
+    """Slot -> pushes that were refused, of all its terms; in the commit that settles them."""
     newest_op: int = -1
     """The number of the newest operation of the lead that has changed the table."""
     dedup: Dedup = field(default_factory=Dedup)
@@ -191,8 +191,8 @@ class TableShard:
         }
 
     def restore(self, state: Json) -> None:
-        """Resume from a checkpoint. Epochs are never issued twice, so push numbers start over; of
-        earlier epochs only the highest numbers are stored.
+        """Resume from a checkpoint. Terms are never issued twice, so push numbers start over; of
+        earlier terms only the highest numbers are stored.
         """
         counters = self.shard.optimizer.counters
         # Drop the counters of another optimiser: the next server could not resume with them.
@@ -205,9 +205,9 @@ class TableShard:
 
     # ------------------------------------------------------------ members
 
-    def join(self, slot: int, epoch: int) -> bool:
-        """A worker joins or rejoins. True if this is a new epoch of the slot on this table."""
-        if self._ignores_members() or not self.dedup.join(slot, epoch):
+    def join(self, slot: int, term: int) -> bool:
+        """A worker joins or rejoins. True if this is a new term of the slot on this table."""
+        if self._ignores_members() or not self.dedup.join(slot, term):
             return False
         for key in [key for key in self._held_fetches if key[0] == slot]:
             del self._held_fetches[key]
@@ -272,7 +272,7 @@ class TableShard:
     def _refuse(self, push: m.Push, why: str) -> None:
         """Reject an invalid push: it never gets into the shard, and its number is consumed."""
         reason = (
-            f"refused a push of worker-{push.slot} (epoch {push.epoch}, number {push.seq}, "
+            f"refused a push of worker-{push.slot} (term {push.term}, number {push.seq}, "
             f"steps {push.first_step}..{push.last_step}): {why}"
         )
         self.context.note("warning", reason)
@@ -282,7 +282,7 @@ class TableShard:
 
     def _settle_push(self, push: m.Push, outcomes: list[PushOutcome]) -> None:
         """Raises TypeError for a method that breaks the promise on which exactly-once rests."""
-        which = (push.slot, push.epoch, push.seq)
+        which = (push.slot, push.term, push.seq)
         if all(outcome[:3] != which for outcome in outcomes or ()):
             raise TypeError(
                 f"{type(self.side).__module__}: push() has to return an outcome of the push that it"
@@ -330,8 +330,8 @@ class TableShard:
 
         has_changed: something besides the shard has, so that it is committed in any case.
         """
-        for slot, epoch, seq, kind, *_ in outcomes:
-            self.dedup.settle(slot, epoch, seq, kind)
+        for slot, term, seq, kind, *_ in outcomes:
+            self.dedup.settle(slot, term, seq, kind)
             if kind == m.REFUSED:
                 self.refused[slot] += 1
         has_changed |= self.shard.version != self._committed
@@ -343,7 +343,7 @@ class TableShard:
                 self.staleness.add(outcome.staleness)
             elif outcome.kind != m.HELD:
                 self.rates.add(COUNTED[outcome.kind], 1)
-            if peer is not None and self.dedup.is_current(outcome.slot, outcome.epoch):
+            if peer is not None and self.dedup.is_current(outcome.slot, outcome.term):
                 self.ack(peer, *outcome[2:], slot=outcome.slot)
         self._answer_held_fetches()
 
@@ -352,7 +352,7 @@ class TableShard:
     ) -> None:
         next_seq = self.dedup.next_seq(slot)
         of = (self.shard.version, staleness, next_seq, reason, self.table)
-        self.context.send(peer, m.Ack(self.index, self.generation, seq, outcome, *of))
+        self.context.send(peer, m.Ack(self.index, self.term, seq, outcome, *of))
 
     # ------------------------------------------------------------ reads
 
@@ -377,7 +377,7 @@ class TableShard:
         is_range = fetch.lo > 0 or fetch.hi > 0
         if is_range and not fetch.lo < fetch.hi <= self.shard.size:
             raise RemoteProtocolError(f"[{fetch.lo}, {fetch.hi}) of {self.shard.size} elements")
-        if fetch.average and (AVERAGE not in self.shard.slots or fetch.have_generation):
+        if fetch.average and (AVERAGE not in self.shard.slots or fetch.have_term):
             raise RemoteProtocolError("there is no average, or no change of one")
 
     def _may_answer(self, fetch: m.Fetch | m.FetchRows) -> bool:
@@ -398,14 +398,14 @@ class TableShard:
             assert self.rows is not None
             values = self.rows.take(shard.w, fetch.rows)
             self.rates.add("fetch_bytes", values.nbytes)
-            of = (self.index, self.generation, fetch.request, shard.version)
+            of = (self.index, self.term, fetch.request, shard.version)
             self.context.send(peer, m.Parameters(*of, values, False, *told))
             return
         shown = None if fetch.exact else self.side.shown(fetch.slot)
         version, seen = shown or (shard.version, self._requested(fetch))
-        of = (self.index, self.generation, fetch.request, version)
+        of = (self.index, self.term, fetch.request, version)
         changes = None
-        if shown is None and fetch.have_generation == self.generation and not fetch.hi:
+        if shown is None and fetch.have_term == self.term and not fetch.hi:
             changes = shard.changes_since(fetch.have_version, seen)
         if changes is None:
             values = seen[fetch.lo : fetch.hi] if fetch.hi else seen

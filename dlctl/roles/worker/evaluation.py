@@ -112,7 +112,7 @@ class WorkerEvaluations:
             return RunningEvaluation(number, None, finish_with, mean)
         fetched = replica.fetcher.start(0, whole=True, average=message.average)
         me, first = links.identity, links.channels[0]
-        request = m.FetchBuffers(me.slot, me.epoch, fetched.request)
+        request = m.FetchBuffers(me.slot, me.term, fetched.request)
         links.context.ask(buffers_key(fetched.request), first.peer, request, now)
         return RunningEvaluation(number, fetched, finish_with)
 

@@ -120,14 +120,14 @@ class Fetcher:
 
     def _message(self, fetched: Fetched, client: ShardClient, again: bool) -> Fetch | FetchRows:
         me = client.identity
-        of = (me.slot, me.epoch, fetched.request, fetched.clock_min)
+        of = (me.slot, me.term, fetched.request, fetched.clock_min)
         after = client.next_seq if fetched.after_own and not again else 0
         if fetched.rows is not None:
             assert client.rows is not None
             numbers = (_rows_of(client, fetched.rows) - client.rows.lo).astype(client.rows.dtype)
             return FetchRows(*of, client.table, numbers, after)
         is_whole = fetched.whole or fetched.part is not None or again
-        have = (0, 0) if is_whole else (client.basis.generation, client.basis.version)
+        have = (0, 0) if is_whole else (client.basis.term, client.basis.version)
         lo, hi = fetched.within(client)
         part = (0, 0) if fetched.part is None else (lo - client.lo, hi - client.lo)
         exact = fetched.whole and not again

@@ -145,11 +145,11 @@ class Joining:
         """A shard has a new process: join it, at its new address."""
         if message.shard >= len(self.links):
             return  # The topology has not arrived yet.
-        noted = m.Noted(self.birth.name, f"moved{message.shard}", message.number)
+        noted = m.Noted(self.birth.name, f"moved{message.shard}", message.term)
         self.context.send(COORDINATOR, noted)
         link = self.links[message.shard]
-        if message.number > link.generation:
-            link.generation, link.address = message.number, message.address
+        if message.term > link.term:
+            link.term, link.address = message.term, message.address
             self.context.do(Connect(link.peer, message.address, message.key))
             link.join(now)
 
@@ -164,7 +164,7 @@ class Joining:
             self.context.retries.again(peer, lost_at, now)
 
     def on_join_again(self, message: m.JoinAgain, now: float) -> None:
-        self.links[message.shard].on_join_again(message.generation, now)
+        self.links[message.shard].on_join_again(message.term, now)
 
     def on_joined(self, message: m.Joined, now: float) -> bool:
         """Whether the answer was awaited.
@@ -185,7 +185,7 @@ class Joining:
             self.is_ready = not self.model.averaged.nbytes
             if not self.is_ready:  # So that BatchNorm continues with the run's statistics.
                 self._phase = "loading the buffers"
-                request = m.FetchBuffers(link.identity.slot, link.identity.epoch, 0)
+                request = m.FetchBuffers(link.identity.slot, link.identity.term, 0)
                 nbytes = self.model.averaged.nbytes
                 self.context.ask(buffers_key(0), "server-0", request, now, nbytes)
         return True
@@ -200,7 +200,7 @@ class Joining:
         of_model = link.clients[0]
         values = to_host(model.parameters)[of_model.lo : of_model.hi].copy()
         averaged = model.averaged if link.shard == 0 else model.averaged[:0]
-        initialise = m.Initialise(me.slot, me.epoch, values, averaged)
+        initialise = m.Initialise(me.slot, me.term, values, averaged)
         nbytes = values.nbytes + averaged.nbytes
         self.context.ask(("join", link.shard), link.peer, initialise, now, nbytes)
 

@@ -95,11 +95,11 @@ class Portion:
             sums[0] += times * value * samples
             sums[1] += times * samples
 
-    def report(self, slot: int, epoch: int) -> m.PortionDone:
+    def report(self, slot: int, term: int) -> m.PortionDone:
         """That it is done."""
         lease = self.lease
         return m.PortionDone(
-            slot, epoch, lease.data_epoch, lease.portion, self.steps, self.samples, self.loss_sum,
+            slot, term, lease.data_epoch, lease.portion, self.steps, self.samples, self.loss_sum,
             self.metric_sums, self.end,
         )  # fmt: skip
 
@@ -295,7 +295,7 @@ class Leasing:
             self._is_ahead = ahead
             me = self.identity
             ends, self._ends = self._ends, []
-            request = m.LeaseRequest(me.slot, me.epoch, self.number, ahead, tuple(ends))
+            request = m.LeaseRequest(me.slot, me.term, self.number, ahead, tuple(ends))
             self.context.ask("lease", COORDINATOR, request, now)
 
     def on_lease(self, lease: m.Lease, now: float) -> None:

@@ -309,7 +309,7 @@ class Training:
         me, samples = self.links.identity, self.accounts.rates.total["samples"]
         channels, averaged = self.links.channels, self.averaged
         if channels and averaged.size and samples:  # without: those of a new model
-            buffers = m.PushBuffers(me.slot, me.epoch, samples, averaged)
+            buffers = m.PushBuffers(me.slot, me.term, samples, averaged)
             self.links.context.send(channels[0].peer, buffers)
 
     # ------------------------------------------------------------ figures

@@ -249,7 +249,7 @@ class Worker:
         """Announce the address at which this replica listens for others."""
         identity = self.joining.identity
         if self.address and identity is not None:
-            message = m.Listening(identity.slot, identity.epoch, self.address)
+            message = m.Listening(identity.slot, identity.term, self.address)
             self.context.ask("listening", COORDINATOR, message, now)
 
     def _on_ask(self, peer: Peer, message: m.PeerRequest, identity: str) -> None:
@@ -259,7 +259,7 @@ class Worker:
         if self.training is not None:
             self.training.on_ask(peer, message)
         elif me is not None and message.op == MODEL:
-            none = m.PeerReply(me.slot, me.epoch, message.request, NO_MODEL, pack(()))
+            none = m.PeerReply(me.slot, me.term, message.request, NO_MODEL, pack(()))
             self.context.send(peer, none)
 
     def _on_topology(self, message: m.Topology, now: float) -> None:
@@ -331,7 +331,7 @@ class Worker:
 
     @property
     def _seed(self) -> tuple[int, int, int]:
-        return (self.job.job.seed, self.links.identity.slot, self.links.identity.epoch)
+        return (self.job.job.seed, self.links.identity.slot, self.links.identity.term)
 
     # ------------------------------------------------------------ the host of the replica
 

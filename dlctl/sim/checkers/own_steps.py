@@ -53,4 +53,4 @@ class OwnStepsChecker(Checker):
         """Of the gradients from this one on, which 1 is added to."""
         me = training.links.identity
         numbers = range(first, training.writing.steps)
-        return [self.objective.authors[me.slot, me.epoch, number] for number in numbers]
+        return [self.objective.authors[me.slot, me.term, number] for number in numbers]

@@ -56,4 +56,4 @@ class QuorumChecker(Checker):
 
 
 def _workers(numbers: Any) -> Used:
-    return frozenset((slot, epoch) for slot, epoch in numbers.reshape(-1, 2).tolist())
+    return frozenset((slot, term) for slot, term in numbers.reshape(-1, 2).tolist())

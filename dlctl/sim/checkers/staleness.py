@@ -114,7 +114,7 @@ class StalenessChecker(Checker):
         self._asked[worker] = (worker.timeline.now, bases)
 
     def _on_push(self, worker: Process, peer: str, push: m.Push) -> None:
-        key = PushKey(push.slot, push.epoch, int(peer.rpartition("-")[2]), push.seq)
+        key = PushKey(push.slot, push.term, int(peer.rpartition("-")[2]), push.seq)
         if key in self._pushed:
             return
         self._pushed.add(key)

@@ -25,14 +25,14 @@ class Register(Message):
 
 @record
 class Welcome(Message):
-    """To a worker: its slot and epoch. To a server: its shard and generation."""
+    """To a worker: its slot. To a server: its shard."""
 
     name: str
     index: int
     term: int
-    """Epoch of the slot, or generation of the shard."""
+    """Of the slot, or of the shard."""
     token: bytes
-    """To a worker: the proof of its epoch. To a server: the key by which it verifies those."""
+    """To a worker: the proof of its term. To a server: the key by which it verifies those."""
     settings: Json
     """The initial settings."""
     finds: bool = False
@@ -126,8 +126,7 @@ class Moved(Message):
     """To a worker: a new process owns this shard. Repeated until `Noted`."""
 
     shard: int
-    number: int
-    """Its generation."""
+    term: int
     address: str
     key: str
 
@@ -196,7 +195,7 @@ class LeaseRequest(Message):
     """Request a portion. Repeated with the same `request` until an answer is received."""
 
     slot: int
-    epoch: int
+    term: int
     request: int
     ahead: bool
     """The worker still has work: grant one more only if enough is left for the others."""
@@ -228,7 +227,7 @@ class PortionDone(Message):
     """
 
     slot: int
-    epoch: int
+    term: int
     data_epoch: int
     portion: int
     steps: int
@@ -444,7 +443,7 @@ class Peers(Message):
     joining: tuple[int, ...]
     """Of these slots, those that do not take part yet: they may send requests, but not answer any.
     """
-    epochs: tuple[int, ...]
+    terms: tuple[int, ...]
     addresses: tuple[str, ...]
     """"" for a worker that does not listen yet."""
     keys: tuple[str, ...]
@@ -456,7 +455,7 @@ class Listening(Message):
     `ListeningNoted`."""
 
     slot: int
-    epoch: int
+    term: int
     address: str
 
 
@@ -493,7 +492,7 @@ class GroupBroken(Message):
     until the next generation."""
 
     slot: int
-    epoch: int
+    term: int
     generation: int
     reason: str
     why: str
@@ -504,7 +503,7 @@ class GroupBroken(Message):
 @record
 class ListeningNoted(Message):
     slot: int
-    epoch: int
+    term: int
 
 
 # ------------------------------------------------------------ control plane: one decider
@@ -513,16 +512,16 @@ class ListeningNoted(Message):
 @record
 class Holding(Message):
     """From a server: all pushes that it holds until the lead decides. Sent at every change and
-    resent a while later; the newest `number` of the newest generation counts.
+    resent a while later; the newest `number` of the newest term counts.
     """
 
     shard: int
-    generation: int
+    term: int
     number: int
     clock: int
     """Of the shard: the steps before it are committed, and survive the server."""
     pushes: Array
-    """int64[3 n]: clock, slot and epoch of each."""
+    """int64[3 n]: clock, slot and term of each."""
 
 
 @record
@@ -533,7 +532,7 @@ class Decided(Message):
 
     clock: int
     used: Array
-    """int64[2 n]: slot and epoch of each."""
+    """int64[2 n]: slot and term of each."""
     gone: Array
     """int64[2 n]: of these, the processes that have died since. The set only grows."""
 
@@ -545,7 +544,7 @@ class NormPart(Message):
     """
 
     shard: int
-    generation: int
+    term: int
     clock: int
     squared: Sum
 
@@ -568,7 +567,7 @@ class SampleFailed(Message):
     that does not have the portion any more is not believed."""
 
     slot: int
-    epoch: int
+    term: int
     data_epoch: int
     sample: int
     """Its number in the dataset."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+from dlctl import outdated
 from dlctl.util.record import record
 from dlctl.wire.messages.base import Array, Message, Packed, Samples, Sum, Weight
 
@@ -14,14 +15,14 @@ class Join(Message):
 
     run_id: str
     slot: int
-    epoch: int
+    term: int
     token: bytes
 
 
 @record
 class Joined(Message):
     shard: int
-    generation: int
+    term: int
     version: int
     lo: int
     hi: int
@@ -34,7 +35,7 @@ class JoinAgain(Message):
     """A server does not know the sender of a message: its process or the connection is new."""
 
     shard: int
-    generation: int
+    term: int
 
 
 @record
@@ -45,7 +46,7 @@ class Initialise(Message):
     """
 
     slot: int
-    epoch: int
+    term: int
     values: Array
     averaged: Array
 
@@ -57,8 +58,9 @@ class Push(Message):
     """
 
     slot: int
-    epoch: int
-    generation: int
+    term: int
+    shard_term: int
+    """The term of the shard's process to which it is sent."""
     seq: int
     base_version: int
     first_step: int
@@ -78,14 +80,19 @@ class Push(Message):
     """Its weight, for methods that use weights."""
 
     def outcome(self, kind: str, staleness: int = 0, reason: str = "") -> PushOutcome:
-        return PushOutcome(self.slot, self.epoch, self.seq, kind, staleness, reason)
+        return PushOutcome(self.slot, self.term, self.seq, kind, staleness, reason)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            raise outdated.member(self, name)
 
 
 class PushOutcome(NamedTuple):
     """What has become of one push; `kind` is one of APPLIED, HELD, BUFFERED, LATE, REFUSED."""
 
     slot: int
-    epoch: int
+    term: int
     seq: int
     kind: str
     staleness: int = 0
@@ -111,11 +118,11 @@ class Ack(Message):
     APPLIED: it is in the shard. BUFFERED: it is in the shard's committed state and will be applied
     to its values later. DUPLICATE: it was applied before. LATE: the method dropped it, as intended.
     REFUSED: it was poison (`reason`). HELD: it waits in a barrier. GAP: resend from `next_seq`.
-    FENCED: a newer epoch owns this slot.
+    FENCED: a newer term owns this slot.
     """
 
     shard: int
-    generation: int
+    term: int
     seq: int
     outcome: str
     version: int
@@ -134,10 +141,10 @@ class Fetch(Message):
     """
 
     slot: int
-    epoch: int
+    term: int
     request: int
     clock_min: int
-    have_generation: int = 0
+    have_term: int = 0
     """0: the worker has nothing to update, send the whole slice."""
     have_version: int = 0
     exact: bool = False
@@ -162,7 +169,7 @@ class Parameters(Message):
 
     borrows: ClassVar[bool] = True
     shard: int
-    generation: int
+    term: int
     request: int
     version: int
     values: Array
@@ -179,13 +186,13 @@ class Parameters(Message):
 
 @record
 class SparseParameters(Message):
-    """The changes of a slice between version `since` of this generation and `version`.
+    """The changes of a slice between version `since` of this term and `version`.
 
     Absolute values, too; but they only complete a slice of exactly version `since`.
     """
 
     shard: int
-    generation: int
+    term: int
     request: int
     version: int
     since: int
@@ -208,7 +215,7 @@ class PushBuffers(Message):
     """A replica's averaged buffers after `samples` samples: absolute, the newest message counts."""
 
     slot: int
-    epoch: int
+    term: int
     samples: int
     values: Array
 
@@ -216,7 +223,7 @@ class PushBuffers(Message):
 @record
 class FetchBuffers(Message):
     slot: int
-    epoch: int
+    term: int
     request: int
 
 
@@ -266,9 +273,9 @@ class PeerRequest(Message):
     """
 
     slot: int
-    epoch: int
+    term: int
     """Of the sender."""
-    to_epoch: int
+    to_term: int
     """Of the receiver: another process of that slot does not answer."""
     request: int
     op: str
@@ -279,7 +286,7 @@ class PeerRequest(Message):
 @record
 class PeerReply(Message):
     slot: int
-    epoch: int
+    term: int
     """Of the replica that answers."""
     request: int
     error: str
@@ -296,10 +303,10 @@ class FetchRows(Message):
     float32[n]; otherwise as `Fetch`.
     """
 
-    have_generation: ClassVar[int] = 0
+    have_term: ClassVar[int] = 0
     exact: ClassVar[bool] = True
     slot: int
-    epoch: int
+    term: int
     request: int
     clock_min: int
     table: int

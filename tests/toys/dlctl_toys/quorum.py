@@ -51,7 +51,7 @@ class Shard(Chosen):
     """Its clock, and whose pushes it was made with; a checker compares the shards."""
 
     def _update(self, held: Sequence[HeldPush]) -> list[PushOutcome]:
-        used = frozenset((h.push.slot, h.push.epoch) for h in held)
+        used = frozenset((h.push.slot, h.push.term) for h in held)
         self.newest_step = self.shard.version, used
         return super()._update(held)
 

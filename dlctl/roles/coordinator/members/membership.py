@@ -82,7 +82,7 @@ class Daemon(Observed):
     error: str = ""
     """The user's error, if it has sent one."""
     term: int = 0
-    """Epoch of a worker's slot, generation of a server's shard."""
+    """Of a worker's slot or a server's shard: its fencing token."""
     settings: Json = field(default_factory=dict)
     """Live settings that differ from the job file."""
     metrics: Json = field(default_factory=dict)
@@ -391,15 +391,15 @@ class Membership:
         """In the order of their indices; records are restored in any order."""
         return list(self._roles[role])
 
-    def worker(self, slot: int, epoch: int) -> Daemon | None:
-        """The live worker that has this slot in this epoch, or None.
+    def worker(self, slot: int, term: int) -> Daemon | None:
+        """The live worker that has this slot in this term, or None.
 
         A dead worker's last messages may still be in flight when its exit is known.
         """
         daemon = self.daemons.get(f"worker-{slot}")
         if daemon is None or not daemon.alive or not daemon.registered:
             return None
-        return daemon if daemon.term == epoch else None
+        return daemon if daemon.term == term else None
 
     def live_slots(self) -> tuple[int, ...]:
         """Slots that take part: their process is alive, has asked for data, and is not drained. The

@@ -138,7 +138,7 @@ class FailureDetector(CoordinatorPart):
         """Kill a replacement that does not get ready. The first start has its own deadline.
 
         A replacement is not at fault while the database cannot be written (it, or a daemon that it
-        waits for, gets no epoch or generation then), or while a disk has no room for its state.
+        waits for, gets no term then), or while a disk has no room for its state.
         """
         if daemon.registered and is_held_up:
             daemon.held_up_at = now
@@ -206,7 +206,7 @@ class FailureDetector(CoordinatorPart):
     def _catch_up(self, daemon: Daemon, incarnation: int) -> bool:
         """Whether its agent reports a newer process than the one on record.
 
-        That process has no epoch or generation: these are issued only once the process is on
+        That process has no term: it is issued only once the process is on
         record. But its incarnation number is used.
         """
         newer = incarnation - daemon.incarnation

@@ -20,7 +20,7 @@ from dlctl.wire import messages as m
 from dlctl.wire.machine import Peer
 
 Member = tuple[int, int]
-"""Slot and epoch."""
+"""Slot and term."""
 _STORE = re.compile(r"[A-Za-z0-9._:%-]{1,253}:[0-9]{1,5}")
 """The address of a rendezvous, as members can read it."""
 SETTLE_S = 0.5
@@ -79,7 +79,7 @@ class Groups(Owner):
         yield Entry("group", [list(member) for member in sorted(self.left_out)])
 
     def recall(self, memory: Memory, now: float) -> None:
-        self.left_out = frozenset((slot, epoch) for slot, epoch in memory.value("group", []))
+        self.left_out = frozenset((slot, term) for slot, term in memory.value("group", []))
 
     def advance(self, now: float) -> None:
         """Begin a new generation if one is needed."""
@@ -202,7 +202,7 @@ class Groups(Owner):
             self.advance(now)
 
     def on_broken(self, peer: Peer, message: m.GroupBroken, now: float) -> None:
-        member = (message.slot, message.epoch)
+        member = (message.slot, message.term)
         if self.run.members.worker(*member) is None:
             return
         if member in self.left_out:

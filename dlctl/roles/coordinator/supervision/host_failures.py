@@ -3,7 +3,7 @@
 The only sign of life of an agent on another machine is its messages. When it is silent it is
 restarted there; while that fails, its host is away. Processes there keep running on their own,
 and are not replaced: they may come back with all of their state. After `host_s` the host is given
-up. Its workers are started on other hosts, with new epochs, so that the old ones are fenced if they
+up. Its workers are started on other hosts, with new terms, so that the old ones are fenced if they
 are still alive. A server's shard is on that host only: without it the run ends, and can resume from
 its checkpoint.
 """

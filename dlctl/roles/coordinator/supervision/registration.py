@@ -1,7 +1,7 @@
 """How daemons join a run: they are started, register, and receive each other's addresses.
 
 A process registers under the name and incarnation it was started with; only then a worker's slot
-gets a new epoch, or a server's shard a new generation. The first worker that has built the model
+or a server's shard gets a new term. The first worker that has built the model
 fixes its layout. Then every server is assigned its slice, and when all servers serve, the workers
 receive their addresses.
 """

@@ -44,10 +44,10 @@ class Norms(Owner):
         server = self.run.members.get(f"server-{part.shard}")
         if server is None or not 0 <= part.squared < math.inf:
             raise RemoteProtocolError("not a valid part of a norm, or the server is unknown")
-        if server.peer != peer or not is_current(server, part.generation):
+        if server.peer != peer or not is_current(server, part.term):
             return  # Its connection is new: its next report identifies it.
         before = self._parts.get(part.shard)
-        if before is not None and (part.generation, part.clock) < (before.generation, before.clock):
+        if before is not None and (part.term, part.clock) < (before.term, before.clock):
             return
         self._parts[part.shard] = part
         self._waiting.add(part.shard)

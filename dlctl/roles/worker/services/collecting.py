@@ -257,7 +257,7 @@ class Collecting:
     def _report_broken(self, reason: str, now: float, why: str = "") -> None:
         me = self.identity
         text = reason[:REASON_CHARS_MAX]
-        message = m.GroupBroken(me.slot, me.epoch, self.generation, text, why)
+        message = m.GroupBroken(me.slot, me.term, self.generation, text, why)
         self.context.ask(BROKEN, COORDINATOR, message, now)
 
 

@@ -332,7 +332,7 @@ class Computing:
             key = ("sample", data_epoch, each.sample)
             if key not in self.context.retries:
                 said = (data_epoch, each.sample, each.error, each.detail, portion.lease.portion)
-                self.context.ask(key, COORDINATOR, m.SampleFailed(me.slot, me.epoch, *said), now)
+                self.context.ask(key, COORDINATOR, m.SampleFailed(me.slot, me.term, *said), now)
 
     # ------------------------------------------------------------ completed portions
 
@@ -343,7 +343,7 @@ class Computing:
 
     def on_done(self, done: list[Portion], now: float) -> None:
         for portion in done:
-            message = portion.report(self.identity.slot, self.identity.epoch)
+            message = portion.report(self.identity.slot, self.identity.term)
             key = ("portion", message.data_epoch, message.portion)
             self.context.ask(key, COORDINATOR, message, now)
 

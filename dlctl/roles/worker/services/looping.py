@@ -336,7 +336,7 @@ class Looping(Service[Need]):
 
     def on_done(self, done: list[Portion], now: float) -> None:
         for portion in done:
-            message = portion.report(self.identity.slot, self.identity.epoch)
+            message = portion.report(self.identity.slot, self.identity.term)
             key = ("portion", message.data_epoch, message.portion)
             self.context.ask(key, COORDINATOR, message, now)
 

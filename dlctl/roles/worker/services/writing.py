@@ -291,7 +291,7 @@ class Writing(Service[Write | Settle]):
         if took_s is None:
             return []
         if ack.table == 0:
-            self.context.do(Settled(self.identity.epoch, client.shard, client.settled()))
+            self.context.do(Settled(self.identity.term, client.shard, client.settled()))
         if ack.table == self._progress:
             self.latency.add(took_s)
             self.staleness_sum += ack.staleness
