@@ -14,6 +14,7 @@ import numpy as np
 from dlctl import registry
 from dlctl.algorithms import engines
 from dlctl.algorithms.engines import Operations
+from dlctl.algorithms.needs import Pull
 from dlctl.errors import JobFailed
 from dlctl.job import inner
 from dlctl.job.clients import Clients, Cohort, epoch_samples
@@ -56,6 +57,7 @@ from dlctl.runs.terms import TermLog
 from dlctl.sim.arrays import FilesDriver
 from dlctl.sim.disk import NO_SPACE, SAVE_S, Disk
 from dlctl.sim.frozen import FrozenDriver
+from dlctl.sim.loops import LoopDriver, LoopOptions
 from dlctl.sim.objectives import (
     Batch,
     Objective,
@@ -94,6 +96,8 @@ class ComputeOptions:
     evaluate_s: float = 0.05
     finish_s: float = 0.0
     """0: the task has no `finish`."""
+    loop: LoopOptions = field(default_factory=LoopOptions)
+    """For jobs with a training loop of the user's own."""
 
 
 class Stepping(Protocol):
@@ -176,10 +180,12 @@ class ComputeDriver:
         files: FilesDriver,
         cohort: Callable[[int], Cohort] = Cohort,
         memory: SharedModels | None = None,
+        has_loop: bool = False,
     ) -> None:
         """twin: "module:Class", the engine of this method in numpy; "" if it has none. own: creates
         the replica's own optimiser for its parameters; None: it has none. cohort: `Lead.cohort`.
-        memory: of all hosts, if their replicas share the model.
+        memory: of all hosts, if their replicas share the model. has_loop: a training loop of the
+        user's own computes.
         """
         self._memory = memory
         self._mark: Array | None = None
@@ -200,6 +206,7 @@ class ComputeDriver:
         self._averaged = np.ones(objective.layout.size(AVERAGED))
         self._who = (0, 0)
         self._counts: dict[int, int] = {}
+        self._own_samples = 0
         self._free_at = 0.0
         self._is_taken = self._is_stepping = False
         """Whether torch's state was requested, and is not returned yet."""
@@ -220,6 +227,9 @@ class ComputeDriver:
         process.perform(TakeComputeState, self._take_state)
         process.perform(RestoreComputeState, self._restore_state)
         process.perform(Settled, self._settled)
+        if has_loop:
+            self._own_samples = options.loop.own_samples
+            LoopDriver(process, self, options.loop, samples=objective.samples, seed=seed, rng=rng)
         process.perform(LocateTask, lambda _: process.post(TaskLocated("/home/me/train.py:51")))
 
     def _settled(self, effect: Settled) -> None:
@@ -238,6 +248,7 @@ class ComputeDriver:
             shards=len(self._lengths),
             clients=() if self._clients is None else self._clients.sizes,
             names=listing.ROW.join(listed(self._names, effect.slot)).encode(),
+            has_own_data=bool(self._own_samples),
         )  # fmt: skip
         built = ModelBuilt(ready, self.parameters, self._averaged, self._mark)
         self.process.post(built, self.options.build_s)
@@ -246,7 +257,7 @@ class ComputeDriver:
         """Of a data epoch; 0: the dataset is a stream."""
         if self._clients is not None:
             return epoch_samples(self._clients.sizes, self._cohort(len(self._clients.sizes)))
-        return 0 if self._lengths else self.objective.samples
+        return 0 if self._lengths or self._own_samples else self.objective.samples
 
     def _load_buffers(self, effect: LoadBuffers) -> None:
         self._averaged = effect.averaged.copy()
@@ -259,9 +270,10 @@ class ComputeDriver:
             return
         self._gradient[:] = np.nan
         before = self.parameters.copy()
-        self._later(self._step_s(), lambda: self._finish(effect, before))
+        self._later(self.step_s(), lambda: self._finish(effect, before))
 
-    def _step_s(self) -> float:
+    def step_s(self) -> float:
+        """How long the next step takes."""
         spread = np.exp(self.options.spread * self.rng.standard_normal())
         return self.options.step_s * self.options.slow.get(self._who[0], 1.0) * float(spread)
 
@@ -301,24 +313,43 @@ class ComputeDriver:
             assert ended_after == 0, f"{effect} has no rows"
             self.computed += 1
             return Computed.of_nothing(self._averaged)
-        batch = Batch(rows, *self._who, self.computed)
-        self.computed += 1
-        loss, self._gradient[:] = self.objective.gradient(seen, batch)
-        self._averaged = self.objective.averaged(self._averaged, batch)
+        loss = self.measure(rows, seen)
         norm = euclidean_norm(self._gradient)
         is_usable = effect.is_usable(loss, norm)
         computed = Computed(
             loss, self._gradient, self._averaged, norm, is_usable, ended_after=ended_after
         )
         if effect.own_lr is not None and is_usable:
-            assert self._inner is not None, "this replica has no optimiser of its own"
-            if effect.fresh:
-                self._inner.forget()
-            if effect.pull is not None:
-                way = self.parameters - effect.pull.toward
-                self._gradient += np.float32(effect.pull.strength) * way
-            self._inner.step(self._gradient, effect.own_lr)
+            self.own_step(effect.own_lr, effect.pull, fresh=effect.fresh)
         return computed if effect.gather else replace(computed, gradient=None)
+
+    def measure(self, rows: Array, seen: Array) -> float:
+        """The loss of a batch at these parameters; its gradient is in `gradient`."""
+        batch = Batch(rows, *self._who, self.computed)
+        self.computed += 1
+        loss, self._gradient[:] = self.objective.gradient(seen, batch)
+        self._averaged = self.objective.averaged(self._averaged, batch)
+        return loss
+
+    def own_step(self, lr: float, pull: Pull | None, *, fresh: bool) -> None:
+        """Of the replica's own optimiser, along the newest gradient."""
+        assert self._inner is not None, "this replica has no optimiser of its own"
+        if fresh:
+            self._inner.forget()
+        if pull is not None:
+            displacement = self.parameters - pull.toward
+            self._gradient += np.float32(pull.strength) * displacement
+        self._inner.step(self._gradient, lr)
+
+    @property
+    def gradient(self) -> Array:
+        """float32[d], the newest."""
+        return self._gradient
+
+    @property
+    def averaged(self) -> Array:
+        """float64[n], the model's buffers after the newest gradient."""
+        return self._averaged
 
     def _rows(self, effect: Compute) -> Array:
         portion, batch = (effect.start, effect.stop), (effect.number, effect.step_samples)
@@ -344,7 +375,7 @@ class ComputeDriver:
             arrays = self._engine.run(effect.op, effect.arrays, effect.shapes)
             self.process.post(EngineRan(arrays))
 
-        self._later(self._step_s(), finish)
+        self._later(self.step_s(), finish)
 
     def _step_along(self, effect: StepAlong) -> None:
         before = effect.gradient.copy()

@@ -22,6 +22,9 @@ from dlctl.roles.coordinator.supervision.registration import Past
 from dlctl.roles.protocol.context import COORDINATOR, EXIT_RESTART, Birth
 from dlctl.roles.protocol.effects import CoordinatorGone, RestartCoordinator
 from dlctl.roles.server.server import Server
+from dlctl.roles.worker.interface import MakeSteps
+from dlctl.roles.worker.services.computing import Computing
+from dlctl.roles.worker.services.looping import Looping
 from dlctl.roles.worker.worker import Worker
 from dlctl.runs.database import ENDED
 from dlctl.sim import hostfiles
@@ -299,6 +302,7 @@ class World:
             self._compute_rng, job.algorithm.name, method.shape.twin, self.inner(job.inner),
             files=files, cohort=lead.cohort,
             memory=self.shared_models if "memory" in method.shape.links else None,
+            has_loop=job.has_loop,
         )  # fmt: skip
         if "group" in method.shape.links:
             GroupDriver(process, self.groups)
@@ -313,7 +317,12 @@ class World:
             method,
             compressor(compressor.Options(**job.compression.options)),
             address,
+            steps=self._looping if job.has_loop else Computing,
         )
+
+    @property
+    def _looping(self) -> MakeSteps:
+        return partial(Looping, has_own_data=bool(self.compute.loop.own_samples))
 
     # ------------------------------------------------------------ faults
 

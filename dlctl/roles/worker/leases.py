@@ -298,15 +298,19 @@ class Leasing:
             request = m.LeaseRequest(me.slot, me.term, self.number, ahead, tuple(ends))
             self.context.ask("lease", COORDINATOR, request, now)
 
-    def on_lease(self, lease: m.Lease, now: float) -> None:
-        """Take the answer to the newest request; a stale one is dropped."""
+    def on_lease(self, lease: m.Lease, now: float) -> bool:
+        """Take the answer to the newest request; a stale one is dropped. Returns whether data is
+        needed now, and there is none.
+        """
         if lease.request != self.number or self.context.retries.done("lease", now) is None:
-            return
+            return False
         if lease.start < lease.stop:
             self.told_no_data, self.ask_again_at = False, None
             self.portions.take(lease)
         elif self._is_ahead:
             # If data is needed by now, `wait` requests it, and that is not refused.
             self._ahead_at = now + IDLE_S
-        elif self.portions.current is None:
-            self.none_now = True
+        else:
+            self.none_now = self.portions.current is None
+            return True
+        return False

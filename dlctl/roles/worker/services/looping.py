@@ -118,10 +118,11 @@ class Looping(Service[Need]):
                 self.engines.on_ran(event, now)
 
     def on_lease(self, lease: m.Lease, now: float) -> None:
-        self.leasing.on_lease(lease, now)
+        if self.leasing.on_lease(lease, now) and (self._lent is not None or self._left):
+            # What is begun must not wait for more; nor must less than a batch that is left.
+            self._is_dry = self.leasing.none_now = False
+            self.context.do(GiveData(None))
         self._give(now)
-        if self.leasing.none_now and self._lent is not None:
-            self.context.do(GiveData(None))  # What is begun must not wait for more.
 
     def acted(self) -> None:
         self.leasing.told_no_data = False
