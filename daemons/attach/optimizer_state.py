@@ -22,7 +22,6 @@ from daemons.attach.stored_state import (
     StateWriter,
     as_document,
     of_document,
-    plain,
     value_of,
     values_of,
 )
@@ -179,14 +178,13 @@ class OptimizerState:
         """(what holds it, under which key, the value) of all tensors and numbers of the state, in
         an order that is the same in all replicas.
         """
-        named = {
-            self._name_of(owner) if isinstance(owner, Tensor) else owner: values
-            for owner, values in self._optimizer.state.items()
-        }
-        if named:
-            yield from _leaves_of(dict(sorted(named.items())))
-            for group in self._optimizer.param_groups:
-                yield from ((group, key, group[key]) for key in sorted(self.stepped & group.keys()))
+        whole: dict[Any, Any] = self._optimizer.state
+        named = {self._name_of(o) if isinstance(o, Tensor) else o: o for o in whole}
+        for name in sorted(named):
+            yield from _leaves_at(whole, named[name])
+        for group in self._optimizer.param_groups if whole else ():
+            for key in sorted(self.stepped & group.keys()):
+                yield group, key, group[key]
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,14 +215,14 @@ def _place(parameter: Tensor, group: Mapping[str, Any], key: str) -> Callable[[T
     return torch.no_grad()(place)
 
 
-def _leaves_of(holder: Any) -> Iterator[tuple[Any, Any, Any]]:
-    keys: Any = range(len(holder)) if isinstance(holder, list | tuple) else sorted(holder)
-    for key in keys:
-        value = holder[key]
-        if isinstance(value, Tensor | bool | int | float):
-            yield holder, key, value
-        elif isinstance(value, list | dict | tuple) and plain(value) is not OMITTED:
-            yield from _leaves_of(value)
+def _leaves_at(holder: Any, key: Any) -> Iterator[tuple[Any, Any, Any]]:
+    value = holder[key]
+    is_number = isinstance(value, bool | int | float) and not isinstance(holder, tuple)
+    if is_number or isinstance(value, Tensor):
+        yield holder, key, value
+    elif isinstance(value, list | tuple | dict):
+        for inner in sorted(value) if isinstance(value, dict) else range(len(value)):
+            yield from _leaves_at(value, inner)
 
 
 def _of_another(how: str) -> DlctlError:

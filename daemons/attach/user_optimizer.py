@@ -167,9 +167,13 @@ class UserOptimizer:
 
     def restore(self, state: Mapping[str, Array]) -> None:
         """Load what `state` returned; the optimizer need not have made a step. Raises DlctlError,
-        before anything is changed, if it is of another optimizer or of other parameters.
+        before anything is changed, if it is of another optimizer or of other parameters. state:
+        if it is empty, a new optimizer's.
         """
-        self._saved.restore(state)
+        if state:
+            self._saved.restore(state)
+        else:
+            self.forget()
 
     def packed(self) -> Array:
         """All numbers of the state as one vector: float32[n]. It is empty before the first step."""
