@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -42,12 +43,11 @@ _WHOLE = "attach a model that is whole in this process; DistributedDataParallel 
 
 class ModelVector:
     """layout: of the model, with the names that it has without wrappers.
-    vector: float32[d], the trained parameters; page-locked if one of them is on a GPU.
     parameters: the trained ones, in the order of the vector.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """Gathers the model's values. Raises DlctlError for a model that cannot be trained so."""
+        """Raises DlctlError for a model that cannot be trained in a run."""
         self._model = unwrapped(model)
         for module in self._model.modules():
             if cut_by := CUT_BY.get(type(module).__name__):
@@ -65,9 +65,19 @@ class ModelVector:
                 assert isinstance(tensor, nn.Parameter)
                 self.parameters.append(tensor)
         self._others = OtherTensors(self._model, self.layout)
-        self.vector = self.room()
-        self._views = self.views(self.vector)
-        self.gather()
+
+    @cached_property
+    def vector(self) -> Array:
+        """float32[d], the trained parameters: those of the model when this is first used, when it
+        has arrived on its device.
+        """
+        vector = self.room()
+        _read(self.views(vector), self.parameters)
+        return vector
+
+    @cached_property
+    def _views(self) -> list[Tensor]:
+        return self.views(self.vector)
 
     def name_of(self, parameter: Tensor) -> str | None:
         """None: it is no parameter of the model."""
@@ -90,12 +100,10 @@ class ModelVector:
 
     # ------------------------------------------------------------ values and gradients
 
-    @torch.no_grad()
     def gather(self) -> None:
         """Model -> vector."""
         _read(self._views, self.parameters)
 
-    @torch.no_grad()
     def scatter(self) -> None:
         """Vector -> model; and back, what a narrower dtype has rounded."""
         _write(self.parameters, self._views)
@@ -107,7 +115,6 @@ class ModelVector:
     def has_gradient(self) -> bool:
         return any(parameter.grad is not None for parameter in self.parameters)
 
-    @torch.no_grad()
     def gather_gradient(self, out: Array) -> float:
         """Copy the gradients to float32[d], with zeros where there is none, and return their norm.
         If that is not finite, some gradient is not, or their squares overflow.
@@ -141,8 +148,7 @@ class ModelVector:
         the end its own are back to the bit, with all buffers. The vector is not touched.
         """
         with self.values_kept(), buffers_kept(self._model):
-            with torch.no_grad():
-                _write(self.parameters, self.views(values))
+            _write(self.parameters, self.views(values))
             self.load_averaged(averaged)
             yield
 
@@ -154,8 +160,7 @@ class ModelVector:
         try:
             yield
         finally:
-            with torch.no_grad():
-                _write(self.parameters, kept)
+            _write(self.parameters, kept)
 
     # ------------------------------------------------------------ what must not change
 
@@ -258,6 +263,7 @@ def is_far(tensor: Tensor) -> bool:
     return tensor.device.type != "cpu"
 
 
+@torch.no_grad()
 def _read(into: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> None:
     """Copy tensors of any dtype, stride and device to contiguous float32 ones in host memory; zeros
     for missing ones.
@@ -277,6 +283,7 @@ def _read(into: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> None:
     _finish([tensor for _, tensor in far])
 
 
+@torch.no_grad()
 def _write(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """Copy values in host memory to tensors of any dtype, stride and device."""
     near: list[tuple[Tensor, Tensor]] = []

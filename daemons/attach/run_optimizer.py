@@ -68,6 +68,8 @@ class RunOptimizer(Optimizer):
                 "backward() for each of them before one optimizer.step()",
             )
         if not self._model.has_gradient():
+            if closure is not None:  # It has left this batch out.
+                return returned
             raise DlctlError(
                 "optimizer.step() was called, and no parameter has a gradient",
                 hint="call loss.backward() before it, and zero_grad() only behind it",

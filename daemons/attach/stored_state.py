@@ -1,8 +1,8 @@
 """The state of the user's objects as arrays for a checkpoint: tensors under names, and a JSON
 document of everything else that says where they belong.
 
-What is no tensor, number, text or None, nor a list, tuple or dict of these, is left out: a function
-is in the user's script, and is there again after a restart.
+What is no tensor, number, text or None, nor a list, tuple or dict of these, is left out of the dict
+that it is in: a function is in the user's script, and is there again after a restart.
 """
 
 from __future__ import annotations
@@ -93,9 +93,8 @@ def plain(value: Any) -> Any:
         kind = tuple if isinstance(value, tuple) else list
         return OMITTED if any(each is OMITTED for each in items) else kind(items)
     if isinstance(value, dict):
-        pairs = {key: plain(each) for key, each in value.items()}
-        is_whole = all(type(key) in (str, int) for key in pairs)
-        return pairs if is_whole and not any(v is OMITTED for v in pairs.values()) else OMITTED
+        pairs = {key: plain(each) for key, each in value.items() if type(key) in (str, int)}
+        return {key: each for key, each in pairs.items() if each is not OMITTED}
     return OMITTED
 
 

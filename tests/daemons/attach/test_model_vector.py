@@ -148,6 +148,14 @@ def test_copies_to_and_from_a_device_come_to_the_same(
     assert asked
 
 
+def test_the_vector_begins_with_the_values_at_its_first_use() -> None:
+    """What a script does to its model between attaching it and joining the run is in it."""
+    model = image()
+    vector = ModelVector(model)
+    model.requires_grad_(False).apply(lambda each: [p.fill_(7) for p in each.parameters()])
+    assert (vector.vector == 7).all()
+
+
 # ---------------------------------------------------------------- other values for a while
 
 

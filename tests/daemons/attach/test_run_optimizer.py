@@ -78,6 +78,12 @@ def test_a_closure_is_called_once(is_named: bool) -> None:
     assert optimizer.take()[0].tobytes() == wanted.tobytes()
 
 
+def test_a_closure_may_leave_a_batch_out() -> None:
+    _, _, optimizer = made()
+    assert optimizer.step(lambda: None) is None
+    assert optimizer.take() is None
+
+
 def test_a_grad_scaler_unscales_it_or_leaves_nothing() -> None:
     model, vector, optimizer = made()
     wanted, _ = gradient_of(model, vector, 1)

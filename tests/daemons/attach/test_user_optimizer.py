@@ -166,6 +166,34 @@ def test_options_of_the_rate_that_are_tensors_remain_the_same_objects() -> None:
     assert rate == 0.5
 
 
+def test_schedulers_in_turn_go_on_where_they_were() -> None:
+    """Those of a list, one of them with a function that cannot be saved."""
+
+    def one() -> tuple[Optimizer, Any, UserOptimizer]:
+        model = image()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        parts = [
+            lr_scheduler.LinearLR(optimizer, 0.1, total_iters=3),
+            lr_scheduler.CosineAnnealingLR(optimizer, 9),
+        ]
+        scheduler = lr_scheduler.SequentialLR(optimizer, parts, [4])
+        parts[0].told = print
+        return optimizer, scheduler, UserOptimizer(optimizer, ModelVector(model), [scheduler])
+
+    def rates(optimizer: Optimizer, scheduler: Any) -> list[float]:
+        found = []
+        for _ in range(5):
+            optimizer.step()
+            scheduler.step()
+            found.append(optimizer.param_groups[0]["lr"])
+        return found
+
+    (optimizer, scheduler, user), (other, of_other, user_of_other) = one(), one()
+    rates(optimizer, scheduler)
+    user_of_other.restore(user.state())
+    assert rates(other, of_other) == rates(optimizer, scheduler)
+
+
 # ---------------------------------------------------------------- what does not fit
 
 
