@@ -59,6 +59,7 @@ from dlctl.sim.checkers import (
 from dlctl.sim.crashpoints import PointCrash
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults, Moment
+from dlctl.sim.loops import LoopOptions
 from dlctl.sim.network import NetworkOptions, SimLink
 from dlctl.sim.objectives import LeastSquares, Ledger, StreamedLedger
 from dlctl.sim.simulation import Simulation
@@ -205,8 +206,9 @@ def _ledger(
     faults = and_rare_faults(seed, faults, durability)
     forgets |= bool(faults.full_disks and (faults.recoveries or faults.long_freezes))
     usual = {"portion_batches": 2, "checkpoint_s": 0.6, "evaluate_epochs": 1.0}
+    usual |= {"epochs": float(epochs)} if epochs else {}
     job = job_file(
-        WORKERS, SERVERS, optimizer=ACCOUNT, batch_size=4, seed=seed, epochs=float(epochs),
+        WORKERS, SERVERS, optimizer=ACCOUNT, batch_size=4, seed=seed,
         restarts_max=20, durability=durability, timeouts=TIMEOUTS, **usual | options,
     )  # fmt: skip
     checkers = ledger_checkers(
@@ -649,6 +651,42 @@ def liars(seed: int) -> Simulation:
     return simulation
 
 
+LOOPED: tuple[tuple[str, dict[str, Any], dict[str, bool]], ...] = (
+    ("local-sgd", {"local_steps": 3, "inner_lr": 1.0}, {"averages": True}),
+    ("downpour", {}, {}),
+    ("sync", {}, {"averages": True, "shares": True}),
+    (
+        "local-sgd",
+        {"local_steps": 7, "overlap": True, "inner_lr": 1.0},
+        {"averages": True, "in_step": False},
+    ),
+    ("sparseloco", {"local_steps": 2, "clip": False, "inner_lr": 1.0}, {"averages": True}),
+    ("async-diloco", {"local_steps": 4, "inner_lr": 1.0}, {"in_step": False}),
+    ("ssp", {}, {}),
+)
+
+
+def loops(seed: int) -> Simulation:
+    """Training loops of the user's own, as their authors have written them: with batches of any
+    size and groups of them, steps that are skipped, data of their own.
+    """
+    dice = np.random.default_rng([seed, 14])
+    name, options, checks = LOOPED[seed % len(LOOPED)]
+    faults = recovery_faults(seed) if dice.random() < 1 / 3 else mixed_faults(seed)
+    loop = LoopOptions(
+        batch_size=int(dice.integers(1, 11)), accumulate=int(dice.choice([1, 1, 2, 3])),
+        ahead=int(dice.integers(0, 5)), skips=float(dice.choice([0.0, 0.0, 0.1])),
+        own_samples=int(dice.choice([0, 0, 0, 5])), lr=options.get("inner_lr", 0.01),
+    )  # fmt: skip
+    stop = {"samples": 256, "epochs": 0} if loop.own_samples else {}
+    simulation = _ledger(
+        seed, faults, algorithm=(name, options), has_loop=True,
+        durabilities=("process", "process", "disk"), **checks | stop,
+    )  # fmt: skip
+    simulation.world.compute = replace(COMPUTE, loop=loop)
+    return simulation
+
+
 SCENARIOS: dict[str, Callable[[int], Simulation]] = {
     "downpour": downpour,
     "downpour-topk": downpour_topk,
@@ -667,5 +705,6 @@ SCENARIOS: dict[str, Callable[[int], Simulation]] = {
     "streams": streams,
     "stolen-keys": stolen_keys,
     "liars": liars,
+    "loops": loops,
 }
 """Name -> seed -> a run that has not begun."""
