@@ -50,6 +50,7 @@ INSTEAD: Mapping[str, str] = {
     f"{_ALGORITHMS}.sparse": f"{_ALGORITHMS}.means, and `rule = SparseMean` in the shard side",
     f"{_ALGORITHMS}.base.Outcome": "`push.outcome(kind)`, whose type is PushOutcome",
     f"{_METHODS}.local_sgd.LIVE": _LIVE,
+    "dlctl.compress.base.dice": "dlctl.compress.base.rng_of",
     f"{_ALGORITHMS}.base.Snapshot": f"{_ALGORITHMS}.base.DriveSnapshot",
     f"{_ALGORITHMS}.needs.Data": f"{_ALGORITHMS}.needs.NextBatch",
     f"{_ALGORITHMS}.needs.LEFT_OUT_MAX": f"{_ALGORITHMS}.rounds.DISCARDED_MAX, or Discards",
@@ -89,6 +90,8 @@ INSTEAD: Mapping[str, str] = {
     # arguments
     "Ask(wait=)": "`then`: called with the answer",
     "Method(live=)": _LIVE,
+    "PushKind(is_way=)": "`is_displacement`",
+    "Table(rows=)": "`copies`",
 }
 """Name of an earlier version -> what to use instead."""
 DECLARED: Mapping[str, tuple[str, Any]] = {
@@ -99,7 +102,7 @@ DECLARED: Mapping[str, tuple[str, Any]] = {
 }
 """Hook -> the attribute by which a class declares that it has it."""
 OURS = ("dlctl", "builtins", "abc")
-_KEYWORD = re.compile(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'")
+_KEYWORD = re.compile(r"(\w+)\.__(?:init|new)__\(\) got an unexpected keyword argument '(\w+)'")
 
 
 class Outdated(ImportError):

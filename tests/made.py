@@ -17,7 +17,7 @@ from dlctl.job.inner import NONE
 from dlctl.model.flat import Layout, slice_bounds
 from dlctl.optim.base import Optimizer
 from dlctl.optim.sgd import SGD
-from dlctl.roles.protocol.context import Birth, Context
+from dlctl.roles.protocol.context import Context
 from dlctl.roles.server.commits import Commit, Commits, Committed
 from dlctl.roles.server.server import Server
 from dlctl.roles.server.shard_protocol import ShardProtocol
@@ -36,7 +36,7 @@ from dlctl.shards.base import Shard, Storages
 from dlctl.shards.memory import InMemory
 from dlctl.sim.objectives import layout_of
 from dlctl.wire.machine import Effect, Event
-from dlctl.wire.messages import Array, Assign, Joined
+from dlctl.wire.messages import Array, Assign, Joined, Register
 
 OWN_LR = 0.01
 
@@ -169,8 +169,10 @@ def server(
     storages: Storages | None = None,
 ) -> Server:
     """A server's process that has just been started."""
-    birth = Birth(run_id, "server", f"server-{index}", term, 1, "here", "0")
-    return Server(birth, job, "ipc://x", method, optimizer, compressor, storages or InMemory())
+    registration = Register(run_id, "server", f"server-{index}", term, 1, "here", "0")
+    return Server(
+        registration, job, "ipc://x", method, optimizer, compressor, storages or InMemory()
+    )
 
 
 def handled(server: Server, event: Event, now: float = 0.0) -> list[Effect]:

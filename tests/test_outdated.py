@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from dlctl import jobfile, outdated, registry
-from dlctl.algorithms.base import Method
+from dlctl.algorithms.base import Method, PushKind, Table
 from dlctl.algorithms.methods.downpour import DOWNPOUR
 from dlctl.algorithms.methods.sync import Barrier, Replica
 from dlctl.algorithms.needs import Ask
@@ -149,7 +150,19 @@ def test_an_argument_that_is_not_taken_any_more(outside: Outside) -> None:
     with pytest.raises(TypeError) as error:
         Ask(slot=1, op="x", wait=False)  # type: ignore[call-arg]
     assert INSTEAD["Ask(wait=)"] in outdated.argument(error.value)
-    assert {"Method(live=)", "Ask(wait=)"} == {*ARGUMENTS}
+    with pytest.raises(TypeError) as error:
+        Table(name="x", rule="add", rows=None)  # type: ignore[call-arg]
+    assert INSTEAD["Table(rows=)"] in outdated.argument(error.value)
+
+    class Old(Replica):
+        @classmethod
+        def one_push(cls, options: object) -> PushKind:
+            return PushKind(1, is_way=True)  # type: ignore[call-arg]
+
+    with pytest.raises(Outdated) as refused:
+        replace(DOWNPOUR, replica=Old).push_kind(None)
+    assert INSTEAD["PushKind(is_way=)"] in str(refused.value)
+    assert {"Method(live=)", "Ask(wait=)", "Table(rows=)", "PushKind(is_way=)"} == {*ARGUMENTS}
 
 
 def test_a_helper_that_a_side_once_had_says_so_when_it_is_used() -> None:

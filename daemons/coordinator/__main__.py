@@ -82,7 +82,7 @@ def _lead(context: process.DaemonContext, db: RunDb, lock: int) -> int:
     FileReceiver(loop, directory)
     Mirrored(loop, directory)
     loop.perform(RenewKey, lambda _: loop.post(_renew_key(directory)))
-    key, incarnation = keyring.public(COORDINATOR), context.birth.incarnation
+    key, incarnation = keyring.public(COORDINATOR), context.registration.incarnation
     agents = Agents(context, loop, control, key)
     started_at = before.get("started_at") or time.time()
     recovery = db.run().get("recovery")

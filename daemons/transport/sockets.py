@@ -147,7 +147,7 @@ class Transport:
         else:
             self.poller.unregister(self._router)
 
-    def hush(self, name: str, for_s: float) -> None:
+    def mute(self, name: str, for_s: float) -> None:
         """Discard all messages with this name's key for `for_s` seconds, without decoding them."""
         self._muted[name] = time.monotonic() + for_s
 

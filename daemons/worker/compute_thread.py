@@ -38,7 +38,6 @@ from dlctl.algorithms import engines
 from dlctl.algorithms.engines import Operations
 from dlctl.errors import DlctlError
 from dlctl.job.config import JobFile
-from dlctl.roles.protocol.context import Birth
 from dlctl.roles.protocol.effects import (
     BringRows,
     BuffersLoaded,
@@ -67,7 +66,7 @@ from dlctl.roles.protocol.effects import (
 )
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
 from dlctl.wire.machine import Effect, Event
-from dlctl.wire.messages import Array, ModelReady
+from dlctl.wire.messages import Array, ModelReady, Register
 
 log = logging.getLogger("dlctl")
 TEXT_CHARS_MAX = 8_000
@@ -81,7 +80,7 @@ class ComputeThread:
         self,
         loop: Loop,
         job: JobFile,
-        place: tuple[Path, Birth],
+        place: tuple[Path, Register],
         engine: str = "",
         ranks: Ranks | None = None,
         run: Path | None = None,

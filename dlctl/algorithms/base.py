@@ -75,9 +75,9 @@ class Table:
     of_rows: bool = False
     """It combines all tables of rows of the task (`dlctl/shards/rows.py`), perhaps none. Replicas
     read and write single rows of it."""
-    rows: Callable[[Any], int] | None = None
-    """Options -> the number of copies, each a separate table, for the lead alone: "s0", "s1" ...
-    for "s"."""
+    copies: Callable[[Any], int] | None = None
+    """Options -> how many tables like this there are, for the lead alone: "s0", "s1" ... for
+    "s"."""
 
     def bounds(self, layout: Layout, parts: int, index: int) -> tuple[int, int]:
         """The elements [lo, hi) that server `index` of `parts` owns."""
@@ -96,7 +96,7 @@ MODEL = Table(name=PARAMETERS, rule="optimizer")
 class Shape:
     tables: tuple[Table, ...] = (MODEL,)
     """(): the run has no servers. Else the parameters are the first table. `tables_of` expands
-    `Table.rows`."""
+    `Table.copies`."""
     progress: str = PARAMETERS
     """The table whose pushes hold a replica's steps: a step is done when such a push is settled."""
     model: Literal["tables", "replica", "mean"] = "tables"
@@ -172,11 +172,11 @@ class Shape:
 
     def tables_of(self, options: Any) -> tuple[Table, ...]:
         """All tables, with these options, in the order of their numbers."""
-        return tuple(table for declared in self.tables for table in _rows(declared, options))
+        return tuple(table for declared in self.tables for table in _copies(declared, options))
 
     def of_replicas(self) -> tuple[Table, ...]:
-        """The tables that replicas may use: the first ones, without rows."""
-        return tuple(table for table in self.tables if table.rows is None)
+        """The tables that replicas may use: the first ones, which have no copies."""
+        return tuple(table for table in self.tables if table.copies is None)
 
     def table(self, name: str) -> int:
         """The number of a table that replicas may use. Raises KeyError."""
@@ -186,12 +186,12 @@ class Shape:
         raise KeyError(name)
 
 
-def _rows(table: Table, options: Any) -> Iterator[Table]:
-    if table.rows is None:
+def _copies(table: Table, options: Any) -> Iterator[Table]:
+    if table.copies is None:
         yield table
         return
-    for row in range(table.rows(options)):
-        yield replace(table, name=f"{table.name}{row}", rows=None)
+    for number in range(table.copies(options)):
+        yield replace(table, name=f"{table.name}{number}", copies=None)
 
 
 # ---------------------------------------------------------------- replicas
@@ -228,7 +228,7 @@ class PushKind(NamedTuple):
     """What one push of a replica holds."""
 
     batches: int
-    is_way: bool = False
+    is_displacement: bool = False
     """False: the sum of their gradients. True: the displacement by the replica's own steps. Then
     the servers' optimiser takes no gradients and follows no schedule."""
     is_all: bool = True
@@ -753,10 +753,19 @@ class Method:
         """Whether its servers take pushes of only some elements."""
         return self.shard is not None and self.shard.takes_parts
 
+    def push_kind(self, options: Any) -> PushKind:
+        """What one push of a replica holds. Raises Outdated."""
+        try:
+            return self.replica.one_push(options)
+        except TypeError as error:
+            if why := outdated.argument(error):
+                raise outdated.Outdated(f"{self.replica.__name__}.one_push: {why}") from error
+            raise
+
     def pushes_gradients(self, options: Any) -> bool:
         """Whether the servers' optimiser takes gradients, not the displacements of whole rounds:
         then it follows the schedule, the groups of parameters and the global clipping."""
-        return self.shard is not None and not self.replica.one_push(options).is_way
+        return self.shard is not None and not self.push_kind(options).is_displacement
 
 
 def dense(delta: Delta, size: int) -> Array:

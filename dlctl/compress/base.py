@@ -104,7 +104,7 @@ def take(compressor: Compressor, u: Vector, shard: int) -> Packed:
     return u.packed(shard, {key: getattr(compressor, key) for key in compressor.live})
 
 
-def dice(numbers: tuple[int, ...]) -> np.random.Generator:
+def rng_of(numbers: tuple[int, ...]) -> np.random.Generator:
     """A random generator seeded by these natural numbers, for `reseed`."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(numbers)))
 

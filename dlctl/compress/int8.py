@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from dlctl.compress import blocks
-from dlctl.compress.base import Compressor, Delta, dice
+from dlctl.compress.base import Compressor, Delta, rng_of
 from dlctl.compress.plain import (
     DENSE_BELOW,
     Least,
@@ -64,7 +64,7 @@ class Int8(Compressor):
 
     def reseed(self, *numbers: int) -> None:
         """Seeds stochastic rounding."""
-        self._random = dice(numbers)
+        self._random = rng_of(numbers)
 
     def take(self, u: Vector, shard: int = 0) -> Packed:
         """Take every element of `u` in 8 bits."""

@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from annotated_types import Gt, Le
 
-from dlctl.compress.base import Compressor, Delta, dice
+from dlctl.compress.base import Compressor, Delta, rng_of
 from dlctl.compress.magnitudes import Found, Magnitudes, Scratch, largest_of, smallest_of
 from dlctl.compress.plain import DENSE_BELOW, Least, expand_plain, take_chosen, take_whole
 from dlctl.compress.values import Precision
@@ -77,7 +77,7 @@ class SampledTopK(Compressor):
 
     def reseed(self, *numbers: int) -> None:
         """Seeds the start positions of samples."""
-        self._random = dice(numbers)
+        self._random = rng_of(numbers)
 
     def take(self, u: Vector, shard: int = 0) -> Packed:
         """Take about the k largest elements of `u`; their rounding errors stay."""

@@ -370,8 +370,8 @@ def _check_inner(resolved: Mapping[str, Choice], document: dict[str, Any]) -> li
     if method.inner.name == inner.NONE and chosen.name != inner.NONE:
         what = f"replicas of {name} make no steps of their own: the servers' optimiser does"
         return [Fault(("inner", "name"), what, "remove [inner]")]
-    if chosen.name == inner.NONE and method.replica.one_push(method.Options()).is_way:
-        what = f"{name} pushes the way of its replicas' own steps"
+    if chosen.name == inner.NONE and method.push_kind(method.Options()).is_displacement:
+        what = f"{name} pushes the displacement by its replicas' own steps"
         return [Fault(("inner", "name"), what, f'use "{method.inner.name}", or remove [inner]')]
     lr = chosen.options.get("lr")
     is_ours = registry.load("inner_optimizers", chosen.name).Options is not None

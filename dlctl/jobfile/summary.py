@@ -55,7 +55,7 @@ def _work(job: JobFile) -> str:
     step = batches.mean(job)
     lengths = [stop.samples / step] if stop.samples else []
     lengths += [stop.steps] if stop.steps else []
-    push = method.replica.one_push(method.Options(**job.algorithm.options)).batches
+    push = method.push_kind(method.Options(**job.algorithm.options)).batches
     if method.shard.averages:
         # Some methods make updates without all workers, with fewer samples.
         least = "at least " if method.lead.chooses else ""

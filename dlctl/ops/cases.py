@@ -246,7 +246,7 @@ HEADLINES = {
     Action.BEGIN: "a new run starts",
     Action.BEGIN_FROM: "a new run starts from the checkpoint of {run} at step {step}",
     Action.RESUME: "{run} resumes from step {step}, from its checkpoint",
-    Action.GO_ON: "{run} resumes where it stopped, at step {step}: nothing is lost",
+    Action.CONTINUE: "{run} resumes where it stopped, at step {step}: nothing is lost",
     Action.ALREADY_RUNNING: "{run} is already {state}",
     Action.OVER: "{run} has already {state}",
 }
@@ -272,7 +272,7 @@ def next_command(case: Case) -> str:
         return refused.hint or ""
     if case.action is Action.OVER and case.run.state == RunCase.FINISHED:
         return f"dlctl start {next_step.job_file(case.run)}"
-    acts = case.action in (Action.GO_ON, Action.RESUME)
+    acts = case.action in (Action.CONTINUE, Action.RESUME)
     if not acts or (case.run.run.get("state") == "failed" and not case.facts.back):
         return next_step.command(case.run)
     option = " --from-checkpoint" if case.facts.back else ""

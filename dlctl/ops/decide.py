@@ -68,7 +68,7 @@ class Action(StrEnum):
     BEGIN = "begin"
     BEGIN_FROM = "begin from"
     """A new run from the checkpoint of the last one."""
-    GO_ON = "go on"
+    CONTINUE = "go on"
     """Resume where it stopped; nothing is lost."""
     RESUME = "resume"
     """From its checkpoint."""
@@ -105,7 +105,7 @@ START: Sequence[Row] = (
     ({"fresh": True}, Action.BEGIN),
     ({"run": RunCase.FINISHED, "goal_reached": True}, Action.OVER),
     ({"run": RunCase.FAILED, "begun": True, "shards": None}, Action.LOOK_AT_SHARDS),
-    ({"shards": Shards.WHOLE, "back": False}, Action.GO_ON),
+    ({"shards": Shards.WHOLE, "back": False}, Action.CONTINUE),
     ({"shards": Shards.AWAY, "back": False}, Action.WAIT_FOR_HOSTS),
     ({"saved": None}, Action.READ_CHECKPOINTS),
     ({"saved": SavedCase.DAMAGED, "shards": Shards.WHOLE}, Action.REFUSE_KEPT),
@@ -122,8 +122,8 @@ RECOVER: Sequence[Row] = (
     ({"run": RunCase.SILENT}, Action.REFUSE_SILENT),
     ({"run": RunCase.LIVE}, Action.ALREADY_RUNNING),
     ({"shards": None}, Action.LOOK_AT_SHARDS),
-    ({"shards": Shards.WHOLE, "back": False}, Action.GO_ON),
-    ({"shards": Shards.EMPTY, "back": False}, Action.GO_ON),
+    ({"shards": Shards.WHOLE, "back": False}, Action.CONTINUE),
+    ({"shards": Shards.EMPTY, "back": False}, Action.CONTINUE),
     ({"shards": Shards.AWAY}, Action.WAIT_FOR_HOSTS),
     ({"saved": None}, Action.READ_CHECKPOINTS),
     ({"saved": SavedCase.GOOD}, Action.RESUME),

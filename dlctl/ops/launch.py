@@ -101,9 +101,9 @@ def _act(case: Case, new: Start) -> Launched:
         if previous is not None:
             _leave(case, previous)
         return _begin(new, source)
-    if case.action is Action.GO_ON:
+    if case.action is Action.CONTINUE:
         notes.note(cases.headline(case))
-        return recover.go_on(case)
+        return recover.continue_run(case)
     return _resume(case, previous, new)
 
 

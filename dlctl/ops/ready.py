@@ -15,7 +15,7 @@ from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import ENDED, READY, Snapshot, load
 from dlctl.util import hints, notes, values
 from dlctl.util.names import COORDINATOR
-from dlctl.util.text import is_birth, is_poisoned
+from dlctl.util.text import is_first_line, is_poisoned
 
 LAST_LINES = 12
 DEATH_S = 2.0
@@ -125,4 +125,4 @@ def quoted(snapshot: Snapshot) -> str:
 def _is_known(line: str, reason: str) -> bool:
     """Whether a log line adds nothing: the start of a daemon, or the reason of the run's end."""
     text = line.partition(" ")[2] if line.startswith(("ERROR ", "WARNING ")) else line
-    return is_birth(line) or (not line.startswith(" ") and text.strip() in reason)
+    return is_first_line(line) or (not line.startswith(" ") and text.strip() in reason)

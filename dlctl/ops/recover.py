@@ -77,8 +77,8 @@ def perform(case: Case) -> Launched | None:
     """Perform the action of `dlctl recover`; None if there is nothing to do. Raises DlctlError if
     the directory cannot be written or the process cannot be started.
     """
-    if case.action is Action.GO_ON:
-        return go_on(case)
+    if case.action is Action.CONTINUE:
+        return continue_run(case)
     # Without live settings: one of them may be the reason for the rollback.
     return resume(case, settings={}) if case.action is Action.RESUME else None
 
@@ -90,7 +90,7 @@ def _dead_s(snapshot: Snapshot, *, is_dead: bool) -> float:
     return before_s + (max(0.0, snapshot.now - last) if is_dead and last is not None else 0.0)
 
 
-def go_on(case: Case) -> Launched:
+def continue_run(case: Case) -> Launched:
     """Start the next coordinator of a resumable run; it finds everything else on its own. On
     failure the run is unchanged.
     """

@@ -77,8 +77,8 @@ class MemoryLog:
     def crash(self) -> None:
         """Its process has died: what becomes of records that were not synced depends on them only,
         so that it is the same in every run of a seed."""
-        dice = zlib.crc32(self.unsynced)
-        kept = (0, len(self.unsynced), dice % (len(self.unsynced) + 1))[dice % 3]
+        checksum = zlib.crc32(self.unsynced)
+        kept = (0, len(self.unsynced), checksum % (len(self.unsynced) + 1))[checksum % 3]
         self.files[self.current][1].extend(self.unsynced[:kept])
         self.unsynced = b""
 

@@ -34,7 +34,7 @@ _EXITS = {
     79: "nothing that it computes can be used",
 }
 """The meanings of exit codes that only daemons use."""
-_BIRTH = re.compile(r"INFO (?:\w+ )?[\w-]+ starts, pid \d+")
+_FIRST_LINE = re.compile(r"INFO (?:\w+ )?[\w-]+ starts, pid \d+")
 _HARMLESS_SPACES = "\u00a0\u202f\u3000"
 
 
@@ -63,9 +63,9 @@ def grave(lines: Iterable[str]) -> list[str]:
     return [line for line in lines if not line.startswith("INFO ")]
 
 
-def is_birth(line: str) -> bool:
+def is_first_line(line: str) -> bool:
     """Whether this is the line that every log begins with, which does not explain an exit."""
-    return bool(_BIRTH.fullmatch(line))
+    return bool(_FIRST_LINE.fullmatch(line))
 
 
 def of_daemon(name: str, text: str) -> str:

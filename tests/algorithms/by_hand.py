@@ -317,7 +317,7 @@ class Player:
     def needs_data(self) -> bool:
         return isinstance(self.request, NextData | Gradient)
 
-    def go_on(self) -> None:
+    def advance(self) -> None:
         """Until it needs a batch and has none, or waits for another replica."""
         while True:
             self._now += 1.0
@@ -342,12 +342,12 @@ class Player:
         """There is no data for now."""
         assert self.needs_data()
         assert not self.todo
-        self.go_on()
+        self.advance()
         assert self._asked is not None, f"{self.request} asks for no data"
         asked, self._asked = self._asked, None
         lease = m.Lease(asked.request, 0, 0, 0, 0)
         self.training.on_message(lease, self._now)
-        self.go_on()
+        self.advance()
 
     def _perform(self, effect: object) -> None:
         match effect:
@@ -426,7 +426,7 @@ class Player:
             tuple(losses[:-1]),
         )  # fmt: skip
         self.training.on_event(computed, self._now)
-        self.go_on()
+        self.advance()
 
     # ------------------------------------------------------------ servers
 

@@ -31,13 +31,13 @@ class Slow(Life):
         self.left: list[Send] = []
         self.overtaken = 0
         """Messages that came while a commit was under way."""
-        self.patience, self.dice = patience, np.random.default_rng(1)
+        self.patience, self.rng = patience, np.random.default_rng(1)
         super().__init__(name, keeping, term)
 
     def tell(self, peer: Any, message: m.Message, identity: str = "") -> list[Effect]:
         self.overtaken += bool(self.queue)
         self.take(self.server.handle(Received(peer, message, identity), 0.0))
-        while self.queue and self.dice.random() >= self.patience:
+        while self.queue and self.rng.random() >= self.patience:
             self.sync()
         return []
 

@@ -24,7 +24,6 @@ from daemons.worker.task import print_streams
 from daemons.worker.task.failures import ProcessLost
 from dlctl.errors import DlctlError, Unreachable
 from dlctl.job import config
-from dlctl.roles.protocol.context import Birth
 from dlctl.roles.protocol.effects import (
     BringRows,
     BuildModel,
@@ -35,8 +34,9 @@ from dlctl.roles.protocol.effects import (
     TaskFailed,
 )
 from dlctl.wire.machine import Effect, Event, Exit, Started
+from dlctl.wire.messages import Register
 
-BIRTH = Birth("run", "worker", "worker-0", 1, 1, "here", "0")
+BIRTH = Register("run", "worker", "worker-0", 1, 1, "here", "0")
 TASK = """
     import asyncio
     import os

@@ -190,7 +190,7 @@ def test_evaluation_leaves_no_trace(animal):
     gradient_of(replica, animal.batch())
     before = copied(replica.model.state_dict())
     everything = copied(dict(replica.model.named_buffers()))
-    vector, dice = replica.parameters.copy(), torch.get_rng_state()
+    vector, rng_state = replica.parameters.copy(), torch.get_rng_state()
     other = np.zeros_like(replica.parameters)
     metrics = replica.evaluate(other, replica.averaged())
     assert set(metrics) == {"loss"}
@@ -198,7 +198,7 @@ def test_evaluation_leaves_no_trace(animal):
     for name, buffer in replica.model.named_buffers():
         assert torch.equal(buffer, everything[name])
     assert np.array_equal(replica.parameters, vector)
-    assert torch.equal(torch.get_rng_state(), dice)
+    assert torch.equal(torch.get_rng_state(), rng_state)
     assert all(module.training for module in replica.model.modules())
 
 

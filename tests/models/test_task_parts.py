@@ -115,10 +115,10 @@ class Forgets(Sampler[int]):
     """Its order depends on how often it was read."""
 
     def __init__(self) -> None:
-        self.dice = np.random.default_rng(1)
+        self.rng = np.random.default_rng(1)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self.dice.permutation(SIZE).tolist())
+        return iter(self.rng.permutation(SIZE).tolist())
 
 
 FORGETS = Forgets()

@@ -83,7 +83,7 @@ def ask(
     replica: Replica, now: float = 0.0, within_s: float = 5.0, op: str = "double"
 ) -> m.PeerRequest:
     need = Ask(slot=1, op=op, arrays=(np.arange(3.0),), within_s=within_s)
-    replica.asking.go_on(math.inf)  # An earlier question has no answer.
+    replica.asking.advance(math.inf)  # An earlier question has no answer.
     replica.asking.begin(need, now)
     (message,) = replica.sent(m.PeerRequest)
     return message

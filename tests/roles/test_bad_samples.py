@@ -132,5 +132,5 @@ def test_a_report_that_comes_again_after_a_restart_of_the_coordinator_is_believe
     run = tolerant()
     lease = run.lease(1)
     pool = run.machine.data.pool
-    pool.go_on(pool.next, {(lease.data_epoch, lease.portion): 1})  # type: ignore[arg-type]
+    pool.resume(pool.next, {(lease.data_epoch, lease.portion): 1})  # type: ignore[arg-type]
     assert events(fails(run, 1, lease, 5), "sample")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dlctl.roles.coordinator.pools.holders import Holders, Key
 
 SLOTS = range(4)
-EVENTS = ("lease", "lease", "copy", "done", "back", "doubt", "wait", "no")
+EVENTS = ("lease", "lease", "copy", "done", "back", "uncertain", "wait", "no")
 
 
 class Plain:
@@ -72,10 +72,10 @@ def test_an_index_never_differs_from_what_it_is_of(data: st.DataObject) -> None:
                 plain.returned = [other for other in plain.returned if other != key]
             case "back":
                 assert holders.give_back(slot) == plain.give_back(slot)
-            case "doubt":
+            case "uncertain":
                 back = holders.give_back(slot)
                 assert back == plain.give_back(slot)
-                holders.doubt(back)
+                holders.mark_uncertain(back)
                 plain.doubtful.update(back)
         compare(holders, plain)
 

@@ -19,7 +19,7 @@ from dlctl.roles.coordinator.members.membership import Daemon, Membership
 from dlctl.roles.coordinator.records import EventContext
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.supervision.peers import FEW, PAUSE_S, PeerLists, is_address
-from dlctl.roles.protocol.context import COORDINATOR, Birth
+from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.keyring import Keyring
 from dlctl.roles.worker.services.asking import pack
 from dlctl.roles.worker.worker import Worker
@@ -28,7 +28,7 @@ from dlctl.util.names import HOME_AGENT
 from dlctl.wire import codec
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Admit, Connect, Note, Received, Send, Started
-from dlctl.wire.messages import Packed
+from dlctl.wire.messages import Packed, Register
 
 KEYS = SimulatedKeys(b"token key")
 PUSH = m.Push(0, 1, 1, 0, 0, 0, 0, 1, 0, Packed("none", 0, ()))
@@ -277,10 +277,12 @@ class Listener:
     """Worker 0 of a ring of three, with keys or without."""
 
     def __init__(self, keyring: Keyring = KEYS) -> None:
-        birth = Birth("run", "worker", "worker-0", 1, 1, "here", "0")
+        registration = Register("run", "worker", "worker-0", 1, 1, "here", "0")
         method = registry.load("algorithms", "toy-ring")
         self.keyring = keyring
-        self.worker = Worker(birth, job(), method, Dense(Dense.Options()), "ipc:///run/worker-0")
+        self.worker = Worker(
+            registration, job(), method, Dense(Dense.Options()), "ipc:///run/worker-0"
+        )
         self.worker.handle(Started(), 0.0)
         self.hears(m.Welcome("worker-0", 0, 1, b"", {}), COORDINATOR)
 
@@ -345,7 +347,7 @@ def test_nothing_but_questions_is_taken_from_who_connects_to_a_worker(message):
     listener = Listener()
     listener.is_told(1, 0, 1, 2)
     (refusal,) = listener.refusals(message, "worker-1")
-    assert "it has no business here" in refusal
+    assert "carries no message of this kind" in refusal
     assert listener.worker.members.number == 1
     assert not listener.worker._draining
 
@@ -371,7 +373,7 @@ def test_nobody_asks_over_a_connection_that_this_worker_has_made(peer):
     listener = Listener()
     listener.is_told(1, 0, 1, 2)
     effects = listener.hears(QUESTION, peer)
-    assert any(isinstance(e, Note) and "no business here" in e.text for e in effects)
+    assert any(isinstance(e, Note) and "no message of this kind" in e.text for e in effects)
 
 
 # ---------------------------------------------------------------- ports

@@ -198,7 +198,7 @@ def test_who_speaks_for_another_offends_once_and_when_all_has_come() -> None:
     keeping = Keeping()
     life = at_work(keeping)
     names = {f"key-{slot}": f"worker-{slot}" for slot in (0, 1)}
-    life.tell(m.Guests(1, json.dumps(names).encode()))
+    life.tell(m.AllowedPeers(1, json.dumps(names).encode()))
     passed = points_of(keeping)
     for _ in range(OFFENCES_MAX):
         assert comes(life, life.message(0), identity="worker-1") == []

@@ -11,7 +11,7 @@ import pytest
 from dlctl.algorithms.methods.downpour import DOWNPOUR
 from dlctl.compress.topk import TopK
 from dlctl.job import config
-from dlctl.roles.protocol.context import COORDINATOR, Birth
+from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import (
     ArraysLoaded,
     Compute,
@@ -24,6 +24,7 @@ from dlctl.roles.worker.worker import Worker
 from dlctl.sim.objectives import layout_of
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Effect, Event, Received, Send, Started
+from dlctl.wire.messages import Register
 
 SIZE = 4
 RESIDUAL = np.arange(1, SIZE + 1, dtype=np.float32)
@@ -38,9 +39,9 @@ class Play:
     """The only worker of a run with one server; `done` is all that it has ever wanted done."""
 
     def __init__(self, job: config.JobFile = JOB) -> None:
-        birth = Birth("run", "worker", "worker-0", 1, 1, "host", "1")
+        registration = Register("run", "worker", "worker-0", 1, 1, "host", "1")
         compressor = TopK(TopK.Options(density=0.5, dense_below=0))
-        self.worker = Worker(birth, job, DOWNPOUR, compressor)
+        self.worker = Worker(registration, job, DOWNPOUR, compressor)
         self.done: list[Effect] = []
         self.happens(Started())
         self.told(m.Welcome("worker-0", 0, 1, b"", {}))

@@ -23,7 +23,7 @@ def push(slot: int, term: int, seq: int) -> m.Push:
 
 
 def fill(deliveries: Dedup, slot: int, term: int) -> None:
-    """All fates that are kept of a slot, and all numbers behind a held one."""
+    """All outcomes that are kept of a slot, and all numbers behind a held one."""
     held = deliveries.next_seq(slot) + REACH
     for seq in range(held - REACH, held + HELD_REACH):
         assert deliveries.judge(push(slot, term, seq)) == "new"
@@ -63,7 +63,7 @@ def test_there_is_room_for_all_that_the_workers_of_the_largest_run_may_have_done
     second = Life(keeping, 2, keep=True, algorithm=sync).server.serving
     assert second is not None
     assert second.parameters.dedup.to_json() == serving.parameters.dedup.to_json()
-    assert second.parameters.dedup.fates() == serving.parameters.dedup.fates()
+    assert second.parameters.dedup.outcomes() == serving.parameters.dedup.outcomes()
     assert second.side.state() == serving.side.state()
 
 

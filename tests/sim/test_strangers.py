@@ -17,14 +17,14 @@ from simulated import ACCOUNT, job_file, ledger_checkers
 from dlctl.roles.coordinator.training.dataset import Dataset
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.token import sign
-from dlctl.roles.server.abuse_guard import HUSH_S, USELESS_MAX
+from dlctl.roles.server.abuse_guard import MUTE_S, USELESS_MAX
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.objectives import Ledger
 from dlctl.sim.simulation import Simulation
 from dlctl.sim.world import KEY, RUN_ID
 from dlctl.wire import codec
 from dlctl.wire import messages as m
-from dlctl.wire.machine import Exit, Hush, Received, Send
+from dlctl.wire.machine import Exit, Mute, Received, Send
 from dlctl.wire.messages import MESSAGES, Array, Json, Packed
 
 NUMBERS = st.integers(0, 3) | st.sampled_from([7, 64, 10**6, 2**62])
@@ -271,7 +271,7 @@ def test_who_plays_one_push_again_and_again_is_not_heard_for_a_moment():
             Received(b"worker-0", message, "worker-0"), process.clock()
         )
     ]
-    assert Hush("worker-0", HUSH_S) in told
+    assert Mute("worker-0", MUTE_S) in told
 
 
 def test_a_push_from_the_future_is_a_gap_and_one_of_an_older_epoch_is_fenced():

@@ -107,7 +107,7 @@ class Replica(ReplicaSide):
 
     @classmethod
     def one_push(cls, options: Options) -> PushKind:
-        return PushKind(options.exchange_every_steps, is_way=True, is_all=False)
+        return PushKind(options.exchange_every_steps, is_displacement=True, is_all=False)
 
     def begin(self, start: Start) -> None:
         self.residual = self.residual[:0]

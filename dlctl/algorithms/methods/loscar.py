@@ -56,7 +56,7 @@ class Replica(ReplicaSide):
 
     @classmethod
     def one_push(cls, options: Any) -> PushKind:
-        return PushKind(options.local_steps, is_way=True, is_all=False)
+        return PushKind(options.local_steps, is_displacement=True, is_all=False)
 
     def begin(self, start: Start) -> None:
         self.rounds = self.arrival = Apart(self)

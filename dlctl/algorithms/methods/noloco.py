@@ -98,14 +98,16 @@ class Replica(ReplicaSide):
         if others := sorted(self.members - {self.slot}):
             slot = int(self.rng.choice(others))
             answer = yield Ask(slot=slot, op=OP, within_s=CONTACT_S)
-        way: Array = to_host(self.parameters) - phi
+        displacement: Array = to_host(self.parameters) - phi
         middle: Array = phi
         if answer and len(answer) == 2 and all(_is_like(phi, array) for array in answer):
-            middle, way = (phi + answer[0]) / 2, (way + answer[1]) / 2
+            middle, displacement = (phi + answer[0]) / 2, (displacement + answer[1]) / 2
         else:
             self.alone += 1
         o = self.options
-        self.delta = o.outer_momentum * self.delta + o.outer_lr * way - o.consensus * (phi - middle)
+        self.delta = (
+            o.outer_momentum * self.delta + o.outer_lr * displacement - o.consensus * (phi - middle)
+        )
         self.phi = phi + self.delta
         copy_into(self.parameters, self.phi)
         self.outer_steps += 1

@@ -15,7 +15,7 @@ A matrix is a parameter's gradient, the first dimension by all others. One that 
 
 - torch keeps e_i = M_i - M. Their mean is the same, and so is every step. But each e_i then also
   accumulates by how much the replica's gradients differ from the mean, and grows without bound. If
-  a replica dies, the errors of the others no longer cancel, and the next steps go astray.
+  a replica dies, the errors of the others no longer cancel, and the next steps diverge.
 - torch keeps an error of uncompressed gradients, too, which sums to zero over the replicas and
   changes nothing: here there is none.
 - Where replicas have different numbers of samples, the means are by samples.

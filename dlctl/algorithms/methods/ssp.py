@@ -83,7 +83,7 @@ class Replica(ReplicaSide):
 
     @classmethod
     def one_push(cls, options: Options) -> PushKind:
-        return PushKind(options.clock_steps, is_way=True)
+        return PushKind(options.clock_steps, is_displacement=True)
 
     def begin(self, start: Start) -> None:
         self.clock = 0

@@ -126,7 +126,7 @@ class Coordinator:
         self.bad_samples = BadSamples(context, self.data, job.data.bad_samples_max)
         live = settings.of_job(asdict(job), algorithm.live)
         self.settings = SettingChanges(context, members, live)
-        self.settings.go_on(past.settings)
+        self.settings.resume(past.settings)
         target = Target.parse(job.job.stop.target) if job.job.stop.target else None
         self.evaluations = Evaluations(
             context, members, lambda: self.progress.steps, target, job.evaluation.finish_s,
@@ -299,7 +299,7 @@ class Coordinator:
         try:
             self.authz.check(identity, message)
             if handler is None:
-                raise RemoteProtocolError("it has no business here")
+                raise RemoteProtocolError("the coordinator takes no message of this kind")
             handler(peer, message, now)
         except NotPermitted as error:
             self.clients.refuse(peer, message, error)
@@ -368,7 +368,7 @@ class Coordinator:
     def _start(self, now: float) -> None:
         self.run.started_at = now
         if self.persistence.past.memory:
-            self.persistence.go_on(now)
+            self.persistence.resume(now)
             self.admit_members(now)
             return
         self.admit_members(now)

@@ -92,7 +92,7 @@ class Evaluations(Owner):
 
     @staticmethod
     def interrupted(memory: Memory) -> Asked | None:
-        """The evaluation that an earlier coordinator has begun, for `go_on`."""
+        """The evaluation that an earlier coordinator has begun, for `resume`."""
         was = memory.piece(EvaluationMemory)
         return Asked(*was.asked) if was and was.asked else None
 
@@ -134,7 +134,7 @@ class Evaluations(Owner):
         self.context.event("late", self.worker, f"the task's finish: {why}")
         self.gone(self.worker)
 
-    def go_on(self, asked: Asked, now: float) -> None:
+    def resume(self, asked: Asked, now: float) -> None:
         """Resume an evaluation that an earlier coordinator has begun; its progress is unknown."""
         worker = self.members.get(asked.worker)
         if worker is not None and worker.alive:

@@ -90,7 +90,7 @@ class Persistence(CoordinatorPart):
 
     # ------------------------------------------------------------ reading
 
-    def go_on(self, now: float) -> None:
+    def resume(self, now: float) -> None:
         """Recover from the state that a dead coordinator has persisted."""
         memory = Memory(self.past.memory)
         was = memory.piece(RunMemory) or RunMemory()
@@ -124,7 +124,7 @@ class Persistence(CoordinatorPart):
         self.registration.assign(now)
         if (asked := self.evaluations.interrupted(memory)) and (end or not asked.finishes):
             is_last = asked.is_last and end is not None
-            self.evaluations.go_on(replace(asked, is_last=is_last), now)
+            self.evaluations.resume(replace(asked, is_last=is_last), now)
         if memory.has_released:
             self.lead.begin()
         if end is not None:
@@ -132,7 +132,7 @@ class Persistence(CoordinatorPart):
                 end.state, end.reason, now, grace_s=end.grace_s, at_once=end.is_shutting_down
             )
         else:
-            self.scaling.go_on(now)
+            self.scaling.resume(now)
 
     def _restore(self, memory: Memory, now: float) -> None:
         # All is written once more: `Lasting` learns from the first records what is on record.

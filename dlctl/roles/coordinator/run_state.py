@@ -97,7 +97,7 @@ class RunState(Owner):
         yield Entry(RunMemory.KEY, RunMemory(self.state, self.reason, released))
 
     def recall(self, memory: Memory, now: float) -> None:
-        """Which state follows on a restart depends on other parts, too (`Persistence.go_on`)."""
+        """Which state follows on a restart depends on other parts, too (`Persistence.resume`)."""
 
     @property
     def is_working(self) -> bool:

@@ -48,7 +48,7 @@ class SettingChanges:
     """What may change in this job."""
     _open: dict[int, _Change] = field(default_factory=dict, init=False)
 
-    def go_on(self, before: Json) -> None:
+    def resume(self, before: Json) -> None:
         """Restore the settings from before a stop, for the daemons and keys that this job has."""
         for name, own in before.items():
             if (daemon := self.members.get(name)) is not None and isinstance(own, dict):

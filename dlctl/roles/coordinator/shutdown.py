@@ -98,7 +98,7 @@ class RunShutdown(Owner):
         yield Entry(End.KEY, End(self.state, self.reason, self.grace_s, self.is_shutting_down()))
 
     def recall(self, memory: Memory, now: float) -> None:
-        """It is begun anew (`Persistence.go_on`)."""
+        """It is begun anew (`Persistence.resume`)."""
 
     @property
     def step(self) -> str:

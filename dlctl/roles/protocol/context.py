@@ -9,7 +9,7 @@ from dlctl.errors import DlctlError
 from dlctl.roles.protocol.retry import Retries
 from dlctl.util.names import COORDINATOR as COORDINATOR
 from dlctl.wire.machine import Effect, Note, Send
-from dlctl.wire.messages import Failed, Message, Register
+from dlctl.wire.messages import Failed, Message
 
 REPORT_S = 1.0
 """Between two reports of a daemon."""
@@ -21,8 +21,6 @@ codes of commands, such as 77 (`dlctl.errors`), since people read both; `dlctl.t
 """
 EXIT_RESTART = 76
 """The coordinator requests its restart; its run continues meanwhile."""
-Birth = Register
-"""A daemon's identity, known when it starts; it registers with that."""
 
 
 class Context:

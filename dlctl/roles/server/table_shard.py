@@ -154,7 +154,7 @@ class TableShard:
                 self.shard.record(
                     {
                         "deliveries": self.dedup.to_json(),
-                        "fates": self.dedup.fates(),
+                        "fates": self.dedup.outcomes(),
                         "side": self.side.state(),
                         "refused": sorted(map(list, self.refused.items())),
                         "op": self.newest_op,
@@ -247,8 +247,8 @@ class TableShard:
             self._take(push)
             return
         self.rates.add(COUNTED[verdict], 1)
-        fate = self.dedup.fate(push) if verdict == m.DUPLICATE else verdict
-        self.ack(peer, push.seq, fate, slot=push.slot)
+        outcome = self.dedup.outcome_of(push) if verdict == m.DUPLICATE else verdict
+        self.ack(peer, push.seq, outcome, slot=push.slot)
 
     def on_push_coming(self, push: m.Push, come: Sequence[int]) -> None:
         """`come` bytes of each array of a push have arrived. What the shard does with them has no

@@ -14,7 +14,7 @@ from dlctl.errors import RemoteProtocolError
 from dlctl.job.config import JobFile
 from dlctl.model.flat import Layout, slice_bounds
 from dlctl.model.vector import to_host
-from dlctl.roles.protocol.context import COORDINATOR, Birth, Context
+from dlctl.roles.protocol.context import COORDINATOR, Context
 from dlctl.roles.protocol.effects import (
     BuildModel,
     FrozenWritten,
@@ -26,6 +26,7 @@ from dlctl.roles.worker.shard_client import Identity, ServerLink, ShardClient
 from dlctl.shards.rows import RowSlice, RowTables
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Connect
+from dlctl.wire.messages import Register
 
 WRITING = "writing the frozen parameters"
 """A phase: the first worker stores them for the run."""
@@ -39,9 +40,9 @@ def buffers_key(request: int) -> tuple[str, int]:
 
 
 class Joining:
-    def __init__(self, context: Context, birth: Birth, shape: Shape) -> None:
+    def __init__(self, context: Context, registration: Register, shape: Shape) -> None:
         self.context = context
-        self.birth = birth
+        self.registration = registration
         self.shape = shape
         self._phase = "registering"
         self.identity: Identity | None = None
@@ -66,13 +67,15 @@ class Joining:
         return f"joining {silent.peer} at {silent.address}" if silent else self._phase
 
     def begin(self, now: float) -> None:
-        self.context.ask("register", COORDINATOR, self.birth, now)
+        self.context.ask("register", COORDINATOR, self.registration, now)
 
     def on_welcome(self, message: m.Welcome, now: float) -> bool:
         """False if it is a duplicate."""
         if self.context.retries.done("register", now) is None:
             return False
-        self.identity = Identity(self.birth.run_id, message.index, message.term, message.token)
+        self.identity = Identity(
+            self.registration.run_id, message.index, message.term, message.token
+        )
         self._phase = "building the model"
         self.context.do(BuildModel(message.index, message.term, message.finds))
         return True
@@ -80,7 +83,7 @@ class Joining:
     def on_model(self, event: ModelBuilt, now: float) -> None:
         self.model = event
         self._phase = "waiting for the servers"
-        ready = replace(event.ready, name=self.birth.name)
+        ready = replace(event.ready, name=self.registration.name)
         self.context.ask("model", COORDINATOR, ready, now)
 
     def on_keep_frozen(self, message: m.KeepFrozen) -> None:
@@ -95,7 +98,7 @@ class Joining:
         if self._phase == WRITING:
             self._phase = "waiting for the servers"
         self._frozen_answer = m.FrozenKept(
-            self.birth.name, event.file, event.sha256, event.nbytes, event.error
+            self.registration.name, event.file, event.sha256, event.nbytes, event.error
         )
         self.context.send(COORDINATOR, self._frozen_answer)
 
@@ -145,7 +148,7 @@ class Joining:
         """A shard has a new process: join it, at its new address."""
         if message.shard >= len(self.links):
             return  # The topology has not arrived yet.
-        noted = m.Noted(self.birth.name, f"moved{message.shard}", message.term)
+        noted = m.Noted(self.registration.name, f"moved{message.shard}", message.term)
         self.context.send(COORDINATOR, noted)
         link = self.links[message.shard]
         if message.term > link.term:

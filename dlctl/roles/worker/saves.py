@@ -110,8 +110,8 @@ class Saves:
         arrays = {name: to_host(vector).copy() for name, vector in side.state().items()}
         if taken := RESERVED & arrays.keys():
             raise TypeError(f"{type(side).__module__}: state() may not name {sorted(taken)}")
-        dice = json.dumps(side.rng.bit_generator.state).encode()
-        arrays[GENERATOR] = np.frombuffer(dice, np.uint8)
+        rng_state = json.dumps(side.rng.bit_generator.state).encode()
+        arrays[GENERATOR] = np.frombuffer(rng_state, np.uint8)
         if not self._has_own_model:
             return arrays, {"steps": steps}
         arrays[W] = to_host(side.parameters).copy()

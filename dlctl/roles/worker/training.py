@@ -113,13 +113,13 @@ class Training:
         self._leave_if_poisoned()
 
     def _advance(self, now: float) -> None:
-        self.asking.go_on(now)
+        self.asking.advance(now)
         if self.is_paused:
             return
         self.reading.arrived(now)
         self.fetcher.model_changes(self.side.changes_parameters())
         self._place_arrivals()
-        self.reading.go_on(now)
+        self.reading.advance(now)
         if not self.is_at_work():
             self.answering.serve()
             self.asking.deliver()

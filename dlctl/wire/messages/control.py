@@ -12,7 +12,9 @@ from dlctl.wire.messages.base import Array, Json, Message, Signed, Sum
 
 @record
 class Register(Message):
-    """A daemon has started. Repeated until `Welcome` is received, so it must be idempotent."""
+    """A daemon has started, and this is its identity. Repeated until `Welcome` is received, so it
+    must be idempotent.
+    """
 
     run_id: str
     role: str
@@ -135,7 +137,7 @@ class Noted(Message):
 
     name: str
     what: str
-    """"guests", "peers", or "moved" and the number of a shard."""
+    """"allowed_peers", "peers", or "moved" and the number of a shard."""
     number: int
 
 
@@ -149,7 +151,7 @@ class Members(Message):
 
 
 @record
-class Guests(Message):
+class AllowedPeers(Message):
     """To a server: who may connect. Repeated until `Noted`; the newest `number` counts."""
 
     number: int

@@ -66,8 +66,8 @@ class BatchPool(PortionPool):
         self._lateness.recount(self.holders.leased)
         return back
 
-    def go_on(self, next_: Key, standing: dict[Key, Any]) -> None:
-        super().go_on(next_, standing)
+    def resume(self, next_: Key, standing: dict[Key, Any]) -> None:
+        super().resume(next_, standing)
         self._lateness.found(self.holders.leased)
 
     def _is_alone(self, key: Key) -> bool:

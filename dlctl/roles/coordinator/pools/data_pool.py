@@ -90,7 +90,7 @@ class DataPool(ABC):
         return None
 
     @abstractmethod
-    def may_hoard(self, slot: int, slots: int) -> bool:
+    def may_prefetch(self, slot: int, slots: int) -> bool:
         """Whether `slot` may prefetch one more portion: it has at most its share of what is left.
 
         slots: number of workers that share the rest.
@@ -116,7 +116,7 @@ class DataPool(ABC):
         """
         back = self.holders.give_back(slot)
         if lives:
-            self.holders.doubt(back)
+            self.holders.mark_uncertain(back)
         return back
 
     @abstractmethod
@@ -178,7 +178,7 @@ class DataPool(ABC):
         """For `take_changes`."""
 
     @abstractmethod
-    def go_on(self, next_: Key, standing: dict[Key, Any]) -> None:
+    def resume(self, next_: Key, standing: dict[Key, Any]) -> None:
         """Rebuild the state from all that `take_changes` returned; `standing`: what is not None."""
 
     def recall_holders(self, standing: dict[Key, int]) -> None:

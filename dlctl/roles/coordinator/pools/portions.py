@@ -80,7 +80,7 @@ class PortionPool(DataPool):
             if not self._is_done(key):
                 return key
 
-    def may_hoard(self, slot: int, slots: int) -> bool:
+    def may_prefetch(self, slot: int, slots: int) -> bool:
         left = self.limit - self.done_count - len(self.holders.leased)
         return self.holders.count(slot) * slots <= left
 
@@ -161,7 +161,7 @@ class PortionPool(DataPool):
         keys = [(epoch, -1) for epoch in saved["complete_epochs"]]
         keys += [(epoch, p) for epoch, p in (saved["portions"] if is_same else ())]
         first = next(epoch for epoch in count() if epoch not in whole)
-        self.go_on((first, 0), dict.fromkeys(keys, DONE))
+        self.resume((first, 0), dict.fromkeys(keys, DONE))
         self.changed |= dict.fromkeys(keys)
 
     def standing_of(self, data_epoch: int, portion: int) -> int | None:
@@ -172,7 +172,7 @@ class PortionPool(DataPool):
             return DONE
         return self.holders.leased.get((data_epoch, portion), RETURNED)
 
-    def go_on(self, next_: Key, standing: dict[Key, Any]) -> None:
+    def resume(self, next_: Key, standing: dict[Key, Any]) -> None:
         self._next = next_
         for (epoch, portion), slot in standing.items():
             if portion < 0:
@@ -237,7 +237,7 @@ class ClientPool(PortionPool):
         """On average."""
         return portion * self.samples // self.per_epoch
 
-    def may_hoard(self, slot: int, slots: int) -> bool:
+    def may_prefetch(self, slot: int, slots: int) -> bool:
         """Whether `slot` has at most its share of the newest data epoch's remaining portions."""
         if self.owners:
             return True

@@ -51,7 +51,7 @@ class StreamPool(DataPool):
         epoch, portion = key
         return Range(*key, *self.epochs.open[epoch].bounds(portion), portion % self.cut.shards)
 
-    def may_hoard(self, slot: int, slots: int) -> bool:
+    def may_prefetch(self, slot: int, slots: int) -> bool:
         left = self.limits.left(*self.epochs.with_outstanding(), self.cut)
         return self.holders.count(slot) * slots <= left
 
@@ -65,7 +65,7 @@ class StreamPool(DataPool):
         back = super().give_back(slot)
         self._drop_what_is_behind()
         if lives:
-            self.holders.doubt(back)
+            self.holders.mark_uncertain(back)
         return back
 
     def finish(self, data_epoch: int, portion: int, now: float, end: int = UNKNOWN) -> bool:
@@ -200,7 +200,7 @@ class StreamPool(DataPool):
 
     def restore(self, saved: Json) -> None:
         standing = self.epochs.saved(saved["stream"], saved["portion_samples"], self.order)
-        self.go_on((max((epoch for epoch, _ in standing), default=0), 0), standing)
+        self.resume((max((epoch for epoch, _ in standing), default=0), 0), standing)
         if self.epochs.newest not in self.epochs.open:
             self._begin_next()
         rest = self.epochs.lease_rest()
@@ -214,7 +214,7 @@ class StreamPool(DataPool):
         """(the newest data epoch, 0)."""
         return self.epochs.newest, 0
 
-    def go_on(self, next_: Key, standing: dict[Key, Any]) -> None:
+    def resume(self, next_: Key, standing: dict[Key, Any]) -> None:
         self.epochs = StreamEpochs(self.cut, self.changed)
         self._readers = Readers(self.order)
         portions = self.epochs.recall(next_[0], standing)

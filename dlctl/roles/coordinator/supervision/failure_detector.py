@@ -268,7 +268,16 @@ class FailureDetector(CoordinatorPart):
     def _drop_requests(self, name: str) -> None:
         """Drop the pending requests that only this process could have answered."""
         moved = [f"moved{server.index}" for server in self.members.of_role("server")]
-        for what in ("spawn", "assign", "guests", "shutdown", "kill", "drain", "change", *moved):
+        for what in (
+            "spawn",
+            "assign",
+            "allowed_peers",
+            "shutdown",
+            "kill",
+            "drain",
+            "change",
+            *moved,
+        ):
             self.context.retries.drop((what, name))
 
     def _restart(self, daemon: Daemon, text: str, now: float) -> None:

@@ -148,7 +148,7 @@ class Registration(Owner):
         daemon.host = self._agents[daemon.agent].name or message.host
         daemon.pid = message.pid
         if daemon.registered:
-            # Its welcome may wait until the term is on record; send a sign of life meanwhile.
+            # Its welcome may wait until the term is on record; send a heartbeat meanwhile.
             self.context.send(daemon.name, m.Heard())
         else:
             daemon.registered = True
@@ -194,8 +194,8 @@ class Registration(Owner):
         """Send a server the public keys of the current workers, which may connect to it."""
         workers = [worker.name for worker in self.members.of_role("worker")]
         if names := keys_of(self.keyring, workers):
-            guests = m.Guests(self.context.next_number(), json.dumps(names).encode())
-            self.context.ask(("guests", server.name), server.name, guests, now)
+            allowed_peers = m.AllowedPeers(self.context.next_number(), json.dumps(names).encode())
+            self.context.ask(("allowed_peers", server.name), server.name, allowed_peers, now)
 
     # ------------------------------------------------------------ the model and the servers
 

@@ -92,7 +92,7 @@ class Leases:
                     # It has had its share; an empty lease makes it push what it has accumulated.
                     self._answer(slot, NOTHING)
                 continue
-            too_much = self._waiting[slot].ahead and not pool.may_hoard(slot, len(slots))
+            too_much = self._waiting[slot].ahead and not pool.may_prefetch(slot, len(slots))
             taken = (None if too_much else pool.take(slot, now)) or pool.backup(slot, now)
             if taken is not None or not pool.keeps_waiting:
                 self._answer(slot, taken or NOTHING)

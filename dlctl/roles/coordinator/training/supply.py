@@ -170,4 +170,4 @@ class DataSupply(Owner):
             self.open_dataset(dataset)
             rows = ((key.split("/"), value) for key, value in memory.under(PORTION))
             standing = {(int(epoch), int(portion)): value for (epoch, portion), value in rows}
-            self.pool.go_on((work.next[0], work.next[1]), standing)
+            self.pool.resume((work.next[0], work.next[1]), standing)

@@ -119,7 +119,7 @@ class Asking:
         self.ask(need.slot, need.op, need.arrays, now + need.within_s, then, now)
 
     def poll(self, now: float) -> tuple[bool, tuple[m.Array, ...] | None]:
-        self.go_on(now)
+        self.advance(now)
         return not self._waits_for, self._answer
 
     def phase(self) -> Phase:
@@ -127,7 +127,7 @@ class Asking:
         return Phase("asking", (f"worker-{waits_for.slot}",) if waits_for else ())
 
     def deadline(self) -> float | None:
-        """When to call `go_on`, whatever the replica waits for."""
+        """When to call `advance`, whatever the replica waits for."""
         every = self._open.values()
         return min((each.until for each in every if each.until < math.inf), default=None)
 
@@ -180,7 +180,7 @@ class Asking:
         """Whether any question is unanswered."""
         return bool(self._open)
 
-    def go_on(self, now: float) -> None:
+    def advance(self, now: float) -> None:
         """Abandon the questions that cannot be answered any more, and send queued ones."""
         for number, question in list(self._open.items()):
             slot, term = question.slot, question.term

@@ -100,9 +100,9 @@ class Reading(Service[Read]):
             self._queued.take_in(need)
         elif self._placing is None or not self._placing.serves(read):
             self._queued = read
-        self.go_on(now)
+        self.advance(now)
 
-    def go_on(self, now: float) -> None:
+    def advance(self, now: float) -> None:
         """Send the queued read, if none is in flight."""
         if self._queued is not None and self._placing is None:
             self._placing, self._queued = self._queued, None

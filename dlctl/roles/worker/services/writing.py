@@ -29,7 +29,7 @@ from dlctl.shards.rows import KIND as ROWS
 from dlctl.wire import messages as m
 from dlctl.wire.messages import Array
 
-ASTRAY = "a replica's own steps have led too far; a smaller rate for them may help"
+DIVERGED = "a replica's own steps have led too far; a smaller rate for them may help"
 
 
 @dataclass(slots=True)
@@ -182,13 +182,13 @@ class Writing(Service[Write | Settle]):
             self._is_part = True
             return
         self.newest = number
-        is_astray = not need.ranges and need.vector is None and self.has_unpushed_steps()
+        has_diverged = not need.ranges and need.vector is None and self.has_unpushed_steps()
         self._in_parts.append(self.steps)
         while len(self._in_parts) >= need.of:
             self.steps_pushed = self._in_parts.popleft()
         self.portions.pushed(number, self.steps_pushed)
-        if is_astray:
-            self._refused(number, ASTRAY, "not pushed")
+        if has_diverged:
+            self._refused(number, DIVERGED, "not pushed")
 
     def is_in_parts(self) -> bool:
         """Whether some steps are pushed partly, and need more writes."""
