@@ -6,7 +6,7 @@
     checks.py     checks beyond types     names, rates, targets, the task's file, cross checks
     hosts.py      checks of [[hosts]]     names, addresses, daemons on each
     launchers.py  [launcher]              its older forms, options, abilities, hosts
-    problems.py   faults -> JobFileError  all of them at once, each with its line
+    faults.py     faults -> JobFileError  all of them at once, each with its line
     replicas.py   checks of [replica]     conflicts
     doubtful.py   warnings                valid settings without an effect
 
@@ -29,10 +29,10 @@ from dlctl.job import batches, inner, placement, schedule
 from dlctl.job.config import COUNT_MAX, DEFAULT_ALGORITHM, Choice, JobFile
 from dlctl.jobfile import checks, launchers, reading, replicas, schema
 from dlctl.jobfile.doubtful import doubts as doubts
-from dlctl.jobfile.errors import Fault as Fault
-from dlctl.jobfile.errors import JobFileError as JobFileError
-from dlctl.jobfile.errors import JobFileProblem as JobFileProblem
-from dlctl.jobfile.errors import locate
+from dlctl.jobfile.faults import Fault as Fault
+from dlctl.jobfile.faults import JobFileError as JobFileError
+from dlctl.jobfile.faults import JobFileProblem as JobFileProblem
+from dlctl.jobfile.faults import locate
 from dlctl.jobfile.positions import KeyPath, find_keys, get
 from dlctl.launch.launcher import load as load_launcher
 from dlctl.model import parameter_groups

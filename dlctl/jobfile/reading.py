@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from dlctl.jobfile.errors import UNREADABLE, Fault, JobFileError, JobFileProblem, locate
+from dlctl.jobfile.faults import UNREADABLE, Fault, JobFileError, JobFileProblem, locate
 from dlctl.jobfile.positions import KeyPath, Spot, TextPlace
 from dlctl.util import regular
 from dlctl.util.regular import NotRegular

@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 
 from dlctl.errors import DlctlError
 from dlctl.job.config import Servers
-from dlctl.shards import image, records
+from dlctl.shards import image
+from dlctl.shards import journal_format
 from dlctl.shards.base import check_state
 from dlctl.shards.errors import Unusable
 from dlctl.util import regular
@@ -169,12 +170,12 @@ def _read_image(path: Path, identity: _Identity, in_use: bool) -> Json:
 def _read_log(path: Path, identity: _Identity) -> Json:
     """The state of a base and its journal. Raises Unusable or OSError."""
     journal = path.with_name(path.name.replace(".base-", ".journal-"))
-    base = records.read(regular.read_bytes(path))
+    base = journal_format.read(regular.read_bytes(path))
     if base is None:
         raise Unusable("it is damaged")
     body = base[0].body
     _check_is((body.get("run_id"), body.get("shard"), body.get("table", "")), identity)
-    since, _ = records.read_all(regular.read_bytes(journal)) if journal.exists() else ([], 0)
+    since, _ = journal_format.read_all(regular.read_bytes(journal)) if journal.exists() else ([], 0)
     if not path.exists():  # Its journal may be gone too: the newest state is elsewhere.
         raise Unusable("a server is writing it")
     return [check_state(record.body.get("state")) for record in (base[0], *since)][-1]

@@ -29,7 +29,7 @@ from dlctl.errors import DlctlError
 from dlctl.model.vector import all_finite
 from dlctl.shards.base import Spec, W
 from dlctl.shards.errors import Unusable
-from dlctl.shards.records import read_body
+from dlctl.shards.journal_format import read_body
 from dlctl.shards.undo import Undo
 from dlctl.util.threads import PLACES
 from dlctl.wire.messages import Array, Json

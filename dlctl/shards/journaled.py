@@ -25,7 +25,7 @@ from dlctl.compress.base import Delta
 from dlctl.errors import DlctlError
 from dlctl.optim.base import Optimizer
 from dlctl.optim.blocks import Rule
-from dlctl.shards import records
+from dlctl.shards import journal_format
 from dlctl.shards.base import (
     FLOAT32_MAX,
     NOTHING,
@@ -40,7 +40,7 @@ from dlctl.shards.base import (
 from dlctl.shards.errors import Unusable
 from dlctl.shards.log import LogWrite, Point, ShardLog
 from dlctl.shards.memory import ArraysInMemory, fresh
-from dlctl.shards.records import Bytes, JournalRecord
+from dlctl.shards.journal_format import Bytes, JournalRecord
 from dlctl.wire.messages import Array, Json
 
 FORMAT = 5
@@ -142,12 +142,12 @@ class Journaled(ArraysInMemory):
         for (values, indices, _), lr, told in self._deltas:
             arrays += [values] if indices is None else [values, indices]
             updates.append([values.size, indices is not None, lr, *([dict(told)] if told else [])])
-        return records.pack(self._number, {"state": self._state, "updates": updates}, arrays)
+        return journal_format.pack(self._number, {"state": self._state, "updates": updates}, arrays)
 
     def _base(self) -> list[Bytes]:
         body = {**self._identity(), "state": self._state, "updated": self._updated}
         body["extras"] = self.extras.averaged.size
-        return records.pack(self._number, body, [*self._vectors.values(), self.extras.averaged])
+        return journal_format.pack(self._number, body, [*self._vectors.values(), self.extras.averaged])
 
     def _write_base(self) -> None:
         """Between two commits: when this returns, it is on the disk."""
@@ -185,7 +185,7 @@ class Journaled(ArraysInMemory):
         self._state = check_state(base.body.get("state"), optimizer)
         _load_optimizer(optimizer, self._state)
         self._number = number
-        for record in records.read_all(self._log.read_journal(number))[0]:
+        for record in journal_format.read_all(self._log.read_journal(number))[0]:
             self._state = self._repeat(record, optimizer)
         self._number += 1
         self._write_base()
@@ -201,7 +201,7 @@ class Journaled(ArraysInMemory):
         if any(base.body.get(key) != identity[key] for key in ("run_id", "shard", "table")):
             return False
         try:
-            found, _ = records.read_all(self._log.read_journal(number))
+            found, _ = journal_format.read_all(self._log.read_journal(number))
         except Unusable:
             return True  # It is damaged, and has records behind the damage.
         return bool(base.body.get("updated")) or any(record.body.get("updates") for record in found)
@@ -211,7 +211,7 @@ class Journaled(ArraysInMemory):
         only when the newer one is on the disk, and its journal reaches as far."""
         numbers = self._log.bases()
         for number in numbers:
-            found = records.read(self._log.read_base(number))
+            found = journal_format.read(self._log.read_base(number))
             if found is not None and found[0].number == number:
                 return number, found[0]
             if self._log.read_journal(number):
@@ -220,7 +220,7 @@ class Journaled(ArraysInMemory):
 
     def _take_base(self, base: JournalRecord) -> None:
         for what, wanted in self._identity().items():
-            records.same(base.body.get(what), wanted, what)
+            journal_format.same(base.body.get(what), wanted, what)
         averaged = base.body.get("extras")
         if type(averaged) is not int or averaged < 0:
             raise Unusable("it does not state the size of its averaged buffers")

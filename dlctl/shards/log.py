@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dlctl.shards.errors import NoRoom
-from dlctl.shards.records import Bytes, joined
+from dlctl.shards.journal_format import Bytes, joined
 
 Point = Callable[[str], None]
 """Called with a name at every step at which tests and failpoints may kill the process."""

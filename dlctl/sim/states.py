@@ -23,7 +23,7 @@ from dlctl.shards.journaled import Journaled
 from dlctl.shards.log import Point, by_log, perform_first, together
 from dlctl.shards.mapped import Mapped
 from dlctl.shards.memory import ArraysInMemory, fresh
-from dlctl.shards.records import Bytes
+from dlctl.shards.journal_format import Bytes
 from dlctl.sim.disk import NO_SPACE, Disk
 from dlctl.sim.process import Crashed, Process
 from dlctl.wire.messages import Array

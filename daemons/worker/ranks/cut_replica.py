@@ -26,7 +26,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from daemons.worker.ranks import nested_tensors
 from daemons.worker.ranks.model_slices import cut_by_fsdp, cut_by_tensors, pieces, without_values
-from daemons.worker.ranks.module_sequences import cut
+from daemons.worker.ranks.model_stages import cut
 from daemons.worker.ranks.pipeline import StagePart, shown, stage_pieces
 from daemons.worker.ranks.rank_group import RankMessage, on_loopback
 from daemons.worker.ranks.rank_memory import PARAMETERS, STATES, RankMemory

@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from daemons.worker.ranks.module_sequences import units
+from daemons.worker.ranks.model_stages import units
 from daemons.worker.task.model_tensors import find
 from daemons.worker.task.user_task import Task, TaskError, calling
 from dlctl.model.flat import TRAINED, Layout
