@@ -91,6 +91,7 @@ INSTEAD: Mapping[str, str] = {
     "Ask(wait=)": "`then`: called with the answer",
     "Method(live=)": _LIVE,
     "PushKind(is_way=)": "`is_displacement`",
+    "Shard.apply(told=)": "`counters`",
     "Table(rows=)": "`copies`",
 }
 """Name of an earlier version -> what to use instead."""
@@ -102,7 +103,9 @@ DECLARED: Mapping[str, tuple[str, Any]] = {
 }
 """Hook -> the attribute by which a class declares that it has it."""
 OURS = ("dlctl", "builtins", "abc")
-_KEYWORD = re.compile(r"(\w+)\.__(?:init|new)__\(\) got an unexpected keyword argument '(\w+)'")
+_KEYWORD = re.compile(
+    r"([\w.]+?)(?:\.__(?:init|new)__)?\(\) got an unexpected keyword argument '(\w+)'"
+)
 
 
 class Outdated(ImportError):

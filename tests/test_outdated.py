@@ -16,6 +16,7 @@ from dlctl.algorithms.methods.downpour import DOWNPOUR
 from dlctl.algorithms.methods.sync import Barrier, Replica
 from dlctl.algorithms.needs import Ask
 from dlctl.outdated import DECLARED, INSTEAD, MOVED, Outdated
+from dlctl.shards.base import Shard
 from dlctl.wire.messages import Packed, Push
 
 METHOD = """
@@ -162,7 +163,11 @@ def test_an_argument_that_is_not_taken_any_more(outside: Outside) -> None:
     with pytest.raises(Outdated) as refused:
         replace(DOWNPOUR, replica=Old).push_kind(None)
     assert INSTEAD["PushKind(is_way=)"] in str(refused.value)
-    assert {"Method(live=)", "Ask(wait=)", "Table(rows=)", "PushKind(is_way=)"} == {*ARGUMENTS}
+    with pytest.raises(TypeError) as error:
+        Shard.apply(told={})  # type: ignore[call-arg]
+    assert INSTEAD["Shard.apply(told=)"] in outdated.argument(error.value)
+    classes = {"Method(live=)", "Ask(wait=)", "Table(rows=)", "PushKind(is_way=)"}
+    assert classes | {"Shard.apply(told=)"} == {*ARGUMENTS}
 
 
 def test_a_helper_that_a_side_once_had_says_so_when_it_is_used() -> None:

@@ -203,8 +203,8 @@ def _wait_until_up(
     deadline = time.monotonic() + UP_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            said = " | ".join(last_lines(path)[-3:])
-            words = f"the agent has exited at its start (exit {process.returncode}): {said}"
+            log_end = " | ".join(last_lines(path)[-3:])
+            words = f"the agent has exited at its start (exit {process.returncode}): {log_end}"
             raise DlctlError(words, where=str(path))
         if any(line.endswith(f"starts, pid {process.pid}") for line in last_lines(path)):
             return

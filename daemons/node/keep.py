@@ -174,13 +174,13 @@ class Keeper:
             return
         assert begin.stdout is not None
         with begin.stdout as pipe:
-            said = answers.read(self.node.name, begin.returncode, pipe.read(), b"")
+            result = answers.read(self.node.name, begin.returncode, pipe.read(), b"")
         self._begin = None
-        if said.is_good and said.value is not None:
-            self._pid = int(said.value["pid"])
-            self._answer("up", value=said.value)
+        if result.is_good and result.value is not None:
+            self._pid = int(result.value["pid"])
+            self._answer("up", value=result.value)
         else:
-            self._answer("failed", value=said.value, status=said.status, words=said.words)
+            self._answer("failed", value=result.value, status=result.status, words=result.words)
 
     def _take_kill(self) -> None:
         """Kill only the agent: its daemons keep running, and the next agent adopts them."""

@@ -27,7 +27,7 @@ def serve(context: process.DaemonContext) -> int:
     place = addresses.of_server(
         registration.run_id, registration.name, job, context.agent, context.control
     )
-    address = place.told(loop.transport.listen(place.bind))
+    address = place.advertise(loop.transport.listen(place.bind))
     loop.transport.connect(COORDINATOR, context.control, context.credentials.coordinator)
     point = failpoint.from_environment(os.environ)
     storages = choose_storages(context.directory, job.servers, point)

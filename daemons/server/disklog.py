@@ -27,9 +27,9 @@ from daemons.server.files import (
 )
 from dlctl.errors import DlctlError, os_errors_as
 from dlctl.shards.base import Spec
+from dlctl.shards.journal_format import Bytes
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.log import Point
-from dlctl.shards.journal_format import Bytes
 from dlctl.util import regular
 from dlctl.util.fsync import sync_directory
 

@@ -75,7 +75,7 @@ class PartialMessage:
     left: deque[tuple[int, int, Array]]
     """The incomplete frames: (index, offset, uint8[n])."""
     seen_at: float
-    told: int = 0
+    reported: int = 0
     """Bytes already reported to the reader."""
     message: Message | None = None
     """The decoded message, for its reader."""
@@ -152,9 +152,9 @@ class Assembly:
         if arriving is None:
             return None
         there = sum(arriving.come)
-        if there - arriving.told < STEP_BYTES:
+        if there - arriving.reported < STEP_BYTES:
             return None
-        arriving.told = there
+        arriving.reported = there
         return arriving
 
     def trim(self) -> None:

@@ -98,7 +98,7 @@ def serve(main: Main, context: process.DaemonContext) -> int:
         thread.sum_by(group.begin_sum)
     address = ""
     if "peers" in method.shape.links:
-        address = reached.told(loop.transport.listen(reached.bind))
+        address = reached.advertise(loop.transport.listen(reached.bind))
     loop.transport.connect(COORDINATOR, context.control, context.credentials.coordinator)
     compressor = registry.load("compressors", job.compression.name)
     machine = Worker(

@@ -91,9 +91,9 @@ def build(
         batch_size=size if isinstance(size, int) else found or batch_size_search.FIRST,
         accumulate=job.gradient.accumulate,
     )
-    for line in parameter_groups.told(job.parameters, replica.layout) if slot == 0 else ():
+    for line in parameter_groups.described(job.parameters, replica.layout) if slot == 0 else ():
         log.info("%s", line)
-    for line in (*task.unused(), *replica.modes.told()) if slot == 0 else ():
+    for line in (*task.unused(), *replica.modes.described()) if slot == 0 else ():
         log.warning("%s", line)
     stepper: Any
     if ranks is not None:

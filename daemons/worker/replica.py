@@ -410,16 +410,16 @@ def in_numbers(task: Task, loss: LossResult) -> Measured:
     """Convert a loss, its metrics and weight; those on the loss's device take a single transfer.
     Raises TaskError for a weight that is none.
     """
-    said = [*loss.metrics.values(), *([] if loss.weight is None else [loss.weight])]
-    if not said:
+    extra = [*loss.metrics.values(), *([] if loss.weight is None else [loss.weight])]
+    if not extra:
         return Measured(float(loss.value.detach()), {})
-    is_beside = [isinstance(v, Tensor) and v.device == loss.value.device for v in said]
-    beside = [v for v, is_it in zip(said, is_beside, strict=True) if is_it]
+    is_beside = [isinstance(v, Tensor) and v.device == loss.value.device for v in extra]
+    beside = [v for v, is_it in zip(extra, is_beside, strict=True) if is_it]
     together = [t.detach().reshape(()).to(torch.float64) for t in (loss.value, *beside)]
     value, *rest = torch.stack(together).tolist()
     moved = iter(rest)
     numbers = [
-        next(moved) if is_it else number_of(v) for v, is_it in zip(said, is_beside, strict=True)
+        next(moved) if is_it else number_of(v) for v, is_it in zip(extra, is_beside, strict=True)
     ]
     weight = None if loss.weight is None else numbers.pop()
     if weight is not None and not 0 <= weight < math.inf:

@@ -274,11 +274,11 @@ class _Member:
         store = dist.TCPStore(host, int(port), None, False, timeout, wait_for_workers=False)
         self._store = dist.PrefixStore(f"generation-{effect.generation}", store)
         own = device_of(self._owner.device()) if self._owner.has_nccl else Device()
-        told = self._exchange("claim", (self._owner.claim(), own), effect.timeout_s)
+        claims = self._exchange("claim", (self._owner.claim(), own), effect.timeout_s)
         if self._size > 1:
-            self._group = self._joined([Device(*device) for _, device in told])
+            self._group = self._joined([Device(*device) for _, device in claims])
         self._is_made = True
-        self._owner.agree(self, [Claim(*claim) for claim, _ in told])
+        self._owner.agree(self, [Claim(*claim) for claim, _ in claims])
 
     def _joined(self, devices: list[Device]) -> Gloo | Nccl:
         """Raises what torch raises if the group cannot be made; the next one of this process is not

@@ -48,8 +48,10 @@ def listening(
         daemon = place["name"]
         where = f"{place['address']}, port {place['port'] or 'any'}"
         if "told" in place:
-            told = "" if place["told"] == place["address"] else f", advertised as {place['told']}"
-            yield Finding(need.name, daemon, OK, f"can listen at {where}{told}", facts=place)
+            advertised = (
+                "" if place["told"] == place["address"] else f", advertised as {place['told']}"
+            )
+            yield Finding(need.name, daemon, OK, f"can listen at {where}{advertised}", facts=place)
         else:
             yield _cannot_listen(need, facts, place, where, run_of)
 
@@ -87,7 +89,7 @@ def _taken(need: HostNeed, place: Facts, run_of: Mapping[int, str]) -> Finding:
     if not owner:
         text = f"port {port} is taken by a process that this user may not see"
         look = f"sudo ss -ltnp 'sport = :{port}'"
-        fix = hints.either(hints.told(look, "shows the process"), "another port in [network]")
+        fix = hints.either(hints.command(look, "shows the process"), "another port in [network]")
         return Finding(need.name, place["name"], FAULT, text, fix, place)
     command = shlex.join(owner["command"])[:COMMAND_CHARS_MAX]
     text = f"port {port} is taken by pid {pid}: {command}"

@@ -111,8 +111,8 @@ def _render(title: str, file: str, problems: list[JobFileProblem]) -> str:
 
 
 def _render_one(problem: JobFileProblem, gutter: int) -> list[str]:
-    said = [problem.message[:TEXT_MAX], problem.suggestion[:TEXT_MAX]]
-    message = escape("; ".join(filter(None, said)))
+    texts = [problem.message[:TEXT_MAX], problem.suggestion[:TEXT_MAX]]
+    message = escape("; ".join(filter(None, texts)))
     where = escape(problem.file) + (f":{problem.line}" if problem.line else "")
     head = f"  --> {where}   {escape(problem.key[:TEXT_MAX])}".rstrip()
     bar = " " * gutter + " |"

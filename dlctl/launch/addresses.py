@@ -25,7 +25,7 @@ class ListenPlace(NamedTuple):
     bind: str
     advertised: str = ""
 
-    def told(self, endpoint: str) -> str:
+    def advertise(self, endpoint: str) -> str:
         """The advertised address of a bound endpoint, with its port."""
         port = endpoint.rpartition(":")[2]
         return f"tcp://{_bracketed(self.advertised)}:{port}" if self.advertised else endpoint

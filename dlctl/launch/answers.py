@@ -50,7 +50,7 @@ class CallResult(NamedTuple):
 
 def read(host: str, status: int, output: bytes, words: bytes) -> CallResult:
     """The answer in standard output: the line after the mark."""
-    said = words.decode(errors="replace")
+    text = words.decode(errors="replace")
     _, mark, rest = output.rpartition(MARK + b"\n")
     line, end, _ = rest.partition(b"\n")
     try:
@@ -58,10 +58,10 @@ def read(host: str, status: int, output: bytes, words: bytes) -> CallResult:
     except (ValueError, RecursionError):
         value = None
     if type(value) is dict:
-        return CallResult(host, value, status, said)
+        return CallResult(host, value, status, text)
     # `last` shows the last line, so standard error (ssh, the shell or Python) goes last.
     return CallResult(
-        host, None, status, f"{output[:2000].decode(errors='replace')}\n{said}".strip()
+        host, None, status, f"{output[:2000].decode(errors='replace')}\n{text}".strip()
     )
 
 

@@ -59,7 +59,7 @@ class Command:
     def is_late(self) -> bool:
         return time.monotonic() >= self.until
 
-    def said(self) -> CommandOutput:
+    def output(self) -> CommandOutput:
         """Its status and output. Call it once, after it has exited; kills it if it is late."""
         has_ended = self._popen.poll() is not None
         if not has_ended:
@@ -71,8 +71,8 @@ class Command:
         os.close(self.pidfd)
         out, err = (os.pread(file, OUTPUT_BYTES_MAX, 0) for file in self._files)
         self._close_files()
-        said = (out.decode(errors="replace"), err.decode(errors="replace"))
-        return CommandOutput(status if has_ended else LATE, *said)
+        texts = (out.decode(errors="replace"), err.decode(errors="replace"))
+        return CommandOutput(status if has_ended else LATE, *texts)
 
     def _close_files(self) -> None:
         for file in self._files:
@@ -117,5 +117,5 @@ def wait(argv: Sequence[str], timeout_s: float) -> CommandOutput:
     try:
         wait_for_any([command.pidfd], timeout_s)
     finally:
-        said = command.said()
-    return said
+        output = command.output()
+    return output

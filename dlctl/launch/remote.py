@@ -82,8 +82,8 @@ def end_request(
     purge: also remove all files, including the states of servers. only_agent: kill only the agent;
     its daemons keep running.
     """
-    said = {"grace_s": grace_s, "purge": purge, "only_agent": only_agent}
-    return {"verb": "end", "run_id": run_id, **said}
+    options = {"grace_s": grace_s, "purge": purge, "only_agent": only_agent}
+    return {"verb": "end", "run_id": run_id, **options}
 
 
 # ---------------------------------------------------------------- for the coordinator

@@ -152,10 +152,10 @@ class SlurmAgents:
             raise
         self._handle, self._queued_at = handle, time.monotonic()
 
-    def _submitted(self, said: CommandOutput) -> None:
-        job_id = slurmwords.job_id(said)
+    def _submitted(self, output: CommandOutput) -> None:
+        job_id = slurmwords.job_id(output)
         if not job_id:
-            self._fail(slurmwords.refused(said))
+            self._fail(slurmwords.refused(output))
             return
         self._note(job_id)
         nodes = f"{self.asked.nodes} nodes" if self.asked.nodes > 1 else "1 node"
@@ -180,17 +180,17 @@ class SlurmAgents:
         except (DlctlError, OSError) as error:  # Possibly temporary: retry.
             log.warning("cannot query the state of the Slurm job: %s", error)
 
-    def _on_job_id(self, said: CommandOutput) -> None:
-        words = said.out.split()
+    def _on_job_id(self, output: CommandOutput) -> None:
+        words = output.out.split()
         if words:
             self._note(words[0])
-        elif said.status == 0:
+        elif output.status == 0:
             self._over(JobFacts(slurmwords.GONE))
 
-    def _on_state(self, said: CommandOutput) -> None:
-        facts, before = slurmwords.read(said), self._facts
+    def _on_state(self, output: CommandOutput) -> None:
+        facts, before = slurmwords.read(output), self._facts
         if facts is None:
-            log.warning("Slurm does not report the state of its job: %s", said.last_line())
+            log.warning("Slurm does not report the state of its job: %s", output.last_line())
             self._due_at = time.monotonic() + 5 * POLL_S
             return
         self._facts = facts
@@ -298,8 +298,8 @@ class SlurmAgents:
             last = orderfiles.last_error(self._directory / slurmscript.LOG)
             text = f"the agent could not start on {node} (exit {status}): {last or 'no output'}"
             return DlctlError(text, where=node)
-        said = answers.CallResult(node, answer["value"], status if type(status) is int else 1, "")
-        return slurmwords.in_our_terms(answers.explain(said))
+        output = answers.CallResult(node, answer["value"], status if type(status) is int else 1, "")
+        return slurmwords.in_our_terms(answers.explain(output))
 
     def _check_timeout(self, name: str, agent: _Agent) -> None:
         if self._running_since is None or self._facts is None or not self._facts.is_at_work:
@@ -335,10 +335,10 @@ class SlurmAgents:
             return
         path = self._directory / slurmscript.NOTICE
         try:
-            said = regular.read_bytes(path).decode(errors="replace").strip()
+            output = regular.read_bytes(path).decode(errors="replace").strip()
         except OSError:
             return
-        if said != str(self._attempt):
+        if output != str(self._attempt):
             return  # Of an earlier attempt.
         self._noticed = self._attempt if self._attempt is not None else -1
         left_s, limit = self._facts.left_s, self._facts.time_limit
@@ -364,4 +364,4 @@ class SlurmAgents:
         command, then = self._command
         self._command = None
         self.watcher.unwatch(command.pidfd)
-        then(command.said())
+        then(command.output())

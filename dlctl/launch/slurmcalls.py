@@ -87,18 +87,18 @@ def nodes(partition: str) -> list[str]:
     """The nodes of a partition; "": of all. Raises DlctlError if Slurm does not list any."""
     only = [f"--partition={partition}"] if partition else []
     try:
-        said = commands.wait(["sinfo", "-h", "-N", "-o", "%o", *only], COMMAND_S)
+        output = commands.wait(["sinfo", "-h", "-N", "-o", "%o", *only], COMMAND_S)
     except OSError as error:
         raise slurmwords.not_run(error) from error
-    if said.status or not said.out.split():
-        what = said.last_line() or "it knows no node" + (f" in {partition}" if partition else "")
+    if output.status or not output.out.split():
+        what = output.last_line() or "it knows no node" + (f" in {partition}" if partition else "")
         raise DlctlError(
             f"Slurm does not list its nodes: {what}",
             where=slurmwords.WHERE,
             hint="sinfo has to work on this machine, as on a login node, and partition of launcher "
             "slurm has to be a partition of the cluster",
         )
-    return said.out.split()
+    return output.out.split()
 
 
 # ---------------------------------------------------------------- the end of a job
@@ -146,10 +146,10 @@ def _end_job(handle: Handle, orderly_s: float) -> None:
         return
     facts = _wait_until_over(job_id, orderly_s)
     if facts is None or not facts.is_over:
-        said = commands.wait(["scancel", job_id], COMMAND_S)
+        output = commands.wait(["scancel", job_id], COMMAND_S)
         facts = _wait_until_over(job_id, CANCEL_S, more_for_completing=True)
         if facts is None or not facts.is_over:
-            words = said.last_line() or (facts.state if facts else "Slurm does not answer")
+            words = output.last_line() or (facts.state if facts else "Slurm does not answer")
             raise Unreachable(
                 f"the Slurm job {job_id} may still exist: {words}",
                 where=f"job {job_id}",
@@ -161,15 +161,15 @@ def find(handle: Handle) -> str:
     """The id of a job whose submitter died before it recorded the id; "" if no such job exists.
     Raises Unreachable if Slurm does not answer, and OSError.
     """
-    said = commands.wait(find_argv(handle.name), COMMAND_S)
-    if said.status:
-        words = said.last_line() or "no answer"
+    output = commands.wait(find_argv(handle.name), COMMAND_S)
+    if output.status:
+        words = output.last_line() or "no answer"
         raise Unreachable(
             f"Slurm does not report whether the job {handle.name} exists: {words}",
             where="squeue",
             hint=f"check with sinfo that Slurm answers; then: squeue --name={handle.name}",
         )
-    return next(iter(said.out.split()), "")
+    return next(iter(output.out.split()), "")
 
 
 def _wait_until_over(

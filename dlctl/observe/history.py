@@ -255,7 +255,7 @@ def read(directory: Path, *, whole: bool = True) -> RunHistory:
         raise DlctlError(
             f"the history of {directory.name} is damaged: {error}",
             where=str(directory / "run.db"),
-            hint=hints.told(
+            hint=hints.command(
                 f"dlctl checkpoint export -j {directory.name}", "writes the model that it has"
             ),
         ) from error
@@ -291,8 +291,8 @@ def _evaluation(row: Mapping[str, Any]) -> EvaluationPoint:
 
 def _worker(row: Mapping[str, Any]) -> WorkerPoint:
     """The values in a worker's own report may be of any type."""
-    said = row.get("samples_per_s")
-    return WorkerPoint(_time(row), _maybe(said) if type(said) in (int, float) else None)
+    rate = row.get("samples_per_s")
+    return WorkerPoint(_time(row), _maybe(rate) if type(rate) in (int, float) else None)
 
 
 def _time(row: Mapping[str, Any]) -> float:

@@ -36,7 +36,7 @@ class NextStep(NamedTuple):
         step 9"; see `dlctl.util.hints`.
         """
         before = f"{self.first} first, then\n" if self.first else ""
-        return hints.either(before + hints.told(self.command, self.what), self.other)
+        return hints.either(before + hints.command(self.command, self.what), self.other)
 
 
 def of(snapshot: Snapshot) -> NextStep | None:
@@ -133,7 +133,7 @@ def _from_checkpoint(snapshot: Snapshot, manifest: Manifest) -> str:
 
 
 def _anew(file: str) -> str:
-    return hints.told(f"dlctl start --fresh {file}", "starts over at step 0")
+    return hints.command(f"dlctl start --fresh {file}", "starts over at step 0")
 
 
 def _of_diverged(snapshot: Snapshot) -> NextStep:
@@ -171,9 +171,9 @@ def explained(error: Unreadable) -> Unreadable:
         hint = hints.either(f"{look} {shlex.quote(str(found[0]))}", hint if has_saved else "")
     elif there := [found.name for found in local.living(directory)]:
         text += f"\n  daemons of it are alive: {', '.join(there)}"
-        hint = hints.told(f"dlctl stop --kill -j {typed}", "ends them")
+        hint = hints.command(f"dlctl stop --kill -j {typed}", "ends them")
         if snapshot.coordinator_pid is not None:
-            hint = hints.told(f"dlctl stop -j {typed}", "ends the run with a checkpoint")
+            hint = hints.command(f"dlctl stop -j {typed}", "ends the run with a checkpoint")
     return Unreadable(directory, text, hint, is_copy=found is not None)
 
 
@@ -185,7 +185,7 @@ def new_run(directory: Path, job_file: str) -> str:
     if found is None:
         return _anew(job_file)
     path, step = shlex.quote(values.path(found[0])), values.count(found[1]["step"])
-    return hints.told(f"dlctl start --from {path} {job_file}", f"resumes from step {step}")
+    return hints.command(f"dlctl start --from {path} {job_file}", f"resumes from step {step}")
 
 
 def _job_file_of(directory: Path) -> str:

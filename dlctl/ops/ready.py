@@ -57,12 +57,12 @@ def is_back(snapshot: Snapshot) -> bool:
 def waiting_for(snapshot: Snapshot) -> str:
     """The daemons that the run waits for and that wait for no other, and what they are doing."""
     if snapshot.coordinator["state"] != "running":
-        return control.told(snapshot.coordinator, snapshot.now)
+        return control.describe(snapshot.coordinator, snapshot.now)
     if waiting := facts.text(snapshot.run.get("waiting")):
         return waiting
     late = _late(snapshot)
     causes = [row for row in late if not row.get("waiting_for")] or late
-    return ", ".join(control.told(row, snapshot.now) for row in causes[: control.NAMED_MAX])
+    return ", ".join(control.describe(row, snapshot.now) for row in causes[: control.NAMED_MAX])
 
 
 def _late(snapshot: Snapshot) -> list[dict[str, Any]]:

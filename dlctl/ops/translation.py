@@ -79,11 +79,11 @@ class Translation:
     afresh: tuple[str, ...]
     """State of the checkpoint or the job that is not converted."""
 
-    def completed(self, told: Mapping[str, Json]) -> Manifest:
-        """The manifest; told: file -> its "sha256" and "nbytes"."""
+    def completed(self, digests: Mapping[str, Json]) -> Manifest:
+        """The manifest; digests: file -> its "sha256" and "nbytes"."""
         parts = [
             {"name": part.name, "file": part.file, "state": part.state, "lo": part.lo,
-             "hi": part.hi, **told[part.file]}
+             "hi": part.hi, **digests[part.file]}
             for part in self.parts
         ]  # fmt: skip
         return self.manifest | {"shards": parts, "workers": [] if self.is_of_servers else parts}

@@ -25,8 +25,7 @@ from typing import Any, NamedTuple
 
 from dlctl.errors import DlctlError
 from dlctl.job.config import Servers
-from dlctl.shards import image
-from dlctl.shards import journal_format
+from dlctl.shards import image, journal_format
 from dlctl.shards.base import check_state
 from dlctl.shards.errors import Unusable
 from dlctl.util import regular

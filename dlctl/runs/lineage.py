@@ -77,8 +77,8 @@ def is_of_branch(number: int, branch: Sequence[Resume]) -> bool:
     return number <= newest
 
 
-def record(db: RunDb, directory: Path, checkpoint: Path, told: str) -> None:
-    """Record that the run resumes; `told`: the cost and its reason. No commit.
+def record(db: RunDb, directory: Path, checkpoint: Path, detail: str) -> None:
+    """Record that the run resumes; `detail`: the cost and its reason. No commit.
 
     From now on this is its newest checkpoint: later ones do not count any more.
     """
@@ -94,7 +94,7 @@ def record(db: RunDb, directory: Path, checkpoint: Path, told: str) -> None:
         "terms": terms.newest(directory, db),
     }
     text = f"resumed from the checkpoint at step {values.count(step)}"
-    db.add_event(time.time(), KIND, "", text + (f": {told}" if told else ""), data)
+    db.add_event(time.time(), KIND, "", text + (f": {detail}" if detail else ""), data)
 
 
 # ---------------------------------------------------------------- the order in which to try them

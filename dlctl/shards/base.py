@@ -192,10 +192,11 @@ class Storage(Protocol):
         ...
 
     def update(
-        self, delta: Delta, rule: Rule, lr: float, told: Mapping[str, int] = NOTHING
+        self, delta: Delta, rule: Rule, lr: float, counters: Mapping[str, int] = NOTHING
     ) -> None:
-        """Apply `rule` to all elements that `delta`, of the shard's length, touches. lr, told: the
-        rule's learning rate and the counters that were set for it, stored for a replay.
+        """Apply `rule` to all elements that `delta`, of the shard's length, touches. lr,
+        counters: the rule's learning rate and the counters that were set for it, stored for a
+        replay.
         """
         ...
 
@@ -344,19 +345,19 @@ class Shard:
         delta: Delta,
         samples: int = 0,
         norm: float | None = None,
-        told: Mapping[str, int] = NOTHING,
+        counters: Mapping[str, int] = NOTHING,
         changes: Array | None = None,
     ) -> None:
         """Apply one update by the optimiser's rule, of this number of samples. A sparse update
         costs O(its length), unless the rule then sweeps all elements. Raises Diverged.
 
-        norm: for clipping; None: the delta's own. told: optimiser counters to set for this update,
-        integers >= 0, by which a method's shard side passes values to the rule that wraps the
-        optimiser. changes: the only positions where the parameters change, int64[n], strictly
+        norm: for clipping; None: the delta's own. counters: of the optimiser, to set for this
+        update, integers >= 0, by which a method's shard side passes values to the rule that wraps
+        the optimiser. changes: the only positions where the parameters change, int64[n], strictly
         increasing; None: all that the delta has, or that the rule sweeps.
         """
         check_length(delta, self.size)
-        self.optimizer.counters.update(told)
+        self.optimizer.counters.update(counters)
         if delta.values.dtype != self.w.dtype:
             delta = Delta(delta.values.astype(self.w.dtype), delta.indices, delta.positions)
         if self.clip_norm:
@@ -371,7 +372,7 @@ class Shard:
             self.history.note(self.version + 1, changes)
         else:
             rule = self.history.watch(self.version + 1, delta, rule)
-        self.storage.update(delta, rule, self.optimizer.lr, told)
+        self.storage.update(delta, rule, self.optimizer.lr, counters)
         if self._alarm.has_rung:
             self._raise_if_diverged()
         self.version += 1

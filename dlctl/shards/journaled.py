@@ -38,9 +38,9 @@ from dlctl.shards.base import (
     unusable,
 )
 from dlctl.shards.errors import Unusable
+from dlctl.shards.journal_format import Bytes, JournalRecord
 from dlctl.shards.log import LogWrite, Point, ShardLog
 from dlctl.shards.memory import ArraysInMemory, fresh
-from dlctl.shards.journal_format import Bytes, JournalRecord
 from dlctl.wire.messages import Array, Json
 
 FORMAT = 5
@@ -88,9 +88,9 @@ class Journaled(ArraysInMemory):
         return storage
 
     def update(
-        self, delta: Delta, rule: Rule, lr: float, told: Mapping[str, int] = NOTHING
+        self, delta: Delta, rule: Rule, lr: float, counters: Mapping[str, int] = NOTHING
     ) -> None:
-        self._deltas.append((delta, lr, told))
+        self._deltas.append((delta, lr, counters))
         self._updated = True
         super().update(delta, rule, lr)
 
@@ -139,15 +139,19 @@ class Journaled(ArraysInMemory):
     def _record(self) -> list[Bytes]:
         arrays: list[Array] = []
         updates: list[list[Any]] = []
-        for (values, indices, _), lr, told in self._deltas:
+        for (values, indices, _), lr, counters in self._deltas:
             arrays += [values] if indices is None else [values, indices]
-            updates.append([values.size, indices is not None, lr, *([dict(told)] if told else [])])
+            updates.append(
+                [values.size, indices is not None, lr, *([dict(counters)] if counters else [])]
+            )
         return journal_format.pack(self._number, {"state": self._state, "updates": updates}, arrays)
 
     def _base(self) -> list[Bytes]:
         body = {**self._identity(), "state": self._state, "updated": self._updated}
         body["extras"] = self.extras.averaged.size
-        return journal_format.pack(self._number, body, [*self._vectors.values(), self.extras.averaged])
+        return journal_format.pack(
+            self._number, body, [*self._vectors.values(), self.extras.averaged]
+        )
 
     def _write_base(self) -> None:
         """Between two commits: when this returns, it is on the disk."""
@@ -240,11 +244,11 @@ class Journaled(ArraysInMemory):
         updates = record.body.get("updates")
         if type(updates) is not list or not all(map(_is_update, updates)):
             raise Unusable(f"record {record.number} of its journal has no list of updates")
-        for delta, lr, told in self._deltas_of(record, updates):
-            if not told.keys() <= optimizer.counters.keys():
+        for delta, lr, counters in self._deltas_of(record, updates):
+            if not counters.keys() <= optimizer.counters.keys():
                 raise Unusable(f"record {record.number} of its journal is of another optimiser")
             optimizer.lr = lr
-            optimizer.counters.update(told)
+            optimizer.counters.update(counters)
             super().update(delta, optimizer.begin_update(), lr)
             self._updated = True
         optimizer.lr = state["lr"]
@@ -264,12 +268,12 @@ class Journaled(ArraysInMemory):
             for shape in [(self._dtype, count), *([("<i8", count)] if is_sparse else [])]
         ]
         arrays = record.arrays(shapes)
-        for _, is_sparse, lr, *told in updates:
+        for _, is_sparse, lr, *counters in updates:
             values = next(arrays)
             indices = next(arrays) if is_sparse else None
             if not _fits(values, indices, self._spec.size):
                 raise Unusable(f"record {record.number} of its journal is for another shard")
-            yield Delta(values, indices), lr, told[0] if told else {}
+            yield Delta(values, indices), lr, counters[0] if counters else {}
 
 
 def _fits(values: Array, indices: Array | None, size: int) -> bool:
@@ -284,10 +288,10 @@ def _is_update(value: Any) -> bool:
     """Whether it is [elements, whether it has indices, rate, optional counters]."""
     if type(value) is not list or len(value) not in (3, 4):
         return False
-    is_told = len(value) == 3 or (
+    is_well_formed = len(value) == 3 or (
         type(value[3]) is dict and all(map(is_natural, value[3].values()))
     )
-    return is_told and type(value[2]) in (int, float) and abs(value[2]) <= FLOAT32_MAX
+    return is_well_formed and type(value[2]) in (int, float) and abs(value[2]) <= FLOAT32_MAX
 
 
 def _load_optimizer(optimizer: Optimizer, state: Json) -> None:

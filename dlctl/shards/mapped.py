@@ -139,7 +139,7 @@ class Mapped:
             ahead.drop()
 
     def update(
-        self, delta: Delta, rule: Rule, lr: float, told: Mapping[str, int] = NOTHING
+        self, delta: Delta, rule: Rule, lr: float, counters: Mapping[str, int] = NOTHING
     ) -> None:
         self._updated = True
         if self._ahead is not None and self._ahead.is_of(delta):

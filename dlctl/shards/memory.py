@@ -49,7 +49,7 @@ class ArraysInMemory:
         """There is nothing."""
 
     def update(
-        self, delta: Delta, rule: Rule, lr: float, told: Mapping[str, int] = NOTHING
+        self, delta: Delta, rule: Rule, lr: float, counters: Mapping[str, int] = NOTHING
     ) -> None:
         update_in_place(self.w, delta, self._slots, rule)
 

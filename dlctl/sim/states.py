@@ -19,11 +19,11 @@ from dlctl.roles.server.commits import Commit, Committed
 from dlctl.shards.base import Spec, Storage, no_point, not_replaced
 from dlctl.shards.errors import NoRoom, StateHeld, Unusable
 from dlctl.shards.image import ImageForm, has_updates
+from dlctl.shards.journal_format import Bytes
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.log import Point, by_log, perform_first, together
 from dlctl.shards.mapped import Mapped
 from dlctl.shards.memory import ArraysInMemory, fresh
-from dlctl.shards.journal_format import Bytes
 from dlctl.sim.disk import NO_SPACE, Disk
 from dlctl.sim.process import Crashed, Process
 from dlctl.wire.messages import Array

@@ -30,9 +30,9 @@ def either(*hints: str | None) -> str:
     return f"\n{OR}".join(hint for hint in hints if hint)
 
 
-def told(command: str, what: str) -> str:
+def command(text: str, what: str) -> str:
     """A command, and its effect, or when to use it."""
-    return f"{command}\n{what}" if what else command
+    return f"{text}\n{what}" if what else text
 
 
 def lines(hint: str, label: str = NEXT) -> list[str]:

@@ -121,11 +121,11 @@ def _opened(path: Path) -> int:
         return os.dup(1)
     if _is_open_as(2, path):
         return os.dup(2)
-    began, is_told = time.monotonic(), False
+    began, is_announced = time.monotonic(), False
     while (descriptor := _attempt(path)) is None:
-        if not is_told:
+        if not is_announced:
             notes.note(f"waiting for a process that reads {path}")
-        is_told = True
+        is_announced = True
         if time.monotonic() - began >= READER_S:
             raise OSError(errno.ENXIO, f"no process reads this FIFO for {READER_S:.0f} s")
         time.sleep(POLL_S)

@@ -43,7 +43,12 @@ MEMORY_BYTES = shard_model.MEMORY_BYTES
 MEMORY_PER_BYTE = 200
 NUMBER = 1
 """Of the base, in the names of its files."""
-_TOKENS = [journal_format.MAGIC, b"\0" * 24, b"\xff" * 8, msgpack.packb({"state": {}, "updates": []})]
+_TOKENS = [
+    journal_format.MAGIC,
+    b"\0" * 24,
+    b"\xff" * 8,
+    msgpack.packb({"state": {}, "updates": []}),
+]
 
 
 # ---------------------------------------------------------------- what is tried
@@ -86,7 +91,9 @@ def mutate(random: Random, data: bytes, other: bytes) -> bytes:
 
 def _change_record(random: Random, data: bytes, other: bytes) -> bytes:
     """One record of a file with another number, body or arrays; repeated, removed or moved."""
-    found = [(r.number, msgpack.packb(r.body), bytes(r.data)) for r in journal_format.read_all(data)[0]]
+    found = [
+        (r.number, msgpack.packb(r.body), bytes(r.data)) for r in journal_format.read_all(data)[0]
+    ]
     if not found:
         return data
     at = random.randrange(len(found))

@@ -47,11 +47,11 @@ class LoaderStacks:
             return StackSummary()
         with suppress(ProcessLookupError):
             os.kill(pid, ASKED_WITH)
-        deadline, said, before = time.monotonic() + ANSWER_S_MAX, b"", b""
-        while time.monotonic() < deadline and not (said and said == before):
+        deadline, stack, before = time.monotonic() + ANSWER_S_MAX, b"", b""
+        while time.monotonic() < deadline and not (stack and stack == before):
             time.sleep(LOOK_S)
-            before, said = said, os.pread(self._file, STACK_BYTES_MAX, 0)
-        return _stack(said.decode("ascii", "replace"))
+            before, stack = stack, os.pread(self._file, STACK_BYTES_MAX, 0)
+        return _stack(stack.decode("ascii", "replace"))
 
 
 def _catches(pid: int) -> bool:

@@ -216,9 +216,9 @@ def _answer_of(kept: Kept) -> Answer:
     return {"kept": numbers}, [value for value in kept.values() if not isinstance(value, int)]
 
 
-def _kept(said: RankMessage) -> Kept:
-    arrays = iter(said.arrays)
-    return {name: number or next(arrays) for name, number in said.header["kept"].items()}
+def _kept(message: RankMessage) -> Kept:
+    arrays = iter(message.arrays)
+    return {name: number or next(arrays) for name, number in message.header["kept"].items()}
 
 
 # ---------------------------------------------------------------- rank 0

@@ -52,7 +52,7 @@ def cut(task: Task, model: nn.Module, count: int) -> StagedModel:
     as small as possible. Raises TaskError.
     """
     if task.has("stages"):
-        return _as_told(task, model, count)
+        return _as_declared(task, model, count)
     cuts = [
         _balanced(model, names, count)
         for names in _sequences(model)
@@ -74,7 +74,7 @@ def _sequences(model: nn.Module) -> Iterator[tuple[str, ...]]:
             yield tuple(f"{name}.{key}" if name else key for key, _ in module.named_children())
 
 
-def _as_told(task: Task, model: nn.Module, count: int) -> StagedModel:
+def _as_declared(task: Task, model: nn.Module, count: int) -> StagedModel:
     stages = tuple(map(tuple, task.stages(model)))
     known = dict(model.named_modules())
     where = task.place("stages")

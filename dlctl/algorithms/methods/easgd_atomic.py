@@ -174,7 +174,7 @@ class Server(ShardSide):
         is_known = pull_name(push.slot) in self.shard.slots
         if alpha and not is_known:
             return self.left_out(push, "the job has fewer workers: raise workers.count")
-        self.shard.apply(delta, push.samples, told={WORKER: push.slot, ALPHA: alpha})
+        self.shard.apply(delta, push.samples, counters={WORKER: push.slot, ALPHA: alpha})
         if is_known:
             self._versions[push.slot] = self.shard.version
         return [push.outcome(APPLIED)]

@@ -104,7 +104,7 @@ class FedBuffServer(ShardSide):
                 weight = np.float32((1 + staleness) ** -0.5)
                 delta = delta._replace(values=delta.values * weight)
             capacity = {buffered.CAPACITY: self.options.buffer_pushes}
-            self.shard.apply(delta, push.samples, told=capacity)
+            self.shard.apply(delta, push.samples, counters=capacity)
             kind = BUFFERED if self.shard.optimizer.counters[buffered.BUFFERED] else APPLIED
         return [push.outcome(kind, staleness)]
 

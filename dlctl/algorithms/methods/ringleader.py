@@ -182,8 +182,8 @@ class RingleaderServer(ShardSide):
             self._updated.add(entry)
         ends = bool(self._updated) and self._waited_for() <= self._updated
         staleness = len(self._versions) - bisect_right(self._versions, push.base_version)
-        told = {ENTRY: entry, AHEAD: int(ahead), UPDATES: int(updates), ENDS: int(ends)}
-        self.shard.apply(delta, push.samples, told=told)
+        counters = {ENTRY: entry, AHEAD: int(ahead), UPDATES: int(updates), ENDS: int(ends)}
+        self.shard.apply(delta, push.samples, counters=counters)
         if updates:
             self._versions.append(self.shard.version)
         if ends:

@@ -55,7 +55,7 @@ def command(ctx: click.Context, job: str | None) -> None:
 @json_option
 def create(limit_s: float, job: str | None) -> None:
     """Save now and wait until the checkpoint is complete."""
-    row = control.save(select.look(job), limit_s, live.told)
+    row = control.save(select.look(job), limit_s, live.note_progress)
     if text := report.without_residuals(row):
         console.warn(f"the checkpoint is {text}")
     path = console.escape(values.path(str(row.get("path", ""))))

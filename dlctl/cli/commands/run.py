@@ -116,8 +116,8 @@ def _is_cause(line: Line, snapshot: Snapshot) -> bool:
     daemon, _, words = line.text.partition(": ")
     about = daemon.removesuffix(" ended")
     is_blamed = about in names_in(snapshot.reason)
-    told = words if is_blamed else line.text
-    return (is_blamed and about != daemon) or (bool(told) and told in snapshot.reason)
+    text = words if is_blamed else line.text
+    return (is_blamed and about != daemon) or (bool(text) and text in snapshot.reason)
 
 
 def _stop(directory: Path, interrupts: Interrupts, origin: str) -> Snapshot:
@@ -133,7 +133,7 @@ def _stop(directory: Path, interrupts: Interrupts, origin: str) -> Snapshot:
     try:
         with interrupts.armed():
             if snapshot.is_live:
-                end(snapshot, checkpoint=True, grace_s=grace_s, kill=False, tell=live.told)
+                end(snapshot, checkpoint=True, grace_s=grace_s, kill=False, tell=live.note_progress)
     except Interrupted:
         console.note("\nkilling")
         now = load(directory)

@@ -152,7 +152,7 @@ def _columns() -> int:
         return COLUMNS
 
 
-def told(progress: Mapping[str, Any]) -> None:
+def note_progress(progress: Mapping[str, Any]) -> None:
     """Note what the coordinator reports of a request: {"phase": text, "waiting": names, "left_s":
     of a checkpoint, until it continues without them}.
     """

@@ -117,7 +117,7 @@ class Coordinator:
         self.frozen = FrozenParameters(
             run, self, self.transfers, past.manifest.get("frozen"), self.registration.introduce
         )
-        self.registration.frozen = self.frozen.told
+        self.registration.frozen = self.frozen.to_send
         self.lead = MethodLead(run)
         self.data = DataSupply(run, self.lead)
         self.progress = RunProgress(run, self.data, self.lead)

@@ -220,6 +220,6 @@ def _seems_to_hang(worker: Daemon) -> bool:
     return worker.stuck or (worker.state == "draining" and not worker.drained)
 
 
-def _finite(said: Json) -> dict[str, float]:
-    numbers = {name: float(v) for name, v in said.items() if isinstance(v, int | float)}
+def _finite(metrics: Json) -> dict[str, float]:
+    numbers = {name: float(v) for name, v in metrics.items() if isinstance(v, int | float)}
     return {name: value for name, value in numbers.items() if math.isfinite(value)}

@@ -163,6 +163,6 @@ class SettingChanges:
 
 def _value(daemon: Daemon, key: str) -> Any:
     """What was set for a daemon, else what it reports; None if neither is known."""
-    said = daemon.metrics.get("settings")
-    found = daemon.settings.get(key, said.get(key) if isinstance(said, dict) else None)
+    reported = daemon.metrics.get("settings")
+    found = daemon.settings.get(key, reported.get(key) if isinstance(reported, dict) else None)
     return found if isinstance(found, str | int | float) else None

@@ -191,9 +191,9 @@ class StatusReport:
         """
         reports = [daemon.metrics for daemon in self.run.members.daemons.values()]
         found: Json = {}
-        for said in [*reports, *(report.get("settings") for report in reports)]:
+        for reported in [*reports, *(report.get("settings") for report in reports)]:
             for key in ("lr", "inner_lr"):
-                value = values.number(said.get(key)) if isinstance(said, dict) else None
+                value = values.number(reported.get(key)) if isinstance(reported, dict) else None
                 if value is not None:
                     found.setdefault(key, value)
         return found
@@ -201,8 +201,8 @@ class StatusReport:
     def _noise_scale(self) -> float | None:
         """In samples; None until all servers have measured their parts."""
         servers = self.run.members.of_role("server")
-        said = [server.metrics.get("method") for server in servers]
-        parts = [of.get("noise_parts") if isinstance(of, dict) else None for of in said]
+        reported = [server.metrics.get("method") for server in servers]
+        parts = [of.get("noise_parts") if isinstance(of, dict) else None for of in reported]
         known = [(part[0], part[1]) for part in parts if isinstance(part, list)]
         return noise_scale(known) if len(known) == len(parts) else None
 

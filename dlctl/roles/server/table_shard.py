@@ -393,13 +393,13 @@ class TableShard:
     def _answer_fetch(self, peer: Peer, fetch: m.Fetch | m.FetchRows) -> None:
         """Send the changes since the version that the worker has, if they are known here."""
         shard = self.shard
-        told = (self.table, self.side.clock(), shard.samples)
+        state = (self.table, self.side.clock(), shard.samples)
         if isinstance(fetch, m.FetchRows):
             assert self.rows is not None
             values = self.rows.take(shard.w, fetch.rows)
             self.rates.add("fetch_bytes", values.nbytes)
             of = (self.index, self.term, fetch.request, shard.version)
-            self.context.send(peer, m.Parameters(*of, values, False, *told))
+            self.context.send(peer, m.Parameters(*of, values, False, *state))
             return
         shown = None if fetch.exact else self.side.shown(fetch.slot)
         version, seen = shown or (shard.version, self._requested(fetch))
@@ -412,10 +412,10 @@ class TableShard:
             self.rates.add("fetch_bytes", values.nbytes)
             is_present = shown is None and not fetch.hi
             remembered = is_present and shard.history.reaches(shard.version)
-            self.context.send(peer, m.Parameters(*of, values, remembered, *told))
+            self.context.send(peer, m.Parameters(*of, values, remembered, *state))
         else:
             self.rates.add("fetch_bytes", changes.values.nbytes + changes.positions.nbytes)
-            self.context.send(peer, m.SparseParameters(*of, fetch.have_version, *changes, *told))
+            self.context.send(peer, m.SparseParameters(*of, fetch.have_version, *changes, *state))
 
     def _requested(self, fetch: m.Fetch) -> m.Array:
         """The current version: its average, exact, or as workers get it."""

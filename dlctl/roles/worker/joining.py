@@ -209,9 +209,9 @@ class Joining:
 
     def is_under_way(self) -> bool:
         """Whether the run had begun, possibly before a stop, when this replica joined."""
-        told = self.topology
-        is_told = told is not None and (told.under_way or bool(told.restore))
-        return is_told or any(link.version for link in self.links)
+        topology = self.topology
+        is_announced = topology is not None and (topology.under_way or bool(topology.restore))
+        return is_announced or any(link.version for link in self.links)
 
     def on_buffers(self, message: m.Buffers, now: float) -> bool:
         """False if they were not awaited, or are stale.
@@ -225,8 +225,8 @@ class Joining:
 
     def batch_size(self, job: JobFile) -> int:
         """Samples of one batch of this worker."""
-        told = self.topology.batch_size if self.topology is not None else 0
-        size = told or job.workers.batch_size
+        assigned = self.topology.batch_size if self.topology is not None else 0
+        size = assigned or job.workers.batch_size
         assert isinstance(size, int), "the coordinator has sent it"
         return size
 

@@ -20,7 +20,7 @@ class Progress:
         self.samples = 0
         """Of all replicas so far; it never decreases."""
 
-    def told(self, samples: int) -> None:
+    def on_total(self, samples: int) -> None:
         """This number of samples is in the tables; a stale report has no effect."""
         if samples > self._reported:
             self._reported, self._own = samples, self._unpushed

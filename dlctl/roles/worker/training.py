@@ -266,7 +266,7 @@ class Training:
         match message:
             case m.Lease():
                 if not self.links.tables:
-                    self.accounts.progress.told(message.samples)
+                    self.accounts.progress.on_total(message.samples)
                 self.steps.on_lease(message, now)
             case m.Ack():
                 for number in self.writing.on_ack(message, now):

@@ -174,9 +174,9 @@ class Daemon(Observed):
         self.reported_at = now
 
     def ended(
-        self, end: ProcessExited, now: float, said: str = "", *, is_planned: bool = False
+        self, end: ProcessExited, now: float, error: str = "", *, is_planned: bool = False
     ) -> None:
-        """`said`: the error that it logged before its exit. is_planned: it was asked to exit."""
+        """`error`: the one that it logged before its exit. is_planned: it was asked to exit."""
         status, cause, lived_s = end.status, end.cause, now - (self.started_at or now)
         has_lived = lived_s > LIFE_S[self.role] and self.state != "starting"
         is_worker = self.role == "worker"  # Only workers run the user's code.
@@ -193,7 +193,7 @@ class Daemon(Observed):
         if alike:
             self.last_exit |= {"in_row": alike, "had_lived": has_lived}
             # Never claimed of a crash: its cause may be in the last lines of the log.
-            if status >= 0 and not said:
+            if status >= 0 and not error:
                 self.last_exit["cause"] = "task"
 
     def forgive(self) -> None:

@@ -53,8 +53,8 @@ class HostFailures(CoordinatorPart):
         if now < agent.given_up_at:
             agent.back_off(now)
             if agent.deaths_in_row <= 1:
-                said = "".join(f": {line}" for line in grave(words)[-1:])
-                text = f"{agent.name} on {self.host(agent)} is started again{said}"
+                last_line = "".join(f": {line}" for line in grave(words)[-1:])
+                text = f"{agent.name} on {self.host(agent)} is started again{last_line}"
                 self.context.event("lost", agent.name, text, code="host-unreachable")
         else:
             self._give_up(agent, now)

@@ -106,10 +106,10 @@ class Registration(Owner):
 
         Only names of this run are repeated; other text of the message is not.
         """
-        said = [getattr(message, "name", "")]
-        said += [f"worker-{message.slot}"] if hasattr(message, "slot") else []
-        said += [f"server-{message.shard}"] if hasattr(message, "shard") else []
-        about = [name for name in said if name in self.members.daemons]
+        claimed = [getattr(message, "name", "")]
+        claimed += [f"worker-{message.slot}"] if hasattr(message, "slot") else []
+        claimed += [f"server-{message.shard}"] if hasattr(message, "shard") else []
+        about = [name for name in claimed if name in self.members.daemons]
         sender = [d.name for d in self.members.daemons.values() if d.peer == peer]
         of = [f"of {name}" for name in about if name not in sender]
         return " ".join([*of, f"from {sender[0] if sender else 'a connection that is no daemon'}"])

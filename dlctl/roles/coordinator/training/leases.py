@@ -180,8 +180,8 @@ class Leases:
         start, stop = self.data.pool.bounds(done.portion)
         steps = -(-(stop - start) // batches.smallest(self.run.job))
         if done.steps > steps or done.samples > stop - start:
-            said = f"{done.steps} steps and {done.samples} samples"
-            raise RemoteProtocolError(f"{said} of a portion of {steps} and {stop - start}")
+            counts = f"{done.steps} steps and {done.samples} samples"
+            raise RemoteProtocolError(f"{counts} of a portion of {steps} and {stop - start}")
         if done.end != UNKNOWN:
             self.data.pool.check_end(done.data_epoch, done.portion, done.end)
 

@@ -72,10 +72,10 @@ class Norms(Owner):
 
     def _part(self, server: Daemon, clock: int) -> float | None:
         """What a shard adds to the sum of this clock; None: unknown so far."""
-        said = self._parts.get(server.index)
-        if said is not None and said.clock == clock:
-            return said.squared
-        versions = [server.metrics.get("version", 0), said.clock if said is not None else 0]
+        part = self._parts.get(server.index)
+        if part is not None and part.clock == clock:
+            return part.squared
+        versions = [server.metrics.get("version", 0), part.clock if part is not None else 0]
         return 0.0 if max(versions) > clock else None
 
     def memory(self) -> Iterator[Entry]:

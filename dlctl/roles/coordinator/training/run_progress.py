@@ -140,8 +140,8 @@ class RunProgress(Owner):
 def _means(done: m.PortionDone) -> dict[str, float]:
     """The means of a portion's metrics besides the loss; implausible reports are left out."""
     found = {}
-    for name, said in done.metric_sums.items():
-        match said:
+    for name, sums in done.metric_sums.items():
+        match sums:
             case [float(total), int(samples)] if 0 < samples <= done.samples:
                 found[name[:METRIC_NAME_CHARS_MAX]] = total / samples
     return found

@@ -335,8 +335,8 @@ class Computing:
         for each in failed:
             key = ("sample", data_epoch, each.sample)
             if key not in self.context.retries:
-                said = (data_epoch, each.sample, each.error, each.detail, portion.lease.portion)
-                self.context.ask(key, COORDINATOR, m.SampleFailed(me.slot, me.term, *said), now)
+                failure = (data_epoch, each.sample, each.error, each.detail, portion.lease.portion)
+                self.context.ask(key, COORDINATOR, m.SampleFailed(me.slot, me.term, *failure), now)
 
     # ------------------------------------------------------------ completed portions
 

@@ -176,4 +176,4 @@ class Reading(Service[Read]):
             self._placing = None
             self.side.view = self._result = read.view()
             self.has_parameters = True
-            self.progress.told(max(fetched.samples for fetched in read.asked))
+            self.progress.on_total(max(fetched.samples for fetched in read.asked))

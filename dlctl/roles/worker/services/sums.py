@@ -81,18 +81,18 @@ def plan_of(rows: Sequence[Row]) -> SumPlan:
     Raises ModelLost if there is no other member; DlctlError if members at one step bring vectors
     of different kinds.
     """
-    told = [row for row in rows if not row.joins and not row.is_behind]
-    if not told:
+    current = [row for row in rows if not row.joins and not row.is_behind]
+    if not current:
         raise ModelLost
-    step = max(row.step for row in told)
-    newest = [row for row in told if row.step == step]
+    step = max(row.step for row in current)
+    newest = [row for row in current if row.step == step]
     kinds = {(row.size, row.dtype) for row in newest if row.weight} or {(0, "float32")}
     if len(kinds) > 1:
         of = " and ".join(f"{size} {dtype}" for size, dtype in sorted(kinds))
         raise DlctlError(f"at step {step} members of the group sum vectors of {of}")
     size, dtype = kinds.pop()
     weights = tuple(row.weight if row.step == step and not row.joins else 0.0 for row in rows)
-    joined = sum(row.joins or (row in told and row.step != step) for row in rows)
+    joined = sum(row.joins or (row in current and row.step != step) for row in rows)
     first = min(row.slot for row in newest)
     beside = sum(weight * row.beside for weight, row in zip(weights, rows, strict=True) if weight)
     begun = max(row.begun for row in rows)
