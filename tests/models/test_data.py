@@ -149,7 +149,7 @@ class Augmented:
 
 
 @pytest.mark.parametrize("loader", [1], indirect=True, ids=["one_process"])
-def test_each_epoch_of_a_slot_has_an_augmentation_of_its_own(loader):
+def test_each_term_of_a_slot_has_an_augmentation_of_its_own(loader):
     def drawn(slot: int, term: int) -> tuple[list[int], list[list[float]]]:
         data = loader(Augmented(), collate=list)
         data.reseed(slot, term)

@@ -280,7 +280,7 @@ def test_low_precision_parameters_keep_float32_masters(zoo):
     assert replica.model[0].weight[0, 0].item() == 1.0
 
 
-def test_replicas_drop_other_units_but_a_restart_in_the_same_epoch_drops_the_same(zoo):
+def test_replicas_drop_other_units_but_a_restart_in_the_same_term_drops_the_same(zoo):
     def losses(slot: int, term: int) -> list[float]:
         replica = replica_of(zoo["dropout"])
         replica.reseed(slot, term)

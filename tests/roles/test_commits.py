@@ -245,7 +245,7 @@ def test_a_method_that_does_not_say_what_became_of_a_push_acknowledges_nothing(
 # ---------------------------------------------------------------- joins, the lead, checkpoints
 
 
-def test_a_worker_that_joins_hears_of_it_when_its_epoch_is_durable() -> None:
+def test_a_worker_that_joins_hears_of_it_when_its_term_is_durable() -> None:
     """Else the worker before it could push to the next server."""
     life = OnDisk()
     life.say(life.message(0))

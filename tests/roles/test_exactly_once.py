@@ -92,7 +92,7 @@ def test_whatever_arrives_each_number_is_taken_once_and_in_order(
     assert all(seqs == list(range(len(seqs))) for seqs in taken.values())
 
 
-def test_a_token_is_good_for_one_run_slot_and_term() -> None:
+def test_a_token_is_good_for_one_run_slot_and_epoch() -> None:
     token = sign(b"key", "run", 1, 2)
     assert is_genuine(b"key", "run", 1, 2, token)
     for run, slot, term in (("other", 1, 2), ("run", 2, 2), ("run", 1, 3)):

@@ -14,7 +14,7 @@ from dlctl.wire import messages as m
 from dlctl.wire.messages import APPLIED, HELD, REFUSED, Packed
 
 HIGHEST = 2**32 - 1
-"""Of epochs, numbers of pushes, steps and counts."""
+"""Of terms, numbers of pushes, steps and counts."""
 
 
 def push(slot: int, term: int, seq: int) -> m.Push:
@@ -32,7 +32,7 @@ def fill(deliveries: Dedup, slot: int, term: int) -> None:
 
 
 def fullest() -> Dedup:
-    """With as many slots as a run may have, and as many epochs that were replaced."""
+    """With as many slots as a run may have, and as many terms that were replaced."""
     deliveries, first = Dedup(), HIGHEST - REACH - HELD_REACH
     replaced = range(COUNT_MAX - PAST_KEPT, COUNT_MAX)
     deliveries.load([[slot, HIGHEST - 1, first] for slot in replaced], [])

@@ -237,7 +237,7 @@ def test_initial_values_of_another_length_are_refused(which: int, change: int) -
     assert not life.join().initialised
 
 
-def test_who_shows_a_token_of_another_epoch_is_not_answered_and_fences_nobody() -> None:
+def test_who_shows_a_token_of_another_term_is_not_answered_and_fences_nobody() -> None:
     life = at_work(Keeping())
     effects = life.tell(m.Join(RUN, 0, 2, sign(KEY, RUN, 0, 1)), b"stranger")
     assert [type(effect) for effect in effects] == [Note]
@@ -318,7 +318,7 @@ def test_a_worker_whose_buffers_are_refused_is_named_once() -> None:
     assert [text.partition(":")[0] for text in told] == ["worker-0", "worker-1", "worker-1"]
 
 
-def test_an_epoch_that_has_joined_fences_the_one_before_it_after_a_restart_too() -> None:
+def test_a_term_that_has_joined_fences_the_one_before_it_after_a_restart_too() -> None:
     keeping = Keeping()
     at_work(keeping).join(term=2)
     second = Life(keeping, 2, keep=True)

@@ -501,7 +501,7 @@ def test_a_server_that_dies_while_it_gets_its_values_has_all_tables_or_none(
         run(kill_at)
 
 
-def test_a_worker_joins_a_table_that_its_epoch_has_not_come_to() -> None:
+def test_a_worker_joins_a_table_that_its_term_has_not_come_to() -> None:
     """The server was killed between the commits of two tables."""
     keeping = Keeping()
     life = at_work(keeping)
