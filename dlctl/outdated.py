@@ -67,6 +67,7 @@ INSTEAD: Mapping[str, str] = {
     f"{_ALGORITHMS}.base.ReplicaSide.answered": "`Ask(then=...)`",
     f"{_ALGORITHMS}.base.ReplicaSide.placed": f"`after` {_ARRIVAL}",
     f"{_ALGORITHMS}.base.ReplicaSide.placing": f"`before` {_ARRIVAL}",
+    "dlctl.launch.launcher.Launcher.doubts": "`warnings`",
     f"{_METHODS}.local_sgd.Replica._accrue": f"`steps` of {_ROUND}",
     f"{_METHODS}.local_sgd.Replica._push": f"`end` of {_ROUND}, and `self.write_residual`",
     f"{_METHODS}.local_sgd.Replica._take_way": f"`end` of {_ROUND}",

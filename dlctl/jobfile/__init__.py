@@ -8,7 +8,7 @@
     launchers.py  [launcher]              its older forms, options, abilities, hosts
     faults.py     faults -> JobFileError  all of them at once, each with its line
     replicas.py   checks of [replica]     conflicts
-    doubtful.py   warnings                valid settings without an effect
+    no_effect.py  warnings                valid settings without an effect
 
 Nothing of the job is imported or started here, and torch is not needed.
 """
@@ -28,11 +28,11 @@ from dlctl.errors import UsageError
 from dlctl.job import batches, inner, placement, schedule
 from dlctl.job.config import COUNT_MAX, DEFAULT_ALGORITHM, Choice, JobFile
 from dlctl.jobfile import checks, launchers, reading, replicas, schema
-from dlctl.jobfile.doubtful import doubts as doubts
 from dlctl.jobfile.faults import Fault as Fault
 from dlctl.jobfile.faults import JobFileError as JobFileError
 from dlctl.jobfile.faults import JobFileProblem as JobFileProblem
 from dlctl.jobfile.faults import locate
+from dlctl.jobfile.no_effect import warnings as warnings
 from dlctl.jobfile.positions import KeyPath, find_keys, get
 from dlctl.launch.launcher import load as load_launcher
 from dlctl.model import parameter_groups

@@ -81,7 +81,7 @@ class Launcher:
         """What is wrong with the options beyond their types: key or path, fault, suggestion."""
         return iter(())
 
-    def doubts(self) -> Iterator[str]:
+    def warnings(self) -> Iterator[str]:
         """Sentences about options that are valid, and probably not meant."""
         return iter(())
 

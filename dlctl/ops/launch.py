@@ -94,7 +94,7 @@ def _act(case: Case, new: Start) -> Launched:
         return Launched(previous.directory, None)
     notes.note(summary.of(new.job))
     source = case.checkpoint
-    if source is not None and manifest.is_doubtful(source[1]):
+    if source is not None and manifest.is_suspect(source[1]):
         number = source[1]["number"]
         notes.warn(f"checkpoint {number} was saved when the run failed: {next_step.RUINED}")
     if previous is None or case.action in (Action.BEGIN, Action.BEGIN_FROM):

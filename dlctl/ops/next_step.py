@@ -13,7 +13,7 @@ from dlctl.control import unresponsive
 from dlctl.errors import DlctlError
 from dlctl.ops import codes, other_hosts
 from dlctl.problems import of_reason
-from dlctl.records.manifest import Manifest, has_updates, is_doubtful
+from dlctl.records.manifest import Manifest, has_updates, is_suspect
 from dlctl.runs import database, facts, lineage, lock, select
 from dlctl.runs.snapshot import Snapshot, Unreadable, check_records, read_job
 from dlctl.util import hints, values
@@ -147,7 +147,7 @@ def _of_diverged(snapshot: Snapshot) -> NextStep:
         return NextStep(f"dlctl start --fresh {file}", what, first)
     what = f"{_from_checkpoint(snapshot, found[1])}; {RUINED}"
     other = f"dlctl recover -j {snapshot.run_id} --from-checkpoint\ndiscards values set live"
-    if is_doubtful(found[1]):  # There is no other: that one may be ruined too.
+    if is_suspect(found[1]):  # There is no other: that one may be ruined too.
         other = f"dlctl start --fresh {file}"
     return NextStep(f"dlctl start {file}", what, first, other)
 

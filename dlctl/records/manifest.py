@@ -138,7 +138,7 @@ def has_updates(manifest: Manifest) -> bool:
     return manifest["step"] > 0 or versions != [0] * len(versions)
 
 
-def is_doubtful(manifest: Manifest) -> bool:
+def is_suspect(manifest: Manifest) -> bool:
     """Whether its model may be ruined: results computed from it were unusable."""
     return is_poisoned(str(manifest.get(FAILURE, "")))
 

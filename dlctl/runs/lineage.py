@@ -22,7 +22,7 @@ from pathlib import Path
 
 from dlctl.errors import DlctlError
 from dlctl.records.best import Best
-from dlctl.records.manifest import FAILURE, Manifest, checkpoint_row, is_doubtful
+from dlctl.records.manifest import FAILURE, Manifest, checkpoint_row, is_suspect
 from dlctl.runs import checkpoints, terms
 from dlctl.runs.database import RunDb
 from dlctl.util import values
@@ -106,7 +106,7 @@ def order(run_directory: Path) -> list[Path]:
 
     def rank(path: Path) -> tuple[bool, bool, tuple[int, int]]:
         number = checkpoints.number(path)
-        return is_of_branch(number[0], branch), not is_doubtful(readable.get(path, {})), number
+        return is_of_branch(number[0], branch), not is_suspect(readable.get(path, {})), number
 
     return sorted(checkpoints.finished(run_directory), key=rank, reverse=True)
 

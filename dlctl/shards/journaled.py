@@ -62,7 +62,7 @@ class Journaled(ArraysInMemory):
         self._deltas: list[tuple[Delta, float, Mapping[str, int]]] = []
         """Updates since the last commit."""
         self._was_filled = False
-        self._is_doubtful = False
+        self._is_uncertain = False
         """Whether the content of the log is unknown, because it could not be rewritten. Then the
         next commit writes a base."""
         self._updated = False
@@ -105,13 +105,13 @@ class Journaled(ArraysInMemory):
         self._number += 1
         self._state = state
         record = base = b""
-        if not (self._was_filled or self._is_doubtful):
+        if not (self._was_filled or self._is_uncertain):
             record = b"".join(self._record())
             self._journal_bytes += len(record)
         if not record or self._journal_bytes > self._rotate_at_bytes:
             # If there is no room for it, the next attempt is as many records later.
             base, self._journal_bytes = b"".join(self._base()), 0
-        self._deltas, self._was_filled, self._is_doubtful = [], False, False
+        self._deltas, self._was_filled, self._is_uncertain = [], False, False
         return LogWrite(self._log, self._number, record, base, self._point)
 
     def rewrite(self) -> None:
@@ -121,7 +121,7 @@ class Journaled(ArraysInMemory):
         Uncommitted updates are left to their commit, which then writes everything. If this fails,
         the caller may continue: the next commit writes everything, or fails, too.
         """
-        self._is_doubtful = True
+        self._is_uncertain = True
         if not self._deltas and not self._was_filled:
             self._number += 1
             self._write_base()
@@ -130,7 +130,7 @@ class Journaled(ArraysInMemory):
         """Write a last record, so that damage before it is distinguished from a truncated end. No
         write may be under way.
         """
-        if self._deltas or self._was_filled or self._is_doubtful or not self._state:
+        if self._deltas or self._was_filled or self._is_uncertain or not self._state:
             return
         self._number += 1
         with suppress(DlctlError):  # The last commit is what counts, and it is on the disk.
@@ -155,9 +155,9 @@ class Journaled(ArraysInMemory):
 
     def _write_base(self) -> None:
         """Between two commits: when this returns, it is on the disk."""
-        self._is_doubtful = True
+        self._is_uncertain = True
         self._log.begin(self._number, self._base())
-        self._is_doubtful, self._journal_bytes = False, 0
+        self._is_uncertain, self._journal_bytes = False, 0
         self._point("base written")
 
     def _identity(self) -> Json:
