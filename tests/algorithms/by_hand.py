@@ -369,7 +369,7 @@ class Player:
             case Send(peer, m.Push() as push):
                 self._push(_number_in(peer), push)
             case Send(peer, m.PeerRequest() as ask):
-                other = self.shards.players[_number_in(peer), ask.to_epoch]
+                other = self.shards.players[_number_in(peer), ask.to_term]
                 other.training.on_ask(self._members.name.encode(), ask)
                 other._step()
             case Send(bytes() as peer, m.PeerReply() as answer):
