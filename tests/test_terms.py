@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_power_loss import Disk
@@ -237,6 +238,37 @@ def test_whenever_power_is_lost_a_term_that_was_issued_is_there(
             for picture in disk.pictures():
                 data = OnDisk(picture).read()
                 assert in_lines(data) == ({"worker-0": term}, len(data))
+
+
+def test_a_new_process_writes_and_syncs_the_last_line_before_it_appends_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / terms.FILE
+    path.write_bytes(THREE + b"worker-1=2 wor")
+    done: list[Any] = []
+    write, sync = os.pwrite, os.fsync
+
+    def pwrite(descriptor: int, data: bytes, at: int) -> int:
+        done.append((at, data))
+        return write(descriptor, data, at)
+
+    def fsync(descriptor: int) -> None:
+        done.append(path.read_bytes())
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    monkeypatch.setattr(os, "fsync", fsync)
+    with closing(OnDisk(tmp_path)) as file:
+        writer = TermLog(file)
+        writer.issue("worker-1", 7)
+        writer.append()
+    last, new = written({"worker-1": 1}), written({"worker-1": 7})
+    assert list(dict.fromkeys(done)) == [
+        (len(THREE) - len(last), last),
+        THREE + b"worker-1=2 wor",
+        (len(THREE), new),
+        THREE + new,
+    ]
 
 
 def old_run(directory: Path, old_terms: dict[str, int]) -> RunDb:

@@ -219,7 +219,8 @@ class Keeper:
     def _end_killed(self) -> None:
         """Not only once: what `begin` had started when it was killed may not be visible yet."""
         if self._is_killed and self._begin is None and self._place:
-            kill(agents(host_directory(self._place)))
+            there = agents(host_directory(self._place))
+            kill([agent for agent in there if agent.incarnation <= self._killed])
 
     def _answer(self, state: str, **more: Any) -> None:
         path = orderfiles.answer(self.directory, self.agent)

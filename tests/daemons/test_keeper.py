@@ -18,7 +18,7 @@ from daemons.node import keep, requests
 from daemons.node.keep import Keeper
 from dlctl import __version__
 from dlctl.job import config
-from dlctl.launch import answers, orderfiles, slurmscript
+from dlctl.launch import answers, local, orderfiles, slurmscript
 from dlctl.launch.slurmnode import SlurmNode
 from dlctl.wire import codec
 
@@ -139,7 +139,7 @@ def test_an_order_that_was_killed_before_it_was_seen_starts_nothing_and_the_next
 def test_an_agent_that_was_being_started_when_its_order_was_killed_is_killed_once_it_is_seen(
     orders: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there, killed = list[str](), list[str]()
+    there, killed = list[local.Living](), list[local.Living]()
     monkeypatch.setattr(keep, "agents", lambda directory: [*there])
     monkeypatch.setattr(keep, "kill", killed.extend)
     place_order(orders, 2)
@@ -148,14 +148,14 @@ def test_an_agent_that_was_being_started_when_its_order_was_killed_is_killed_onc
     ordered_to_kill(orders, 2)
     ours._take_kill()
     end_of_begin(ours)
-    there.append("an agent that has just got its command line")
+    begun, newer = (local.Living("agent", AGENT, number, 0, "") for number in (2, 3))
+    there[:] = [begun, newer]
     ours._end_killed()
-    assert killed == there
+    assert killed == [begun]
     place_order(orders, 3)
     ours._take_order()
-    there.append("the agent of the next order")
     ours._end_killed()
-    assert len(killed) == 1
+    assert killed == [begun]
     slow.touch()
     end_of_begin(ours)
 
