@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from test_quorum import Office
 
-from dlctl.algorithms.methods.sync import Barrier, Options
+from dlctl.algorithms.barrier import Barrier
+from dlctl.algorithms.methods.sync import Options
 from dlctl.compress.base import Delta
 from dlctl.errors import RemoteProtocolError
 from dlctl.optim.sgd import SGD, SGDOptions
@@ -91,8 +92,9 @@ def test_processes_of_before_and_what_is_no_square_are_not_believed() -> None:
 
 def barrier() -> Barrier:
     shard = in_memory(SGD(SGDOptions(lr=1.0)), np.zeros(2, np.float32))
-    shard.clip_norm, shard.shares_norm = 1.0, True
+    shard.clip_norm = 1.0
     made = Barrier(Options(), shard)
+    made.shared_norm.is_needed = True
     made.members(frozenset({0, 1}))
     return made
 
@@ -105,15 +107,15 @@ def pushed(side: Barrier, slot: int, *values: float, epoch: int = 1) -> list[str
 
 def test_a_step_waits_for_the_norm_of_all_shards_and_is_clipped_by_it() -> None:
     side = barrier()
-    assert side.norm_part() is None
+    assert side.shared_norm.part() is None
     pushed(side, 0, 6.0, 0.0)
     assert pushed(side, 1, 0.0, 8.0) == [HELD]
-    assert side.norm_part() == (0, 25.0)
-    assert side.norm_known(1, 4.0) == [], "that is of another step"
-    assert [outcome.kind for outcome in side.norm_known(0, 100.0)] == [APPLIED, APPLIED]
+    assert side.shared_norm.part() == (0, 25.0)
+    assert side.shared_norm.hear(1, 4.0) == [], "that is of another step"
+    assert [outcome.kind for outcome in side.shared_norm.hear(0, 100.0)] == [APPLIED, APPLIED]
     assert side.shard.w == pytest.approx([-0.3, -0.4])
-    assert side.norm_part() is None
-    assert side.norm_known(0, 100.0) == []
+    assert side.shared_norm.part() is None
+    assert side.shared_norm.hear(0, 100.0) == []
 
 
 def test_a_step_that_has_lost_a_push_is_clipped_by_the_norm_that_was_said_all_the_same() -> None:
@@ -122,8 +124,8 @@ def test_a_step_that_has_lost_a_push_is_clipped_by_the_norm_that_was_said_all_th
     pushed(side, 1, 0.0, 8.0)
     side.members(frozenset({0}))
     side.joined(1)
-    assert side.norm_part() == (0, 36.0), "the mean is another one now"
-    assert [outcome.slot for outcome in side.norm_known(0, 100.0)] == [0]
+    assert side.shared_norm.part() == (0, 36.0), "the mean is another one now"
+    assert [outcome.slot for outcome in side.shared_norm.hear(0, 100.0)] == [0]
     assert side.shard.w == pytest.approx([-0.6, 0.0])
 
 
@@ -132,6 +134,6 @@ def test_who_has_nothing_to_apply_says_so() -> None:
     for slot in (0, 1):
         push = m.Push(slot, 1, 1, 0, 0, 0, 0, 0, 0, m.Packed("none", 2, (np.zeros(2, "f4"),)), 0)
         side.left_out(push, "it is no good")
-    assert side.norm_part() == (0, 0.0)
-    side.norm_known(0, 7.0)
+    assert side.shared_norm.part() == (0, 0.0)
+    side.shared_norm.hear(0, 7.0)
     assert (side.clock(), side.shard.w.tolist()) == (1, [0.0, 0.0])

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from dlctl import registry
-from dlctl.algorithms.methods.sync import Barrier
+from dlctl.algorithms.barrier import Barrier
 from dlctl.optim.adagrad import Adagrad
 from dlctl.optim.sgd import SGD
 from dlctl.roles.protocol.authz import OFFENCES_MAX

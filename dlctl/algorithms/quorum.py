@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dlctl import outdated
 from dlctl.algorithms.base import Decision, Lead, PushOutcome
-from dlctl.algorithms.methods.sync import HeldPush, HoldingSide
+from dlctl.algorithms.holding import HeldPush, HoldingSide
 from dlctl.shards.base import Shard
 from dlctl.wire import messages
 from dlctl.wire.messages import HELD, LATE, REFUSED
@@ -83,7 +83,7 @@ class Chosen(HoldingSide):
     def decided(self, decision: Decision) -> list[PushOutcome]:
         if decision.clock >= self.shard.version:
             self._decision = decision
-        return self._make_step()
+        return self._make_steps()
 
     def members(self, slots: frozenset[int]) -> list[PushOutcome]:
         self.roster.meet(slots, self.shard.version)
@@ -112,19 +112,19 @@ class Chosen(HoldingSide):
     def _hold(self, held: HeldPush) -> list[PushOutcome]:
         push = held.push
         self._held[push.clock, push.slot, push.epoch] = held
-        return [held.outcome(HELD), *self._make_step()]
+        return [held.outcome(HELD), *self._make_steps()]
 
     def _missing(self, decision: Decision) -> frozenset[tuple[int, int]]:
         """The (slot, epoch) of chosen pushes that will be resent."""
         here = {(slot, epoch) for clock, slot, epoch in self._held if clock == decision.clock}
         return decision.used - decision.gone - here
 
-    def _make_step(self) -> list[PushOutcome]:
+    def _make_steps(self) -> list[PushOutcome]:
         decision = self._decision
         if decision is None or self._missing(decision):
             return []
         used = {(decision.clock, *process) for process in decision.used} & self._held.keys()
-        if not self._may_update(decision.clock, [self._held[key] for key in sorted(used)]):
+        if not self.steps.may_make(decision.clock, [self._held[key] for key in sorted(used)]):
             return []
         self._decision = None
         chosen: list[HeldPush] = []
@@ -136,7 +136,7 @@ class Chosen(HoldingSide):
                 (chosen if is_used else late).append(self._held.pop(key))
         self.shard.version = decision.clock
         dropped = [held.outcome(REFUSED if held.kept is None else LATE) for held in late]
-        return [*dropped, *self._update(chosen)]
+        return [*dropped, *self.steps.make(chosen)]
 
 
 if not TYPE_CHECKING:
