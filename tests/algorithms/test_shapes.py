@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made import site
+from builders import site
 
 from dlctl.algorithms.barrier import Barrier
 from dlctl.algorithms.base import MODEL, Drives, Lead, Method, Shape, Table
