@@ -24,7 +24,7 @@ REACHED = {1: ("memory.failcnt", ""), 2: ("memory.events", "oom")}
 @dataclass(frozen=True, slots=True)
 class MemoryGroup:
     version: int
-    """Of the cgroup interface, 1 or 2."""
+    """The version of the cgroup interface, 1 or 2."""
     directories: tuple[Path, ...]
     """The group's own, then its ancestors', up to the mount point, as far as they are visible."""
 

@@ -23,7 +23,7 @@ REQUEST_S = 5.0
 CLIENTS_MAX = 64
 """Beyond that the oldest one is dropped: a scrape takes milliseconds."""
 HEAD_BYTES_MAX = 16 * 1024
-"""Of a request."""
+"""The largest head of an HTTP request."""
 CLOSE_S = 1.0
 """The longest that `close` waits for the thread."""
 

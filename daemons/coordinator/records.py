@@ -40,7 +40,7 @@ FINISH_S = 5.0
 """For the last rows: less than `dlctl stop` waits for the coordinator to exit."""
 FINISH_RETRY_S = 0.1
 ROWS_KEPT = 1000
-"""Of history, while the database cannot be written."""
+"""Rows of history that are kept in memory while the database cannot be written."""
 
 
 class Exporter:

@@ -103,7 +103,7 @@ class Away:
         self.directory = directory
         self.name = birth.name
         self.root = directory / "restore" / f"{birth.name}.{birth.incarnation}"
-        """Of fetched files."""
+        """The directory of the files that were fetched from the coordinator."""
 
     def fetched(self, directory: Path) -> Path:
         """The local directory for fetched files of this checkpoint of the coordinator."""

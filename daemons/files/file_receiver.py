@@ -64,7 +64,7 @@ class FileReceiver:
         if file not in self._open:
             path = self._beside(file)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.unlink(missing_ok=True)  # Of an earlier process.
+            path.unlink(missing_ok=True)  # Left by an earlier process.
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             self._open[file] = os.fdopen(os.open(path, flags, 0o644), "wb")
         return self._open[file]

@@ -55,7 +55,7 @@ class Node(Protocol):
     agent: str
     name: str
     attempt: int
-    """Of this job, from 0."""
+    """How often the batch system has restarted this job: 0, 1, ..."""
 
     def __init__(self, environment: Mapping[str, str], options: Sequence[str]) -> None:
         """Raises KeyError and ValueError if this process is not on such a node."""
@@ -82,7 +82,7 @@ class Keeper:
         self._begin: subprocess.Popen[bytes] | None = None
         self._begin_until = 0.0
         self._pid = 0
-        """Of the agent; 0 if there is none."""
+        """The process id of the agent; 0 if there is none."""
         self._busy_at = time.monotonic()
         self._is_terminated = False
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)

@@ -62,7 +62,7 @@ class DiskLog(TablesInFiles):
     def reopen(self, spec: Spec) -> Journaled:
         """Raises Held while another process has it open, NoRoom if there is no space to rewrite it;
         `resume` reports an unusable state."""
-        self._storage = None  # Of an earlier attempt: the memory may not hold both.
+        self._storage = None  # An earlier attempt's: memory may not hold both.
         self.open(spec)
         self.check_space(spec.vector_bytes)
         self._storage = Journaled(self, spec, self.point)
@@ -70,7 +70,7 @@ class DiskLog(TablesInFiles):
 
     def open(self, spec: Spec) -> None:
         """Raises DlctlError, or Held."""
-        self.close()  # Of an earlier attempt that found no space.
+        self.close()  # An earlier attempt may have found no space.
         own_directory(self.directory)
         self.shard = spec.place
         self._lock_path = self.directory / f"shard-{self.shard}.lock"

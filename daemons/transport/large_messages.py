@@ -39,8 +39,8 @@ class LargeMessages:
         self.assembly = Assembly()
         _keep_freed_memory()
         self._numbers = itertools.count(secrets.randbits(48))
-        """Of segmented messages. The start is random, so that no segment seems to continue a
-        message of an earlier process.
+        """Numbers of segmented messages. The first is random, so that no segment seems to continue
+        a message of an earlier process.
         """
 
     def spare_memory(self) -> None:

@@ -59,7 +59,7 @@ two rounds of many steps it would be an unused copy of the model.
 """
 SLOTS_MAX = 64
 BYTES_MAX = 1 << 30
-"""Of all slots of a process; a message that does not fit goes over the socket."""
+"""The memory of all slots of a process; a message that does not fit goes over the socket."""
 _PAGE = 4096
 _HEAD = struct.Struct("<4sQQ16sQ?")
 """Kind, the sender's pid, its descriptor, the slot's cookie, number of the loan, whether both ends
@@ -83,7 +83,7 @@ class Slot:
         self.nbytes = nbytes
         self.cookie = secrets.token_bytes(16)
         self.number = 0
-        """Of the newest loan."""
+        """The number of the newest loan."""
         self.used_at = -math.inf
         self.receiver: Hashable = None
         self.is_kept = False
@@ -119,7 +119,7 @@ class Slot:
 
 
 _descriptors: set[int] = set()
-"""Of the slots of this process."""
+"""File descriptors of the slots of this process."""
 
 
 def _forget_slots() -> None:
@@ -254,7 +254,7 @@ class _Seen:
     arrays: list[Array]
     """One uint8[n]: the content. Every view of a frame holds a reference to it."""
     number: int = 0
-    """Of the current loan, or the last one."""
+    """The number of the current loan, or the last one."""
     used_at: float = -math.inf
     is_kept: bool = False
     """Stays mapped when it is returned, because its owner keeps it."""

@@ -14,7 +14,7 @@ from dlctl.errors import RemoteProtocolError
 from dlctl.wire.codec import FRAMES_MAX, Frame, Frames
 
 ALIGNMENT = 64
-"""Of each frame in the memory, so that it may hold an array of any dtype."""
+"""Each frame begins at a multiple of so many bytes, so that it may hold an array of any dtype."""
 
 
 def split(frames: Frames, bytes_min: int) -> tuple[list[int], Frames]:

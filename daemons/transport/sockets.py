@@ -46,7 +46,7 @@ limits their bytes.
 ZERO_COPY_BYTES = 64 * 1024
 """Below this a copy is cheaper than the bookkeeping of sharing."""
 FRAMES_KEPT = codec.FRAMES_MAX + 4
-"""Of one message: the peer, two of a large message, and one to detect an excess."""
+"""Frames read of one message: the peer, two of a large message, and one to detect an excess."""
 RECEIVE_BATCH = 64
 """Messages taken from one socket before the machine's deadlines are checked again."""
 NOT_FREE = "choose another port in [network], or 0 for any free one"
@@ -80,7 +80,7 @@ class Transport:
         self._local: set[zmq.Socket[bytes]] = set()
         """Sockets that only reach processes of this machine and this user."""
         self._bytes_max = codec.FRAME_BYTES_MAX
-        """Of a segmented or lent message that the ROUTER receives."""
+        """The largest segmented or lent message that the ROUTER receives."""
         self.early: type[Message] | None = None
         """Large messages of this kind are also received while they are still arriving."""
         self.crowd: ConnectionLimit | None = None

@@ -47,7 +47,7 @@ class Measured(NamedTuple):
     metrics: dict[str, float]
     """The finite ones of the metrics that the task's loss returns."""
     weight: float | None = None
-    """Of the batch among those of its step, if the task's loss returns one."""
+    """The weight of the batch among those of its step, if the task's loss returns one."""
 
 
 class TorchReplica:
@@ -237,7 +237,7 @@ class TorchReplica:
         if self._weights is None:
             self._weights = torch.zeros_like(weight)
         total = self._weights + weight
-        least = torch.finfo(torch.float64).tiny  # Of nothing but empty batches the sum is 0.
+        least = torch.finfo(torch.float64).tiny  # Empty batches only: the sum is 0.
         before, self._weights = self._weights / total.clamp(min=least), total
         for parameter, _ in self._bound:
             if parameter.grad is not None:

@@ -73,7 +73,7 @@ class SharedVectors:
 
 
 def nbytes(size: int, count: int, *, header_bytes: int = 0) -> int:
-    """Of the file; two sizes of one vector have different ones."""
+    """Bytes of the file for `count` vectors; two sizes of one vector have different ones."""
     return header_bytes + max(0, count - 1) * _stride(size) + 4 * size
 
 

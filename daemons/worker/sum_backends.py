@@ -52,7 +52,7 @@ def uses_nccl(devices: Sequence[Device]) -> bool:
 
 
 def device_of(device: torch.device) -> Device:
-    """Of the replica's model. NCCL does not sum over the parts of one GPU (MIG)."""
+    """The GPU of the replica's model, if NCCL can sum there: not over parts of one GPU (MIG)."""
     if device.type != "cuda" or not dist.is_nccl_available():
         return Device()
     properties: Any = torch.cuda.get_device_properties(device)
@@ -135,7 +135,7 @@ def join_nccl(
 ) -> Nccl:  # fmt: skip
     """With its communicator, which the first sum makes. Raises GivenUp, and what NCCL raises."""
     os.environ.update(REPORTS_ONLY)
-    torch.cuda.set_device(device)  # Of this thread.
+    torch.cuda.set_device(device)  # It holds for this thread only.
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=timeout_s)
     made = Nccl(dist.ProcessGroupNCCL(store, rank, size, options), device)

@@ -71,7 +71,7 @@ class Table:
     size: Callable[[Layout], int] = whole
     """Elements, at least one unless it is `of_rows`."""
     dtype: Literal["float32", "float64"] = "float32"
-    """Of the values on the servers; pushes and reads are float32."""
+    """The element type on the servers. Pushes and reads are always float32."""
     of_rows: bool = False
     """It combines all tables of rows of the task (`dlctl/shards/rows.py`), perhaps none. Replicas
     read and write single rows of it."""
@@ -284,7 +284,7 @@ class ReplicaSide(ABC):
         """
         self.arrival = Arrival()
         self.view = View(0, 0)
-        """Of the newest read that is completely in the model."""
+        """The clocks of the newest read that is completely in the model."""
 
     @property
     def residual(self) -> Vector:
@@ -407,7 +407,7 @@ class Decision(NamedTuple):
     used: frozenset[Process]
     """The processes whose pushes of that clock count."""
     gone: frozenset[Process]
-    """Of these, the ones that have died since: they do not resend a push that a shard has lost."""
+    """The used processes that have died since: they do not resend a push that a shard has lost."""
 
 
 class ShardSide(ABC):
@@ -606,7 +606,7 @@ class DataEpoch(NamedTuple):
     portions: int
     """Portions that the run will lease; 0: it ends before."""
     left: int
-    """Of these, the ones that no worker has leased."""
+    """The number of those portions that no worker has leased yet."""
     under_way: Mapping[int, int]
     """Slot -> the number of portions that it has leased."""
 
@@ -721,7 +721,7 @@ class Method:
     shape: Shape = field(default_factory=Shape)
     replica: type[ReplicaSide]
     shard: type[ShardSide] | None = None
-    """Of the table of parameters, if its rule is "optimizer"; all others follow their rules."""
+    """Decides about pushes to the parameters (rule "optimizer"); other tables follow their rule."""
     lead: type[Lead] = Lead
     optimizer: Choice = field(default_factory=partial(Choice, name="sgd"))
     """The servers' default optimiser."""

@@ -61,7 +61,7 @@ class NextBatch(NamedTuple):
     """For methods that the coordinator drives, the number of the batch."""
     portion: int
     is_last: bool
-    """Of its portion."""
+    """This is the last batch of its portion."""
 
 
 @record
@@ -215,7 +215,7 @@ class Read(Need):
     request is sent right behind them, so that `Write` and such a `Read` take one round trip."""
     table: str = PARAMETERS
     ranges: tuple[Range, ...] = ()
-    """Of the table; (): all of it."""
+    """The elements of the table to fetch, as half-open ranges; (): all of them."""
     rows: Array | None = None
     """Rows of the tables of rows, instead of ranges: int64[n], ascending, each once, at least one.
     They are read beside."""
@@ -340,7 +340,7 @@ class Collective(Need):
     vector: Vector
     """float32[d]; it is not changed."""
     weight: float = 1.0
-    """Of this replica; 0: it contributes nothing."""
+    """The weight of this replica's vector in the sum; 0: it contributes nothing."""
     step: int = 0
     """The step that is summed: all members must be at the same one; a joining member adopts it."""
     hands_on: bool = False

@@ -22,7 +22,7 @@ KEPT = 0.95
 
 
 class NoiseScale:
-    """Of one shard."""
+    """Running means of the two parts of the gradient noise scale that one shard measures."""
 
     def __init__(self) -> None:
         self._noise = self._signal = self._weight = 0.0

@@ -41,7 +41,7 @@ class Roster:
         """The slots that take part."""
         self._newcomers = newcomers
         self._clocks: dict[int, int | None] = {}
-        """Of slots that take part, or did: they may return. None: no clock."""
+        """Slot -> its clock (None: it has none), also of slots that have left and may return."""
         self._is_new = True
         """The members are not known yet."""
 

@@ -36,7 +36,7 @@ def name_of(shard: Any) -> str:
 
 
 def digest_of_files(dataset: Any) -> str:
-    """Of the files of a map-style dataset, in their order; "": it lists none."""
+    """A digest of the list of files of a map-style dataset, in their order; "": it lists none."""
     files = _files(dataset)
     found = sha256()
     for name in listing.names(files):

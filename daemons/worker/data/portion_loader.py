@@ -80,7 +80,7 @@ class PortionLoader:
         self._accumulate, self._pieces = accumulate, pieces
         self._seed = seed
         self._batches: list[Any] = []
-        """Of the current pass. The loader has this list."""
+        """The batches of the current pass. torch's DataLoader iterates over this very list."""
         # With a shared generator every portion would shift the replica's dropout.
         self._generator = torch.Generator().manual_seed(seed)
         self._stacks = LoaderStacks()
@@ -113,15 +113,15 @@ class PortionLoader:
         self._generator.manual_seed(seed_of(self._seed, slot, epoch))
 
     shards = 0
-    """Of a stream; 0: this is none."""
+    """The number of shards of a stream; 0: the dataset is none."""
     names = ""
-    """Of the shards, one a line; "": they have only numbers."""
+    """The names of the shards, one a line; "": they have only numbers."""
     files = ""
     """Digest of the files that a map-style dataset lists; "": it lists none."""
 
     @property
     def digest(self) -> str:
-        """Of the samples' order, or of the clients; "": the task chooses none."""
+        """A digest of the samples' order, or of the clients; "": the task chooses none."""
         return self.order.digest if self.clients is None else self.clients.digest
 
     @property
@@ -272,7 +272,7 @@ class Waits(NamedTuple):
     text: str
     """For the log."""
     stack: str
-    """Of that process, within the user's code; "": unknown."""
+    """The stack of that process, within the user's code; "": unknown."""
 
 
 class BadSample(NamedTuple):
@@ -344,8 +344,9 @@ class _Guarded(Batching):
         self._dataset = dataset
         self._tolerant = tolerant
         self._tensors: tuple[Tensor, ...] = ()
-        """Of a plain TensorDataset: the rows of a batch are selected at once, with the same result
-        as collating them one by one."""
+        """The tensors of a plain TensorDataset: the rows of a batch are selected at once, with the
+        same result as collating them one by one.
+        """
         if type(dataset) is TensorDataset and collate is None:
             is_plain = all(type(t) is Tensor and t.layout is torch.strided for t in dataset.tensors)
             self._tensors = dataset.tensors if is_plain else ()

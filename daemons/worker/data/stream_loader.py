@@ -114,7 +114,9 @@ class _Stream:
         self._named: list[Any] | None = None
         """Its shards by their numbers, as `open` wants them, if it has that."""
         self.names = ""
-        """Of the shards in the order of its list, one a line; "": they have only numbers."""
+        """The names of the shards in the order of the dataset's list, one a line; "": they have
+        only numbers.
+        """
         self.shards = self._count()
 
     def read(self, wanted: WantedBatch) -> list[Any]:

@@ -35,7 +35,7 @@ class Shared(NamedTuple):
     is_new: bool
     """This call has created the memory."""
     descriptor: int
-    """Of the memory; it stays open for other workers."""
+    """The file descriptor of the memory; it stays open for other workers."""
 
 
 def share(replica: TorchReplica, directory: Path) -> Shared:

@@ -34,7 +34,7 @@ class ModelSlice(NamedTuple):
     """A rank's piece of one trained parameter."""
 
     parameter: nn.Parameter | None
-    """Of its model; None: the rank has no piece of this parameter."""
+    """The model's parameter on this rank; None: the rank has no piece of it."""
     local: Tensor
     """The values that the rank computes with."""
     value: Tensor

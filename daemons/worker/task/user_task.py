@@ -80,7 +80,7 @@ DETAIL_CHARS_MAX = 7_000
 CPU_ALLOCATOR = "DefaultCPUAllocator"
 """If torch cannot allocate a tensor on the CPU, it raises a RuntimeError that contains this."""
 NAMES_MAX = 20
-"""Of a task's file that an error lists."""
+"""Names of a task's file that an error lists at most."""
 FOLDERS = 4
 """That of a file and those above it, in which an error looks for a module that is not found."""
 TOLD = ("step", "epoch", "rows")

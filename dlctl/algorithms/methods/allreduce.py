@@ -108,7 +108,7 @@ class Replica(ReplicaSide):
         self._uncounted: Step | None = None
         """A gradient that was not in the last sum: it goes into the next one."""
         self._mean: Array | None = None
-        """Of the newest sum that had a gradient of this replica."""
+        """The mean gradient of the newest sum that contained a gradient of this replica."""
         self._low_rank: PowerSgd | None = None
         if self.options.hook == "powersgd":
             self._low_rank = PowerSgd(self.layout, self.options.powersgd_rank)
@@ -160,7 +160,7 @@ class Replica(ReplicaSide):
         return sums
 
     def _sum(self, computed: Step | None) -> Generator[Any, Any, StepSum]:
-        """Of all gradients; computed: this replica's, if it has one."""
+        """Sum the gradients of all replicas. computed: this replica's; None: it adds nothing."""
         gradient = NOTHING if computed is None else to_host(computed.gradient)
         if gradient.size and (low_rank := self._low_rank_at(self.step)) is not None:
             gradient = low_rank.first(gradient)

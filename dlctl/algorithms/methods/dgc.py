@@ -63,7 +63,7 @@ class Replica(ReplicaSide):
         self._velocity = zeros_like(self.parameters)
         """u; the residual is v."""
         self._density_min = 0.0
-        """Of the next push."""
+        """The least density of the next push, 0..1, during the warmup; 0: no lower bound."""
 
     def state(self) -> dict[str, Vector]:
         return {"residual": self.residual, "velocity": self._velocity}

@@ -75,7 +75,8 @@ class Replica(ReplicaSide):
         """Slot -> own step when the request was sent; it is not answered yet."""
         self.exchanges = 0
         self.age = self.distance = 0.0
-        """Of exchanges, smoothed: own steps between request and answer; distance of the models.
+        """Running means over exchanges: own steps between request and answer; distance of the
+        models.
         """
 
     def state(self) -> dict[str, Vector]:

@@ -104,7 +104,7 @@ class Tabled(Wrapping):
         super().__init__(inner, table, own)
 
     def numbers(self) -> list[int]:
-        """Of gradients of this round, by entry; after them those for the next one."""
+        """How many gradients each entry of this round has, then each entry of the next."""
         return [self.counters[name] for name in (*self._now, *self._next)]
 
     def begin_update(self) -> Rule:

@@ -168,7 +168,8 @@ class Clocks(ShardSide):
         super().__init__(options, shard)
         self.roster = Roster()
         self._clock = 0
-        """Of this shard: the maximum over time of the least of all that count."""
+        """The clock of this shard, which never decreases: the least clock of all slots that count.
+        """
         self._waiting: dict[int, int] = {}
         """Slot -> the clock that its read waits for."""
 

@@ -129,7 +129,7 @@ class HoldingSide(ShardSide):
         super().__init__(options, shard)
         self.mean = self.rule(self)
         self._pending: PendingStep | None = None
-        """Of the next step, while its norm is not known."""
+        """The next step, complete, while the norm of its gradient over all shards is not known."""
         self._norm: tuple[int, float] | None = None
         """(clock, square of the norm of all shards): the newest known."""
         self._noise = NoiseScale()

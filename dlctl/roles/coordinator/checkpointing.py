@@ -74,7 +74,7 @@ class Checkpointing(Owner):
     members: Membership
     job: JobFile
     number: int
-    """Of the newest checkpoint so far, or the current one."""
+    """The number of the newest checkpoint, which may be in progress."""
     transfers: Transfers
     newest: Json | None = field(default=None, init=False)
     last_error: str = field(default="", init=False)

@@ -61,7 +61,7 @@ class Evaluations(Owner):
     out_of_reach: str = field(default="", init=False)
     """Why the target cannot be reached, according to the evaluations so far."""
     newest: Result | None = field(default=None, init=False)
-    """Of the newest evaluation with metrics."""
+    """The result of the newest evaluation that has metrics."""
     asked: Asked | None = field(default=None, init=False)
     has_last: bool = field(default=False, init=False)
     """The final parameters have been evaluated."""

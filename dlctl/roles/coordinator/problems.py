@@ -149,7 +149,7 @@ class _Inspection:
         )  # fmt: skip
 
     def _of_restarted(self, daemon: Daemon) -> Problem | None:
-        """Of a running daemon: for a while, that its previous process has failed."""
+        """For a while after a restart: the problem that the previous process has failed."""
         last, shown_s = daemon.last_exit, ALIKE_LIFE_S if _in_row(daemon) else RECENT_S
         if last is None or not _has_failed(last) or self.now - last["at"] > shown_s:
             return None

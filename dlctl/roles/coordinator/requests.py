@@ -99,9 +99,9 @@ def _how(error: DlctlError) -> Json:
 NOTIFY_EVERY_S = 1.0
 """Between two progress messages to a waiting command."""
 STATUS_CHARS_MAX, TEXT_CHARS_MAX = 100 * 1024, 400
-"""Of JSON, before its compression: of the run, of an answer's daemons but the last one, and of an
-item of the run if that is too large. A frame of 512 KiB would be sent in segments, which no client
-assembles; no daemon can report so much.
+"""Characters of JSON, before its compression: of the run, of an answer's daemons but the last one,
+and of an item of the run if that is too large. A frame of 512 KiB would be sent in segments, which
+no client assembles; no daemon can report so much.
 """
 
 

@@ -85,7 +85,7 @@ class RunShutdown(Owner):
     """That could not be recorded: the servers' state may be needed."""
     _killed: bool = field(default=False, init=False)
     _attempts: int = field(default=0, init=False)
-    """Of the current step: last evaluations or last checkpoints that were started."""
+    """Last evaluations, or last checkpoints, that this step of the shutdown has started."""
 
     def __post_init__(self) -> None:
         self._draining = self.members.select(

@@ -199,7 +199,7 @@ class Compute(Effect):
     step_samples: int = 0
     """Maximum samples per batch, by which the portion is divided; 0: as in the job file."""
     shard: int = -1
-    """Of the stream, or the client; -1: the dataset has neither."""
+    """The number of the stream's shard, or of the client; -1: the dataset has neither."""
     pull: Pull | None = None
     """Added to the gradient before the own step."""
     fresh: bool = False
@@ -218,7 +218,7 @@ class FailedSample(NamedTuple):
     """A sample that could not be loaded."""
 
     number: int
-    """Of the batch, which was computed without it."""
+    """The number of the batch, which was computed without this sample."""
     sample: int
     """In the dataset."""
     error: str
@@ -328,7 +328,7 @@ class RunEngine(Effect):
     op: str
     arrays: tuple[Array, ...]
     shapes: tuple[tuple[int, ...], ...] | None = None
-    """Of what it has to return."""
+    """The shapes of the arrays that the operation has to return; None: they are not checked."""
 
 
 @record
@@ -381,7 +381,7 @@ class JoinGroup(Effect):
     size: int
     store: str
     timeout_s: float
-    """Of joining, and of every sum once all members have reached it."""
+    """The limit for joining, and for every sum once all members have reached it."""
 
 
 @record
@@ -419,7 +419,7 @@ class Reduced(Event):
 
     generation: int
     number: int
-    """Of the sum: 1, 2, 3 ... over all generations."""
+    """The number of the sum: 1, 2, 3 ... over all generations of the group."""
     vector: Array
     """float32[d], the sum of weight * vector of the members at the newest step; read-only."""
     weight: float
@@ -439,9 +439,9 @@ class Reduced(Event):
 class GroupJoined(Event):
     generation: int
     number: int
-    """Of the newest committed sum."""
+    """The number of the newest committed sum."""
     result: Reduced | None
-    """Of that sum, if it was not delivered to this member yet."""
+    """The result of the newest committed sum, if it was not delivered to this member yet."""
 
 
 @record

@@ -23,7 +23,7 @@ class Reporting:
         self._sent: dict[str, Any] = {}
         """The reported states, by their keys in `Retries`."""
         self._number = 0
-        """Of changes of a state."""
+        """The number of the newest change of a reported state."""
 
     def report_changes(self, now: float) -> None:
         states = self._states()

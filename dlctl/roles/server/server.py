@@ -105,7 +105,7 @@ class Server:
         self._gathering = Restoring(self.context)
         self._restoring = False
         self._scale: tuple[float, ...] = ()
-        """Of the learning rate, as last received from the coordinator."""
+        """The factors of the learning rate, as last received from the coordinator."""
         self._waits: m.Assign | None = None
         """The server waits for disk space for its stored shard."""
         self._look_at: float | None = None

@@ -95,7 +95,7 @@ HELD_FETCHES_MAX = 8
 class TableShard:
     context: Context
     commits: Commits
-    """Of the server."""
+    """The commits of the server, which are those of all its tables."""
     declared: Table
     table: int
     index: int

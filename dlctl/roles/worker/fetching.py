@@ -29,12 +29,12 @@ class Fetched:
 
     request: int
     clients: Sequence[ShardClient]
-    """Of the shards that have a part of it."""
+    """The clients of the shards that own a part of the fetched elements."""
     clock_min: int
     part: Range | None = None
-    """Of the table; None: all of it."""
+    """The range of the table that is fetched; None: all of it."""
     rows: Array | None = None
-    """Of the tables of rows, instead of a range: int64[n], ascending."""
+    """int64[n], ascending: the rows to fetch from tables of rows, instead of a range."""
     whole: bool = False
     """All exact values, to be read beside the model; else only the changes to place there, rounded
     if the job says so."""

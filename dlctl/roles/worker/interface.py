@@ -184,8 +184,8 @@ class StepSource(Protocol):
     """Set while a save waits: no step is begun while all earlier ones are pushed."""
 
     def services(self) -> Mapping[type[Need], Service[Any]]:
-        """Of the needs for data, gradients and the replica's own optimiser, as far as it can serve
-        them. The replica fails at a need that nothing serves.
+        """The services for data, gradients and the replica's own optimiser, as far as this source
+        has them. The replica fails at a need that nothing serves.
         """
         ...
 

@@ -34,7 +34,7 @@ REJOIN_S = 0.1
 
 
 def buffers_key(request: int) -> tuple[str, int]:
-    """Of a request for the buffers, so that a late answer does not match the next request."""
+    """The key of one request for the buffers: a late answer does not match the next one."""
     return "buffers", request
 
 

@@ -228,7 +228,7 @@ class Leasing:
         self.ask_again_at: float | None = None
         """When to ask for data again, while there is none."""
         self.number = 0
-        """Of the newest request."""
+        """The number of the newest request for data."""
         self._is_ahead = False
         """The newest request was for work in advance."""
         self._ahead_at = 0.0

@@ -32,7 +32,7 @@ class PeerMembers:
         self.connects = connects
         self.authz = Authz(context)
         self.number = 0
-        """Of the newest list."""
+        """The number of the newest list of members."""
         self.known: dict[int, Member] = {}
 
     @property

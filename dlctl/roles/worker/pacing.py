@@ -189,7 +189,7 @@ class Pacing:
         self.side = side
         self.limiters = limiters
         self.intervals = {d: Interval(option) for d, option in side.automatic().items()}
-        """Of the directions whose interval is a method's option."""
+        """"push" or "fetch" -> its interval in steps, where a method's option sets it."""
         self.computed_s = 0.0
         self._waited_s = {PUSH: 0.0, FETCH: 0.0}
         self._cycles = dict.fromkeys(self._waited_s, (0.0, 0.0, 0))

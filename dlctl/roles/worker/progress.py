@@ -18,7 +18,7 @@ class Progress:
         self._replicas = replicas
         self._reported = self._own = self._unpushed = 0
         self.samples = 0
-        """Of all replicas so far; it never decreases."""
+        """The samples that all replicas have done so far; it never decreases."""
 
     def told(self, samples: int) -> None:
         """This number of samples is in the tables; a stale report has no effect."""

@@ -52,7 +52,7 @@ class SendQueue:
         self._queues = {
             direction: deque[tuple[Hashable, str, Message, int]]() for direction in self.limiters
         }
-        """Of (key, peer, message, bytes)."""
+        """Direction -> its queued messages as (key, peer, message, bytes)."""
 
     def queue(self, key: tuple[Any, ...], peer: str, message: Message, nbytes: int) -> None:
         """Send `message` with the next `flush` that the limit allows, and resend it until it is

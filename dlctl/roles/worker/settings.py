@@ -52,10 +52,10 @@ class WorkerSettings:
         self._compressor = compressor
         self._limiters = send_queue.limiters
         self.options: Any = method.Options(**job.algorithm.options)
-        """Of the method."""
+        """The method's options, checked (`Method.Options`)."""
         has_inner = job.inner.name != inner.NONE
         self.own_rate = OwnRate(job.inner.options["lr"]) if has_inner else None
-        """Of the replica's own optimiser, if it has one."""
+        """The learning rate of the replica's own optimiser; None: it has none."""
         places: dict[str, Place] = {
             **{key: (limiter, "bytes_per_s") for key, limiter in self._limiters.items()},
             "push_window": (send_queue, "push_window_bytes"),

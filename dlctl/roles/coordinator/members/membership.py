@@ -104,7 +104,7 @@ class Daemon(Observed):
     out_of_touch: bool = False
     """Its host is unreachable, and it is silent: what can continue without it does not wait."""
     given_up_at: float | None = None
-    """Of an unreachable agent: when its host is, or was, given up."""
+    """When the host of an unreachable agent is, or was, given up."""
     kill_at: float | None = None
     """Deadline of a worker that leaves or has failed, after which it is killed."""
     deaths_in_row: int = 0

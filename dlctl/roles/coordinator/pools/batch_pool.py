@@ -18,7 +18,7 @@ from dlctl.roles.coordinator.pools.holders import Key
 from dlctl.roles.coordinator.pools.portions import PortionPool
 
 WEIGHT = 0.1
-"""Of the newest portion in the running mean of the time per portion."""
+"""The weight of the newest portion in the running mean of the time per portion."""
 
 
 class BatchPool(PortionPool):

@@ -29,7 +29,7 @@ class StreamEpochs:
         self.complete: dict[int, tuple[int, int]] = {}
         """Data epoch -> its samples and steps."""
         self._complete_samples = 0
-        """Of all of these."""
+        """The sum of the samples of all complete data epochs."""
 
     def begin_next(self) -> None:
         self.newest += 1

@@ -27,7 +27,7 @@ class PortionSizes(NamedTuple):
 
 
 class PortionLimits(NamedTuple):
-    """Of the run, rounded up to portions."""
+    """The limits of the run in samples and steps, rounded up to portions."""
 
     samples: float = math.inf
     steps: float = math.inf

@@ -37,7 +37,7 @@ class StreamPool(DataPool):
         self.order = order or range(shards)
         self.epochs = StreamEpochs(self.cut, self.changed)
         self._readers = Readers(self.order)
-        """Of the newest data epoch."""
+        """Which slot reads which shard in the newest data epoch."""
         self._has_reported_end = False
 
     # ------------------------------------------------------------ leases
@@ -56,7 +56,7 @@ class StreamPool(DataPool):
         return self.holders.count(slot) * slots <= left
 
     def bounds(self, portion: int) -> tuple[int, int]:
-        """Of the shard, if nothing was done before in other portions."""
+        """A portion's samples [start, stop) in its shard, if all portions had this size."""
         index = portion // self.cut.shards
         return index * self.portion_samples, (index + 1) * self.portion_samples
 
@@ -226,7 +226,7 @@ class StreamPool(DataPool):
         self._has_reported_end = self.passes() > 1
 
     def standing_of(self, data_epoch: int, portion: int) -> Any:
-        """Of negative numbers: the state of a shard, or of a complete data epoch."""
+        """The persisted state of a portion; negative numbers: a shard, or a complete data epoch."""
         if portion < 0 or data_epoch not in self.epochs.open:
             return self.epochs.standing_of(data_epoch, portion)
         if self.epochs.open[data_epoch].is_done_ahead(portion):

@@ -36,7 +36,7 @@ DEATHS_MAX = 20
 UNSEEN_MAX = 10_000
 """By how many incarnations an agent's report of a daemon may be ahead of our records."""
 ERROR_CHARS_MAX = 4_000
-"""Of a worker's error, which is sent on and shown."""
+"""Characters of a worker's error that are sent on and shown."""
 EXIT_S = 5.0
 """From a worker's error until its process is killed; it exits on its own sooner."""
 SLOW_S_MAX = 5.0

@@ -31,8 +31,9 @@ class Dataset(NamedTuple):
     clients: tuple[int, ...] = ()
     """The samples of each."""
     names: str = ""
-    """Of the shards, one a line, in the order in which the run begins them; "": they have only
-    numbers."""
+    """The names of the shards, one a line, in the order in which the run begins them; "": they have
+    only numbers.
+    """
     files: str = ""
     """Digest of the files that a map-style dataset lists; "": it lists none."""
 

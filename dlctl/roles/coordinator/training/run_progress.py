@@ -16,7 +16,7 @@ from dlctl.wire import messages as m
 from dlctl.wire.messages import Json
 
 LOSS_WEIGHT = 0.1
-"""Of the newest portion in the running mean of the loss."""
+"""The weight of the newest portion in the running mean of the loss."""
 
 
 class RunProgress(Owner):

@@ -39,7 +39,7 @@ class DataSupply(Owner):
         self._order: str | None = None
         """Digest of the task's sample order, from the first worker that reported."""
         self._saved: Json = {}
-        """Of the checkpoint that the run resumes from."""
+        """The data pool's state in the checkpoint that the run resumes from."""
         self._next = (0, 0)
         """The next portion of the pool, and whether the workers were released, as persisted."""
         self._is_released = False

@@ -78,7 +78,7 @@ class Question(NamedTuple):
     until: float
     then: Then
     epoch: int | None = None
-    """Of the replica that it was sent to; None: it is queued behind one to the same replica."""
+    """The term of the replica that it was sent to; None: it is queued behind an earlier one."""
 
 
 @dataclass(eq=False)

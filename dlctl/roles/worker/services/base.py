@@ -39,7 +39,7 @@ class Service(Protocol[N]):
         ...
 
     def phase(self) -> Phase:
-        """Of the need that was begun last and is not done."""
+        """What the replica does while it waits for the newest need, for the status."""
         ...
 
     def deadline(self) -> float | None:

@@ -64,7 +64,7 @@ class Collecting:
         """This replica takes part in no more sums."""
         self.generation = 0
         self.slots: tuple[int, ...] = ()
-        """Of the members, by rank."""
+        """The slots of the group's members, by rank."""
         self.number = 0
         """Sums that are finished here."""
         self._has_summed = False

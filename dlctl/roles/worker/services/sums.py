@@ -124,14 +124,14 @@ class Claim(NamedTuple):
 
 class Agreed(NamedTuple):
     number: int
-    """Of the newest committed sum."""
+    """The number of the newest committed sum."""
     result: Reduced | None
-    """Of that sum, if it was not delivered to this member yet."""
+    """The result of the newest committed sum, if it was not delivered to this member yet."""
 
 
 @dataclass(slots=True)
 class SumRecords:
-    """Of one member, over all generations of its group."""
+    """Which sums one member of a group has, over all generations of the group."""
 
     finished: int = NEW
     finished_in: int = 0

@@ -72,7 +72,7 @@ class Writing(Service[Write | Settle]):
         self.latency = Latency()
         self.staleness_sum = self.staleness_number = 0
         self.steps = 0
-        """Of this replica so far; the computing service counts them."""
+        """The steps of this replica so far; the computing service counts them."""
         self.steps_pushed = 0
         """The steps that are completely in pushes, or that are done without one."""
         self._in_parts: deque[int] = deque()
@@ -80,7 +80,7 @@ class Writing(Service[Write | Settle]):
         self.newest = -1
         """The number of the newest write that contains all steps before it."""
         self.number = -1
-        """Of the newest write to any table."""
+        """The number of the newest write to any table; -1: there was none."""
         self._in_flight: dict[int, _Pushed] = {}
         self._settled_early: list[int] = []
         """Settled writes that wait for the writes before them, which may hold parts of their steps.
@@ -92,7 +92,7 @@ class Writing(Service[Write | Settle]):
         self._need: Write | Settle | None = None
         self._is_sent = False
         self._receipt = Receipt({})
-        """Of the newest write, when it is settled."""
+        """The outcome of the newest write, once it is settled."""
 
     # ------------------------------------------------------------ the service
 
