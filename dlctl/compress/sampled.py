@@ -35,9 +35,9 @@ from dlctl.wire.messages import Packed
 KIND = "topk-sampled"
 PASSES_MAX = 10
 ENOUGH = 0.8
-"""Of k; with fewer the threshold is lowered."""
+"""The least fraction of k to find: with fewer elements the threshold is lowered."""
 AIM = 1.05
-"""Of k; a little more than needed, since too many elements cost less than another pass."""
+"""The fraction of k to aim at: a few elements too many cost less than another pass."""
 SAMPLED_MIN = 400
 """Elements of a sample that should reach the threshold: their number is within 20 % then."""
 STEEPNESS = 8

@@ -46,7 +46,7 @@ CONNECT_S = 0.2
 """Between two checks for an address that is not known yet."""
 LAST_REPLY_S = 0.2
 RESULT_BYTES_MAX = 4 * 1024 * 1024
-"""Of a result that travels compressed: a few bytes could stand for gigabytes."""
+"""The largest decompressed size of a result: a few compressed bytes could stand for gigabytes."""
 REQUEST_BITS = 53
 """So that every JSON reader represents the number exactly."""
 

@@ -628,6 +628,6 @@ def from_dict(kind: type[T], values: dict[str, Any]) -> T:
 def _built(hint: Any, value: Any) -> Any:
     if dataclasses.is_dataclass(hint):
         return from_dict(hint, value)  # type: ignore[arg-type]
-    if get_origin(hint) is tuple:  # Of as many dataclasses as there are.
+    if get_origin(hint) is tuple:  # A tuple of any number of dataclasses.
         return tuple(_built(get_args(hint)[0], item) for item in value)
     return value

@@ -172,7 +172,7 @@ class MuonOptions:
     __pydantic_config__ = STRICT
 
     lr: LocalRate = 1e-3
-    """Of the parameters with two dimensions. Live: `dlctl set inner_lr`; `adamw.lr` moves along."""
+    """The learning rate of matrices. Live: `dlctl set inner_lr`; `adamw.lr` moves along."""
     weight_decay: WeightDecay = 0.1
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.95
     nesterov: bool = True

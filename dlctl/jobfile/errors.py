@@ -86,7 +86,7 @@ def _locate(
 
 
 def _place(keys: Mapping[KeyPath, Spot], fault: Fault) -> TextPlace | None:
-    """Of the key, or of the nearest table around it that the file has."""
+    """The position of the faulty key, or of the nearest table around it that the file has."""
     for length in range(len(fault.path), 0, -1):
         spot = keys.get(fault.path[:length])
         if spot is not None:

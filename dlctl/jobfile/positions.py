@@ -80,7 +80,7 @@ class _Scanner:
     def _new_statement(self) -> None:
         self._parts: list[str] = []
         self._place: TextPlace | None = None
-        """Of the key that is being read."""
+        """The position of the key that is being read."""
         self._header = ""
         self._owner: KeyPath | None = None
         """The key whose value follows; None while a key is read."""

@@ -20,7 +20,7 @@ from dlctl.util.did_you_mean import closest, did_you_mean
 
 T = TypeVar("T")
 SUGGESTIONS_MAX = 100
-"""Of one table; each takes a comparison with every key that there is."""
+"""Suggestions for misspelt keys of one table; each takes a comparison with every known key."""
 _MISSING = "\0 nothing"
 _GOT = " (got "
 _TYPES = {

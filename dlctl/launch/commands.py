@@ -30,7 +30,7 @@ class CommandOutput(NamedTuple):
     err: str
 
     def last_line(self) -> str:
-        """Of standard error, or of standard output if that is empty; "" if both are."""
+        """The last line of standard error, or of standard output if it is empty; "": both are."""
         lines = [line.strip() for line in (self.err or self.out).splitlines() if line.strip()]
         return lines[-1] if lines else ""
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dlctl.launch.session import Session
 
 KIND = "launchers"
-"""Of the registry."""
+"""The group of the registry that launchers are in."""
 DECLARED = (
     "Options", "title", "noun", "takes_hosts", "can_ask", "outlives", "is_reclaimed",
     "copies_files",

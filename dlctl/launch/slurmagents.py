@@ -339,7 +339,7 @@ class SlurmAgents:
         except OSError:
             return
         if said != str(self._attempt):
-            return  # Of an earlier attempt.
+            return  # It is of an earlier attempt.
         self._noticed = self._attempt if self._attempt is not None else -1
         left_s, limit = self._facts.left_s, self._facts.time_limit
         if left_s is not None and left_s <= self.asked.notice_s + 2 * MINUTE_S:

@@ -33,7 +33,7 @@ class Handle(NamedTuple):
     """A job that was submitted, or is about to be."""
 
     directory: Path
-    """Of its orders, see `orderfiles`."""
+    """The directory of the job's orders (`orderfiles`)."""
     name: str
     """As squeue shows it."""
     job_id: str = ""

@@ -45,7 +45,7 @@ class TensorEntry:
     dtype: str
     aliases: tuple[str, ...] = ()
     init: tuple[str, float, float] | None = None
-    """Of a table of rows: the initial values of its rows (`rows.initial`)."""
+    """How the rows of a table of rows are initialised (`rows.initial`); None: no table of rows."""
 
     @property
     def size(self) -> int:

@@ -54,7 +54,7 @@ class Point:
     pushes: int = 0
     """Acknowledged pushes."""
     staleness_sum: int = 0
-    """Of all pushes; the staleness of one is the updates by others since its fetch."""
+    """The summed staleness of all pushes; that of one is the updates by others since its fetch."""
     loss: float | None = None
     """Running mean."""
     task: Mapping[str, float] = field(default_factory=dict)

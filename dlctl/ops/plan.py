@@ -40,7 +40,7 @@ class Placed(NamedTuple):
     """None: any free port, or none at all."""
     parameters: int | None = None
     size_bytes: int | None = None
-    """Of a server's shard, with its optimiser state; None: unknown, or no server."""
+    """Bytes of a server's shard with its optimiser state; None: unknown, or no server."""
     batch_size: int | str | None = None
     """Samples per batch of a worker; "auto": the worker determines it."""
 

@@ -23,7 +23,7 @@ Json = dict[str, Any]
 @dataclass(frozen=True, slots=True)
 class Result:
     step: int
-    """Of the evaluated model."""
+    """The step of the evaluated model."""
     metrics: Mapping[str, float]
     """What the task's `evaluate` returned."""
     method: Mapping[str, float] = field(default_factory=dict)

@@ -97,7 +97,7 @@ class EvaluationMemory(Piece):
 
 @dataclass(frozen=True, slots=True)
 class Finish(Piece):
-    """Of a task that has a `finish`."""
+    """The progress of the task's `finish`, which runs once after the training."""
 
     KEY: ClassVar[str] = "finish"
     started: int = 0
@@ -136,7 +136,7 @@ class LeadState(Piece):
     clock: int
     state: Json
     journal: Json
-    """Of a lead that drives the method."""
+    """The recorded results of a lead that drives the method, for a replay; see `Lead.drive`."""
 
 
 Kind = TypeVar("Kind", bound=Piece)

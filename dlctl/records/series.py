@@ -33,7 +33,7 @@ class Series:
     def __init__(self, counts: Mapping[str, int], every_s: Mapping[str, float]) -> None:
         """counts: existing rows. every_s: that of the previous coordinator."""
         self.every_s = dict(every_s)
-        """Of thinned series."""
+        """Name of a thinned series -> seconds between two of its rows."""
         self._counts = dict(counts)
         self._due_at: dict[str, float] = {}
 

@@ -45,14 +45,14 @@ class KeptShard:
 
     shard: int
     path: Path
-    """Of the parameters."""
+    """The stored state of the parameters' shard."""
     in_use: bool
     """A live server has it open; the facts are a moment old."""
     problem: str
     """Why a server cannot resume from it; "" if one can."""
     initialised: bool = False
     version: int = 0
-    """Of the parameters."""
+    """The version of the parameters: how many updates they have."""
     deliveries: list[list[int]] = field(default_factory=list)
     """[[slot, epoch, next number, ...], ...]: which pushes of each worker the parameters have."""
 
@@ -65,7 +65,7 @@ class _Found(NamedTuple):
     problem: str
     """Why it cannot be read; "" if it was."""
     state: Json
-    """Of its last commit; {} if there was none or it cannot be read."""
+    """The role's state in the last commit; {} if there was none or it cannot be read."""
 
 
 def shared_memory() -> Path:

@@ -40,7 +40,7 @@ class LogFile(NamedTuple):
     age: int
     """0: the current file; 1, 2 ...: rotated, higher is older."""
     inode: int
-    """Of the file with this name at the time of listing."""
+    """The inode of the file with this name at the time of listing."""
     nbytes: int
     """At that time. What is written later is for the next listing."""
 

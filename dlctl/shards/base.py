@@ -73,7 +73,7 @@ class Spec:
     table: str = ""
     """The table of the method; "": the parameters."""
     dtype: str = "float32"
-    """Of every vector."""
+    """The element type of every vector in the state."""
 
     @property
     def place(self) -> str:
@@ -87,7 +87,7 @@ class Spec:
 
     @property
     def vector_bytes(self) -> int:
-        """Of all vectors together; the rest of a state is small."""
+        """Bytes of all vectors together; the rest of a state is small."""
         return np.dtype(self.dtype).itemsize * self.size * len(self.names)
 
     @property

@@ -61,7 +61,7 @@ class _Update:
 
 class History:
     def __init__(self, size: int) -> None:
-        """Of a shard of `size` elements."""
+        """size: the number of elements of the shard."""
         self._size = size
         self._dtype = np.uint32 if size <= 2**32 else np.int64
         self._version: int | None = None

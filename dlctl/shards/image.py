@@ -64,8 +64,9 @@ class ImageForm:
     averaged: int
     commit_bytes: int
     boot_id: str
-    """Of the boot in which the state was created: before a power loss the kernel may have written
-    some pages and not others."""
+    """The id of the boot in which the state was created: before a power loss the kernel may have
+    written some pages and not others.
+    """
     table: str = ""
     dtype: str = "float32"
 

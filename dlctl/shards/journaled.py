@@ -68,9 +68,9 @@ class Journaled(ArraysInMemory):
         self._updated = False
         """Whether there was an update since the values were set."""
         self._state: Json = {}
-        """Of the last commit."""
+        """The role's state in the last commit."""
         self._journal_bytes = 0
-        """Of the records since the last base."""
+        """Bytes of the records since the last base."""
         self._rotate_at_bytes = self._state_bytes()
 
     @staticmethod

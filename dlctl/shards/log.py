@@ -59,7 +59,7 @@ class LogWrite:
 
     log: ShardLog
     number: int
-    """Of the commit."""
+    """The number of the commit."""
     record: bytes = field(repr=False)
     """b"": the base alone has the commit."""
     base: bytes = field(repr=False)

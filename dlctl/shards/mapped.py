@@ -269,7 +269,7 @@ class Mapped:
 
     @property
     def size_bytes(self) -> int:
-        """Of the buffer of this state."""
+        """Bytes of the buffer that this state needs."""
         return self._form.total_bytes
 
     def move(self, buffer: Any) -> None:

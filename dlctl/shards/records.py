@@ -38,7 +38,7 @@ _HEAD_CRC_AT = 8
 @dataclass(frozen=True, slots=True)
 class JournalRecord:
     number: int
-    """Of the commit in it."""
+    """The number of the commit that the record contains."""
     body: Json
     data: memoryview
     """All arrays."""

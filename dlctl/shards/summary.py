@@ -47,7 +47,8 @@ _NOTHING = np.empty(0, np.float32)
 class Summary:
     def __init__(self, precision: Precision) -> None:
         self.precision: Precision = precision
-        """Of the values sent; "float32" once a value does not fit into the configured one."""
+        """The type of the values sent; "float32" once a value does not fit into the configured one.
+        """
         self._version: int | None = None
         """The version summarised last; None: there was none."""
         self._forgotten = 0

@@ -191,7 +191,7 @@ class ComputeDriver:
         self.rng = rng
         self.computed = 0
         self._lengths: tuple[int, ...] = getattr(objective, "lengths", ())
-        """Of the shards of a stream."""
+        """Samples of each shard, if the dataset is a stream."""
         self._names = getattr(objective, "names", ()) or shard_names(len(self._lengths))
         self._clients: Clients | None = getattr(objective, "clients", None)
         self.parameters = objective.initial()
@@ -243,7 +243,7 @@ class ComputeDriver:
         self.process.post(built, self.options.build_s)
 
     def _samples(self) -> int:
-        """Of a data epoch; 0: the dataset is a stream."""
+        """The samples of a data epoch; 0: the dataset is a stream."""
         if self._clients is not None:
             return epoch_samples(self._clients.sizes, self._cohort(len(self._clients.sizes)))
         return 0 if self._lengths else self.objective.samples
@@ -484,7 +484,8 @@ class RecordsDriver:
         self._trouble = ""
         self._agents: dict[str, Process] = {}
         self._incarnations = _recorded(store)
-        """Of the agents that this coordinator or an earlier one has placed, found here or not."""
+        """The newest incarnation of each agent that any coordinator has placed, found here or not.
+        """
         for kind, how in (
             (Send, self._send),
             (Exit, self._exit),

@@ -269,4 +269,4 @@ class StreamedLedger(Ledger):
     lengths: tuple[int, ...] = ()
     """The samples of each shard of the stream; `samples` means nothing."""
     names: tuple[str, ...] = ()
-    """Of the shards; (): the usual ones."""
+    """The names of the stream's shards; (): the usual ones."""

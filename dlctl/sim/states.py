@@ -42,9 +42,9 @@ class SurvivingShard:
     """The state of a shard that survives its server."""
 
     image: bytearray | None = None
-    """Of durability "process"."""
+    """The mapped file that survives a kill, with durability "process"."""
     log: MemoryLog | None = None
-    """Of durability "disk"."""
+    """The journal that survives a power loss, with durability "disk"."""
     holder: Process | None = None
 
 

@@ -306,7 +306,7 @@ _natural = _number(int, NATURAL)
 
 
 def limits_of(hint: Any) -> NumberRange | None:
-    """Of a field of this type; None: it is not a number."""
+    """The range that a field of this type may have; None: it is not a number."""
     if get_origin(hint) is Annotated:
         return next(found for found in hint.__metadata__ if isinstance(found, NumberRange))
     return {int: NATURAL, float: FINITE}.get(hint)

@@ -20,7 +20,7 @@ from dlctl.util import values
 from dlctl.util.names import COORDINATOR
 
 _PALETTE = (39, 75, 114, 141, 44, 176, 108, 147, 37, 180)
-"""Of 256 colours: without red and yellow, which stand for levels."""
+"""Colours of the daemons, of 256; without red and yellow, which stand for levels."""
 _LEVELS = {"warning": "WARN", "critical": "ERROR"}
 _LEVEL_COLORS = {"warning": "yellow", "error": "red", "critical": "red"}
 DETAIL = "detail"

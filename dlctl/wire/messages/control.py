@@ -69,8 +69,10 @@ class ModelReady(Message):
     clients: tuple[int, ...] = ()
     """The samples of each client, if the dataset is partitioned into clients."""
     names: bytes = b""
-    """Of the shards, one a line, in the order of its list; empty: they have only numbers. In every
-    other message a shard is a number: its place among the sorted names (`util/listing.py`)."""
+    """The names of the shards, one a line, in the order of the dataset's list; empty: they have
+    only numbers. In every other message a shard is a number: its place among the sorted names
+    (`util/listing.py`).
+    """
     files: str = ""
     """Digest of the files that a map-style dataset lists; "": it lists none."""
 
@@ -88,7 +90,7 @@ class Assign(Message):
     """Another server of this shard has sent `Serving`: resume from the state that it persisted, or
     fail. False: start over, whatever exists; `restore` applies only then."""
     samples: int = 0
-    """Of the dataset: a schedule depends on the length of the run."""
+    """The size of the dataset: a schedule depends on the length of the run."""
     step_samples: int = 0
     """The most samples of one step of a worker: no push has more per step."""
 
@@ -440,8 +442,7 @@ class Peers(Message):
     number: int
     slots: tuple[int, ...]
     joining: tuple[int, ...]
-    """Of these slots, those that do not take part yet: they may send requests, but not answer any.
-    """
+    """The slots that do not take part yet: they may send requests, but not answer any."""
     epochs: tuple[int, ...]
     addresses: tuple[str, ...]
     """"" for a worker that does not listen yet."""
@@ -518,7 +519,7 @@ class Holding(Message):
     generation: int
     number: int
     clock: int
-    """Of the shard: the steps before it are committed, and survive the server."""
+    """The clock of the shard: the steps before it are committed, and survive the server."""
     pushes: Array
     """int64[3 n]: clock, slot and epoch of each."""
 
