@@ -44,7 +44,7 @@ RESTART_FIRST_S, RESTART_MAX_S = 0.5, 5.0
 WORKS_S = 2.0
 """A coordinator that is heard so long after its restart works."""
 TERMINATE_S = 5.0
-"""Between SIGTERM and SIGKILL."""
+"""How long a process has between SIGTERM and SIGKILL."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,11 +32,11 @@ class Asked:
     worker: str
     number: int
     step: int
-    """At its start: the evaluated parameters are hardly newer."""
+    """The run's step when the evaluation began: the evaluated parameters are hardly newer."""
     is_last: bool
     """Training has ended."""
     finishes: bool = False
-    """It runs the task's `finish`."""
+    """The worker runs the task's `finish` instead of its `evaluate`."""
 
 
 @dataclass(eq=False)
@@ -73,7 +73,7 @@ class Evaluations(Owner):
     finishes: int = field(default=0, init=False)
     """How many workers have been asked to run it."""
     finished: Json | None = field(default=None, init=False)
-    """Its result: {"worker", "text", "error"}."""
+    """The result of the task's `finish`: {"worker", "text", "error"}."""
 
     def memory(self) -> Iterator[Entry | Fields]:
         newest, asked = self.newest, self.asked
@@ -216,7 +216,7 @@ class Evaluations(Owner):
 
 
 def _seems_to_hang(worker: Daemon) -> bool:
-    """It reports so, or has not left its batch although it was asked to drain."""
+    """Whether a worker reports that it hangs, or was asked to drain and has not left its batch."""
     return worker.stuck or (worker.state == "draining" and not worker.drained)
 
 

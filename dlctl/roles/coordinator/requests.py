@@ -40,7 +40,7 @@ class ClientRequests:
         self.context = context
         self.verbs: dict[str, Verb] = {}
         self._answers: dict[int, tuple[Peer, Reply]] = {}
-        """By request, oldest first."""
+        """Request number -> the client and its answer, oldest first."""
 
     def on_request(self, peer: Peer, request: Request, now: float) -> None:
         """Execute a request once; a repeated request gets the current answer. The answers of
@@ -97,7 +97,7 @@ def _how(error: DlctlError) -> Json:
 # ---------------------------------------------------------------- the requests
 
 NOTIFY_EVERY_S = 1.0
-"""Between two progress messages to a waiting command."""
+"""Interval between two progress messages to a waiting command."""
 STATUS_CHARS_MAX, TEXT_CHARS_MAX = 100 * 1024, 400
 """Characters of JSON, before its compression: of the run, of an answer's daemons but the last one,
 and of an item of the run if that is too large. A frame of 512 KiB would be sent in segments, which
@@ -195,7 +195,7 @@ class Requests(CoordinatorPart):
             self.clients.answer(request, False, "", result)
 
     def _stuck(self, name: str) -> str:
-        """As in "worker-1 (in one batch for 57 s)"; "" if it is not."""
+        """As in "worker-1 (in one batch for 57 s)"; "" if the daemon is not stuck."""
         daemon = self.run.members.get(name)
         return f"{name} ({daemon.phase})" if daemon is not None and daemon.stuck else ""
 

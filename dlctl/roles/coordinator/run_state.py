@@ -74,7 +74,7 @@ class RunState(Owner):
     PERSISTED = frozenset({"state", "reason", "released_at"})
     run_id: str
     job: JobFile
-    """With the batch size, once it is found."""
+    """The job file, with the batch size once that is found."""
     algorithm: Method
     keyring: Keyring
     context: EventContext

@@ -77,7 +77,7 @@ def _count(metrics: Json, name: str) -> int:
 
 REPORT_S = 0.5
 ROW_S = 1.0
-"""Between two rows of the run's time series, which is thinned out later (`runs/series.py`)."""
+"""Interval between two rows of the run's time series (thinned out by `records/series.py`)."""
 SMALL = 16
 """Up to so many daemons there is no pause after a status."""
 PAUSE_S = 0.001
@@ -121,7 +121,7 @@ class StatusReport:
             self.run.context.do(AddMetric(RUN, self.progress.steps, self._row(run), is_last))
 
     def _is_done(self) -> bool:
-        """Whether it has trained, and no step will follow."""
+        """Whether the run has trained, and no step will follow."""
         end = self.run.shutdown
         return end is not None and end.is_shutting_down() and self.run.released_at is not None
 
@@ -199,7 +199,7 @@ class StatusReport:
         return found
 
     def _noise_scale(self) -> float | None:
-        """In samples; None until all servers have measured their parts."""
+        """The gradient noise scale in samples; None until all servers have measured their parts."""
         servers = self.run.members.of_role("server")
         said = [server.metrics.get("method") for server in servers]
         parts = [of.get("noise_parts") if isinstance(of, dict) else None for of in said]

@@ -12,7 +12,7 @@ from dlctl.wire.machine import Effect, Note, Send
 from dlctl.wire.messages import Failed, Message, Register
 
 REPORT_S = 1.0
-"""Between two reports of a daemon."""
+"""Interval between two reports (heartbeats) of a daemon."""
 EXIT_FENCED = 75
 """The process found that another one has replaced it."""
 EXIT_POISONED = 79

@@ -27,7 +27,7 @@ from dlctl.wire.messages import FileData, ReadFile
 CHECKPOINTS, LOGS, ACKS, FROZEN = "ckpt", "logs", "acks", frozen.FOLDER
 """Folders of a run directory."""
 BYTES_MAX = 1 << 20
-"""In one answer."""
+"""The largest piece of a file in one answer."""
 NOT_THERE = "there is no such file"
 """The error of an answer if the file does not exist."""
 
@@ -93,7 +93,7 @@ class WantedFile:
     sha256: str = ""
     """"": the file verifies itself by its content."""
     ranges: tuple[tuple[int, int], ...] = ()
-    """Only these byte ranges, in order, of a file of known size; (): all of it."""
+    """The byte ranges to fetch, in order, of a file of known size; (): all of it."""
 
 
 @record
@@ -232,7 +232,7 @@ class Transfers:
         self.context = context
         self._in_flight: dict[str, _Transfer] = {}
         self._piece_bytes: dict[str, int] = {}
-        """By peer."""
+        """Peer -> the bytes that the next request asks of it."""
         self._numbers = RequestNumbers()
 
     def fetch(

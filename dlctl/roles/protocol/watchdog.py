@@ -11,7 +11,7 @@ SILENT_S_MAX = 600.0
 GONE_S_MAX = 60.0
 """After the exit of the coordinator and the agent was observed: time for a restart."""
 LAST_CHANCE_S = 5.0
-"""To read messages that arrived meanwhile: this process may have been paused (SIGSTOP)."""
+"""Time to read messages that arrived meanwhile: this process may have been paused (SIGSTOP)."""
 
 
 class Watchdog:

@@ -35,7 +35,7 @@ from dlctl.wire.messages import Buffers, Message, Parameters, Report, SparsePara
 WAITS_FOR_DISK = "waiting for its disk"
 """The phase in such a report."""
 ANSWERS_MAX = 8
-"""Per peer, answers with values that wait here. It has no use for more at once, and asks again."""
+"""Answers with values that wait here, per peer, which has no use for more, and asks again."""
 _ANSWERS = (Parameters, SparseParameters, Buffers)
 
 

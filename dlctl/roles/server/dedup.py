@@ -48,7 +48,7 @@ class _Slot:
     """Two bits for `dropped` and for each number before it, lowest bits first: an index into
     `_FATES`."""
     row: list[int] = field(default_factory=list)
-    """As in `to_json`; empty after a change."""
+    """The slot's row as in `to_json`; empty after a change."""
 
     def drop(self, seq: int, outcome: str) -> None:
         if seq > self.dropped:
@@ -63,13 +63,13 @@ class _Slot:
 
 
 _NOBODY = _Slot(slot=-1, epoch=-1)
-"""For a slot that no worker has joined with."""
+"""Stands for the pushes of a slot that no worker has joined with."""
 
 
 class Dedup:
     def __init__(self) -> None:
         self._slots: dict[int, _Slot] = {}
-        """In ascending order."""
+        """Slot -> which of its pushes were received, in ascending order."""
         self._past: deque[list[int]] = deque(maxlen=PAST_KEPT)
         """Rows of replaced epochs, whose pushes are not accepted any more."""
 

@@ -52,7 +52,7 @@ class Reporting:
         return m.Holding(*of, self._number, clock, packed(pushes))
 
     def on_decided(self, message: m.Decided) -> None:
-        """Raises RemoteProtocolError."""
+        """Execute a decision of the lead. Raises RemoteProtocolError."""
         if self.serving.is_open:
             used, gone = (
                 frozenset((slot, epoch) for slot, epoch in rows_in(numbers, 2))

@@ -70,7 +70,7 @@ from dlctl.wire.machine import (
 SLOW_COMMIT_S = 1.0
 """A commit that takes longer is reported."""
 LOOK_S = 2.0
-"""Between two attempts to open a shard for which the disk has no space."""
+"""Interval between two attempts to open a shard for which the disk has no space."""
 
 
 @dataclass(eq=False)
@@ -226,7 +226,7 @@ class Server:
             self.live.begin(message.settings)
 
     def _on_assign(self, message: m.Assign, now: float) -> None:
-        """It is resent until it is answered."""
+        """Open or create the assigned shard. The assignment is resent until it is answered."""
         if self._welcome is None:
             return
         self._look_at = None

@@ -207,7 +207,7 @@ class ShardProtocol:
     # ------------------------------------------------------------ pushes and reads
 
     def _table(self, number: int) -> TableShard:
-        """Raises RemoteProtocolError."""
+        """The shard of this table. Raises RemoteProtocolError if the method has no such table."""
         if number >= len(self.tables):
             raise RemoteProtocolError(f"there is no table {number}")
         return self.tables[number]

@@ -88,7 +88,7 @@ COUNTED = {
 }  # fmt: skip
 RATES = ("pushes", "push_bytes", "fetch_bytes", *COUNTED.values())
 HELD_FETCHES_MAX = 8
-"""Per worker, reads that wait for a clock or a push. A newer one replaces the oldest."""
+"""Reads of one worker that wait for a clock or a push. A newer one replaces the oldest."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -102,7 +102,7 @@ class TableShard:
     generation: int
     lo: int
     hi: int
-    """It holds the elements [lo, hi) of the table."""
+    """This shard holds the elements [lo, hi) of the table."""
     shard: Shard
     side: ShardSide
     compressor_name: str
@@ -112,7 +112,7 @@ class TableShard:
     step_samples: int
     """The most samples of one step of a worker."""
     rows: RowSlice | None = None
-    """Its rows, if it is a table of rows."""
+    """The rows that this shard holds, if the table is one of rows."""
     seed: int = 0
     """The initial values of the rows are derived from it."""
     peers: Mapping[int, Peer] = field(default_factory=dict)
@@ -177,7 +177,7 @@ class TableShard:
         return meta
 
     def state(self) -> Json:
-        """For a checkpoint's manifest."""
+        """The shard's state, for a checkpoint's manifest."""
         return {
             "lo": self.lo,
             "hi": self.hi,

@@ -20,7 +20,7 @@ class Accounts:
     """Which samples are in which push."""
     bad_gradients: BadGradients
     pacing: Pacing
-    """Its time: computed, and waited."""
+    """How long this replica has computed, and waited."""
     rates: Rates
     progress: Progress
     """The progress of the whole run, not of this replica."""

@@ -106,7 +106,7 @@ class ReplicaAtWork(Protocol):
         ...
 
     def metrics(self, now: float) -> dict[str, Any]:
-        """For the worker's report."""
+        """The replica's figures for the worker's report."""
         ...
 
 
@@ -190,7 +190,7 @@ class StepSource(Protocol):
         ...
 
     def on_event(self, event: Event, now: float) -> None:
-        """One of `OF_STEPS`."""
+        """Handle the result of a computation, one of `OF_STEPS`."""
         ...
 
     def on_lease(self, lease: m.Lease, now: float) -> None: ...
@@ -227,4 +227,4 @@ class StepSource(Protocol):
 
 
 MakeSteps = Callable[[Links, WorkTerms, Accounts, Writing, ReplicaSide, Array], StepSource]
-"""Its last argument are the buffers of the model that the replica begins with."""
+"""Makes the source of a replica's steps; the last argument are the buffers of its first model."""

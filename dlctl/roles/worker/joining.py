@@ -56,7 +56,7 @@ class Joining:
         self._is_joined = False
         """Every shard was joined once, and is initialised."""
         self.is_ready = False
-        """It is joined, and the model has the run's buffers."""
+        """All shards are joined, and the model has the run's buffers."""
         self._frozen_answer: m.FrozenKept | None = None
         """The last answer, in case it was lost."""
 
@@ -232,7 +232,7 @@ class Joining:
         return self.topology.restore if self.topology is not None else ""
 
     def begin_to_restore(self) -> None:
-        """It is not ready any more: it begins when the residual from before a stop is loaded."""
+        """Wait for the residual from before a stop to be loaded: the replica begins after that."""
         self.is_ready, self._phase = False, "loading its unpushed updates"
 
     def on_deadline(self, now: float) -> None:

@@ -150,7 +150,7 @@ class Portions:
         return self.current, number, min(count, self.current.batches - number)
 
     def next_batches(self, count: int) -> tuple[Portion, int, int]:
-        """As `batches_ahead`, and advance past them."""
+        """The next `count` batches, as in `batches_ahead`; advances past them."""
         portion, number, count = self.batches_ahead(count)
         portion.next_number += count
         return portion, number, count
@@ -209,7 +209,7 @@ class Portions:
 
 
 IDLE_S = 0.2
-"""Between two requests for data while there is none."""
+"""Interval between two requests for data while there is none."""
 
 
 class Leasing:

@@ -22,7 +22,7 @@ class Limiter:
         """A live setting, effective at once: the debt is paid at the new rate. Before it changes,
         spend nothing: what was paid until then was paid at the old one."""
         self.spent_bytes = 0
-        """In total, with a limit and without."""
+        """Bytes sent in total, with a limit and without."""
         self._debt_bytes = self._since = 0.0
         """After the newest message, and when that was sent."""
 

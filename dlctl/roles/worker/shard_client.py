@@ -37,7 +37,7 @@ class Identity:
 
 
 class FetchAnswer(NamedTuple):
-    """To a fetch."""
+    """The answer of one shard to a fetch."""
 
     slice: Slice
     clock: int

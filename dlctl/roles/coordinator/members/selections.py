@@ -26,7 +26,7 @@ class Observed:
     name: str
     role: str
     place: int
-    """In the order in which the daemons of a run were added."""
+    """The position of the daemon in the order in which the daemons of a run were added."""
     heard_at: float
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
@@ -152,7 +152,7 @@ class ByContact(Generic[D]):
         self._order.pop(daemon.name, None)
 
     def silent_for(self, limit_s: float, now: float) -> list[D]:
-        """Those that were not heard for longer than this."""
+        """The daemons whose newest message is older than this."""
         every = self._order.values()
         return list(takewhile(lambda daemon: now - daemon.heard_at > limit_s, every))
 
@@ -183,14 +183,14 @@ class Due(Generic[D]):
         self._daemons.pop(daemon.name, None)
 
     def first(self) -> float | None:
-        """The earliest time."""
+        """The earliest time at which a daemon is due; None: no daemon is."""
         return self._deadlines.first()
 
     def __iter__(self) -> Iterator[D]:
-        """Those that are due at some time."""
+        """The daemons that are due at some time, in any order."""
         return iter(list(self._daemons.values()))
 
     def by(self, now: float) -> list[D]:
-        """Those that are due by now, in the order in which they were added."""
+        """The daemons that are due by now, in the order in which they were added."""
         due = [self._daemons[str(name)] for name in self._deadlines.by(now)]
         return sorted(due, key=lambda daemon: daemon.place)

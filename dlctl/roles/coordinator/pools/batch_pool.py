@@ -22,8 +22,9 @@ WEIGHT = 0.1
 
 
 class BatchPool(PortionPool):
-    """Between two batches, and while the last portions of a batch are leased, workers are left
-    waiting: so the next batch, or a dead worker's portions, start at once.
+    """A pool in which each batch of a driven method is a data epoch. Between two batches, and while
+    the last portions of a batch are leased, workers are left waiting: so the next batch, or a dead
+    worker's portions, start at once.
     """
 
     keeps_waiting = True

@@ -20,7 +20,7 @@ class Holders:
         """Leased portion -> the slot that has a backup copy of it. Not persisted: after a restart
         of the coordinator any worker's result is accepted."""
         self._returned: OrderedDict[Key, None] = OrderedDict()
-        """In order of their keys."""
+        """Portions that wait to be leased again, in order of their keys."""
         self._doubtful: set[Key] = set()
         """Leased or returned according to a predecessor's records, which may be stale, or taken
         back from a live worker: another slot may have them, or they may be done."""
@@ -32,7 +32,7 @@ class Holders:
         """Slot that waits for data -> its place in the queue."""
         self._queued = 0
         self._idle: set[int] = set()
-        """Those of them that have nothing."""
+        """Waiting slots that have no leased portion."""
 
     # ------------------------------------------------------------ questions
 

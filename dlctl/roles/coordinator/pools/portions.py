@@ -97,7 +97,7 @@ class PortionPool(DataPool):
         """A dataset of known length has no such ends."""
 
     def check_end(self, data_epoch: int, portion: int, end: int) -> None:
-        """It does not matter here."""
+        """Accept any end: a dataset of known length has no ends of shards."""
 
     # ------------------------------------------------------------ data epochs
 
@@ -155,7 +155,7 @@ class PortionPool(DataPool):
         }  # fmt: skip
 
     def restore(self, saved: Json) -> None:
-        """If portions have another size now, only whole epochs can be matched."""
+        """Restore the pool. With another portion size only whole epochs are matched."""
         whole = set(saved["complete_epochs"])
         is_same = saved.get("portion_samples") == self.portion_samples
         keys = [(epoch, -1) for epoch in saved["complete_epochs"]]
@@ -234,7 +234,7 @@ class ClientPool(PortionPool):
         return Range(data_epoch, portion, 0, self.sizes[client] * self.passes, client)
 
     def samples_before(self, portion: int) -> int:
-        """On average."""
+        """The samples before a portion, by the mean of the clients, which differ in size."""
         return portion * self.samples // self.per_epoch
 
     def may_hoard(self, slot: int, slots: int) -> bool:

@@ -112,7 +112,7 @@ class StreamPool(DataPool):
     # ------------------------------------------------------------ ends of shards
 
     def on_end(self, slot: int, data_epoch: int, number: int, end: int) -> None:
-        """It is believed if that is in a portion of the worker."""
+        """Record a reported end of a shard, if it lies in a portion that the worker has leased."""
         shards = self.epochs.open.get(data_epoch)
         if shards is None or not 0 <= number < self.cut.shards:
             return
@@ -151,7 +151,7 @@ class StreamPool(DataPool):
             self.changed[key] = None
 
     def news(self) -> str:
-        """That it has ended before the run, which may be intended."""
+        """A log line, once, that the stream has ended before the run; "": nothing is new."""
         samples = self.samples_in_all()
         if self._has_reported_end or self.passes() == 1 or samples is None:
             return ""
@@ -178,7 +178,7 @@ class StreamPool(DataPool):
         return self.epochs.complete[0][0] if 0 in self.epochs.complete else None
 
     def samples_leased(self) -> int:
-        """Those that are leased or done."""
+        """The samples that are leased or done."""
         return self.epochs.with_outstanding()[0]
 
     def epochs_done(self) -> float:

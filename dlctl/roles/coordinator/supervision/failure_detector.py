@@ -34,11 +34,11 @@ from dlctl.wire.machine import Peer
 DEATHS_MAX = 20
 """Deaths in a row of a server or an agent, each soon after its start: restarts do not help."""
 UNSEEN_MAX = 10_000
-"""By how many incarnations an agent's report of a daemon may be ahead of our records."""
+"""How many incarnations an agent's report of a daemon may be ahead of our records."""
 ERROR_CHARS_MAX = 4_000
 """Characters of a worker's error that are sent on and shown."""
 EXIT_S = 5.0
-"""From a worker's error until its process is killed; it exits on its own sooner."""
+"""Time from a worker's error until its process is killed; it exits on its own sooner."""
 SLOW_S_MAX = 5.0
 """Upper bound of the time without a heartbeat after which a daemon's state is `slow`."""
 
@@ -277,7 +277,7 @@ class FailureDetector(CoordinatorPart):
         self.context.event("lost", daemon.name, text, code="daemon-restarting")
 
     def _lose_server(self, server: Daemon, said: str, now: float) -> None:
-        """Its next process resumes with its state. Without one the run fails."""
+        """Restart a server: its next process resumes with its state. Without it the run fails."""
         if self.run.shutdown is not None and not self.run.shutdown.needs_servers():
             return
         if self._has_state(server) and not self._is_hopeless(server, DEATHS_MAX):

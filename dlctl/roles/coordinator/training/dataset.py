@@ -51,7 +51,7 @@ class Dataset(NamedTuple):
 
     @staticmethod
     def built(message: ModelReady) -> Dataset:
-        """As a worker describes it. Raises RemoteProtocolError."""
+        """The dataset as a worker describes it. Raises RemoteProtocolError."""
         try:
             names = message.names.decode()
         except UnicodeDecodeError as error:
@@ -64,7 +64,7 @@ class Dataset(NamedTuple):
 
     @staticmethod
     def saved(data: Json) -> Dataset:
-        """As a checkpoint has it (`to_json`): without clients."""
+        """The dataset as a checkpoint has it (`to_json`): without clients."""
         names = listing.ROW.join(data.get("stream_names", ()))
         samples, shards = data.get("dataset_samples", 0), data.get("stream_shards", 0)
         return Dataset(samples, shards, (), names, data.get("dataset_files", ""))

@@ -89,7 +89,7 @@ class MethodLead:
     # ------------------------------------------------------------ persisted state
 
     def restore(self, saved: Json) -> None:
-        """From a checkpoint's manifest."""
+        """Restore the lead from a checkpoint's manifest."""
         self.side.steps_done = saved.get("steps", 0)
         if "lead" in saved:
             self._resume(LeadState(*saved["lead"]))
@@ -101,7 +101,7 @@ class MethodLead:
             self.driven.journal = lead.journal
 
     def to_json(self) -> Json:
-        """For a checkpoint's manifest."""
+        """The lead's state, for a checkpoint's manifest."""
         journaled = (self.side.state(), {}) if self.driven is None else self.driven.journaled()
         return {LeadState.KEY: LeadState(self.side.clock, *journaled).to_json()}
 

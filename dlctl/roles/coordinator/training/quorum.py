@@ -33,7 +33,7 @@ from dlctl.wire import messages as m
 from dlctl.wire.machine import Peer
 
 ROUNDING_S = 1e-6
-"""At a deadline the time since it was set may be rounded down."""
+"""The time since a deadline was set may be rounded down by so much when it is due."""
 
 
 class HoldingReport(NamedTuple):
@@ -59,7 +59,7 @@ class Quorums(Owner):
         self._is_new = True
         """Which of these processes have died was not looked up yet."""
         self._reports: dict[int, HoldingReport] = {}
-        """By shard."""
+        """Shard -> its newest report of held pushes."""
         self._is_news = False
         """Whether a report has changed since the last decision."""
         self._members: tuple[int, ...] = ()

@@ -116,12 +116,12 @@ class RunProgress(Owner):
     # ------------------------------------------------------------ persisted state
 
     def restore(self, saved: Json) -> None:
-        """From a checkpoint's manifest."""
+        """Restore steps, samples and loss from a checkpoint's manifest."""
         self.steps, self.samples = saved.get("steps", 0), saved.get("samples", 0)
         self.loss, self.metrics = saved.get("loss"), dict(saved.get("metrics", {}))
 
     def to_json(self) -> Json:
-        """For a checkpoint's manifest."""
+        """Steps, samples and loss, for a checkpoint's manifest."""
         metrics = {"metrics": dict(self.metrics)} if self.metrics else {}
         return {"steps": self.steps, "samples": self.samples, "loss": self.loss, **metrics}
 

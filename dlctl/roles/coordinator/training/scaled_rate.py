@@ -36,12 +36,12 @@ class ScaledRate(Owner):
             self.scale = self.scale.to(after, since, warmup)
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """From a checkpoint's manifest."""
+        """Restore the factors from a checkpoint's manifest."""
         if self.scale is not None and saved.get("scale"):
             self.scale = schedule.Scale(*saved["scale"])
 
     def to_json(self) -> Json:
-        """For a checkpoint's manifest."""
+        """The factors of the learning rate, for a checkpoint's manifest."""
         return {"scale": self.scale} if self.scale is not None else {}
 
     def memory(self) -> Iterator[Entry]:

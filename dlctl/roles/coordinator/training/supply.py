@@ -32,7 +32,8 @@ class DataSupply(Owner):
         """The dataset of `pool`."""
         self._pool: DataPool | None = None
         self._built = Dataset()
-        """The same before there is a pool; until a worker has reported, that of the checkpoint."""
+        """The dataset before there is a pool; until a worker has reported, that of the checkpoint.
+        """
         self._lists_unknown = False
         """A predecessor of an earlier version has recorded the dataset without what identifies its
         parts: the first worker says it."""
@@ -122,13 +123,13 @@ class DataSupply(Owner):
     # ------------------------------------------------------------ persisted state
 
     def restore(self, saved: Json) -> None:
-        """From a checkpoint's manifest."""
+        """Restore the progress in the data from a checkpoint's manifest."""
         self._saved = saved
         self._built = Dataset.saved(saved)
         self.find_batch_size(saved.get("batch_size", 0))
 
     def to_json(self) -> Json:
-        """For a checkpoint's manifest."""
+        """The progress in the data, for a checkpoint's manifest."""
         found = {"batch_size": self.batch_size} if self.batch_size else {}
         portion_samples = self.pool.portion_samples
         data = {**self.pool.to_json(), **self.dataset.to_json()}

@@ -71,7 +71,7 @@ class Collecting:
         self._joins = not self.begins
         """This replica has taken part in no sum yet, and the others have trained without it."""
         self._is_behind = False
-        """It has joined, but has not received the others' current model."""
+        """This replica has joined, but has not received the others' current model."""
         self._join_error = ""
         """Why the newest group could not be formed, until one is."""
         self.is_made = self._is_reducing = False

@@ -201,7 +201,7 @@ class Computing:
         return self.holds and not self.writing.has_unpushed_steps()
 
     def _next_rows(self, need: NextRows, now: float) -> tuple[bool, Named | None]:
-        """As `_next_data`, and determine the rows of the batches ahead."""
+        """Find the next data, and determine the rows of the batches ahead."""
         if self._naming is not None:
             named, self._named = self._named, None
             if named is not None:

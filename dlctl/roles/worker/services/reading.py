@@ -30,15 +30,15 @@ class OneRead:
         return bool(self.asked) and all(fetched.complete for fetched in self.asked)
 
     def serves(self, other: OneRead) -> bool:
-        """Whether it can replace `other`, a new one: both are of the whole model, and this one
-        waits for no smaller clock and includes all required pushes.
+        """Whether this read can replace `other`, a new one: both are of the whole model, and this
+        one waits for no smaller clock and includes all required pushes.
         """
         mine, its = self.need, other.need
         is_whole = not mine.ranges and not its.ranges
         return is_whole and mine.at_least >= its.at_least and self.includes >= other.includes
 
     def is_alike(self, need: Read) -> bool:
-        """Whether it requests the same values."""
+        """Whether the need requests the same values as this read."""
         alike = replace(self.need, wait=need.wait, rows=None) == replace(need, rows=None)
         return alike and self.need.rows is need.rows
 

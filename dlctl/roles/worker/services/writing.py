@@ -228,7 +228,7 @@ class Writing(Service[Write | Settle]):
         return pieces
 
     def _of_rows(self, need: Write, rows: Array) -> list[tuple[ShardClient, int, Vector | None]]:
-        """The same for rows; only for shards that have some of them."""
+        """The pieces of a write of rows: only for shards that have some of them."""
         found: list[tuple[ShardClient, int, Vector | None]] = []
         end = 0
         for client in self.tables[self.shape.table(need.table)]:
