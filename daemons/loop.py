@@ -68,7 +68,7 @@ class Signals:
 
 
 def _leave(handlers: Mapping[signal.Signals, Any]) -> None:
-    """In a process that the task has forked: restore the signal handlers."""
+    """Restore the signal handlers in a process that the task has forked."""
     signal.set_wakeup_fd(-1)
     for number, handler in handlers.items():
         signal.signal(number, handler)

@@ -35,7 +35,7 @@ class _Child:
     popen: subprocess.Popen[bytes] | None
     """None: a previous agent has started it."""
     is_killed: bool = False
-    """By this agent, so no other cause needs to be found."""
+    """The agent has killed the process, so no other cause needs to be found."""
 
 
 class Children:

@@ -31,9 +31,9 @@ from dlctl.wire import codec
 TASK = "task"
 CONNECT_S = 3.0
 HELD_S = 10.0
-"""For another `begin` of the same agent to finish."""
+"""Time for another `begin` of the same agent to finish."""
 UP_S = 45.0
-"""For the agent to start its log; an import error is printed before that."""
+"""Time for the agent to start its log; an import error is printed before that."""
 POLL_S = 0.02
 
 

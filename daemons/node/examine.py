@@ -30,7 +30,7 @@ from dlctl.wire import codec
 
 SHARED_MEMORY = Path("/dev/shm")
 TORCH_S = 90.0
-"""For `import torch`, which may come over a network the first time."""
+"""Time for `import torch`, which may come over a network the first time."""
 SMI_S = 10.0
 WORDS_CHARS_MAX = 400
 TORCH = """
@@ -76,7 +76,7 @@ def examine(request: Request) -> dict[str, Any]:
 
 
 def _user() -> str:
-    """Its number, if it has no name."""
+    """The user's name, or the number if there is no name."""
     return str(psutil.Process().username())
 
 

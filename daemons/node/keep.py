@@ -39,7 +39,8 @@ IDLE_S_MAX = 600.0
 """Without an agent: the coordinator has died, or cannot write its orders to this directory."""
 BEGIN_S_MAX = 80.0
 GRACE_S = 4
-"""For the daemons of this node to exit before SIGKILL; soon the batch system kills the keeper."""
+"""Time for the daemons of this node to exit before SIGKILL; soon the batch system kills the keeper.
+"""
 PR_SET_CHILD_SUBREAPER = 36
 ENDED_BY_TERM = 143
 Json = dict[str, Any]
@@ -250,7 +251,7 @@ class Keeper:
 
 
 def main(argv: list[str], environment: dict[str, str]) -> int:
-    """The exit code."""
+    """Run the keeper; returns its exit code."""
     try:
         kind: type[Node] = registry.attribute(argv[1])
         directory = Path(argv[2])

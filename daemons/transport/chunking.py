@@ -41,7 +41,7 @@ messages for a peer that does not read, and two large ones must fit.
 FRAME_BYTES_MIN = SEGMENT_BYTES
 """Frames of at least this size are segmented."""
 PATIENCE_S = 10.0
-"""For the next segment; then the incomplete message is discarded."""
+"""Timeout of the next segment; then the incomplete message is discarded."""
 STEP_BYTES = 4 << 20
 """A partial message is reported each time this many more bytes have arrived."""
 _HEAD = struct.Struct("<4sQQ")

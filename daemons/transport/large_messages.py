@@ -44,7 +44,7 @@ class LargeMessages:
         """
 
     def spare_memory(self) -> None:
-        """From now on retain no memory for the next message, and keep as few pages resident as
+        """Retain no memory for the next message from now on, and keep as few pages resident as
         possible: this process has a part of the host's memory, and its messages are larger.
         """
         self.lender.is_sparing = self.borrower.is_sparing = True

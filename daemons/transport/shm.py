@@ -123,7 +123,7 @@ _descriptors: set[int] = set()
 
 
 def _forget_slots() -> None:
-    """In a forked child: an inherited descriptor would keep the memory allocated."""
+    """Close the slots in a forked child: an inherited descriptor would keep the memory."""
     for descriptor in _descriptors:
         os.close(descriptor)
     _descriptors.clear()
@@ -265,10 +265,10 @@ class Borrower:
 
     def __init__(self) -> None:
         self.is_sparing = False
-        """See `Lender`."""
+        """No memory is kept for the next message (`Lender.is_sparing`)."""
         self._seen: dict[_Key, _Seen] = {}
         self._lent: dict[_Key, _Seen] = {}
-        """Those of them that this process has not returned."""
+        """The slots that this process has not returned."""
 
     def read(self, frames: Frames, bytes_max: int) -> Frames | None:
         """The frames of a lent message; None if its slot is gone.

@@ -71,7 +71,7 @@ from dlctl.wire.messages import Array, ModelReady
 
 log = logging.getLogger("dlctl")
 TEXT_CHARS_MAX = 8_000
-"""At most 4 bytes each: they fit into a message's header."""
+"""The largest text in a message, at most 4 bytes a character: it fits into the header."""
 
 
 class ComputeThread:

@@ -51,7 +51,7 @@ class EarlySum:
         """This member has discarded the gradient whose sum it had started."""
         self.error: Exception | None = None
         self._gradient = 0
-        """Its address in memory."""
+        """The address of the gradient in memory."""
         self._start = start
 
     def begin(self, gradient: Tensor) -> None:

@@ -101,7 +101,7 @@ class TorchReplica:
         self._autocast = AUTOCAST[precision]
         self._compiled: Any = torch.compile(self.model) if compiled else None
         self._parts: GradientParts | None = None
-        """If gradients are summed while they are computed."""
+        """The parts of the gradient, if they are summed while they are computed; else None."""
         self._weights: Tensor | None = None
         """The sum of the weights of the step's batches so far, if the task's loss returns any."""
 
@@ -276,7 +276,7 @@ class TorchReplica:
         return True
 
     def gathered_early(self) -> Vector:
-        """As `gathered`, right after the pass of `sum_early`."""
+        """The gathered gradient, right after the pass of `sum_early`."""
         assert self._parts is not None
         return _own(self._parts.end())
 
@@ -520,5 +520,5 @@ def _put(into: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
 
 
 def _own(vector: Tensor) -> Vector:
-    """The same memory as callers get it: a numpy array on the CPU, a torch tensor on a GPU."""
+    """The vector as callers get it: a numpy array on the CPU, a torch tensor on a GPU."""
     return vector.numpy() if vector.device.type == "cpu" else vector

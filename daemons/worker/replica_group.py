@@ -91,7 +91,7 @@ class GroupThread:
         self.host = host
         self.device = device
         self.has_nccl = True
-        """Until it has failed."""
+        """NCCL is available and has not failed."""
         self._loop = loop
         self._lock = threading.Lock()
         """Held while the records or the generation change."""

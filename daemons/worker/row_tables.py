@@ -59,7 +59,7 @@ class _Used:
     where: Tensor
     """int64[k], their positions among all named rows of the table."""
     rows: Tensor
-    """Their values, k rows in the shape of their indices."""
+    """The values of the named rows: k rows in the shape of their indices."""
     change: Tensor | None = None
     """The gradient of each of the k rows, or what is added to it."""
 

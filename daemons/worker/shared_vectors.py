@@ -41,7 +41,7 @@ class SharedVectors:
         return np.ndarray(hi - lo, np.float32, self.mapped, at)  # No view of a larger one.
 
     def vector(self, number: int) -> Tensor:
-        """float32[size]."""
+        """float32[size]: the vector with this number, in the shared memory."""
         return torch.from_numpy(self.array(number, 0, self.size))
 
     def place(self, array: npt.NDArray[np.generic]) -> tuple[int, int] | None:

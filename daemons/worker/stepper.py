@@ -48,9 +48,9 @@ class Stepped(NamedTuple):
     norm: float
     """Euclidean, before clipping; not finite if it overflows, or was not needed."""
     is_usable: bool
-    """If not, no step was made."""
+    """Whether the gradient was usable; if not, no step was made."""
     is_skipped: bool = False
-    """It is unusable because of the loss scale."""
+    """The gradient is unusable because of the loss scale."""
     metrics: Mapping[str, float] = MappingProxyType({})
     """The metrics that the task's loss returns: means of the same kind."""
 
@@ -297,7 +297,7 @@ def together(measured: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str,
 
 
 def _parts(gradients: Sequence[Tensor | None]) -> list[Tensor]:
-    """Their values, dense."""
+    """The values of all gradients that exist, as dense tensors."""
     found = [gradient for gradient in gradients if gradient is not None]
     return [g.coalesce().values() if g.is_sparse else g for g in found]
 

@@ -265,12 +265,12 @@ class PortionLoader:
 
 
 class Waits(NamedTuple):
-    """For a batch of the processes that load data."""
+    """Where the processes that load data are while a worker waits for a batch."""
 
     place: str
     """file:line of the user's code where one of them is, or of the dataset; "": unknown."""
     text: str
-    """For the log."""
+    """The text of the log line."""
     stack: str
     """The stack of that process, within the user's code; "": unknown."""
 
@@ -301,7 +301,7 @@ class Loaded(NamedTuple):
     """Each with its fraction of the step's samples."""
     samples: int
     bad: tuple[BadSample, ...]
-    """Those that the batches leave out."""
+    """The samples that the batches leave out."""
     ended_after: int | None
     """The step's samples, if a stream's shard ended within it."""
 
@@ -327,7 +327,7 @@ class Batching(Dataset[Any], ABC):
 
     @abstractmethod
     def _made(self, wanted: Any) -> LoadedBatch:
-        """Raises TaskError."""
+        """Make a batch of these samples. Raises TaskError."""
 
 
 class _Guarded(Batching):

@@ -112,7 +112,7 @@ class _Stream:
         self._epoch: int | None = None
         self._open: dict[tuple[int, int], _Open] = {}
         self._named: list[Any] | None = None
-        """Its shards by their numbers, as `open` wants them, if it has that."""
+        """The shards by their numbers, as the dataset's `open` wants them; None: it lists none."""
         self.names = ""
         """The names of the shards in the order of the dataset's list, one a line; "": they have
         only numbers.

@@ -75,7 +75,7 @@ class BatchesAhead:
 
 
 class Later:
-    """A later rank."""
+    """A rank other than 0: it computes the batches that rank 0 asks for."""
 
     def __init__(self, job: JobFile, begin: Mapping[str, Any], rank: int, run: Path | None) -> None:
         """begin: the header of rank 0's first message. Raises as `build`, and DlctlError for a

@@ -23,10 +23,10 @@ from dlctl.util import regular
 from dlctl.wire.messages import Array
 
 FILE = "shared-model"
-"""In the run's directory, or that of its host."""
+"""The file in the run's directory, or that of its host."""
 MEMORY = "dlctl-model"
 KEY_BYTES = 16
-"""At the begin of the memory: the secret."""
+"""The size of the secret at the begin of the memory."""
 
 
 class Shared(NamedTuple):

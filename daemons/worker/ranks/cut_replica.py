@@ -341,7 +341,7 @@ class CutStepper:
     # ------------------------------------------------------------ what is saved
 
     def state(self) -> dict[str, Array]:
-        """As `InnerOptimizer.state` of a replica of one process."""
+        """The optimiser's state, as `InnerOptimizer.state` of a replica of one process."""
         with self._ranks.same("state") as answers:
             mine = self._mine.state()
         kept = dict(ChainMap(dict(mine), *(dict(_kept(answer)) for answer in answers)))

@@ -45,7 +45,7 @@ class ModelSlice(NamedTuple):
     hi: int
     shape: tuple[int, ...]
     cut: tuple[slice, ...]
-    """Its position in the whole parameter, which is [lo, hi) of a vector."""
+    """The position of the piece in the whole parameter, which is [lo, hi) of a vector."""
     is_owned: bool
     """Whether this rank steps the piece and reports its gradient, if several ranks have it."""
 

@@ -176,7 +176,7 @@ class PartStepper:
     def __init__(
         self, part: RankPart, job: JobFile, groups: Sequence[ParameterGroup | None]
     ) -> None:
-        """Raises DlctlError, TaskError."""
+        """Build the rank's part of the optimiser. Raises DlctlError, TaskError."""
         self.part = part
         is_clipped_here = job.gradient.clip == "replica"
         self.clip_norm = job.gradient.clip_norm if is_clipped_here else 0.0

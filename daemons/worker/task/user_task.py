@@ -76,13 +76,13 @@ from dlctl.util.did_you_mean import closest
 _LOSS_RETURNS = 'it returns the loss, (the loss, {"name": value}) or (both, weight)'
 MESSAGE_CHARS_MAX = 2_000
 DETAIL_CHARS_MAX = 7_000
-"""At most 4 bytes each: message and detail fit into a message's header."""
+"""Characters of an error's detail, 4 bytes each: with its message it fits into a header."""
 CPU_ALLOCATOR = "DefaultCPUAllocator"
-"""If torch cannot allocate a tensor on the CPU, it raises a RuntimeError that contains this."""
+"""A part of the RuntimeError that torch raises if it cannot allocate a tensor on the CPU."""
 NAMES_MAX = 20
 """Names of a task's file that an error lists at most."""
 FOLDERS = 4
-"""That of a file and those above it, in which an error looks for a module that is not found."""
+"""How many folders, from a file's upward, an error searches for a module that is not found."""
 TOLD = ("step", "epoch", "rows")
 """Arguments that a task's loss gets by name, behind model and batch, if it takes them."""
 
@@ -91,7 +91,7 @@ class TaskError(JobFailed):
     """The user's code failed."""
 
     detail = ""
-    """Its traceback, without dlctl's own frames."""
+    """The traceback of the user's error, without dlctl's own frames."""
 
 
 class LossResult(NamedTuple):
@@ -102,7 +102,7 @@ class LossResult(NamedTuple):
     metrics: dict[str, Any]
     """Numbers, and tensors and arrays of one element, which may be on a device."""
     weight: Any = None
-    """As one of the metrics: of this batch among those of its step. None: that of its samples."""
+    """The weight of this batch among those of its step, one of the metrics. None: its samples."""
 
 
 ReadRows = Callable[[str, Tensor], Tensor]
@@ -164,7 +164,7 @@ class Task:
         return collate
 
     def _part(self, part: str) -> Any:
-        """As the user's task has it; None: it has none."""
+        """An attribute of the user's task; None: it has none."""
         return _get(self._user, self._names.get(part, part))
 
     def _call(self, part: str, *arguments: Any, **by_name: Any) -> Any:
@@ -267,7 +267,7 @@ class Task:
     def _below(
         self, part: str, numbers: npt.NDArray[Any], limit: int, what: str
     ) -> npt.NDArray[np.int64]:
-        """The same numbers as int64. Raises TaskError unless 0 <= number < limit for all."""
+        """The numbers as int64. Raises TaskError unless 0 <= number < limit for all."""
         if wrong := numbers[(numbers < 0) | (numbers >= limit)].tolist():
             raise TaskError(
                 f"task.{part} returned the number {wrong[0]}; {what.format(limit)}",
@@ -321,7 +321,7 @@ class Task:
         return dataset
 
     def tables(self) -> dict[str, tuple[int, int, Any]]:
-        """As the user's `tables` returns them; {} if there is none."""
+        """What the user's `tables` returns; {} if there is none."""
         if not self.has_rows:
             return {}
         tables = self._call("tables")
@@ -329,7 +329,7 @@ class Task:
             return dict(tables)
 
     def rows(self, batch: Any) -> dict[str, Tensor]:
-        """As the user's `rows` returns them."""
+        """What the user's `rows` returns for a batch."""
         with calling("task.rows", self.at("rows")):
             return dict(self._user.rows(batch))
 
@@ -689,7 +689,7 @@ def _near(name: str, where: str | None) -> str:
 
 
 def is_for_want_of_memory(error: BaseException | None) -> bool:
-    """Whether it is an out-of-memory error, or a TaskError caused by one."""
+    """Whether an error is an out-of-memory error, or a TaskError caused by one."""
     if isinstance(error, TaskError):
         error = error.__cause__
     if isinstance(error, RuntimeError) and CPU_ALLOCATOR in text_of(error):
@@ -698,7 +698,7 @@ def is_for_want_of_memory(error: BaseException | None) -> bool:
 
 
 def text_of(error: BaseException) -> str:
-    """Its text, also if its `__str__` fails."""
+    """The text of an error, also if its `__str__` fails."""
     return str(traceback.TracebackException.from_exception(error))
 
 
