@@ -73,8 +73,9 @@ class Table:
     dtype: Literal["float32", "float64"] = "float32"
     """The element type on the servers. Pushes and reads are always float32."""
     of_rows: bool = False
-    """It combines all tables of rows of the task (`dlctl/shards/rows.py`), perhaps none. Replicas
-    read and write single rows of it."""
+    """The table combines all tables of rows of the task (`dlctl/shards/rows.py`), perhaps none.
+    Replicas read and write single rows of it.
+    """
     rows: Callable[[Any], int] | None = None
     """Options -> the number of copies, each a separate table, for the lead alone: "s0", "s1" ...
     for "s"."""
@@ -109,7 +110,7 @@ class Shape:
     """"module:Class", the torch part of the method (`engines.py`): Class(replica, rank, ranks,
     group), with the worker's `Replica`. rank, ranks: 0 of 1, unless `ranks` is set."""
     twin: str = ""
-    """The same in numpy, for the simulator: Class(problem, parameters), with its `Problem`."""
+    """The engine in numpy, for the simulator: Class(problem, parameters), with its `Problem`."""
     ranks: bool = False
     """A replica may be several processes (`workers.processes`), each with an engine; group is then
     their torch.distributed group, else None. Only rank 0 reads and writes tables."""
@@ -505,7 +506,7 @@ class ShardSide(ABC):
         return []
 
     def members(self, slots: frozenset[int]) -> list[PushOutcome]:
-        """Only these slots take part from now on."""
+        """Set the slots that take part from now on."""
         return []
 
     def figures(self) -> messages.Json:
@@ -622,9 +623,9 @@ class Lead:
     """What a worker leases: a part of the dataset; a client of it (`cohort`); or, if the
     coordinator drives the method (`drive`), a part of the batch that is the whole dataset."""
     cuts_epochs: ClassVar[bool] = False
-    """Whether it ends data epochs early (`cut_epoch`)."""
+    """Whether the lead ends data epochs early (`cut_epoch`)."""
     chooses: ClassVar[bool] = False
-    """Whether it decides which pushes count (`quorum`), for a shard side that asks."""
+    """Whether the lead decides which pushes count (`quorum`), for a shard side that asks."""
 
     options: Any
     steps_done: int = 0
@@ -733,8 +734,9 @@ class Method:
     check: Callable[[JobFile], list[Fault]] = lambda job: []
     """The settings of a job file that conflict with this method, beyond what the shape declares."""
     check_steps: Callable[[JobFile, float], list[Fault]] = lambda job, steps: []
-    """The same for a run in which all workers together make at most so many steps. It is called
-    where the job file implies that, and again when the dataset is known."""
+    """Like `check`, for a run in which all workers together make at most so many steps. It is
+    called where the job file implies that, and again when the dataset is known.
+    """
     experimental: bool = False
     """The method is marked in lists, and runs a reduced contract suite."""
 

@@ -58,7 +58,7 @@ class NextBatch(NamedTuple):
     """The next batch to compute."""
 
     data_epoch: int
-    """For methods that the coordinator drives, the number of the batch."""
+    """The pass over the data; for methods that the coordinator drives, the number of the batch."""
     portion: int
     is_last: bool
     """This is the last batch of its portion."""
@@ -66,7 +66,7 @@ class NextBatch(NamedTuple):
 
 @record
 class NextRows(NextData):
-    """The same, for one or several batches. Resumed with the `Named` rows that they need of the
+    """The next data, as one or several batches. Resumed with the `Named` rows that they need of the
     task's tables of rows, or None: no data for now. `Gradient` has to compute these batches.
     """
 
@@ -173,7 +173,7 @@ class Engine(Need):
 
     op: str
     arrays: tuple[Array, ...] = ()
-    """They must not change before it is resumed."""
+    """Arguments of the operation. They must not change before it is resumed."""
     shapes: tuple[Extent, ...] | None = None
     """The shapes of the result; others fail the run, too. None: any."""
 
@@ -262,7 +262,7 @@ class Write(Need):
     """With `ranges`: the number of successive writes that together hold all of a step. Steps are
     done when so many later writes are settled. 1: when `Done` says so."""
     weight: float = 0.0
-    """Its weight, for shard sides that use weights."""
+    """The weight of the push, for shard sides that use weights."""
     holds_steps: bool = True
     """False: the write holds no step, and steps that are only in a part of it count as in none."""
     density_min: float = 0.0

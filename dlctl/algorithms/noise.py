@@ -47,6 +47,6 @@ class NoiseScale:
 
 
 def noise_scale(parts: Sequence[tuple[float, float]]) -> float | None:
-    """In samples, from the parts of all shards; None while the noise dominates the gradient."""
+    """The gradient noise scale in samples, from all shards' parts; None: too noisy to measure."""
     noise, signal = (sum(values) for values in zip(*parts, strict=True)) if parts else (0.0, 0.0)
     return noise / signal if noise > 0 and signal > 0 else None

@@ -49,11 +49,11 @@ class Roster:
         return self._clocks.get(slot, self._newcomers)
 
     def count(self, slot: int, clock: int) -> None:
-        """From now on the slot counts, with this clock."""
+        """Count a slot from now on, with this clock."""
         self._clocks[slot] = clock
 
     def rest(self, slot: int) -> None:
-        """It does not count until its next push."""
+        """Do not count a slot until its next push."""
         self._clocks[slot] = None
 
     def join(self, slot: int, *, is_under_way: bool) -> None:

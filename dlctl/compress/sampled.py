@@ -97,10 +97,9 @@ class SampledTopK(Compressor):
         return take_chosen(KIND, u, found.where, self.options.values, found.values)
 
     def _select(self, magnitudes: Magnitudes, k: int, known: float) -> tuple[Found, float]:
-        """At least 0.8 k elements, or all nonzero ones, and their threshold.
-
-        After a pass that finds too few, the next one asks for twice as many; the last pass takes
-        all nonzero elements.
+        """Select at least 0.8 k elements, or all nonzero ones; returns their threshold, too. After
+        a pass that finds too few, the next one asks for twice as many; the last pass takes all
+        nonzero elements.
         """
         least = magnitudes.smallest_positive()
         threshold = known or self._sampled(magnitudes, k)

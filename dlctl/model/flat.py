@@ -30,7 +30,7 @@ INITS = ("constant", "uniform", "normal")
 """Initial values of rows: (value, 0), (from, to), (mean, standard deviation)."""
 KINDS = (TRAINED, AVERAGED, CONSTANT, ROWS)
 DIMENSIONS_MAX = 64
-"""As in torch and numpy."""
+"""The largest number of dimensions of a tensor in torch and numpy."""
 ELEMENTS_MAX = 2**48
 """Elements of all tensors of one kind: a petabyte, in numbers that fit into every message."""
 
@@ -49,7 +49,7 @@ class TensorEntry:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements of the tensor."""
         product = 1
         for extent in self.shape:
             product *= extent

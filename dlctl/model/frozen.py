@@ -112,5 +112,5 @@ def file_name(layout: Layout, digests: bytes) -> str:
 
 
 def run_file(layout: Layout, digests: bytes) -> str:
-    """The same, in a run directory."""
+    """The path of the parameters' file, relative to the run directory."""
     return f"{FOLDER}/{file_name(layout, digests)}"

@@ -49,7 +49,7 @@ class Grouped:
 
     @property
     def lr(self) -> float:
-        """The unscaled rate."""
+        """The learning rate before the groups' factors."""
         return self._lr
 
     @lr.setter

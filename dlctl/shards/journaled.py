@@ -52,7 +52,7 @@ class Journaled(ArraysInMemory):
     survives = True
 
     def __init__(self, log: ShardLog, spec: Spec, point: Point = no_point) -> None:
-        """For an existing log, which `resume` reads."""
+        """log: an existing one, which `resume` reads."""
         super().__init__(fresh(spec.size, spec.slots, spec.dtype))
         self._dtype = np.dtype(spec.dtype).newbyteorder("<").str
         self._log = log
@@ -150,7 +150,7 @@ class Journaled(ArraysInMemory):
         return records.pack(self._number, body, [*self._vectors.values(), self.extras.averaged])
 
     def _write_base(self) -> None:
-        """Between two commits: when this returns, it is on the disk."""
+        """Write a base between two commits: when this returns, it is on the disk."""
         self._is_doubtful = True
         self._log.begin(self._number, self._base())
         self._is_doubtful, self._journal_bytes = False, 0
@@ -230,7 +230,7 @@ class Journaled(ArraysInMemory):
         self._updated = bool(base.body.get("updated"))
 
     def _repeat(self, record: JournalRecord, optimizer: Optimizer) -> Json:
-        """Replay one commit."""
+        """Replay the updates of one commit from the journal."""
         if record.number != self._number + 1:
             raise Unusable(f"record {record.number} of its journal follows {self._number}")
         self._number = record.number
@@ -281,7 +281,7 @@ def _fits(values: Array, indices: Array | None, size: int) -> bool:
 
 
 def _is_update(value: Any) -> bool:
-    """Whether it is [elements, whether it has indices, rate, optional counters]."""
+    """Whether a value is [elements, whether it has indices, rate, optional counters]."""
     if type(value) is not list or len(value) not in (3, 4):
         return False
     is_told = len(value) == 3 or (

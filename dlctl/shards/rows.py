@@ -36,7 +36,7 @@ class RowTables:
         self.rows = np.cumsum([0, *(entry.shape[0] for entry in self.entries)], dtype=np.int64)
         """Where each table begins, in rows; and the total number of rows."""
         self.elements = np.cumsum([0, *(entry.size for entry in self.entries)], dtype=np.int64)
-        """The same, in elements."""
+        """Where each table begins, in elements; and the total number of elements."""
         self.widths = np.array([entry.shape[1] for entry in self.entries], np.int64)
 
     @property

@@ -40,7 +40,7 @@ from dlctl.util.threads import BLOCK
 from dlctl.wire.messages import Array
 
 _DTYPES = {"float16": np.float16, "bfloat16": np.uint16}
-"""As `compress/values.py` has them on the wire."""
+"""The numpy types that these have on the wire (`compress/values.py`)."""
 _NOTHING = np.empty(0, np.float32)
 
 

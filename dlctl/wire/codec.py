@@ -139,7 +139,7 @@ def _read_header(frames: Sequence[Frame]) -> tuple[type[Message], Any, Any]:
 
 
 def _short(value: Any) -> str:
-    """For an error message about a wrong type; lists may be too deep to be shown."""
+    """A value of a wrong type, for an error message; lists may be too deep to be shown."""
     return repr(value) if type(value) is int else f"of type {type(value).__name__}"
 
 

@@ -83,7 +83,8 @@ class Options:
     local_after_steps: Annotated[int, Ge(0)] = 100
     """Steps along the mean gradient, before replicas step along their own."""
     local_steps: Annotated[int, Ge(1)] = 4
-    """From then on: steps from one mean of the models to the next."""
+    """Steps from one mean of the models to the next, once replicas step along their own gradients.
+    """
 
 
 class StepSum(NamedTuple):

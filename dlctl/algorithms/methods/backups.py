@@ -62,7 +62,7 @@ class Server(sync.Barrier):
 
 
 class FirstOnes(Counting):
-    """Which gradients count."""
+    """Decides that the first gradients of a step count, as many as the job needs."""
 
     options: Options
 

@@ -102,7 +102,7 @@ class Replica(ReplicaSide):
         return gradient
 
     def _add(self, gradient: Vector) -> None:
-        """Momentum correction."""
+        """Add a gradient to velocity and residual, with momentum correction."""
         if self.options.nesterov:
             self._velocity += gradient
             self._velocity *= self.options.momentum

@@ -162,7 +162,7 @@ class Replica(ReplicaSide):
 
 
 def check(job: JobFile) -> list[Fault]:
-    """It needs at least two replicas."""
+    """A fault if the job has a single replica."""
     if job.workers.count > 1:
         return []
     return [(("workers", "count"), "gossip needs another replica", "use 2 or more")]

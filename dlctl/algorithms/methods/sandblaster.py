@@ -295,7 +295,7 @@ class LBFGS(Lead):
         return (yield from _after(changes, Sum("dot", "g", "d")))
 
     def _direction_of_gram(self) -> Part[float]:
-        """The same recursion on the coefficients of "d" in the pairs and g, whose products with
+        """The two-loop recursion on the coefficients of "d" in the pairs and g, whose products with
         each other are all that it needs.
         """
         vectors = [f"{kind}{pair.slot}" for pair in self.pairs for kind in "sy"]

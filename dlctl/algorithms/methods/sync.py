@@ -241,7 +241,7 @@ class Barrier(HoldingSide):
         """(clock, slot) -> a push."""
 
     def _is_in_time(self, push: messages.Push) -> bool:
-        """In time or not, its replica counts from now on."""
+        """Whether a push is in time. Either way its replica counts from now on."""
         if self.roster.clock_of(push.slot) is None:
             self.roster.count(push.slot, max(push.clock, self.shard.version))
         is_over = push.clock < self.shard.version

@@ -110,7 +110,7 @@ class Topology(Message):
 
     addresses: tuple[str, ...]
     keys: tuple[str, ...]
-    """Their public keys; "" for connections without."""
+    """The servers' public keys; "" for connections without."""
     initialise: bool
     restore: str
     under_way: bool = False
@@ -127,7 +127,7 @@ class Moved(Message):
 
     shard: int
     number: int
-    """Its generation."""
+    """The term of the process that owns the shard now."""
     address: str
     key: str
 
@@ -347,7 +347,7 @@ class Spawn(Message):
     role: str
     incarnation: int
     secret: str
-    """Its secret key; "" for connections without."""
+    """The daemon's secret key; "" for connections without."""
 
 
 @record
@@ -471,7 +471,7 @@ class Group(Message):
 
     generation: int
     slots: tuple[int, ...]
-    """In the order of their ranks."""
+    """The slots of the group's members, in the order of their ranks."""
     store: str
     """host:port of the rendezvous; "", to the first member: open it."""
     is_new: bool
@@ -570,7 +570,7 @@ class SampleFailed(Message):
     epoch: int
     data_epoch: int
     sample: int
-    """Its number in the dataset."""
+    """The index of the sample in the dataset."""
     error: str
     detail: str
     """The traceback."""
