@@ -320,7 +320,7 @@ def is_known(kind: str, name: str) -> bool:
 
 
 def singular(kind: str) -> str:
-    """As it is called in errors: "inner optimizer"."""
+    """What one of this kind is called in errors: "inner optimizer"."""
     return kind[:-1].replace("_", " ")
 
 

@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 RESEND_S = 1.0
 REFUSED_S = 2.0
-"""If all connections fail for this long, the cause is permanent."""
+"""How long all connections must fail for their cause to be permanent."""
 NO_REPLY_S = 15.0
 """A responsive coordinator acknowledges at once; without a reply for this long, it is mute."""
 CONNECT_S = 0.2
-"""Between two checks for an address that is not known yet."""
+"""Interval between two checks for an address that is not known yet."""
 LAST_REPLY_S = 0.2
 RESULT_BYTES_MAX = 4 * 1024 * 1024
 """The largest decompressed size of a result: a few compressed bytes could stand for gigabytes."""

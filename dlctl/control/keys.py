@@ -75,10 +75,9 @@ def read(directory: Path) -> bytes:
 
 
 def read_private(path: Path, bytes_max: int, what: str, if_known: str) -> bytes:
-    """At most one byte more than `bytes_max` of a key file. Raises DlctlError, which never contains
-    the content, if other users may have read the file.
-
-    what: its name in errors, "the run's key". if_known: what to do if another user has read it.
+    """Read at most one byte more than `bytes_max` of a key file. Raises DlctlError, which never
+    contains the content, if other users may have read the file. what: its name in errors, "the
+    run's key". if_known: what to do if another user has read it.
     """
     with os_errors_as(f"cannot read {what}", path):
         descriptor = regular.descriptor(path, os.O_NOFOLLOW)

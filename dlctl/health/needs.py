@@ -31,7 +31,7 @@ class Model(NamedTuple):
 
 class HostNeed(NamedTuple):
     name: str
-    """As in the job file, or `HERE`."""
+    """The agent's name in the job file, or `HERE`."""
     host: Host
     servers: tuple[str, ...]
     workers: int

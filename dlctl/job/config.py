@@ -486,12 +486,12 @@ class Host:
 
     @property
     def name(self) -> str:
-        """Its name in the job file; "": this machine."""
+        """The host's name in the job file; "": this machine."""
         return self.ssh
 
     @property
     def is_other(self) -> bool:
-        """Whether it has an agent of its own, with files of its own."""
+        """Whether the host has an agent of its own, with files of its own."""
         return bool(self.ssh)
 
 

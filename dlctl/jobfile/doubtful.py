@@ -9,7 +9,7 @@ from dlctl.launch.launcher import of
 
 
 def doubts(job: JobFile) -> list[str]:
-    """One sentence each."""
+    """Doubts about valid settings, one sentence each."""
     texts = [_push_before_fetch(job), *_launcher(job)]
     return [text for text in texts if text]
 

@@ -46,7 +46,7 @@ class JobFileProblem:
     """The line itself."""
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: all but the drawing."""
+        """The problem as a JSON object: all but the drawing."""
         return {k: v for k, v in asdict(self).items() if k not in ("width", "source")}
 
 

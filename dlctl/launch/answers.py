@@ -31,7 +31,7 @@ class CallResult(NamedTuple):
     """The result of one call to another machine."""
 
     host: str
-    """As in the job file."""
+    """The host's name in the job file."""
     value: dict[str, Any] | None
     """The answer of `daemons.node`; None: none was received."""
     status: int

@@ -14,18 +14,18 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 OUTPUT_BYTES_MAX = 4 << 20
-"""On a large cluster `sinfo` prints every node."""
+"""The largest output that is read: on a large cluster `sinfo` prints every node."""
 LATE = -1001
 """A status that no process has: it was killed after its timeout."""
 KILLED_S_MAX = 1.0
-"""For a killed command to exit."""
+"""Time for a killed command to exit."""
 
 
 class CommandOutput(NamedTuple):
     """Status and output of a command."""
 
     status: int
-    """Its exit code, minus a signal, or `LATE`."""
+    """The exit code, minus the number of the signal that ended the command, or `LATE`."""
     out: str
     err: str
 
@@ -60,7 +60,7 @@ class Command:
         return time.monotonic() >= self.until
 
     def said(self) -> CommandOutput:
-        """Its status and output. Call it once, after it has exited; kills it if it is late."""
+        """The status and output. Call it once, after the exit; kills the command if it is late."""
         has_ended = self._popen.poll() is not None
         if not has_ended:
             kill_group(self._popen)

@@ -51,22 +51,22 @@ class Launcher:
     # ------------------------------------------------------------ declarations
 
     Options: ClassVar[type[Any]]
-    """Its keys of [launcher], as a dataclass; the texts below the fields are their manual."""
+    """The launcher's keys of [launcher], as a dataclass with their manual below the fields."""
     title: ClassVar[str]
-    """What it is called in findings: "Slurm"."""
+    """The launcher's name in findings: "Slurm"."""
     noun: ClassVar[str]
     """What one of its hosts is called: "Slurm node"."""
     takes_hosts: ClassVar[bool]
-    """Its hosts are those that [[hosts]] lists; otherwise it brings its own, see `places`."""
+    """The hosts are those that [[hosts]] lists; otherwise the launcher brings its own (`places`).
+    """
     can_ask: ClassVar[bool]
-    """Its hosts answer requests at any time, see `ask` and `session`. Otherwise only their agents
-    can be asked, while they run."""
+    """The hosts answer requests at any time (`ask`, `session`), not only while their agents run."""
     outlives: ClassVar[bool]
     """Agents and their daemons go on when the coordinator that has started them has ended."""
     is_reclaimed: ClassVar[bool]
     """The owner of the hosts may take them back during a run: `agents` may report `base.Notice`."""
     copies_files: ClassVar[bool]
-    """Its hosts have no files of the run: the Python files of the task are sent to them."""
+    """The hosts have no files of the run: the Python files of the task are sent to them."""
 
     def __init__(self, options: Any) -> None:
         self.options = options

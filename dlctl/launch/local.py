@@ -146,7 +146,7 @@ class _Agent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """It has none."""
+    """No options: the local launcher needs none."""
 
 
 class Local(Launcher):

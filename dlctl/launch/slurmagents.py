@@ -28,7 +28,7 @@ log = logging.getLogger("dlctl")
 POLL_S = 2.0
 SOON_S = 0.2
 PICKUP_S = 20.0
-"""For a keeper to accept an order, while the job runs."""
+"""Time for a keeper to accept an order, while the job runs."""
 BEGIN_S = 90.0
 KILL_S = 5.0
 SUBMIT_S = 5.0
@@ -91,7 +91,7 @@ class SlurmAgents:
         self._due_at = min(self._due_at, time.monotonic() + SOON_S)
 
     def kill(self, name: str) -> None:
-        """If the keeper does not answer, its node is taken for dead, and the agent for gone."""
+        """Kill an agent by its keeper. Without an answer the node counts as dead."""
         agent = self._agents.get(name)
         if agent is None:
             return

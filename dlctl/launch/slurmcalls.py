@@ -22,9 +22,9 @@ from dlctl.util.fsync import replacing
 
 HANDLE = "slurm.json"
 COMMAND_S = 20.0
-"""For a Slurm command: by default it waits up to 10 s for the controller."""
+"""Timeout of a Slurm command, which by default waits up to 10 s for the controller."""
 ORDERLY_S = 8.0
-"""For the keepers to notice that the run is over; then the job is cancelled."""
+"""Time for the keepers to notice that the run is over; then the job is cancelled."""
 CANCEL_S = 5.0
 POLL_S = 0.5
 
@@ -35,12 +35,12 @@ class Handle(NamedTuple):
     directory: Path
     """The directory of the job's orders (`orderfiles`)."""
     name: str
-    """As squeue shows it."""
+    """The name of the job in squeue."""
     job_id: str = ""
     """"": not known yet."""
 
     def write(self, run_directory: Path) -> None:
-        """Raises OSError."""
+        """Write the handle to the run directory. Raises OSError."""
         value = {**self._asdict(), "directory": str(self.directory)}
         orderfiles.write(run_directory / HANDLE, value)
 

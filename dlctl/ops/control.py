@@ -170,7 +170,7 @@ def _not_at_work(snapshot: Snapshot, before: Mapping[str, int]) -> list[str]:
 
 
 def told(row: Row, now: float) -> str:
-    """As in "worker-3 (importing torch)"; for a hung worker, with the time of its kill if known."""
+    """As in "worker-3 (importing torch)"; a hung worker has the time of its kill, if known."""
     name, state = escape(str(row["name"])), row.get("state")
     if state in ("stopped", "failed", "unknown", GONE):
         return f"{name} (gone)"

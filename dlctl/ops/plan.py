@@ -146,7 +146,7 @@ def files(case: Case, job: JobFile, file: Path) -> Iterator[tuple[str, str]]:
 
 
 def known_model(file: Path, job: JobFile) -> Model | None:
-    """From the newest checkpoint of the newest run that has one; None if there is none."""
+    """The model's size in the newest checkpoint of the newest run that has one, or None."""
     from dlctl.runs import checkpoints
 
     for run in reversed(select.of_job(select.job_file(file), job.job.name)):

@@ -229,7 +229,7 @@ def _as_replicas(kept: Moments, inner: Choice, model: Layout) -> Arrays:
 def _shards(
     source: Source, job: JobFile, method: Method, kept: Moments | None
 ) -> list[TranslatedPart]:
-    """With the bounds of the old shards."""
+    """The translated shards, with the bounds of the old ones."""
     before, found = source.manifest, list[TranslatedPart]()
     more_tables = method.shape.tables_of(_options(job))[1:]
     for index, (lo, hi) in enumerate((shard["lo"], shard["hi"]) for shard in before["shards"]):

@@ -64,13 +64,13 @@ class RunMemory(Piece):
 
 @dataclass(frozen=True, slots=True)
 class Clock(Piece):
-    """Once the workers have been released."""
+    """The clock of a run, which starts when the workers are released."""
 
     KEY: ClassVar[str] = "clock"
     worked_s: float = 0.0
-    """Whole seconds since then."""
+    """Whole seconds since the workers were released."""
     checkpoint_s: float = 0.0
-    """At that time: seconds since the newest attempt to save a checkpoint."""
+    """Seconds since the newest attempt to save a checkpoint, when this was recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Finish(Piece):
 
     KEY: ClassVar[str] = "finish"
     started: int = 0
-    """How often."""
+    """How often `finish` was started."""
     result: Json | None = None
 
 

@@ -84,7 +84,7 @@ def places(run_directory: Path, servers: Servers) -> list[Path]:
 
 
 def _may_be_ours(directory: Path) -> bool:
-    """Whether it is absent or ours: in shared memory, any user may create this name."""
+    """Whether a directory is absent or ours: in shared memory any user may create this name."""
     try:
         info = directory.lstat()
     except OSError:

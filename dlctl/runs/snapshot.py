@@ -58,7 +58,7 @@ class Snapshot:
     """The corrected state: "failed" if the run should be live but its coordinator is gone."""
     reason: str
     is_live: bool
-    """Its coordinator is running or about to; or an agent is alive, which restarts it."""
+    """The run's coordinator is running or about to; or an agent is alive, which restarts it."""
     now: float
     coordinator_pid: int | None = None
     """The process id of the live coordinator; None if there is none."""

@@ -59,7 +59,7 @@ class TermLog:
         """All of them are on the disk. Of what a predecessor has appended this is not known."""
 
     def issue(self, name: str, term: int) -> None:
-        """To be appended."""
+        """Queue a term for the next `append`."""
         self._news[name], self.is_synced = term, False
 
     def append(self) -> None:
@@ -82,7 +82,7 @@ class OnDisk:
         self._path = directory / FILE
         self._descriptor: int | None = None
         self._is_named = False
-        """Its name is on the disk."""
+        """The directory entry of the file is on the disk."""
 
     def read(self) -> bytes:
         with suppress(FileNotFoundError):

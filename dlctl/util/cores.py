@@ -20,7 +20,7 @@ MOUNTS_V2 = ("", "unified")
 
 
 def usable() -> int:
-    """At least one."""
+    """The number of cores that this process may use, at least 1."""
     return within(len(os.sched_getaffinity(0)), quotas(Path("/")))
 
 

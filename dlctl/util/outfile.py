@@ -26,7 +26,7 @@ STDOUT = Path("/dev/stdout")
 BROKEN_PIPE_EXIT_CODE = 141
 """The exit status of a program that wrote to a pipe without a reader: 128 + SIGPIPE."""
 READER_S = 60.0
-"""For a process to open a FIFO for reading."""
+"""Time for another process to open a FIFO for reading."""
 POLL_S = 0.05
 
 

@@ -77,7 +77,7 @@ def command(ctx: click.Context, file: Path, fresh: bool) -> None:
 
 
 def _attend(launched: Launched, progress: live.ProgressLines) -> Snapshot:
-    """From the start to the end: show warnings as they arrive, and the progress."""
+    """Follow a run from start to end: show warnings as they arrive, and the progress."""
     directory = launched.directory
     names = list(load(directory).roles())
     printer, follower = log_lines.Printer(names), logs.Follower(directory, names)

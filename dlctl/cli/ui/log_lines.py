@@ -34,7 +34,7 @@ class Printer:
     """Prints lines in one of three shapes and tracks the incarnation of each daemon."""
 
     def __init__(self, names: Collection[str], shape: str = "text") -> None:
-        """For lines of these daemons; `shape` is "text", "raw" (no prefix) or "json"."""
+        """names: the daemons to print. shape: "text", "raw" (no prefix) or "json"."""
         self.width = max(map(len, names), default=0)
         self.shape = shape
         self.incarnations: dict[str, int] = {}

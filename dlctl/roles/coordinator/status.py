@@ -126,7 +126,7 @@ class StatusReport:
         return end is not None and end.is_shutting_down() and self.run.released_at is not None
 
     def _row(self, run: Json) -> Json:
-        """A row of the run's time series (`runs/series.py`), taken from what `status` shows."""
+        """A row of the run's time series (`records/series.py`), taken from what `status` shows."""
         workers = self.run.members.of_role("worker")
         return {
             "samples": run["samples"],
