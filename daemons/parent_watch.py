@@ -1,4 +1,4 @@
-"""Ends daemons that have no parents: neither a coordinator nor an agent.
+"""Ends orphaned daemons, which have neither a coordinator nor an agent.
 
 An agent restarts its coordinator, and the coordinator its agents. This module handles the remaining
 cases: both are gone, or the run itself has ended.

@@ -1,6 +1,6 @@
 """Evidence that the kernel's OOM killer has killed a process.
 
-SIGKILL does not tell its sender. The evidence is a counter of the process's memory cgroup:
+SIGKILL does not show its sender. The evidence is a counter of the process's memory cgroup:
 `oom_kill` in `memory.events` (cgroup v2) or `memory.oom_control` (v1). It counts every OOM kill, by
 the cgroup's own limit or by the whole machine's. A limit is named only if the kernel reports that
 it was reached.

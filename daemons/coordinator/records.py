@@ -216,7 +216,7 @@ class RunRecords:
         export(self.exporters, lambda exporter: exporter.add_row(*row))
 
     def _on_snapshot(self, effect: j.StatusSnapshot) -> None:
-        # `updated_by` tells a reader whether the current coordinator wrote this row.
+        # `updated_by` shows a reader whether the current coordinator wrote this row.
         run = to_wall_clock(effect.run) | self.me | {"updated_by": self.me["pid_start"]}
         export(self.exporters, lambda exporter: exporter.take_snapshot(run, effect.daemons))
         run["metric_every_s"] = dict(self._series.every_s)

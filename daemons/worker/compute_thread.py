@@ -359,8 +359,8 @@ class ComputeThread:
         )  # fmt: skip
 
     def _keep_or_restore(self, *, is_good: bool) -> None:
-        """Undo what a poisoned batch did to the buffers: a running mean that was NaN once stays NaN
-        for ever. Even the variance of a good batch may overflow float32.
+        """Undo what a batch that is not finite did to the buffers: a running mean that was NaN once
+        stays NaN for ever. Even the variance of a good batch may overflow float32.
         """
         before, after = self._averaged, self._replica.averaged()
         # A mask may contain -inf on purpose; only finite values have to stay finite.

@@ -27,8 +27,9 @@ _TABLE = (
     '("uniform", from, to) or ("normal", mean, standard deviation)'
 )
 MARKED = 16
-"""If a table has up to so many rows per named row, duplicates are found by marks in an array. That
-is faster than sorting, and takes much less memory than the fetched rows."""
+"""The most rows of a table per named row for which duplicates are found by marks in an array. That
+is faster than sorting, and takes much less memory than the fetched rows.
+"""
 
 
 def entries_of(task: Task) -> tuple[TensorEntry, ...]:
@@ -74,8 +75,9 @@ class RowSteps:
         self.fetch: Callable[[Array], Array] | None = None
         """Fetches these rows from the servers; set by the compute thread."""
         self._places: list[dict[str, Tensor]] = []
-        """For each coming batch: table -> positions among the table's named rows, in the shape of
-        the task's indices."""
+        """One entry for each coming batch: table -> positions among the table's named rows, in the
+        shape of the task's indices.
+        """
         self._counts: dict[str, int] = {}
         """Table -> number of named rows."""
         self._values: dict[str, Tensor] = {}

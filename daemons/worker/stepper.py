@@ -36,7 +36,7 @@ CLOSE = 1e-3
 float32 arithmetic.
 """
 SCALE_MIN = 1.0
-"""At or below this scale, an infinite gradient has another cause than the scale."""
+"""The least loss scale: at or below it an infinite gradient has another cause than the scale."""
 
 
 class Stepped(NamedTuple):

@@ -424,8 +424,10 @@ class ShardSide(ABC):
     averages: ClassVar[bool] = False
     """Whether an update is made of the mean of all members' pushes for a step."""
     asks_lead: ClassVar[bool] = False
-    """Whether it holds pushes until the lead has decided which of them count. Then it implements
-    `held` and `decided`, and `Shard.version` is its clock. Only for the table of parameters."""
+    """Whether the shard holds pushes until the lead has decided which of them count. Then it
+    implements `held` and `decided`, and `Shard.version` is its clock. Only for the table of
+    parameters.
+    """
 
     @classmethod
     def of(cls, options: Any) -> type[ShardSide]:
@@ -468,7 +470,7 @@ class ShardSide(ABC):
         """Handle a push that is new, in order and finite. Exactly one outcome must be of it."""
 
     def left_out(self, push: messages.Push, reason: str) -> list[PushOutcome]:
-        """Handle a push that is new and in order, but poison: nothing of it may be used.
+        """Handle a push that is new and in order, but not usable, such as one that is not finite.
 
         Exactly one outcome must be of it, REFUSED or at first HELD, with the reason.
         """

@@ -21,7 +21,7 @@ class Mean:
     """The mean by samples, of pushes that are dense once they have arrived."""
 
     is_of_gradients: ClassVar[bool] = True
-    """Whether a push is the gradient of a batch, so that their differences tell the noise."""
+    """Whether a push is the gradient of a batch: then differences of pushes measure the noise."""
 
     def __init__(self, side: ShardSide) -> None:
         self.side = side

@@ -344,7 +344,7 @@ class Collective(Need):
     step: int = 0
     """The step that is summed: all members must be at the same one; a joining member adopts it."""
     hands_on: bool = False
-    """It transfers the state of the group to members that have joined (`passed_on`)."""
+    """The member transfers the state of the group to members that have joined (`passed_on`)."""
     beside: float = 0.0
     """A number that is averaged along with it, in float64 whatever the `dtype`."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"

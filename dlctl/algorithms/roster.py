@@ -1,6 +1,6 @@
 """Who counts on a shard, and from which clock on: for shard sides that wait for their replicas.
 
-A shard side gives its roster what it is told, and asks it for whom to wait:
+A shard side passes events to its roster, and asks it for whom to wait:
 
     self.roster = Roster()
     def push(...):     self.roster.count(push.slot, push.clock)        # or `rest`: it has no data
@@ -26,8 +26,8 @@ limit one push could take a shard to the largest clock."""
 
 
 def absurd(push: messages.Push, clock: int) -> str:
-    """Why no honest replica could push this to a shard at this clock; "" if one could. `IDLE` is
-    absurd, too, where a method does not use it.
+    """Why no correct replica could push this to a shard at this clock; "" if one could. `IDLE` is
+    never valid where a method does not use it.
     """
     if push.clock - clock <= AHEAD_MAX:
         return ""
@@ -82,8 +82,8 @@ class Roster:
         return {"clocks": [[slot, -1 if clock is None else clock] for slot, clock in rows]}
 
     def resume(self, state: Json) -> None:
-        """Replace the roster that returned `state`. One that was not told the members before it
-        died has left none.
+        """Restore the roster that returned `state`. One that died before it knew the members has no
+        state.
         """
         rows = state["clocks"] if "clocks" in state else state.get("due_from", [])  # As once named.
         self._clocks = {slot: None if clock < 0 else clock for slot, clock in rows}

@@ -206,7 +206,7 @@ def that_have(ability: str) -> list[str]:
         try:
             kind = load(name)
         except ImportError:
-            continue  # It is told when somebody names it.
+            continue  # It is reported when somebody names it.
         if getattr(kind, ability):
             found.append(name)
     return found

@@ -123,7 +123,7 @@ def end(run_directory: Path, *, at_once: bool = False) -> None:
 
 
 def _keep_log(handle: Handle, run_directory: Path) -> None:
-    """Save the output of the job: only it tells why a keeper could not be started."""
+    """Save the output of the job: only there is the reason why a keeper could not be started."""
     log = handle.directory / slurmscript.LOG
     with suppress(OSError):
         if log.stat().st_size:

@@ -85,7 +85,7 @@ class Judgement(NamedTuple):
 
     @property
     def unchecked(self) -> Counter[str]:
-        """Why -> acknowledged pushes whose fate is unknown."""
+        """Reason -> acknowledged pushes of which it is unknown whether they are applied."""
         found: Counter[str] = Counter()
         for verdict in self.verdicts:
             if verdict.lost is None:

@@ -66,7 +66,7 @@ def require_own(snapshot: Snapshot) -> None:
 
 def origin(snapshot: Snapshot) -> tuple[Path, str] | None:
     """(the original's directory, the evidence) if this directory is a copy; None if not, or if its
-    database cannot be read and nothing else tells. A live run is often damaged in copying.
+    database cannot be read and there is no other evidence. A live run is often damaged in copying.
     """
     directory, run_id, recorded = snapshot.directory, _run_id(snapshot), _recorded(snapshot)
     is_itself = run_id == directory.name and _is_at(directory, recorded)

@@ -113,7 +113,7 @@ def newest(directory: Path, db: RunDb) -> dict[str, int]:
     """The newest terms of a run. Raises DlctlError if they are damaged, or cannot be read.
 
     Those that a coordinator remembered of its daemons count, too: if the last line of the file is
-    unreadable, nothing tells whether it was torn or damaged.
+    unreadable, it is unknown whether it was torn or damaged.
     """
     try:
         known, _ = _read(OnDisk(directory))

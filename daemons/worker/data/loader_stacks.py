@@ -28,7 +28,7 @@ _ESCAPE = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
 
 def answer(path: str) -> None:
     """Let this process, which loads data, write its stack to the file whenever it is asked."""
-    with suppress(OSError):  # Without /proc nobody is told where it is.
+    with suppress(OSError):  # Without /proc nobody can see where it is.
         faulthandler.register(ASKED_WITH, open(path, "ab"), all_threads=False)  # noqa: SIM115
 
 

@@ -28,7 +28,7 @@ from dlctl.wire.messages import Array
 
 
 class BatchesAhead:
-    """In rank 0: the batches that later ranks compute ahead."""
+    """The batches that later ranks compute ahead, as rank 0 requests and collects them."""
 
     def __init__(self, ranks: Ranks, replica: TorchReplica, data: list[Any]) -> None:
         """Returns when all ranks share the model. data: `identity` of the loader of rank 0. Raises

@@ -212,8 +212,8 @@ def piece(
     vector: Tensor,
     is_owned: bool,
 ) -> ModelSlice:
-    """On the CPU the optimiser steps the values in the replica's memory; the model uses the same
-    memory if possible, otherwise a copy of another form or dtype.
+    """Make a slice of these tensors. On the CPU the optimiser steps the values in the replica's
+    memory; the model uses the same memory if possible, otherwise a copy of another form or dtype.
     """
     master = vector[lo:hi].view(shape)[cut]
     if local.device.type == "cpu":

@@ -54,7 +54,7 @@ class RankPart:
         tells: bool,
         precision: str,
     ) -> None:
-        """tells: whether its losses count; False: they repeat those of another rank."""
+        """tells: whether this rank reports its losses; False: they repeat those of another rank."""
         self.task, self.model, self.layout = task, model, layout
         self.pieces, self.memory, self.device = pieces, memory, device
         self.rank, self.tells = rank, tells

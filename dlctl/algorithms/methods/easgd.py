@@ -196,7 +196,7 @@ class _Centre(Beside):
 
 
 def alpha_of(side: ReplicaSide) -> float:
-    """The current alpha."""
+    """The elastic force of a replica, alpha, by its current settings."""
     alpha = side.options.alpha
     return BETA / len(side.members | {side.slot}) if isinstance(alpha, str) else alpha
 

@@ -49,7 +49,7 @@ OP = "pair"
 @dataclass(slots=True, kw_only=True)
 class Options:
     local_steps: Live[Annotated[int, Ge(1)]] = 50
-    """From one outer step to the next, H."""
+    """The steps from one outer step to the next, H."""
     outer_lr: Annotated[float, Gt(0), Le(2)] = 0.7
     """beta."""
     outer_momentum: Annotated[float, Ge(0), Lt(1)] = 0.5

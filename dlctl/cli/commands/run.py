@@ -109,7 +109,7 @@ def _attend(launched: Launched, progress: live.ProgressLines) -> Snapshot:
 
 def _is_cause(line: Line, snapshot: Snapshot) -> bool:
     """Whether the error that ends a failed run's command says this as well: the error of a daemon,
-    as itself or the coordinator told it, or that its process has ended.
+    as itself or the coordinator reported it, or that its process has ended.
     """
     if snapshot.state not in ("stopping", "failed"):
         return False  # The reason of a degraded run names daemons, too.

@@ -60,5 +60,5 @@ def command(job: str | None) -> None:
 
 
 def acknowledged(count: int) -> str:
-    """As in "1,234 acknowledged pushes"."""
+    """A count for people: "1,234 acknowledged pushes"."""
     return f"{count:,} acknowledged push{'' if count == 1 else 'es'}"

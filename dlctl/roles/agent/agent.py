@@ -42,7 +42,7 @@ RESTART_FIRST_S, RESTART_MAX_S = 0.5, 5.0
 """The coordinator is restarted at once; with backoff while each one dies before it works, until the
 `Watchdog` expires."""
 WORKS_S = 2.0
-"""A coordinator that is heard so long after its restart works."""
+"""A coordinator that sends a message so long after its restart works."""
 TERMINATE_S = 5.0
 """How long a process has between SIGTERM and SIGKILL."""
 

@@ -66,7 +66,7 @@ class Evaluations(Owner):
     has_last: bool = field(default=False, init=False)
     """The final parameters have been evaluated."""
     _begun: float = field(default=0.0, init=False)
-    """Since when the worker has been evaluating, hanging before it starts, or silent."""
+    """Since when the worker has been evaluating, hanging before it starts, or stale."""
     _evaluated_by: str = field(default="", init=False)
     has_finish: bool = field(default=False, init=False)
     """Whether the task has a `finish`."""

@@ -137,7 +137,7 @@ class Requests(CoordinatorPart):
         """
         run, rows = self.status.look(now)
         run = {"run_id": self.run.run_id, "name": self.run.job.job.name} | run
-        if len(json.dumps(run)) > STATUS_CHARS_MAX:  # Daemons have reported absurd texts.
+        if len(json.dumps(run)) > STATUS_CHARS_MAX:  # Daemons have reported long texts.
             run = {key: value for key, value in run.items() if len(str(value)) <= TEXT_CHARS_MAX}
         shown: list[Json] = []
         room = STATUS_CHARS_MAX
@@ -171,7 +171,7 @@ class Requests(CoordinatorPart):
         self._stop_requests.clear()
 
     def tell(self, now: float) -> None:
-        """Tell waiting clients which daemons delay them, at changes; short waits are left out."""
+        """Notify waiting clients of daemons that delay them, at changes, but not of short waits."""
         end, is_stopping = self.run.shutdown, bool(self._stop_requests)
         requests = self._stop_requests if end and is_stopping else self._save_requests
         if not requests or now < self._send_at:

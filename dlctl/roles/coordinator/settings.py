@@ -1,7 +1,7 @@
 """Live settings: a change is done when the daemons have acknowledged it, not when it was sent.
 
 A request is validated here: either all of its keys are applied to all of its daemons, or none.
-After a timeout the client is told which daemons have not answered. The request is resent until the
+After a timeout the client learns which daemons have not answered. The request is resent until the
 daemon answers or its process ends: the next process starts with the new values.
 """
 

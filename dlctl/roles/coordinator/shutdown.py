@@ -295,8 +295,8 @@ class RunShutdown(Owner):
 
     def _waits_for_evaluation(self) -> bool:
         """A worker that evaluates pushes nothing, and must end that before the last evaluation
-        anyway: only then its time to drain begins. Only the worker that was asked to is believed:
-        an evaluation has a deadline.
+        anyway: only then its time to drain begins. Only the worker that was asked to counts: an
+        evaluation has a deadline.
         """
         worker = self.members.get(self.evaluations.worker)
         return EVALUATING in self.steps and worker is not None and worker.evaluates

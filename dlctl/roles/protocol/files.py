@@ -246,7 +246,7 @@ class Transfers:
         """Fetch a file from `peer`; `done` is called once, unless it is cancelled."""
         self.cancel(wanted.file)
         progress = progress or (lambda now: None)
-        # The first piece of a file of unknown size tells it.
+        # The first piece of a file of unknown size has it.
         whole = (0, PIECE_BYTES_MIN if wanted.nbytes is None else wanted.nbytes)
         left = [(lo, hi) for lo, hi in wanted.ranges or (whole,) if lo < hi]
         transfer = _Transfer(peer, wanted, done, progress, wanted.nbytes, left)

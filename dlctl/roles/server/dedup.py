@@ -5,8 +5,8 @@ expects. It accepts only that number: an older one is a duplicate (acknowledged 
 again), a newer one means that a push was lost in flight (nothing is applied, the worker resends).
 An older epoch belongs to a process that has been replaced: it is fenced.
 
-The fate of a number that was not applied is stored for as long as its push may be resent: if the
-ack was lost, the worker gets that fate again, and not an ack as if the push were in the shard.
+The outcome of a push that was not applied is stored for as long as it may be resent: if the ack was
+lost, the worker gets the same outcome, and not an ack as if the push were in the shard.
 
 A push held by a barrier is accepted, but is only in this server's memory. So the state that is
 stored with the shard (`to_json`) ends before the lowest held push, which is new to the next server.

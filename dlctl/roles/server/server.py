@@ -212,7 +212,7 @@ class Server:
         handler(self, message, now)
 
     def _on_guests(self, message: m.Guests, now: float) -> None:
-        """Take a list of guests; a stale one is ignored."""
+        """Take the list of peers that may connect; a stale one is ignored."""
         if message.number >= self._guest_list:
             self._guest_list = message.number
             self.authz.admit(guests_in(message.names))
@@ -463,7 +463,7 @@ class Server:
         self.context.send(COORDINATOR, report)
 
     def _report_slow_disk(self, now: float) -> None:
-        """Tell nothing but that, and since when: the rest is not durable."""
+        """Report only that the disk is slow, and since when: the rest is not durable."""
         wait = {"commits": self.commits.under_way, "commit_wait_s": self.commits.waits_s(now)}
         of = (self.birth.name, self.birth.incarnation, WAITS_FOR_DISK, "")
         self.context.send(COORDINATOR, m.Report(*of, {**self._reported, **wait}))

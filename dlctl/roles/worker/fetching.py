@@ -155,8 +155,8 @@ class Fetcher:
             del self._in_flight[message.request]
 
     def place(self, fetched: Fetched, parameters: Vector, arrival: Arrival) -> None:
-        """Place the received slices in the model, which the next gradients use. `arrival` is told
-        the bounds of every slice, before and after it is placed.
+        """Place the received slices in the model, which the next gradients use. `arrival` gets the
+        bounds of every slice, before and after it is placed.
         """
         for client in fetched.clients:
             arrived = fetched.slices.pop(client.shard, None)

@@ -200,11 +200,11 @@ class StepSource(Protocol):
         ...
 
     def acted(self) -> None:
-        """The method has begun another need: if there is no data it is told so again."""
+        """The method has begun another need: if there is no data, it is notified again."""
         ...
 
     def has_ended(self) -> bool:
-        """Whether the method was told that no data follows, because the replica leaves."""
+        """Whether the method was notified that no data follows, because the replica leaves."""
         ...
 
     def is_computing(self) -> bool:

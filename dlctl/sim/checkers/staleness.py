@@ -29,7 +29,7 @@ class StalenessChecker(Checker):
         self.book = book
         self._parameters = Versions()
         self.reported: list[int] = []
-        """For every applied push, in order."""
+        """The reported staleness of every applied push, in order."""
         self._applied: defaultdict[int, set[PushKey]] = defaultdict(set)
         self._known: set[Process] = set()
         self._before: dict[int, int] = {}

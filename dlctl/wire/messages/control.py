@@ -153,7 +153,7 @@ class Members(Message):
 
 @record
 class Guests(Message):
-    """To a server: who may connect. Repeated until `Noted`; the newest `number` counts."""
+    """To a server: its allowed peers. Repeated until `Noted`; the newest `number` counts."""
 
     number: int
     names: bytes
@@ -563,8 +563,9 @@ class NormTotal(Message):
 @record
 class SampleFailed(Message):
     """From a worker: a sample could not be loaded, and its batch continued without it. Repeated
-    until `SampleNoted`; each counts once in a data epoch. It is sent before `PortionDone`: a worker
-    that does not have the portion any more is not believed."""
+    until `SampleNoted`; each counts once in a data epoch. It is sent before `PortionDone`: the
+    report of a worker that does not have the portion any more is ignored.
+    """
 
     slot: int
     epoch: int

@@ -19,7 +19,7 @@ D = TypeVar("D", bound="Observed")
 
 
 class Observed:
-    """A daemon that tells its observers which of its attributes has changed."""
+    """A daemon that notifies its observers which of its attributes has changed."""
 
     __slots__ = ("_observers",)
     _observers: Mapping[str, Sequence[MembershipObserver]]
@@ -133,7 +133,7 @@ class ChangedDaemons(Generic[D]):
 
 
 class ByContact(Generic[D]):
-    """All daemons, the one that was heard longest ago first."""
+    """All daemons by their newest message, the oldest first."""
 
     fields = ("heard_at",)
 
@@ -144,7 +144,7 @@ class ByContact(Generic[D]):
         newest = next(self.newest(), daemon)
         self._order[daemon.name] = daemon
         self._order.move_to_end(daemon.name)
-        if daemon.heard_at < newest.heard_at:  # It is new, and was never heard.
+        if daemon.heard_at < newest.heard_at:  # It is new, and has sent nothing yet.
             rows = sorted(self._order.items(), key=lambda row: row[1].heard_at)
             self._order = OrderedDict(rows)
 
@@ -157,7 +157,7 @@ class ByContact(Generic[D]):
         return list(takewhile(lambda daemon: now - daemon.heard_at > limit_s, every))
 
     def newest(self) -> Iterator[D]:
-        """The one that was heard last comes first."""
+        """All daemons by their newest message, the newest first."""
         return reversed(self._order.values())
 
 

@@ -1,6 +1,6 @@
 """Unreachable hosts: retried for a while, then given up.
 
-The only sign of life of an agent on another machine is its messages. When it is silent it is
+The only heartbeat of an agent on another machine is its messages. When it is stale it is
 restarted there; while that fails, its host is away. Processes there keep running on their own,
 and are not replaced: they may come back with all of their state. After `host_s` the host is given
 up. Its workers are started on other hosts, with new epochs, so that the old ones are fenced if they

@@ -149,7 +149,7 @@ class Registration(Owner):
         daemon.host = self._agents[daemon.agent].name or message.host
         daemon.pid = message.pid
         if daemon.registered:
-            # Its welcome may wait until the term is on record; send a sign of life meanwhile.
+            # Its welcome may wait until the term is on record; send a heartbeat meanwhile.
             self.context.send(daemon.name, m.Heard())
         else:
             daemon.registered = True

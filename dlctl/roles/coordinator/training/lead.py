@@ -67,7 +67,7 @@ class MethodLead:
         self._pool.drop(before=self.side.data_epoch)
 
     def update_epoch(self) -> None:
-        """A portion is leased or done: tell a method that ends its data epochs."""
+        """Update the data epoch of a method that ends its epochs: a portion was leased or done."""
         if self.cuts_epochs and self._pool is not None:
             self.side.epoch = self._pool.standing(self.side.data_epoch)
 
