@@ -96,7 +96,7 @@ class OomWatch:
             self._last[group] = group.kills() or 0
 
     def forget(self, pid: int) -> None:
-        """This process has ended."""
+        """Forget a process that has ended."""
         self._groups.pop(pid, None)
 
     def cause(self, pid: int) -> str:

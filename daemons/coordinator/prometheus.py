@@ -156,7 +156,7 @@ def _of_daemons(daemons: Sequence[Json]) -> Iterator[Metric]:
 
 
 def _gauge(name: str, text: str, value: Any) -> Metric:
-    """Without a sample, if there is no value."""
+    """A gauge with one sample; with none, if there is no value."""
     return GaugeMetricFamily(f"dlctl_{name}", text, value=_number(value))
 
 

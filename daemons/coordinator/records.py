@@ -50,10 +50,10 @@ class Exporter:
         """A row of a series (`records/series.py`); at: seconds since 1970."""
 
     def take_snapshot(self, run: Json, daemons: Sequence[Json]) -> None:
-        """The state that `status` shows now."""
+        """Store the state that `status` shows now."""
 
     def close(self) -> None:
-        """The run is over."""
+        """Write what is left and close: the run is over."""
 
 
 def export(exporters: list[Exporter], what: Callable[[Exporter], None]) -> None:

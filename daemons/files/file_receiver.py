@@ -107,7 +107,7 @@ class FileReceiver:
         self.loop.post(FileSealed(effect.file, error))
 
     def _on_progress(self) -> None:
-        """More bytes have been read."""
+        """Report that more bytes have been read."""
         if time.monotonic() - self._reported_at >= READING_S:
             self._reported_at = time.monotonic()
             self.loop.post(StillReading())

@@ -42,9 +42,9 @@ SMI = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
 LOGIND = Path("/etc/systemd/logind.conf")
 LINGER = Path("/var/lib/systemd/linger")
 BOOTED = Path("/run/systemd/system")
-"""Exists only if systemd runs."""
+"""A file that exists only if systemd runs."""
 USER_UID_MIN = 1000
-"""systemd exempts system users."""
+"""The least id of a user that systemd does not exempt."""
 YES = ("yes", "true", "1", "on")
 
 

@@ -50,7 +50,7 @@ class Node(Protocol):
     """The node, as its batch system describes it."""
 
     owner: str
-    """What the batch system is called."""
+    """The name of the batch system."""
     shared: str
     """How to give the orders a directory that all nodes share, as a hint."""
     agent: str
@@ -118,7 +118,7 @@ class Keeper:
         return f"no order received for {idle_s:.0f} s" if idle_s > IDLE_S_MAX else ""
 
     def _is_run_over(self) -> bool:
-        """False if the file server does not answer."""
+        """Whether the run is over; False if the file server does not answer."""
         try:
             return orderfiles.OVER in os.listdir(self.directory)
         except FileNotFoundError:

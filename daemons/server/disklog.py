@@ -69,7 +69,7 @@ class DiskLog(TablesInFiles):
         return self._storage
 
     def open(self, spec: Spec) -> None:
-        """Raises DlctlError, or Held."""
+        """Open the log of a shard. Raises DlctlError, or Held if another process has it."""
         self.close()  # An earlier attempt may have found no space.
         own_directory(self.directory)
         self.shard = spec.place

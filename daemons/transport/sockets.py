@@ -90,7 +90,7 @@ class Transport:
         """Name -> time until which its messages are discarded."""
 
     def _socket(self, kind: int, address: str) -> zmq.Socket[bytes]:
-        """The only place where sockets are made."""
+        """Make a socket; no other place does."""
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.LINGER, LINGER_MS)
         socket.setsockopt(zmq.MAXMSGSIZE, codec.FRAME_BYTES_MAX)

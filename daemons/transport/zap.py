@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 class Gatekeeper:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self.refused = 0
-        """Connections refused."""
+        """The number of refused connections."""
         self._names: Mapping[bytes, bytes] | None = None
         """Public key -> name; None: not set yet."""
         self.decided = threading.Event()

@@ -46,7 +46,7 @@ class EarlySum:
         self.summed = summed
         self.cuts = cuts(len(summed))
         self.works: list[Any] = []
-        """One for each started part."""
+        """The operations of torch, one for each started part."""
         self.is_void = False
         """This member has discarded the gradient whose sum it had started."""
         self.error: Exception | None = None
@@ -129,7 +129,7 @@ class GradientParts:
             [n for n, (lo, hi) in enumerate(bounds) if lo < cut.stop and cut.start < hi]
             for cut in cuts(bounds[-1][1])
         ]
-        """The parameters in each."""
+        """The numbers of the parameters in each part."""
         self._early: EarlySum | None = None
         self._before: list[_State] = []
         """The state of each gradient before the pass: it may be of earlier batches."""

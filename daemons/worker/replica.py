@@ -43,7 +43,7 @@ class Measured(NamedTuple):
     """The results of one batch."""
 
     loss: float
-    """May be NaN or infinite."""
+    """The loss of the batch, which may be NaN or infinite."""
     metrics: dict[str, float]
     """The finite ones of the metrics that the task's loss returns."""
     weight: float | None = None

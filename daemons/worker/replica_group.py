@@ -296,7 +296,7 @@ class _Member:
         return made
 
     def begin_sum(self, size: int, weight: float) -> EarlySum | None:
-        """Called in the compute thread."""
+        """Start the sum of a gradient's parts; called in the compute thread."""
         with self._in_group:
             if self._early is not None:  # That gradient was discarded.
                 self._early.is_void = True

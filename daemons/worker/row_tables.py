@@ -83,7 +83,7 @@ class RowSteps:
         self._values: dict[str, Tensor] = {}
         """Table -> its named rows, after the steps so far."""
         self._begun: Array | None = None
-        """The rows as fetched."""
+        """The fetched rows, before the step."""
         self._used: list[_Used] = []
         """The rows of the batches of the current step."""
         self._rate, self._scale = 0.0, 1.0

@@ -71,7 +71,7 @@ class Stepper:
         """The limit for gradients from elsewhere (`along`)."""
         self.inner = inner
         self.steps = 0
-        """Made so far, by this process."""
+        """The steps that this process has made so far."""
         self._along: tuple[int, list[Tensor]] | None = None
         """The address of the newest gradient from elsewhere, and its views, which keep its memory
         alive.

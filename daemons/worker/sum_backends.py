@@ -41,7 +41,7 @@ class Device(NamedTuple):
     gpu: str = ""
     """The UUID of the GPU; "": the member has none for this."""
     nccl: str = ""
-    """The version."""
+    """The version of NCCL."""
 
 
 def uses_nccl(devices: Sequence[Device]) -> bool:

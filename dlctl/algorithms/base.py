@@ -208,7 +208,7 @@ class Site:
     slot: int
     layout: Layout
     rng: np.random.Generator
-    """Seeded by job, slot and epoch."""
+    """A random generator of the replica, seeded by job, slot and epoch."""
     members: frozenset[int]
     has_inner: bool = False
     """Whether the replica has its own optimiser, for `Gradient(step=True)`."""
@@ -296,7 +296,7 @@ class ReplicaSide(ABC):
 
     @residual.setter
     def residual(self, vector: Vector | None) -> None:
-        """None: nothing is left."""
+        """Set what pushes have not sent yet; None: nothing is left."""
         self._residual = vector
 
     def has_residual(self) -> bool:
@@ -304,7 +304,7 @@ class ReplicaSide(ABC):
         return self._residual is not None
 
     def accrue(self, gradient: Vector) -> None:
-        """Add to the residual."""
+        """Add a gradient to the residual."""
         if self._residual is None:
             self._residual = copy_of(gradient)
         else:
@@ -415,7 +415,7 @@ class ShardSide(ABC):
     """One shard. Every method returns the pushes that it settled, in order."""
 
     takes_pushes: ClassVar[bool] = True
-    """Whether replicas push to it at all."""
+    """Whether replicas push to the table at all."""
     applies_as_pushed: ClassVar[bool] = False
     """Whether `push` passes a delta to the shard at once and unchanged, so that the shard may
     process it while it is being received."""
@@ -749,7 +749,7 @@ class Method:
 
     @property
     def is_driven(self) -> bool:
-        """Whether the coordinator drives it."""
+        """Whether the coordinator drives the method (`Lead.drive`)."""
         return self.lead.portions == "batch"
 
     @property

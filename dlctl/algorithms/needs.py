@@ -84,7 +84,7 @@ class Named(NamedTuple):
 
 
 class Pull(NamedTuple):
-    """strength * (parameters - toward)."""
+    """A term of the gradient: strength * (parameters - toward)."""
 
     strength: float
     toward: Vector
@@ -107,7 +107,7 @@ class Gradient(Need):
     gather: bool = True
     """False: the `Step` has no gradient; to gather it into one vector takes time."""
     pull: Pull | None = None
-    """Added to the gradient of an own step."""
+    """A pull that is added to the gradient of an own step."""
     fresh: bool = False
     """The replica's optimiser resets its state before this step."""
     steps: int = 1
@@ -129,7 +129,7 @@ class Step(NamedTuple):
     """
 
     gradient: Vector | None
-    """None: without `Gradient.gather`."""
+    """The gradient; None: `Gradient.gather` was not set."""
     samples: int
     loss: float
     norm: float = math.inf
@@ -288,7 +288,7 @@ class Receipt(NamedTuple):
     """Shard -> APPLIED, BUFFERED, LATE, REFUSED or DUPLICATE."""
 
     def is_applied(self) -> bool:
-        """Whether all of it is in the table."""
+        """Whether all of the write is in the table."""
         return all(kind in ("applied", "duplicate") for kind in self.outcomes.values())
 
 

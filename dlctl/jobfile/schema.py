@@ -121,7 +121,7 @@ def _fault(
 
 
 def _range(kind: Any, path: KeyPath, detail: ErrorDetails) -> str:
-    """The whole range; pydantic names only the violated bound."""
+    """The whole range of a value: pydantic names only the violated bound."""
     (limit,) = detail["ctx"].values()
     beyond = bounds.bound(_BOUNDS[detail["type"]](limit))
     whole = (ends for ends in bounds.bounds(_hint_at(kind, path)) if beyond in ends)

@@ -100,7 +100,7 @@ def in_memory(data: bytes) -> int:
 
 
 def wait_for_any(fds: Iterable[int], timeout_s: float) -> None:
-    """Wait until one of them is readable."""
+    """Wait until one of the descriptors is readable."""
     poller = select.poll()
     for fd in fds:
         poller.register(fd, select.POLLIN)

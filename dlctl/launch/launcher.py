@@ -40,7 +40,7 @@ class Left(NamedTuple):
     done: tuple[str, ...] = ()
     """Sentences about what has ended, and what has not."""
     error: DlctlError | None = None
-    """Why it is unknown what is there."""
+    """Why it is unknown what is left on the host."""
     may_run: bool = False
     """Processes of the run may still be there."""
 

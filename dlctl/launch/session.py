@@ -38,7 +38,7 @@ END_S = 2.0
 
 
 class Session:
-    """Must be closed. Not thread-safe."""
+    """A session of requests to one host. Must be closed. Not thread-safe."""
 
     def __init__(
         self, host: str, command: list[str], explained: Callable[[CallResult], DlctlError] = explain

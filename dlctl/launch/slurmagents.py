@@ -41,7 +41,7 @@ Json = orderfiles.Json
 class _Agent:
     incarnation: int
     state: str
-    """ordered begins up killing gone"""
+    """The phase of the agent: ordered, begins, up, killing or gone."""
     since: float
     """Time of the latest change of `state`."""
 
@@ -260,7 +260,7 @@ class SlurmAgents:
         return shared_request(self.directory)
 
     def _write(self, order: base.StartOrder) -> None:
-        """Raises DlctlError and OSError."""
+        """Write an order for a keeper. Raises DlctlError and OSError."""
         assert self._handle is not None
         scratch = self.asked.scratch or f"/tmp/dlctl-slurm-{os.getuid()}"
         request = {**begin_request(self._shared, order), "dir": scratch}

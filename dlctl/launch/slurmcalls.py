@@ -62,7 +62,7 @@ def new_handle(run_id: str, root: Path) -> Handle:
 
 
 def read_handle(run_directory: Path) -> Handle | None:
-    """None: this run has no job."""
+    """The handle in the run directory; None: this run has no job."""
     value = orderfiles.read(run_directory / HANDLE)
     with suppress(KeyError, TypeError):
         return Handle(Path(value["directory"]), str(value["name"]), str(value["job_id"]))

@@ -47,7 +47,7 @@ class JobFacts(NamedTuple):
 
     state: str
     reason: str = ""
-    """Why it waits; "" for none."""
+    """Why the job waits; "" for none."""
     restarts: int = 0
     nodes: str = ""
     """The nodes of the job as Slurm writes them: "n[1-3]"."""

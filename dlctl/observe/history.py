@@ -31,7 +31,7 @@ RATE_S = 5.0
 PAUSE_S = 5.0
 RATES = ("lr", "inner_lr")
 AT_MAX = 1e11
-"""A time in the year 5138."""
+"""An upper bound of times, in the year 5138."""
 Line = list[float | None]
 """One value for each point; None: there is none."""
 

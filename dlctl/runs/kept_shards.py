@@ -63,7 +63,7 @@ class _Found(NamedTuple):
     path: Path
     in_use: bool
     problem: str
-    """Why it cannot be read; "" if it was."""
+    """Why the state cannot be read; "" if it was."""
     state: Json
     """The role's state in the last commit; {} if there was none or it cannot be read."""
 

@@ -154,7 +154,7 @@ class Extras:
     """Data that only the first shard holds; set once, with the initial values."""
 
     averaged: Array
-    """float64"""
+    """float64: the averaged buffers of the model."""
 
 
 class Storage(Protocol):

@@ -42,7 +42,7 @@ class Changes(NamedTuple):
     counts: tuple[int, ...]
     """How many of the n each update touched."""
     lengths: tuple[int, ...]
-    """Bytes of its positions."""
+    """Bytes of the packed positions of each update."""
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class History:
         self._updates: deque[_Update] = deque()
         """The updates of the newest versions, oldest first."""
         self._total = 0
-        """Positions in all of them."""
+        """The number of positions in all recorded updates."""
         self._values: Array | None = None
         """The values that the newest update wrote; None: not recorded."""
         self.forgotten = 0

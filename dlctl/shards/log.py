@@ -39,7 +39,7 @@ class ShardLog(Protocol):
     def read_base(self, number: int) -> bytes: ...
 
     def read_journal(self, number: int) -> bytes:
-        """b"" if it does not exist."""
+        """The content of a journal; b"" if it does not exist."""
         ...
 
     def begin(self, number: int, parts: Sequence[Bytes]) -> None:
@@ -61,7 +61,7 @@ class LogWrite:
     number: int
     """The number of the commit."""
     record: bytes = field(repr=False)
-    """b"": the base alone has the commit."""
+    """The record in the journal; b"": the base alone has the commit."""
     base: bytes = field(repr=False)
     """b"": none. Behind a record it only starts the journal over: if the disk has no room for it,
     the journal goes on."""

@@ -41,7 +41,7 @@ class Mapped:
     survives = True
 
     def __init__(self, buffer: Any, form: ImageForm, newest: CommittedState, point: Point) -> None:
-        """Use `create` or `reopen`."""
+        """Not to be called directly: use `create` or `reopen`."""
         self._form = form
         self._point = point
         self._newest = newest

@@ -41,7 +41,7 @@ class JournalRecord:
     """The number of the commit that the record contains."""
     body: Json
     data: memoryview
-    """All arrays."""
+    """The bytes of all arrays of the record."""
 
     def arrays(self, shapes: Sequence[tuple[str, int]]) -> Iterator[Array]:
         """The arrays, whose dtypes and lengths the body describes. Raises Unusable."""

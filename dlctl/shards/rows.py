@@ -148,7 +148,7 @@ class RowSlice:
         return max(self.lo, int(self.tables.rows[table]))
 
     def _begin(self, table: int) -> int:
-        """The position of that row."""
+        """The position of a table's first row in the slice."""
         return self.tables.element_of(self._from(table)) - self._first
 
     def _as_rows(self, w: Array, table: int) -> Array:

@@ -54,7 +54,7 @@ class Summary:
         self._forgotten = 0
         """`History.forgotten` at that version."""
         self._seen: Array = _NOTHING
-        """16 bits [n]"""
+        """[n], 16 bits each: what workers have seen last."""
         self._rest: Array = _NOTHING
         """float32[n], the rounding error of each."""
 

@@ -616,7 +616,7 @@ class RecordsDriver:
         self.process.post(j.KeyRenewed(""))
 
     def adopt(self, agent: Process) -> None:
-        """Let this coordinator kill the agent, and on its own host notify it of the agent's exit."""
+        """Let this coordinator kill the agent, and learn of the agent's exit on its own host."""
         self._agents[agent.name] = agent
         name, incarnation = agent.name, agent.incarnation
         if name == HOME_AGENT:

@@ -18,7 +18,7 @@ from traceback import FrameSummary, StackSummary
 from torch.utils.data._utils import worker
 
 ASKED_WITH = signal.SIGRTMAX - 3
-"""No library is known to use it."""
+"""The signal that asks for a stack: no library is known to use it."""
 ANSWER_S_MAX, LOOK_S = 0.5, 0.02
 STACK_BYTES_MAX = 1 << 16
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)')

@@ -288,7 +288,7 @@ class LoadedBatch(NamedTuple):
     """A batch, from `Batching`."""
 
     batch: Any
-    """None: it has no samples."""
+    """The samples, collated; None: there are none."""
     samples: int
     """Fewer than wanted, if some are bad or a stream's shard has ended."""
     bad: tuple[BadSample, ...] = ()

@@ -18,7 +18,7 @@ FREE = STATES + 6
 """
 VECTORS = FREE + 64
 ALIGNED = mmap.PAGESIZE // 4
-"""Elements of a page."""
+"""The number of float32 elements of a page of memory."""
 
 
 class RankMemory(SharedVectors):

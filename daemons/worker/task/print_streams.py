@@ -173,7 +173,7 @@ class _Descriptor(io.FileIO):
     """
 
     _newest: ClassVar[_Descriptor | None] = None
-    """The one that was written to last."""
+    """The stream that was written to last."""
 
     def __init__(self, descriptor: int, name: str, instead: Callable[[], int] | None) -> None:
         super().__init__(descriptor, "w", closefd=False)

@@ -30,7 +30,7 @@ class Lines:
         """When the unfinished line counts as a line."""
 
     def feed(self, data: bytes, now: float) -> list[str]:
-        """The lines that end in these bytes."""
+        """Feed bytes to the stream; returns the lines that end in them."""
         *whole, rest = (self._begun + data).split(b"\n")
         shown = [_visible(line) for line in whole]
         if shown and self._is_shown and not shown[0]:

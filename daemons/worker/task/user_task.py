@@ -88,7 +88,7 @@ TOLD = ("step", "epoch", "rows")
 
 
 class TaskError(JobFailed):
-    """The user's code failed."""
+    """The user's task has raised an exception, or returned something invalid."""
 
     detail = ""
     """The traceback of the user's error, without dlctl's own frames."""
@@ -98,7 +98,7 @@ class LossResult(NamedTuple):
     """What a task's loss has returned for one batch."""
 
     value: Tensor
-    """0-d, with a gradient."""
+    """The loss: a 0-d tensor with a gradient."""
     metrics: dict[str, Any]
     """Numbers, and tensors and arrays of one element, which may be on a device."""
     weight: Any = None
@@ -430,7 +430,7 @@ class Task:
     def finish(
         self, model: nn.Module, metrics: dict[str, float], rows: ReadRows | None = None
     ) -> str:
-        """The text that it returns; "" for None."""
+        """Call the task's `finish`; returns its text, "" for None."""
         text = self._call("finish", model, metrics, **self._with_rows("finish", 2, rows))
         if text is not None and not isinstance(text, str):
             raise self._wrong("finish", text, "text or None")
@@ -786,7 +786,7 @@ def _taken(function: Callable[..., Any], behind_them: int = 2) -> tuple[str, ...
 
 
 def _is_number(value: object) -> bool:
-    """Whether `number_of` accepts it."""
+    """Whether a value is one that `number_of` accepts."""
     if isinstance(value, Tensor) and not value.is_cpu:  # It may not be computed yet.
         return value.numel() == 1 and not value.is_complex()
     try:

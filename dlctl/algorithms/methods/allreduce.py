@@ -94,7 +94,7 @@ class StepSum(NamedTuple):
     mean: Array | None
     """float32[d], the gradient; None: there is none."""
     is_counted: bool
-    """Whether this replica's gradient is in it."""
+    """Whether this replica's gradient is in the sum."""
     joined: int
 
 

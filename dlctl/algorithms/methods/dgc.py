@@ -61,7 +61,7 @@ class Replica(ReplicaSide):
 
     def begin(self, start: Start) -> None:
         self._velocity = zeros_like(self.parameters)
-        """u; the residual is v."""
+        """The paper's u, the momentum of the residual v."""
         self._density_min = 0.0
         """The least density of the next push, 0..1, during the warmup; 0: no lower bound."""
 

@@ -98,7 +98,7 @@ class Options:
 
 
 def drawn(options: Options, clients: int) -> int:
-    """Clients of a round."""
+    """The number of clients that take part in a round."""
     wanted = options.clients_per_round or max(1, round(options.fraction * clients))
     return min(wanted, clients)
 

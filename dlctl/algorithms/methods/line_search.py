@@ -28,9 +28,9 @@ class Trial(NamedTuple):
 
 class Conditions(NamedTuple):
     loss: float
-    """f(0)"""
+    """f(0), the loss where the search begins."""
     slope: float
-    """f'(0) < 0"""
+    """f'(0) < 0, the slope where the search begins."""
     c1: float
     c2: float = 0.9
 

@@ -94,7 +94,7 @@ class Replica(ReplicaSide):
 
 
 class Tabled(Wrapping):
-    """The table before an optimiser."""
+    """An optimiser behind a table of the workers' mean gradients."""
 
     def __init__(self, inner: Optimizer, workers: int) -> None:
         self.workers = workers

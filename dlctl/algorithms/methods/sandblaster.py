@@ -184,7 +184,7 @@ class LBFGS(Lead):
     loss: float = math.inf
     """f at x; infinite: x is not set yet."""
     norm: float = math.inf
-    """Euclidean, of the gradient at x."""
+    """The Euclidean norm of the gradient at x."""
     iteration: int = 0
     batches: int = 0
     """Passes over the dataset."""
@@ -383,7 +383,7 @@ def _products(names: Sequence[str]) -> list[str]:
 
 
 def _after(changes: list[Change], wanted: Sum) -> Part[float]:
-    """One sum after these changes."""
+    """Make these changes, and one sum after them."""
     (value,) = yield VectorRequest(tuple(changes), (wanted,))
     return float(value)
 

@@ -89,7 +89,7 @@ class Replica(ReplicaSide):
         self.clock = 0
         """Clocks that this replica has completed."""
         self.is_counted = False
-        """Whether all shards hold others back for it."""
+        """Whether this replica counts on all shards, so that they hold back others for it."""
         self._is_idle = False
         """Whether all shards were notified not to wait for it."""
         self.arrival = self._own = _Own(self)

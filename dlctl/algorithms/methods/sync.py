@@ -95,7 +95,7 @@ class HeldPush(NamedTuple):
     kept: Any
     """The part of its delta that the mean needs; None: it was refused."""
     reason: str = ""
-    """Why it was refused."""
+    """Why the push was refused; "": it was not."""
 
     def outcome(self, kind: str) -> PushOutcome:
         return self.push.outcome(kind, reason=self.reason)
@@ -108,10 +108,10 @@ class PendingStep(NamedTuple):
     of: tuple[tuple[int, int, int], ...]
     """(slot, epoch, number) of its pushes."""
     mean: Delta | None
-    """None: no push had any samples."""
+    """The mean of the pushes; None: no push had any samples."""
     samples: int
     squared: float
-    """The square of its norm."""
+    """The square of the norm of this shard's mean."""
 
 
 def _names(held: Sequence[HeldPush]) -> tuple[tuple[int, int, int], ...]:
@@ -122,7 +122,7 @@ class HoldingSide(ShardSide):
     """Holds the pushes of a step until a subclass makes the step. Its clock is the step."""
 
     rule: ClassVar[type[Mean]] = Mean
-    """How the step is made of them."""
+    """How the step is made of the held pushes."""
     averages: ClassVar[bool] = True
 
     def __init__(self, options: Any, shard: Shard) -> None:
@@ -222,7 +222,7 @@ class HoldingSide(ShardSide):
         return is_due and self.measures_noise and self.mean.is_of_gradients
 
     def _measure_noise(self, held: Sequence[HeldPush], mean: Delta) -> None:
-        """All shards do so at the same steps."""
+        """Update the noise scale; all shards do so at the same steps."""
         used = [h for h in held if h.kept is not None and h.push.samples]
         squares = sum(squared_norm(h.kept) for h in used)
         self._noise.add(squares, squared_norm(mean.values), [h.push.samples for h in used])
@@ -238,7 +238,7 @@ class Barrier(HoldingSide):
     def __init__(self, options: Options, shard: Shard) -> None:
         super().__init__(options, shard)
         self._held: dict[tuple[int, int], HeldPush] = {}
-        """(clock, slot) -> a push."""
+        """(clock, slot) -> a held push."""
 
     def _is_in_time(self, push: messages.Push) -> bool:
         """Whether a push is in time. Either way its replica counts from now on."""

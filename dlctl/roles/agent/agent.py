@@ -57,7 +57,7 @@ class _Child:
     incarnation: int
     pid: int = 0
     exited: m.ProcessExited | None = None
-    """How it ended; None while it is alive."""
+    """How the process ended; None while it is alive."""
 
     @property
     def alive(self) -> bool:

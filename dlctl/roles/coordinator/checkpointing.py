@@ -269,7 +269,7 @@ class Checkpointing(Owner):
         self._forget(self._current, name)
 
     def _forget(self, current: _Current, name: str) -> None:
-        """Wait no longer for this daemon."""
+        """Stop waiting for a daemon's part of the checkpoint."""
         self.context.retries.drop(("save", name))
         if file := current.late.pop(name):
             self.transfers.cancel(file)

@@ -474,7 +474,7 @@ class Coordinator:
                 self.leases.grant(now)
 
     def release(self, now: float) -> None:
-        """All workers are ready: they start to train."""
+        """Let the workers train: all of them are ready."""
         self.run.released_at = now
         self.lead.begin()
         self.leases.grant(now)

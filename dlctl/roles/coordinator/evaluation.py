@@ -71,7 +71,7 @@ class Evaluations(Owner):
     has_finish: bool = field(default=False, init=False)
     """Whether the task has a `finish`."""
     finishes: int = field(default=0, init=False)
-    """How many workers have been asked to run it."""
+    """How many workers have been asked to run `finish`."""
     finished: Json | None = field(default=None, init=False)
     """The result of the task's `finish`: {"worker", "text", "error"}."""
 

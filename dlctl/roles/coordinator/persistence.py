@@ -60,7 +60,7 @@ UNWRITTEN_S_MIN = 3.0
 class Persistence(CoordinatorPart):
     past: Past
     parts: Sequence[Remembers]
-    """Restored in this order."""
+    """The parts with persisted state, in the order in which they are restored."""
     registration: Registration
     lead: MethodLead
     settings: SettingChanges

@@ -89,7 +89,7 @@ class WantedFile:
 
     file: str
     nbytes: int | None = None
-    """None: unknown, all of it."""
+    """The bytes of the file; None: unknown, fetch all of it."""
     sha256: str = ""
     """"": the file verifies itself by its content."""
     ranges: tuple[tuple[int, int], ...] = ()
@@ -138,7 +138,7 @@ class FileSealed(Event):
 
     file: str
     error: str
-    """"" on success."""
+    """Why the file was not sealed; "" on success."""
 
 
 @record

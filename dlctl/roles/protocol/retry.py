@@ -35,7 +35,7 @@ BYTES_PER_S_FIRST = 1e6
 MEASURED_BYTES_MIN = 64 * 1024
 """Messages from this size on measure the throughput of a link, smaller ones its latency."""
 PATIENCE = 4
-"""Multiple of the expected time."""
+"""A resend follows after this multiple of the expected round trip."""
 AWAY_S = 3.0
 """A resend that is overdue by more means that this process itself was paused (SIGSTOP), so the
 measured time to the answer is not the peer's."""

@@ -24,7 +24,7 @@ class Watchdog:
         self._until, self._is_last_chance = now + SILENT_S_MAX, False
 
     def lost(self, now: float) -> None:
-        """Both coordinator and agent have exited."""
+        """Start the countdown: both coordinator and agent have exited."""
         self._until = min(self._until or now + GONE_S_MAX, now + GONE_S_MAX)
 
     def deadline(self) -> float | None:

@@ -33,7 +33,7 @@ from dlctl.wire.machine import Effect, Event, Exit, Peer, Send
 from dlctl.wire.messages import Buffers, Message, Parameters, Report, SparseParameters
 
 WAITS_FOR_DISK = "waiting for its disk"
-"""The phase in such a report."""
+"""The phase in a report of a server that waits for its disk."""
 ANSWERS_MAX = 8
 """Answers with values that wait here, per peer, which has no use for more, and asks again."""
 _ANSWERS = (Parameters, SparseParameters, Buffers)
@@ -44,7 +44,7 @@ class Commit(Effect):
     """Perform this write, after those of all earlier commits; answered by `Committed`."""
 
     number: int
-    """1, 2, 3 ... of this process."""
+    """The number of the commit in this process: 1, 2, 3 ..."""
     write: LogWrite
 
 

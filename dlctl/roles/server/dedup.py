@@ -39,7 +39,7 @@ class _Slot:
     epoch: int
     next_seq: int = 0
     held: set[int] = field(default_factory=set)
-    """Accepted and not settled."""
+    """Numbers of pushes that are accepted and not settled."""
     ahead: set[int] = field(default_factory=set)
     """Beyond `next_seq`, and settled by a server that held a lower one when it died."""
     dropped: int = 0
@@ -93,7 +93,7 @@ class Dedup:
         return epoch < self._of(slot).epoch
 
     def next_seq(self, slot: int) -> int:
-        """The number expected next."""
+        """The sequence number that the shard expects next from a slot."""
         return self._of(slot).next_seq
 
     def settled(self, slot: int) -> int:

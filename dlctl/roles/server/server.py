@@ -109,7 +109,7 @@ class Server:
         self._waits: m.Assign | None = None
         """The server waits for disk space for its stored shard."""
         self._look_at: float | None = None
-        """When it looks for space again."""
+        """When the server looks for space again."""
         self._report_at = 0.0
         self._reported: dict[str, Any] = {}
         """The metrics of the last report that has left."""

@@ -213,7 +213,7 @@ class ShardProtocol:
         return self.tables[number]
 
     def on_push(self, peer: Peer, push: m.Push) -> bool:
-        """Returns whether the push was useless."""
+        """Handle a push; returns whether it was useless, such as a duplicate."""
         self.rates.add("push_bytes", push.delta.nbytes)
         table = self._table(push.table)
         if self.last_checkpoint:

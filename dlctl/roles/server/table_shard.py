@@ -77,7 +77,7 @@ class EarlyApply:
             self._holder = -1
 
     def keep(self, slots: frozenset[int]) -> None:
-        """Drop a begun push of any other worker."""
+        """Drop a begun push of a worker that has none of these slots."""
         if self._holder not in slots:
             self.ends(self._holder)
 

@@ -92,7 +92,7 @@ class WorkerEvaluations:
         self._of_all = of_all
         self._current: RunningEvaluation | None = None
         self._answer: m.Evaluated | None = None
-        """The last one, in case it was lost."""
+        """The last answer, in case it was lost."""
 
     def on_evaluate(self, message: m.Evaluate, replica: Evaluable, now: float) -> None:
         if self._answer is not None and self._answer.evaluation == message.evaluation:

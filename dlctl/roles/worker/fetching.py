@@ -39,7 +39,7 @@ class Fetched:
     """All exact values, to be read beside the model; else only the changes to place there, rounded
     if the job says so."""
     after_own: bool = False
-    """Including all own pushes so far."""
+    """Whether the values have to include all own pushes so far."""
     average: bool = False
     """The moving average of the parameters; with `whole`."""
     slices: dict[int, Slice] = field(default_factory=dict)

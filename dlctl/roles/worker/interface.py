@@ -43,7 +43,7 @@ FROM_SHARDS: tuple[type[m.Message], ...] = (m.Ack, m.Parameters, m.SparseParamet
 """The messages that a worker passes on to its replica; before it has begun they are dropped."""
 OF_GROUP = (StoreOpened, GroupJoined, Reduced, GroupWaits, GroupFailed)
 OF_STEPS = (Computed, RowsNamed, EngineRan)
-"""Likewise the events."""
+"""The events that the source of steps handles."""
 
 
 class ReplicaHost(Protocol):
@@ -78,7 +78,7 @@ class ReplicaAtWork(Protocol):
     def on_answer(self, peer: Peer, answer: m.PeerReply, now: float) -> None: ...
 
     def on_event(self, event: Event, now: float) -> None:
-        """One of `OF_GROUP` or `OF_STEPS`."""
+        """Handle an event, one of `OF_GROUP` or `OF_STEPS`."""
         ...
 
     def advance(self, now: float) -> None:
@@ -140,7 +140,7 @@ class Evaluable(_Model, Protocol):
 
     @property
     def parked(self) -> bool:
-        """Drained: the method will not be resumed."""
+        """The replica is drained: the method will not be resumed."""
         ...
 
     def pause(self, now: float) -> bool:

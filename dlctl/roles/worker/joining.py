@@ -69,7 +69,7 @@ class Joining:
         self.context.ask("register", COORDINATOR, self.birth, now)
 
     def on_welcome(self, message: m.Welcome, now: float) -> bool:
-        """False if it is a duplicate."""
+        """Handle the coordinator's welcome; False if it is a duplicate."""
         if self.context.retries.done("register", now) is None:
             return False
         self.identity = Identity(self.birth.run_id, message.index, message.term, message.token)

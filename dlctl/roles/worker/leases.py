@@ -65,7 +65,7 @@ class Portion:
         return self.lease.start + lo, stop
 
     def in_words(self, number: int) -> str:
-        """A batch, for messages."""
+        """A batch of this portion in words, for messages."""
         start, stop = self.batch_range(number)
         of = f"shard {self.lease.shard} in" if self.lease.shard >= 0 else "the order of"
         return f"samples {start}..{stop - 1} of {of} epoch {self.lease.data_epoch}"
@@ -158,7 +158,7 @@ class Portions:
     def count(
         self, portion: Portion, samples: int, loss: float, metrics: Mapping[str, float]
     ) -> None:
-        """A batch was computed and is usable."""
+        """Count a batch that was computed and is usable."""
         portion.count(samples, loss, metrics, 1)
         self._counted.append(Counted(portion, samples, loss, metrics))
 

@@ -17,7 +17,7 @@ class Member:
 
     epoch: int
     address: str
-    """"" while it does not listen."""
+    """The address at which the replica answers requests; "" while it does not listen."""
     key: str
     takes_part: bool
 

@@ -28,7 +28,7 @@ class Limiter:
 
     @property
     def free_at(self) -> float:
-        """When the debt is paid."""
+        """When the bytes sent beyond the limit are paid back."""
         return self._since + (self._debt_bytes / self.bytes_per_s if self.bytes_per_s else 0.0)
 
     def owed_bytes(self, now: float) -> float:

@@ -47,7 +47,7 @@ class WorkerSettings:
         compressor: Compressor,
         send_queue: SendQueue,
     ) -> None:
-        """name: of this daemon."""
+        """name: the daemon's name."""
         self._job = job
         self._compressor = compressor
         self._limiters = send_queue.limiters
@@ -67,7 +67,7 @@ class WorkerSettings:
         self._live = LiveValues(context, name, places)
 
     def begin(self, settings: m.Json) -> None:
-        """Apply those that the run has at the moment."""
+        """Apply the live settings that the run has at the moment."""
         self._live.begin(settings)
 
     def on_change(self, message: m.ChangeSettings, now: float) -> None:

@@ -94,10 +94,10 @@ class ServerLink:
 
 
 class ShardClient:
-    """One table on one server."""
+    """The client of one table on one server: numbers, sends and resends pushes, and fetches."""
 
     def __init__(self, link: ServerLink, table: int = 0, lo: int = 0, hi: int = 0) -> None:
-        """[lo, hi): its slice of the table."""
+        """[lo, hi): the server's slice of the table."""
         self.link = link
         self.table = table
         self.shard = link.shard

@@ -35,7 +35,7 @@ class Origin(NamedTuple):
     """The model that a replica begins with."""
 
     averaged: m.Array
-    """float64[n], its buffers."""
+    """float64[n], the buffers of the model."""
     takes_over: bool = False
     """The model is not the run's yet, and no server has that: another replica does."""
     mark: m.Array | None = None

@@ -88,7 +88,7 @@ from dlctl.wire.machine import (
 PASSING = {"computing", "saving", "waiting for data", "fetching", "pushing", RUNNING, STEPPING}
 """Phases that change with every step: they are reported once a second, not at each change."""
 BUSY = {"computing", "saving", "evaluating", RUNNING, STEPPING, "building the model", "drained"}
-"""Phases in which it waits for nobody."""
+"""Phases in which the worker waits for nobody."""
 DETAIL_CHARS_MAX = 16_000
 
 
@@ -105,7 +105,7 @@ class Worker:
     address: str = ""
     """Where this replica listens for others; "" if it does not listen."""
     steps: MakeSteps = Computing
-    """Makes who computes the steps."""
+    """Makes the source of the replica's steps."""
 
     def __post_init__(self) -> None:
         name, shape = self.birth.name, self.algorithm.shape

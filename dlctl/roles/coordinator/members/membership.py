@@ -69,10 +69,10 @@ class Daemon(Observed):
     host: str = ""
     pid: int | None = None
     peer: Peer | None = None
-    """The connection of its last message."""
+    """The connection of the daemon's last message."""
     heard_at: float = 0.0
     reported_at: float = 0.0
-    """Time of its last report."""
+    """The time of the daemon's last report."""
     started_at: float | None = None
     held_up_at: float = 0.0
     """When it was last blocked because the run's database, or a shard, could not be written."""
@@ -80,7 +80,7 @@ class Daemon(Observed):
     retry_at: float | None = None
     last_exit: Json | None = None
     error: str = ""
-    """The user's error, if it has sent one."""
+    """The user's error, if the daemon has sent one."""
     term: int = 0
     """Epoch of a worker's slot, generation of a server's shard."""
     settings: Json = field(default_factory=dict)
@@ -153,7 +153,7 @@ class Daemon(Observed):
         return self.metrics.get("checkpoint") == checkpoint
 
     def begin(self, now: float) -> None:
-        """A new incarnation is being started."""
+        """Reset the fields for a new incarnation, which is being started."""
         self.incarnation += 1
         self.change_state(daemon_states.STARTING)
         self.phase, self.waiting_for = "starting", ""

@@ -51,7 +51,7 @@ class Observed:
 
 
 class MembershipObserver(Protocol):
-    """Is notified by `Membership`."""
+    """An observer that `Membership` notifies of changed daemons."""
 
     @property
     def fields(self) -> Collection[str]:
@@ -80,7 +80,7 @@ class Selection(Generic[D]):
         self._names: set[str] = set()
         self._found: list[D] = []
         self.version = 0
-        """Is raised by every change."""
+        """A number that increases with every change."""
 
     def update(self, daemon: D) -> None:
         if self._condition(daemon) == (daemon.name in self._names):
@@ -113,7 +113,7 @@ class ChangedDaemons(Generic[D]):
     """The daemons with changes since they were last taken."""
 
     def __init__(self, fields: Collection[str], role: str = "") -> None:
-        """role: of the daemons that matter; "": any."""
+        """role: the role of the observed daemons; "": any."""
         self.fields = fields
         self._role = role
         self._changed: dict[str, D] = {}
@@ -125,7 +125,7 @@ class ChangedDaemons(Generic[D]):
     drop = update
 
     def take(self) -> Iterable[D]:
-        """Changed, new and removed ones."""
+        """Take the daemons that are new, changed or removed since the last call."""
         if not self._changed:
             return ()
         changed, self._changed = self._changed, {}

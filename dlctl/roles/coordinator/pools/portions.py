@@ -94,7 +94,7 @@ class PortionPool(DataPool):
         return True
 
     def on_end(self, slot: int, data_epoch: int, number: int, end: int) -> None:
-        """A dataset of known length has no such ends."""
+        """Ignored: a dataset of known length has no such ends."""
 
     def check_end(self, data_epoch: int, portion: int, end: int) -> None:
         """Accept any end: a dataset of known length has no ends of shards."""
@@ -226,7 +226,7 @@ class ClientPool(PortionPool):
         return int(drawn[portion])
 
     def bounds(self, portion: int) -> tuple[int, int]:
-        """An upper bound for a portion of any epoch."""
+        """An upper bound of the samples of a portion of any epoch."""
         return 0, max(self.sizes) * self.passes
 
     def range(self, data_epoch: int, portion: int) -> Range:

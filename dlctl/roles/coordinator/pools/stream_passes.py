@@ -76,7 +76,7 @@ class Pass:
         self._incomplete = set(range(cut.shards))
 
     def set(self, number: int, shard: StreamShard) -> None:
-        """A shard is as a predecessor has recorded it."""
+        """Restore a shard as a previous coordinator has recorded it."""
         self.shards[number] = shard
         self._check(number)
 

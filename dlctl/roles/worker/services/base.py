@@ -31,7 +31,7 @@ class Service(Protocol[N]):
     """
 
     def begin(self, need: N, now: float) -> None:
-        """The replica now waits for this need."""
+        """Begin to serve a need; the replica waits for it."""
         ...
 
     def poll(self, now: float) -> tuple[bool, Any]:

@@ -109,7 +109,7 @@ class Claim(NamedTuple):
     """A member's statement about its sums when a group re-forms."""
 
     finished: int
-    """Number of sums delivered to it, or `NEW`."""
+    """The number of sums delivered to the member, or `NEW`."""
     finished_in: int
     """The generation that computed the newest of them."""
     kept_in: int

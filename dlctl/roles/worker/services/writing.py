@@ -38,9 +38,9 @@ class _Pushed:
 
     table: int
     steps: tuple[int, int]
-    """The first and last step in it."""
+    """The first and last step in the push."""
     missing: int
-    """Number of shards that have not settled it."""
+    """The number of shards that have not settled the write."""
     is_part: bool = False
     """Whether other writes contain the same steps, too."""
     is_refused: bool = False
@@ -312,7 +312,7 @@ class Writing(Service[Write | Settle]):
         return [n for n in early if n < oldest]
 
     def _settled(self, number: int, now: float) -> None:
-        """All shards have settled it."""
+        """Finish a write that all shards have settled."""
         pushed = self._in_flight.pop(number)
         if number == self.number:
             self._receipt = Receipt(pushed.outcomes)
@@ -326,7 +326,7 @@ class Writing(Service[Write | Settle]):
         self._settled_early.append(number)
 
     def _refused(self, number: int, reason: str, what: str) -> None:
-        """A shard gets nothing of this write."""
+        """Finish the part of a write that a shard will not get."""
         pushed = self._in_flight[number]
         if not pushed.is_refused:
             self.bad_gradients.refused(reason, *pushed.steps, pushed.table)
