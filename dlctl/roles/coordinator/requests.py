@@ -65,7 +65,7 @@ class ClientRequests:
             del self._answers[next(iter(self._answers))]
 
     def _execute(self, request: Request, now: float) -> tuple[str, Json | bytes | None]:
-        """The error and the result."""
+        """Execute a request; returns the error and the result."""
         try:
             if request.verb not in self.verbs:
                 raise DlctlError(f'the coordinator does not know the request "{request.verb:.40}"')

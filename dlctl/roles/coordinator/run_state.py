@@ -81,7 +81,7 @@ class RunState(Owner):
     members: Membership
     state: str = field(default="pending", init=False)
     reason: str = field(default="", init=False)
-    """Why it is in that state."""
+    """Why the run is in that state."""
     started_at: float = field(default=0.0, init=False)
     """When this coordinator began to wait for all daemons to be ready."""
     released_at: float | None = field(default=None, init=False)

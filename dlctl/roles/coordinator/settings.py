@@ -45,7 +45,7 @@ class SettingChanges:
     context: EventContext
     members: Membership
     live: LiveSettings = EVERY_RUN
-    """What may change in this job."""
+    """The live settings of this job."""
     _open: dict[int, _Change] = field(default_factory=dict, init=False)
 
     def go_on(self, before: Json) -> None:

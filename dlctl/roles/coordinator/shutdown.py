@@ -65,7 +65,7 @@ def stop_reason(origin: object, *, kill: bool = False) -> str:
 class RunShutdown(Owner):
     PERSISTED = frozenset({"state", "reason", "steps"})
     state: str
-    """stopped, finished or failed."""
+    """The state that the run ends in: stopped, finished or failed."""
     reason: str
     steps: list[str]
     """The current step and those that follow; initially those of the first four that apply."""

@@ -63,6 +63,6 @@ class Context:
         self._effects.append(Note(level, text, fields))
 
     def clear(self) -> list[Effect]:
-        """The effects of this event, in order."""
+        """Take the effects of this event, in order."""
         effects, self._effects = self._effects, []
         return effects

@@ -101,7 +101,7 @@ class LoadArrays(Effect):
     lo: int = 0
     hi: int = 0
     tables: tuple[SavedTable, ...] = ()
-    """Loaded as "table.<name>"."""
+    """The tables to load; their arrays are named "table.<name>"."""
 
 
 @record
@@ -190,7 +190,7 @@ class Compute(Effect):
     own_lr: float | None = None
     """The learning rate with which the replica's own optimiser steps along a usable gradient."""
     gather: bool = True
-    """Return the gradient."""
+    """Whether the gradient is to be returned."""
     norm_max: float = sys.float_info.max
     """A gradient with a larger Euclidean norm is unusable."""
     count: int = 1
@@ -201,7 +201,7 @@ class Compute(Effect):
     shard: int = -1
     """The number of the stream's shard, or of the client; -1: the dataset has neither."""
     pull: Pull | None = None
-    """Added to the gradient before the own step."""
+    """A pull that is added to the gradient before the own step."""
     fresh: bool = False
     """The replica's own optimiser resets its state before the first of these batches."""
     rows: Array | None = None
@@ -367,7 +367,7 @@ class OpenStore(Effect):
 class StoreOpened(Event):
     generation: int
     address: str
-    """host:port."""
+    """The address of the rendezvous, "host:port"."""
 
 
 @record

@@ -199,7 +199,7 @@ PIECE_BYTES_FIRST, PIECE_BYTES_MIN = 64 * 1024, 16 * 1024
 QUICK_S, SLOW_S = 0.25, 1.0
 """A piece that arrives faster is followed by larger ones, a slower one by smaller ones."""
 Done = Callable[[str, float], None]
-"""Called with ("" or the error, now)."""
+"""A callback with (the error or "", now)."""
 Progress = Callable[[float], None]
 """Called with the current time when bytes have arrived, or have been read to verify them."""
 

@@ -43,7 +43,7 @@ FROM_SHARDS: tuple[type[m.Message], ...] = (m.Ack, m.Parameters, m.SparseParamet
 """The messages that a worker passes on to its replica; before it has begun they are dropped."""
 OF_GROUP = (StoreOpened, GroupJoined, Reduced, GroupWaits, GroupFailed)
 OF_STEPS = (Computed, RowsNamed, EngineRan)
-"""The events that the source of steps handles."""
+"""The events that a worker passes on to its replica: of its group, and of its steps."""
 
 
 class ReplicaHost(Protocol):
@@ -216,7 +216,7 @@ class StepSource(Protocol):
         ...
 
     def paused(self, now: float) -> None:
-        """An evaluation is running from now on."""
+        """Start the time of the current work over: an evaluation is running from now on."""
         ...
 
     def stuck_s(self, now: float, *, evaluates: bool) -> float: ...

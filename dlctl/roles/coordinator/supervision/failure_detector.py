@@ -55,7 +55,7 @@ def last_error(status: int, last_lines: tuple[str, ...]) -> str:
 
 
 def _text(daemon: Daemon) -> str:
-    """How its last process ended."""
+    """How the daemon's last process ended, as a sentence."""
     assert daemon.last_exit is not None
     return str(daemon.last_exit["text"])
 

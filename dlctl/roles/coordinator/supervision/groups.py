@@ -20,7 +20,7 @@ from dlctl.wire import messages as m
 from dlctl.wire.machine import Peer
 
 Member = tuple[int, int]
-"""Slot and epoch."""
+"""A member of the group: slot and epoch of a worker."""
 _STORE = re.compile(r"[A-Za-z0-9._:%-]{1,253}:[0-9]{1,5}")
 """The address of a rendezvous, as members can read it."""
 SETTLE_S = 0.5
@@ -56,7 +56,7 @@ class Groups(Owner):
             ("out_of_touch",), lambda d: d.role == "worker" and d.out_of_touch
         )
         self.generation = 0
-        """Unique among the groups of a run."""
+        """The number of the group, unique in a run."""
         self.members: tuple[Member, ...] = ()
         self.left_out: frozenset[Member] = frozenset()
         """Members that have not answered. Their drivers compare what they still have (`sums.py`).

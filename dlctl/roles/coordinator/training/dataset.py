@@ -18,7 +18,7 @@ from dlctl.util.text import OTHER_NUMBERS
 from dlctl.wire.messages import Json, ModelReady
 
 SHOWN_MAX = 3
-"""Names that an error lists."""
+"""The most names that an error lists."""
 NAME_CHARS_MAX = 80
 _DIGEST = re.compile("([0-9a-f]{64})?")
 
@@ -29,7 +29,7 @@ class Dataset(NamedTuple):
     samples: int = 0
     shards: int = 0
     clients: tuple[int, ...] = ()
-    """The samples of each."""
+    """The number of samples of each client."""
     names: str = ""
     """The names of the shards, one a line, in the order in which the run begins them; "": they have
     only numbers.

@@ -25,7 +25,7 @@ class MethodLead:
             tables, servers = run.algorithm.shape.tables_of(options), run.job.servers.count
             self.driven = Driven(run.context, self.side, tables, servers)
         self._pool: PortionPool | None = None
-        """Whose data epochs the lead ends."""
+        """The pool whose data epochs the lead ends."""
         self._slots: tuple[int, ...] = ()
         """`members` of the lead, as they were given."""
 
@@ -49,7 +49,7 @@ class MethodLead:
     # ------------------------------------------------------------ data epochs
 
     def follow(self, pool: PortionPool) -> None:
-        """The dataset is cut into portions."""
+        """Follow the data epochs of a new pool: the dataset is cut into portions."""
         self._pool = pool
 
     def end_epochs(self, slots: tuple[int, ...]) -> None:

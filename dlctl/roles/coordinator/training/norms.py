@@ -33,7 +33,7 @@ class Norms(Owner):
         self.run = run
         self.newest: Norm | None = None
         self._parts: dict[int, m.NormPart] = {}
-        """Shard -> its newest part."""
+        """Shard -> its newest part of the squared norm."""
         self._waiting: set[int] = set()
         """Shards that wait for an answer."""
 
@@ -82,5 +82,5 @@ class Norms(Owner):
         yield Entry(Norm.KEY, self.newest)
 
     def recall(self, memory: Memory, now: float) -> None:
-        """Keep the predecessor's sum."""
+        """Continue with the sum of the previous coordinator."""
         self.newest = memory.piece(Norm) or self.newest

@@ -173,7 +173,7 @@ class Quorums(Owner):
         yield Entry(Quorum.KEY, self.newest)
 
     def recall(self, memory: Memory, now: float) -> None:
-        """Keep the predecessor's decision."""
+        """Continue with the decision of the previous coordinator."""
         if decided := memory.piece(Quorum):
             used = tuple((slot, epoch) for slot, epoch in decided.processes)
             self.newest = Quorum(decided.clock, used)

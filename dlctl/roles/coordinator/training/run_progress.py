@@ -35,7 +35,7 @@ class RunProgress(Owner):
         self._has_own_sizes = any(host.batch_size for host in run.job.places)
 
     def count(self, done: m.PortionDone) -> None:
-        """A portion is done, for the first time."""
+        """Count a portion that is done, for the first time."""
         self.steps += done.steps
         self.samples += done.samples
         if done.samples:

@@ -23,7 +23,7 @@ class ScaledRate(Owner):
         self.progress = progress
         job = run.job
         self.scale = schedule.first_scale(job) if schedule.scales(job.schedule) else None
-        """None: it does not scale."""
+        """The current scale of the learning rate; None: it does not depend on the workers."""
 
     def rescale(self, workers: int) -> None:
         """The number of workers changes. The scaled rate applies from the first sample that has not

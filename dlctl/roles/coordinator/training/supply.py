@@ -148,7 +148,7 @@ class DataSupply(Owner):
             yield Entry(f"{PORTION}{epoch}/{portion}", standing)
 
     def memory(self) -> Iterator[Entry | Fields]:
-        """All but the portions."""
+        """The persisted values of the data, but for the portions."""
         yield Fields(Work, {"dataset_samples": self.dataset.samples, "next": self._next})
         yield Entry("stream", self.dataset.shards)
         yield Entry("clients", self.dataset.clients)

@@ -369,7 +369,7 @@ class Computing:
         return found
 
     def paused(self, now: float) -> None:
-        """Stop measuring the time of steps: an evaluation is running from now on."""
+        """Start the time of the current work over: an evaluation is running from now on."""
         self._busy_since = now
 
     def stuck_s(self, now: float, *, evaluates: bool) -> float:

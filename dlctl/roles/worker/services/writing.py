@@ -326,7 +326,7 @@ class Writing(Service[Write | Settle]):
         self._settled_early.append(number)
 
     def _refused(self, number: int, reason: str, what: str) -> None:
-        """Finish the part of a write that a shard will not get."""
+        """Record that a shard gets nothing of this write, and why."""
         pushed = self._in_flight[number]
         if not pushed.is_refused:
             self.bad_gradients.refused(reason, *pushed.steps, pushed.table)
