@@ -118,8 +118,8 @@ def _job(request: Request, directory: Path, files: dict[PurePosixPath, bytes]) -
 
 
 def _reach(control: str) -> None:
-    """Raises Unreachable if a connection to the coordinator's address fails: an agent would retry
-    for ever, without a report.
+    """Connect to the coordinator. Raises Unreachable if that fails: an agent would retry for ever,
+    without a report.
     """
     address = urlsplit(control)
     try:

@@ -53,15 +53,17 @@ class DiskLog(TablesInFiles):
         self._storage: Journaled | None = None
 
     def create(self, spec: Spec) -> Journaled:
-        """Raises DlctlError, with path and size, if it cannot be written, and Unusable if a state
-        exists that must not be replaced."""
+        """Create the log of a shard. Raises DlctlError, with path and size, if it cannot be
+        written, and Unusable if a state exists that must not be replaced.
+        """
         self.open(spec)
         self._storage = Journaled.create(self, spec, self.point)
         return self._storage
 
     def reopen(self, spec: Spec) -> Journaled:
-        """Raises Held while another process has it open, NoRoom if there is no space to rewrite it;
-        `resume` reports an unusable state."""
+        """Open an existing log. Raises Held while another process has it open, NoRoom if there is
+        no space to rewrite it; `resume` reports an unusable state.
+        """
         self._storage = None  # An earlier attempt's: memory may not hold both.
         self.open(spec)
         self.check_space(spec.vector_bytes)

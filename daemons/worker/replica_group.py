@@ -281,8 +281,8 @@ class _Member:
         self._owner.agree(self, [Claim(*claim) for claim, _ in told])
 
     def _joined(self, devices: list[Device]) -> Gloo | Nccl:
-        """Raises what torch raises if the group cannot be made; the next one of this process is not
-        tried with NCCL then.
+        """Form the group. Raises what torch raises if that fails; the next one of this process is
+        not tried with NCCL then.
         """
         within_s = self._timeout_s
         if not uses_nccl(devices):

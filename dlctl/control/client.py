@@ -94,7 +94,9 @@ def answer(question: PendingRequest, on_progress: Callable[[Result], None] | Non
 
 
 def _uncompressed(data: bytes) -> Result:
-    """Raises RemoteProtocolError for what is no object in JSON of at most `RESULT_BYTES_MAX`."""
+    """Decode a compressed result. Raises RemoteProtocolError for what is no object in JSON of at
+    most `RESULT_BYTES_MAX`.
+    """
     try:
         result = json.loads(zlib.decompressobj().decompress(data, RESULT_BYTES_MAX))
     except (zlib.error, ValueError, RecursionError) as error:

@@ -144,7 +144,7 @@ def _one_of(words: Mapping[str, str], text: str) -> str:
 
 
 def _whole(hint: Any, text: str) -> int:
-    """No more digits than of the largest number: a longer text takes long to convert."""
+    """Parse a whole number. Longer texts than the largest number are slow, and refused."""
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(COUNT_MAX))):
         raise ValueError(text)
     if (found := int(text)) > COUNT_MAX or not bounds.holds(hint, found):
@@ -205,7 +205,7 @@ class LiveSettings:
     the groups of parameters, if there are any, as `GROUPS`."""
 
     def find(self, key: str) -> Setting:
-        """Raises UsageError with a suggestion."""
+        """The setting with this key. Raises UsageError with a suggestion if there is none."""
         if key not in self.by_key:
             meant = did_you_mean(key, self.by_key, registry.ALIASES)
             raise UsageError(

@@ -32,7 +32,7 @@ class ListenPlace(NamedTuple):
 
 
 def of_coordinator(run_id: str, job: JobFile) -> ListenPlace:
-    """Raises DlctlError if this machine's address cannot be determined."""
+    """Where the coordinator listens. Raises DlctlError if the address is unknown."""
     if not job.uses_tcp:
         return ListenPlace(paths.socket_address(run_id, "control"))
     host = LOOPBACK

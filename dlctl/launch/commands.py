@@ -36,7 +36,7 @@ class CommandOutput(NamedTuple):
 
 
 class Command:
-    """Raises OSError, as FileNotFoundError, if it cannot be started."""
+    """A running command. Raises OSError, as FileNotFoundError, if it cannot be started."""
 
     def __init__(self, argv: Sequence[str], timeout_s: float) -> None:
         self.until = time.monotonic() + timeout_s

@@ -162,8 +162,8 @@ class Launcher:
 
 
 def load(name: str) -> type[Launcher]:
-    """Raises UsageError for an unknown name, and ImportError, with the package, for one that cannot
-    be imported or does not declare what a launcher has to.
+    """Load a launcher's class. Raises UsageError for an unknown name, and ImportError, with the
+    package, for one that cannot be imported or does not declare what a launcher has to.
     """
     entry = registry.find(KIND, name)
     found = entry.load()

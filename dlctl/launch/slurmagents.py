@@ -138,7 +138,7 @@ class SlurmAgents:
     # ------------------------------------------------------------ the job
 
     def _submit(self) -> None:
-        """Raises DlctlError and OSError; then nothing was submitted, and a retry is possible."""
+        """Submit the job. Raises DlctlError and OSError; then it may be tried again."""
         root = slurmcalls.root(self.asked.dir)
         handle = slurmcalls.new_handle(self.directory.name, root)
         orderfiles.make(handle.directory, slurmwords.SHARED)

@@ -71,7 +71,7 @@ class JobFacts(NamedTuple):
 
 
 def read(said: CommandOutput) -> JobFacts | None:
-    """None: unknown, because Slurm's controller does not answer."""
+    """A job's state in Slurm's output; None: unknown, as the controller does not answer."""
     if said.status != 0:
         return JobFacts(GONE) if UNKNOWN_JOB in said.err else None
     fields = _fields(said.out)

@@ -108,7 +108,7 @@ class Layout:
 
     @staticmethod
     def from_bytes(data: bytes) -> Layout:
-        """Raises RemoteProtocolError for what `to_bytes` would not have made."""
+        """Decode a layout. Raises RemoteProtocolError for what `to_bytes` would not have made."""
         try:
             rows = json.loads(data)
             check_rows(rows)

@@ -64,7 +64,7 @@ class FrozenPlan:
 
 
 def plan(layout: Layout) -> FrozenPlan:
-    """Raises DlctlError for a dtype that is not in `DTYPES`."""
+    """Plan the file of a layout. Raises DlctlError for a dtype that is not in `DTYPES`."""
     frozen = entries(layout)
     for entry in frozen:
         if entry.dtype not in DTYPES:

@@ -275,7 +275,9 @@ def read(directory: Path, *, whole: bool = True) -> RunHistory:
 
 
 def point_of(row: Mapping[str, Any]) -> Point:
-    """Raises KeyError, TypeError or ValueError for rows that no coordinator writes."""
+    """The point that a row of the database holds. Raises KeyError, TypeError or ValueError for rows
+    that no coordinator writes.
+    """
     numbers: dict[str, Any] = {name: _number(row[name]) for name in ("step", "samples", "seconds")}
     optional = ("epoch", "workers", "push_bytes", "fetch_bytes", "pushes", "staleness_sum")
     numbers |= {name: _number(row.get(name, 0)) for name in optional}

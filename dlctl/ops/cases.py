@@ -101,7 +101,7 @@ def _state(run: Snapshot) -> RunCase:
 
 
 def read(file: Path) -> Start:
-    """Raises UsageError for an invalid job file."""
+    """Read a job file. Raises UsageError if it is invalid."""
     from dlctl import jobfile
     from dlctl.job import config  # imported late: they pull in pydantic
 

@@ -145,7 +145,9 @@ def _look(identity: _Identity, path: Path) -> _Found:
 
 
 def _read_image(path: Path, identity: _Identity, in_use: bool) -> Json:
-    """Raises Unusable or OSError. in_use: a server may write to it during the read."""
+    """Read the state in a mapped file. Raises Unusable or OSError. in_use: a server may write to it
+    during the read.
+    """
     descriptor = regular.descriptor(path, os.O_NOFOLLOW)
     try:
         if not os.fstat(descriptor).st_size:

@@ -75,7 +75,7 @@ class LogWrite:
         return len(self.record) + len(self.base)
 
     def perform(self) -> None:
-        """Raises DlctlError if the disk fails."""
+        """Write and sync the commit. Raises DlctlError if the disk fails."""
         perform_first([self])
 
 

@@ -49,7 +49,7 @@ class Objective(Protocol):
         ...
 
     def evaluate(self, w: Array) -> Json:
-        """Raises JobFailed for an error of the task."""
+        """The metrics of an evaluation at w. Raises JobFailed for an error of the task."""
         ...
 
 

@@ -134,7 +134,7 @@ def _opened(path: Path) -> int:
 
 
 def _attempt(path: Path) -> int | None:
-    """None: a FIFO that nobody has opened for reading yet."""
+    """Open the file; None: a FIFO that nobody has opened for reading yet."""
     try:
         return os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:

@@ -74,7 +74,7 @@ def opened(path: Path, flags: int = os.O_RDONLY) -> IO[bytes]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Raises NotRegular and OSError."""
+    """Read a regular file. Raises NotRegular and OSError."""
     with opened(path) as file:
         return file.read()
 

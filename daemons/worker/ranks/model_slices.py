@@ -85,7 +85,7 @@ def without_values(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def cut_by_fsdp(task: Task, model: nn.Module, mesh: DeviceMesh) -> None:
-    """Raises TaskError."""
+    """Cut the model by FSDP2, or as the task does. Raises TaskError."""
     if task.has("parallelize"):
         task.parallelize(model, mesh)
     else:
@@ -102,7 +102,7 @@ def cut_by_fsdp(task: Task, model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def cut_by_tensors(task: Task, model: nn.Module, mesh: DeviceMesh) -> None:
-    """Raises TaskError."""
+    """Cut the model by tensor parallelism, or as the task does. Raises TaskError."""
     if task.has("parallelize"):
         task.parallelize(model, mesh)
         return

@@ -508,7 +508,7 @@ class Coordinator:
             self.failure_detector.fail(worker, error, now, message.detail)
 
     def _on_file_data(self, peer: Peer, message: m.FileData, now: float) -> None:
-        """Raises RemoteProtocolError if the sender's host was not asked for the file."""
+        """Receive a piece of a file. Raises RemoteProtocolError if it was not asked for."""
         is_whole = message.file.startswith((CHECKPOINTS, FROZEN))
         (self.transfers if is_whole else self.mirror).on_data(message, now)
 

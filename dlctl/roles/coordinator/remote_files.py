@@ -156,7 +156,7 @@ class LogMirror:
     # ------------------------------------------------------------ answers
 
     def on_data(self, message: m.FileData, now: float) -> None:
-        """Raises RemoteProtocolError if the sender's host is not that of the file."""
+        """Receive a piece of a file. Raises RemoteProtocolError if it is from another host."""
         file = self._files.get(message.file)
         if file is None or message.request != file.request:
             return

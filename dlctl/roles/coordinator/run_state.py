@@ -104,7 +104,7 @@ class RunState(Owner):
         return self.state in WORKING
 
     def change_state(self, state: str, reason: str) -> None:
-        """Raises AssertionError for a state that cannot follow the current one."""
+        """Change the run's state. Raises AssertionError for one that cannot follow."""
         assert state in NEXT.get(self.state, ()), f"{self.state} -> {state}: {reason}"
         self.state, self.reason = state, reason
 

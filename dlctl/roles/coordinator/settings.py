@@ -116,7 +116,9 @@ class SettingChanges:
             )
 
     def on_changed(self, peer: Peer, message: m.Changed, now: float) -> None:
-        """Raises RemoteProtocolError for values that no setting has."""
+        """Count a daemon's answer to a change. Raises RemoteProtocolError for values that no
+        setting has.
+        """
         values = (*message.before.values(), *message.after.values())
         if not all(value is None or isinstance(value, str | int | float) for value in values):
             raise RemoteProtocolError("these are no values of settings")

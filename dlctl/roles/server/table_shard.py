@@ -281,7 +281,9 @@ class TableShard:
         self._settle_push(push, self.side.left_out(push, reason))
 
     def _settle_push(self, push: m.Push, outcomes: list[PushOutcome]) -> None:
-        """Raises TypeError for a method that breaks the promise on which exactly-once rests."""
+        """Settle a push with the method's outcomes. Raises TypeError for a method that breaks the
+        promise on which exactly-once rests.
+        """
         which = (push.slot, push.epoch, push.seq)
         if all(outcome[:3] != which for outcome in outcomes or ()):
             raise TypeError(
@@ -373,7 +375,7 @@ class TableShard:
             del self._held_fetches[key]
 
     def _check(self, fetch: m.Fetch) -> None:
-        """Raises RemoteProtocolError for what does not exist."""
+        """Raises RemoteProtocolError for a fetch of elements or rows that do not exist."""
         is_range = fetch.lo > 0 or fetch.hi > 0
         if is_range and not fetch.lo < fetch.hi <= self.shard.size:
             raise RemoteProtocolError(f"[{fetch.lo}, {fetch.hi}) of {self.shard.size} elements")

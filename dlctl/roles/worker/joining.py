@@ -211,9 +211,8 @@ class Joining:
         return is_told or any(link.version for link in self.links)
 
     def on_buffers(self, message: m.Buffers, now: float) -> bool:
-        """False if they were not awaited, or are stale.
-
-        Raises RemoteProtocolError if they do not fit.
+        """Take the servers' buffers; False if they were not awaited, or are stale. Raises
+        RemoteProtocolError if they do not fit.
         """
         assert self.model is not None
         if message.averaged.size != self.model.averaged.size:

@@ -253,7 +253,7 @@ class Worker:
             self.context.ask("listening", COORDINATOR, message, now)
 
     def _on_ask(self, peer: Peer, message: m.PeerRequest, identity: str) -> None:
-        """Raises RemoteProtocolError for what no replica of this run would send."""
+        """Answer a replica. Raises RemoteProtocolError for what no replica of this run sends."""
         self.members.authz.check(identity, message)
         me = self.joining.identity
         if self.training is not None:

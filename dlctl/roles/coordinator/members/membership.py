@@ -117,8 +117,8 @@ class Daemon(Observed):
         return self._state
 
     def change_state(self, state: str) -> None:
-        """Raises AssertionError for a state that cannot follow on the current one, a bug of the
-        coordinator: no message or exit of a daemon can cause it.
+        """Change the daemon's state. Raises AssertionError for one that cannot follow on the
+        current one, a bug of the coordinator: no message or exit of a daemon can cause it.
         """
         assert self._state in daemon_states.SOURCES[state], f"{self._state} -> {state}"
         self._state = state

@@ -174,7 +174,9 @@ class Groups(Owner):
             self.run.context.ask(("group", name), name, message, now)
 
     def on_noted(self, peer: Peer, message: m.GroupNoted, now: float) -> None:
-        """Raises RemoteProtocolError for a rendezvous that no first member opens."""
+        """A member has received the newest group. Raises RemoteProtocolError for a rendezvous that
+        no first member opens.
+        """
         by_name = dict(zip(self._names(self.members), self.members, strict=True))
         if message.generation != self.generation or message.name not in by_name:
             self._readmit(message.name, now)

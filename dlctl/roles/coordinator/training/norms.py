@@ -38,8 +38,8 @@ class Norms(Owner):
         """Shards that wait for an answer."""
 
     def on_part(self, peer: Peer, part: m.NormPart, now: float) -> None:
-        """Raises RemoteProtocolError for an unknown server, or a square that is negative or not
-        finite.
+        """Record a shard's part of the norm. Raises RemoteProtocolError for an unknown server, or a
+        square that is negative or not finite.
         """
         server = self.run.members.get(f"server-{part.shard}")
         if server is None or not 0 <= part.squared < math.inf:

@@ -72,7 +72,9 @@ class Quorums(Owner):
         self._to_notify: set[int] = set()
 
     def on_holding(self, peer: Peer, message: m.Holding, now: float) -> None:
-        """Raises RemoteProtocolError for an unknown server, or if the method has no quorum."""
+        """Record the pushes that a shard holds. Raises RemoteProtocolError for an unknown server,
+        or if the method has no quorum.
+        """
         server = self.run.members.get(f"server-{message.shard}")
         if server is None or not self.is_asked:
             raise RemoteProtocolError("the method has no quorum, or the server is unknown")

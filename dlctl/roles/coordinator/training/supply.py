@@ -114,7 +114,7 @@ class DataSupply(Owner):
             self.run.context.event("data", worker, f"{text}: its data epoch begins again")
 
     def open_dataset(self, dataset: Dataset) -> None:
-        """Raises DlctlError if this job cannot be trained with it."""
+        """Cut a dataset into a pool. Raises DlctlError if this job cannot be trained with it."""
         pool = data_pools.build(self.run.job, dataset, self.lead)
         if self._saved:
             pool.restore(self._saved)

@@ -97,7 +97,9 @@ class Writing(Service[Write | Settle]):
     # ------------------------------------------------------------ the service
 
     def begin(self, need: Write | Settle, now: float) -> None:
-        """Raises ValueError for too many ranges, or ones outside the table."""
+        """Begin a write, or wait until all are settled. Raises ValueError for too many ranges, or
+        ones outside the table.
+        """
         self._need, self._is_sent = need, isinstance(need, Settle)
         if isinstance(need, Settle):
             return
