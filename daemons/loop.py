@@ -68,7 +68,7 @@ class Signals:
 
 
 def _leave(handlers: Mapping[signal.Signals, Any]) -> None:
-    """In a process that the task has forked: restore the signal handlers."""
+    """Restore the signal handlers in a process that the task has forked."""
     signal.set_wakeup_fd(-1)
     for number, handler in handlers.items():
         signal.signal(number, handler)
@@ -104,7 +104,7 @@ class Loop:
         self._turn = threading.Lock()
         """Held while the machine handles events and their effects are performed."""
         self._unperformed: deque[Effect] = deque()
-        """Of events that were handled in another thread."""
+        """Effects of events that were handled in another thread; the loop performs them."""
         self._waits_until: float | None = None
         self._posted: deque[Event] = deque()
         self._failure: Exception | None = None

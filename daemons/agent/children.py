@@ -33,9 +33,9 @@ class _Child:
     pid: int
     pidfd: int
     popen: subprocess.Popen[bytes] | None
-    """None: a previous agent has started it."""
+    """The process; None: a previous agent has started it."""
     is_killed: bool = False
-    """By this agent, so no other cause needs to be found."""
+    """The agent has killed the process, so no other cause needs to be found."""
 
 
 class Children:

@@ -68,7 +68,7 @@ def coordinate(context: process.DaemonContext) -> int:
 def _lead(context: process.DaemonContext, db: RunDb, lock: int) -> int:
     directory, job = context.directory, context.job
     keyring = keys.keyring(directory, job.is_encrypted)
-    before = db.run() if db.memory() else {}  # Of the coordinator that this one succeeds.
+    before = db.run() if db.memory() else {}  # The previous coordinator.
     secret = keyring.secret(COORDINATOR)
     loop = Loop(context.log_handler.rotate_if_full, secret=secret)
     loop.chores.append(lambda: _beat(directory, lock, loop))

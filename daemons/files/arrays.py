@@ -124,7 +124,7 @@ class Away:
         )
 
     def _parts(self, manifest: Json, effect: LoadArrays) -> list[Json]:
-        """For a worker its own file; for a server those of its slice, and the first for extras."""
+        """The files to load: a worker's own; of a server its slice's, and the first for extras."""
         if self.name.startswith("worker"):
             return [p for p in manifest["workers"] if p["name"] == self.name and p["file"]]
         shards: list[Json] = manifest["shards"]

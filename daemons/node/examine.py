@@ -30,7 +30,7 @@ from dlctl.wire import codec
 
 SHARED_MEMORY = Path("/dev/shm")
 TORCH_S = 90.0
-"""For `import torch`, which may come over a network the first time."""
+"""Time for `import torch`, which may come over a network the first time."""
 SMI_S = 10.0
 WORDS_CHARS_MAX = 400
 TORCH = """
@@ -42,9 +42,9 @@ SMI = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
 LOGIND = Path("/etc/systemd/logind.conf")
 LINGER = Path("/var/lib/systemd/linger")
 BOOTED = Path("/run/systemd/system")
-"""Exists only if systemd runs."""
+"""A file that exists only if systemd runs."""
 USER_UID_MIN = 1000
-"""systemd exempts system users."""
+"""The least id of a user that systemd does not exempt."""
 YES = ("yes", "true", "1", "on")
 
 
@@ -76,7 +76,7 @@ def examine(request: Request) -> dict[str, Any]:
 
 
 def _user() -> str:
-    """Its number, if it has no name."""
+    """The user's name, or the number if there is no name."""
     return str(psutil.Process().username())
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from dlctl.launch import commands
 
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
-"""Not in every user's PATH."""
+"""The directories of firewall programs, which are not in every user's PATH."""
 READ_S = 5.0
 _REFUSES = r".*\b(?:drop|reject)\b"
 _FAMILIES = {

@@ -41,7 +41,7 @@ class Built(NamedTuple):
     """A Stepper, or a CutStepper."""
     loader: PortionLoader
     samples: int
-    """Of a data epoch; 0: it is a stream."""
+    """The samples of a data epoch; 0: the dataset is a stream."""
     batch_size: int
     """The largest that fits into memory; 0: it was not measured."""
 

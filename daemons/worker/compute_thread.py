@@ -70,7 +70,7 @@ from dlctl.wire.messages import Array, ModelReady, Register
 
 log = logging.getLogger("dlctl")
 TEXT_CHARS_MAX = 8_000
-"""At most 4 bytes each: they fit into a message's header."""
+"""The largest text in a message, at most 4 bytes a character: it fits into the header."""
 
 
 class ComputeThread:
@@ -358,8 +358,8 @@ class ComputeThread:
         )  # fmt: skip
 
     def _keep_or_restore(self, *, is_good: bool) -> None:
-        """Undo what a poisoned batch did to the buffers: a running mean that was NaN once stays NaN
-        for ever. Even the variance of a good batch may overflow float32.
+        """Undo what a batch that is not finite did to the buffers: a running mean that was NaN once
+        stays NaN for ever. Even the variance of a good batch may overflow float32.
         """
         before, after = self._averaged, self._replica.averaged()
         # A mask may contain -inf on purpose; only finite values have to stay finite.

@@ -95,7 +95,7 @@ class FrozenFile:
             return FrozenWritten(file, "", 0, reason_of(error))
 
     def load(self, replica: TorchReplica, effect: LoadFrozen) -> FrozenLoaded | FilesMissing:
-        """Raises DlctlError."""
+        """Load the run's frozen parameters, or report missing files. Raises DlctlError."""
         layout = replica.layout
         file = frozen.run_file(layout, effect.digests)
         root = self._away.root if self._away is not None else self._writes_to

@@ -43,11 +43,11 @@ class Measured(NamedTuple):
     """The results of one batch."""
 
     loss: float
-    """May be NaN or infinite."""
+    """The loss of the batch, which may be NaN or infinite."""
     metrics: dict[str, float]
     """The finite ones of the metrics that the task's loss returns."""
     weight: float | None = None
-    """Of the batch among those of its step, if the task's loss returns one."""
+    """The weight of the batch among those of its step, if the task's loss returns one."""
 
 
 class TorchReplica:
@@ -101,7 +101,7 @@ class TorchReplica:
         self._autocast = AUTOCAST[precision]
         self._compiled: Any = torch.compile(self.model) if compiled else None
         self._parts: GradientParts | None = None
-        """If gradients are summed while they are computed."""
+        """The parts of the gradient, if they are summed while they are computed; else None."""
         self._weights: Tensor | None = None
         """The sum of the weights of the step's batches so far, if the task's loss returns any."""
 
@@ -237,7 +237,7 @@ class TorchReplica:
         if self._weights is None:
             self._weights = torch.zeros_like(weight)
         total = self._weights + weight
-        least = torch.finfo(torch.float64).tiny  # Of nothing but empty batches the sum is 0.
+        least = torch.finfo(torch.float64).tiny  # Empty batches only: the sum is 0.
         before, self._weights = self._weights / total.clamp(min=least), total
         for parameter, _ in self._bound:
             if parameter.grad is not None:
@@ -276,7 +276,7 @@ class TorchReplica:
         return True
 
     def gathered_early(self) -> Vector:
-        """As `gathered`, right after the pass of `sum_early`."""
+        """The gathered gradient, right after the pass of `sum_early`."""
         assert self._parts is not None
         return _own(self._parts.end())
 
@@ -520,5 +520,5 @@ def _put(into: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
 
 
 def _own(vector: Tensor) -> Vector:
-    """The same memory as callers get it: a numpy array on the CPU, a torch tensor on a GPU."""
+    """The vector as callers get it: a numpy array on the CPU, a torch tensor on a GPU."""
     return vector.numpy() if vector.device.type == "cpu" else vector

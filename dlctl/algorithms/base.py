@@ -73,7 +73,7 @@ class Table:
     size: Callable[[Layout], int] = whole
     """Elements, at least one unless it is `of_rows`."""
     dtype: Literal["float32", "float64"] = "float32"
-    """Of the values on the servers; pushes and reads are float32."""
+    """The element type on the servers. Pushes and reads are always float32."""
     of_rows: bool = False
     """It combines all tables of rows of the task (`dlctl/shards/rows.py`), perhaps none. Replicas
     read and write single rows of it."""
@@ -111,7 +111,7 @@ class Shape:
     """"module:Class", the torch part of the method (`engines.py`): Class(replica, rank, ranks,
     group), with the worker's `Replica`. rank, ranks: 0 of 1, unless `ranks` is set."""
     twin: str = ""
-    """The same in numpy, for the simulator: Class(problem, parameters), with its `Problem`."""
+    """The engine in numpy, for the simulator: Class(problem, parameters), with its `Problem`."""
     ranks: bool = False
     """A replica may be several processes (`workers.processes`), each with an engine; group is then
     their torch.distributed group, else None. Only rank 0 reads and writes tables."""
@@ -286,7 +286,7 @@ class ReplicaSide(ABC):
         """
         self.arrival = Arrival()
         self.view = View(0, 0)
-        """Of the newest read that is completely in the model."""
+        """The clocks of the newest read that is completely in the model."""
 
     @property
     def residual(self) -> Vector:
@@ -297,7 +297,7 @@ class ReplicaSide(ABC):
 
     @residual.setter
     def residual(self, vector: Vector | None) -> None:
-        """None: nothing is left."""
+        """Set what pushes have not sent yet; None: nothing is left."""
         self._residual = vector
 
     def has_residual(self) -> bool:
@@ -305,7 +305,7 @@ class ReplicaSide(ABC):
         return self._residual is not None
 
     def accrue(self, gradient: Vector) -> None:
-        """Add to the residual."""
+        """Add a gradient to the residual."""
         if self._residual is None:
             self._residual = copy_of(gradient)
         else:
@@ -409,22 +409,24 @@ class Decision(NamedTuple):
     used: frozenset[Process]
     """The processes whose pushes of that clock count."""
     gone: frozenset[Process]
-    """Of these, the ones that have died since: they do not resend a push that a shard has lost."""
+    """The used processes that have died since: they do not resend a push that a shard has lost."""
 
 
 class ShardSide(ABC):
     """One shard. Every method returns the pushes that it settled, in order."""
 
     takes_pushes: ClassVar[bool] = True
-    """Whether replicas push to it at all."""
+    """Whether replicas push to the table at all."""
     applies_as_pushed: ClassVar[bool] = False
     """Whether `push` passes a delta to the shard at once and unchanged, so that the shard may
     process it while it is being received."""
     averages: ClassVar[bool] = False
     """Whether an update is made of the mean of all members' pushes for a step."""
     asks_lead: ClassVar[bool] = False
-    """Whether it holds pushes until the lead has decided which of them count. Then it implements
-    `held` and `decided`, and `Shard.version` is its clock. Only for the table of parameters."""
+    """Whether the shard holds pushes until the lead has decided which of them count. Then it
+    implements `held` and `decided`, and `Shard.version` is its clock. Only for the table of
+    parameters.
+    """
 
     @classmethod
     def of(cls, options: Any) -> type[ShardSide]:
@@ -471,7 +473,7 @@ class ShardSide(ABC):
         """Handle a push that is new, in order and finite. Exactly one outcome must be of it."""
 
     def left_out(self, push: messages.Push, reason: str) -> list[PushOutcome]:
-        """Handle a push that is new and in order, but poison: nothing of it may be used.
+        """Handle a push that is new and in order, but not usable, such as one that is not finite.
 
         Exactly one outcome must be of it, REFUSED or at first HELD, with the reason.
         """
@@ -497,7 +499,7 @@ class ShardSide(ABC):
         return []
 
     def members(self, slots: frozenset[int]) -> list[PushOutcome]:
-        """Only these slots take part from now on."""
+        """Set the slots that take part from now on."""
         return []
 
     def figures(self) -> messages.Json:
@@ -598,7 +600,7 @@ class DataEpoch(NamedTuple):
     portions: int
     """Portions that the run will lease; 0: it ends before."""
     left: int
-    """Of these, the ones that no worker has leased."""
+    """The number of those portions that no worker has leased yet."""
     under_way: Mapping[int, int]
     """Slot -> the number of portions that it has leased."""
 
@@ -614,9 +616,9 @@ class Lead:
     """What a worker leases: a part of the dataset; a client of it (`cohort`); or, if the
     coordinator drives the method (`drive`), a part of the batch that is the whole dataset."""
     cuts_epochs: ClassVar[bool] = False
-    """Whether it ends data epochs early (`cut_epoch`)."""
+    """Whether the lead ends data epochs early (`cut_epoch`)."""
     chooses: ClassVar[bool] = False
-    """Whether it decides which pushes count (`quorum`), for a shard side that asks."""
+    """Whether the lead decides which pushes count (`quorum`), for a shard side that asks."""
 
     options: Any
     steps_done: int = 0
@@ -727,8 +729,9 @@ class Method:
     check: Callable[[JobFile], list[Fault]] = lambda job: []
     """The settings of a job file that conflict with this method, beyond what the shape declares."""
     check_steps: Callable[[JobFile, float], list[Fault]] = lambda job, steps: []
-    """The same for a run in which all workers together make at most so many steps. It is called
-    where the job file implies that, and again when the dataset is known."""
+    """Like `check`, for a run in which all workers together make at most so many steps. It is
+    called where the job file implies that, and again when the dataset is known.
+    """
     experimental: bool = False
     """The method is marked in lists, and runs a reduced contract suite."""
 
@@ -739,7 +742,7 @@ class Method:
 
     @property
     def is_driven(self) -> bool:
-        """Whether the coordinator drives it."""
+        """Whether the coordinator drives the method (`Lead.drive`)."""
         return self.lead.portions == "batch"
 
     @property

@@ -90,8 +90,8 @@ class Chosen(HoldingSide):
         return []
 
     def joined(self, slot: int) -> list[PushOutcome]:
-        """Of the processes before this one only the last one's pushes are retained: they may have
-        been chosen. So a crash-looping worker does not take more and more memory.
+        """Drop the held pushes of all earlier processes of the slot but the last one, whose pushes
+        may have been chosen. So a crash-looping worker does not take more and more memory.
         """
         newest = max((term for _, other, term in self._held if other == slot), default=0)
         self._held = {k: h for k, h in self._held.items() if k[1] != slot or k[2] == newest}

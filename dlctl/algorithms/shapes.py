@@ -28,7 +28,7 @@ from dlctl.algorithms.needs import (
 from dlctl.job.inner import NONE
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
-"""Of a table: it is used in file names and headers."""
+"""The names that a table may have: they are used in file names and headers."""
 
 
 def faults_of(method: Method) -> list[str]:

@@ -97,7 +97,7 @@ class Int8(Compressor):
 
     @staticmethod
     def expand(packed: Packed, size: int) -> Delta:
-        """A dense delta."""
+        """Decode a push to a dense delta."""
         if is_plain(packed):
             return expand_plain(packed, size)
         codes, scales = arrays_of(packed, size, 2)

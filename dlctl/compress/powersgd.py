@@ -134,7 +134,7 @@ class PowerSGD(Compressor):
 
     @staticmethod
     def expand(packed: Packed, size: int) -> Delta:
-        """A dense delta."""
+        """Decode a push to a dense delta."""
         if is_plain(packed):
             return expand_plain(packed, size)
         ranks, left, right = arrays_of(packed, size, 3)

@@ -35,9 +35,9 @@ from dlctl.wire.messages import Packed
 KIND = "topk-sampled"
 PASSES_MAX = 10
 ENOUGH = 0.8
-"""Of k; with fewer the threshold is lowered."""
+"""The least fraction of k to find: with fewer elements the threshold is lowered."""
 AIM = 1.05
-"""Of k; a little more than needed, since too many elements cost less than another pass."""
+"""The fraction of k to aim at: a few elements too many cost less than another pass."""
 SAMPLED_MIN = 400
 """Elements of a sample that should reach the threshold: their number is within 20 % then."""
 STEEPNESS = 8
@@ -97,10 +97,9 @@ class SampledTopK(Compressor):
         return take_chosen(KIND, u, found.where, self.options.values, found.values)
 
     def _select(self, magnitudes: Magnitudes, k: int, known: float) -> tuple[Found, float]:
-        """At least 0.8 k elements, or all nonzero ones, and their threshold.
-
-        After a pass that finds too few, the next one asks for twice as many; the last pass takes
-        all nonzero elements.
+        """Select at least 0.8 k elements, or all nonzero ones; returns their threshold, too. After
+        a pass that finds too few, the next one asks for twice as many; the last pass takes all
+        nonzero elements.
         """
         least = magnitudes.smallest_positive()
         threshold = known or self._sampled(magnitudes, k)

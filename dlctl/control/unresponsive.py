@@ -23,7 +23,7 @@ STILL_S = 5.0
 class Way(NamedTuple):
     command: str
     what: str
-    """Its effect, as the rest of a sentence that begins with the command."""
+    """The effect of the command, as the rest of a sentence that begins with it."""
 
 
 def way(directory: Path, run: Mapping[str, Any]) -> Way:

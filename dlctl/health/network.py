@@ -110,7 +110,7 @@ def link(
     reached: Facts,
     fixed_port: bool,
 ) -> Finding:
-    """From one host to a daemon's `place` on another: round trip and throughput, or the failure."""
+    """A finding about one host's link to a daemon's `place` on another."""
     subject = f"{source.name} -> {target.name}"
     where = f"{place['name']} at {place['told']}, port {place['port']}"
     facts = {**reached, "daemon": place["name"], "address": place["told"], "port": place["port"]}
@@ -184,6 +184,6 @@ def _open_door(facts: Facts, port: int, source: str, fixed_port: bool) -> str:
 
 
 def count_text(faults: int, warnings: int) -> str:
-    """As in "2 faults, 1 warning"; "" if there are none."""
+    """The number of faults and warnings: "2 faults, 1 warning"; "" if there are none."""
     parts = [plural(faults, "fault")] if faults else []
     return ", ".join(parts + ([plural(warnings, "warning")] if warnings else []))

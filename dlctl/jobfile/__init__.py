@@ -279,7 +279,7 @@ def effective_options(kind: str, choice: Choice) -> dict[str, Any]:
 
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:
-    """As in JSON: daemons read a list instead of a tuple."""
+    """Options as they are in JSON: daemons read a list instead of a tuple."""
     return {key: _without_tuples(value) for key, value in options.items()}
 
 

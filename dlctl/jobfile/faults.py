@@ -46,7 +46,7 @@ class JobFileProblem:
     """The line itself."""
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: all but the drawing."""
+        """The problem as a JSON object: all but the drawing."""
         return {k: v for k, v in asdict(self).items() if k not in ("width", "source")}
 
 
@@ -86,7 +86,7 @@ def _locate(
 
 
 def _place(keys: Mapping[KeyPath, Spot], fault: Fault) -> TextPlace | None:
-    """Of the key, or of the nearest table around it that the file has."""
+    """The position of the faulty key, or of the nearest table around it that the file has."""
     for length in range(len(fault.path), 0, -1):
         spot = keys.get(fault.path[:length])
         if spot is not None:

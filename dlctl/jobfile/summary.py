@@ -64,7 +64,7 @@ def _work(job: JobFile) -> str:
 
 
 def _cut(replica: ReplicaProcesses) -> str:
-    """As in " of 2 processes (fsdp)"; "" if a worker is one process."""
+    """How a replica is cut: " of 2 processes (fsdp)"; "" if a worker is one process."""
     ways = [way for way in ("fsdp", "tensor", "pipeline", "hogwild") if getattr(replica, way) > 1]
     return f" of {replica.ranks * replica.hogwild} processes ({', '.join(ways)})" if ways else ""
 

@@ -19,7 +19,7 @@ from dlctl.util.text import escape
 MARK = b"=== dlctl answers ==="
 ANSWER_BYTES_MAX = 1 << 20
 SHOWN_CHARS_MAX = 300
-"""Of one line of other programs' output in an error."""
+"""Characters that an error shows of one line of another program's output."""
 NO_COMMAND, NO_ANSWER, TOO_MUCH, NOT_OURS = -1001, -1002, -1003, -1004
 """Statuses that no process has: the command could not be started; it was killed after the timeout,
 because its output was too long, or because its output is not an answer of dlctl."""
@@ -31,7 +31,7 @@ class CallResult(NamedTuple):
     """The result of one call to another machine."""
 
     host: str
-    """As in the job file."""
+    """The host's name in the job file."""
     value: dict[str, Any] | None
     """The answer of `daemons.node`; None: none was received."""
     status: int

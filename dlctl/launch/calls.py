@@ -28,7 +28,7 @@ from dlctl.launch.answers import (
 from dlctl.launch.commands import in_memory, kill_group
 
 WORDS_BYTES_MAX = 64 * 1024
-"""Of standard error only the last part is stored."""
+"""The last bytes of standard error that are stored; those before are dropped."""
 CHUNK_BYTES = 64 * 1024
 
 

@@ -28,7 +28,7 @@ log = logging.getLogger("dlctl")
 POLL_S = 2.0
 SOON_S = 0.2
 PICKUP_S = 20.0
-"""For a keeper to accept an order, while the job runs."""
+"""Time for a keeper to accept an order, while the job runs."""
 BEGIN_S = 90.0
 KILL_S = 5.0
 SUBMIT_S = 5.0
@@ -44,7 +44,7 @@ Json = orderfiles.Json
 class _Agent:
     incarnation: int
     state: str
-    """ordered begins up killing gone"""
+    """The phase of the agent: ordered, begins, up, killing or gone."""
     since: float
     """Time of the latest change of `state`."""
 
@@ -95,7 +95,7 @@ class SlurmAgents:
         self._due_at = min(self._due_at, time.monotonic() + SOON_S)
 
     def kill(self, name: str) -> None:
-        """If the keeper does not answer, its node is taken for dead, and the agent for gone."""
+        """Kill an agent by its keeper. Without an answer the node counts as dead."""
         agent = self._agents.get(name)
         if agent is None:
             return
@@ -145,7 +145,7 @@ class SlurmAgents:
     # ------------------------------------------------------------ the job
 
     def _submit(self) -> None:
-        """Raises DlctlError and OSError; then nothing was submitted, and a retry is possible."""
+        """Submit the job. Raises DlctlError and OSError; then it may be tried again."""
         root = slurmcalls.root(self.asked.dir)
         handle = slurmcalls.new_handle(self.directory.name, root)
         orderfiles.make(handle.directory, slurmwords.SHARED)
@@ -277,7 +277,7 @@ class SlurmAgents:
         return shared_request(self.directory)
 
     def _write(self, order: base.StartOrder) -> None:
-        """Raises DlctlError and OSError."""
+        """Write an order for a keeper. Raises DlctlError and OSError."""
         assert self._handle is not None
         scratch = self.asked.scratch or f"/tmp/dlctl-slurm-{os.getuid()}"
         request = {**begin_request(self._shared, order), "dir": scratch}

@@ -22,9 +22,9 @@ from dlctl.util.fsync import replacing
 
 HANDLE = "slurm.json"
 COMMAND_S = 20.0
-"""For a Slurm command: by default it waits up to 10 s for the controller."""
+"""Timeout of a Slurm command, which by default waits up to 10 s for the controller."""
 ORDERLY_S = 8.0
-"""For the keepers to notice that the run is over; then the job is cancelled."""
+"""Time for the keepers to notice that the run is over; then the job is cancelled."""
 CANCEL_S = 5.0
 POLL_S = 0.5
 
@@ -33,14 +33,14 @@ class Handle(NamedTuple):
     """A job that was submitted, or is about to be."""
 
     directory: Path
-    """Of its orders, see `orderfiles`."""
+    """The directory of the job's orders (`orderfiles`)."""
     name: str
-    """As squeue shows it."""
+    """The name of the job in squeue."""
     job_id: str = ""
     """"": not known yet."""
 
     def write(self, run_directory: Path) -> None:
-        """Raises OSError."""
+        """Write the handle to the run directory. Raises OSError."""
         value = {**self._asdict(), "directory": str(self.directory)}
         orderfiles.write(run_directory / HANDLE, value)
 
@@ -62,7 +62,7 @@ def new_handle(run_id: str, root: Path) -> Handle:
 
 
 def read_handle(run_directory: Path) -> Handle | None:
-    """None: this run has no job."""
+    """The handle in the run directory; None: this run has no job."""
     value = orderfiles.read(run_directory / HANDLE)
     with suppress(KeyError, TypeError):
         return Handle(Path(value["directory"]), str(value["name"]), str(value["job_id"]))
@@ -123,7 +123,7 @@ def end(run_directory: Path, *, at_once: bool = False) -> None:
 
 
 def _keep_log(handle: Handle, run_directory: Path) -> None:
-    """Save the output of the job: only it tells why a keeper could not be started."""
+    """Save the output of the job: only there is the reason why a keeper could not be started."""
     log = handle.directory / slurmscript.LOG
     with suppress(OSError):
         if log.stat().st_size:

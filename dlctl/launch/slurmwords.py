@@ -14,13 +14,13 @@ from dlctl.launch import answers
 from dlctl.launch.commands import LATE, CommandOutput
 
 WHERE = "launcher slurm"
-"""Its section of the job file, whichever form that has."""
+"""The launcher's section of the job file, whichever form that has."""
 SHARED = f"set dir of {WHERE} to a directory that this machine and all nodes share"
 UNKNOWN_JOB = "Invalid job id"
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "CONFIGURING")
 AT_WORK = ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING", "COMPLETING")
 COMPLETING = "COMPLETING"
-"""Its processes are being terminated, also before a requeue."""
+"""The processes of the job are being terminated, also before a requeue."""
 GONE = "GONE"
 """State of a job that Slurm does not know any more."""
 NO_OUTPUT = ":53"
@@ -47,10 +47,10 @@ class JobFacts(NamedTuple):
 
     state: str
     reason: str = ""
-    """Why it waits; "" for none."""
+    """Why the job waits; "" for none."""
     restarts: int = 0
     nodes: str = ""
-    """As Slurm writes them: "n[1-3]"."""
+    """The nodes of the job as Slurm writes them: "n[1-3]"."""
     time_limit: str = ""
     left_s: float | None = None
     """Seconds until its time limit; None: no limit, or not running."""
@@ -120,7 +120,7 @@ def seconds(text: str) -> float | None:
 
 
 def waiting(job_id: str, facts: JobFacts) -> str:
-    """As `status` shows it: "job 17 is pending: Resources"."""
+    """Why a job waits, for `status`: "job 17 is pending: Resources"."""
     what = f"job {job_id} is {facts.state.lower().replace('_', ' ')}"
     again = " again" if facts.restarts else ""
     return f"{what}{again}: {facts.reason}" if facts.reason else f"{what}{again}"

@@ -18,7 +18,7 @@ ADDRESS_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """It has none: what ssh needs stands in [[hosts]] and in the user's ssh configuration."""
+    """No options: what ssh needs stands in [[hosts]] and in the user's ssh configuration."""
 
 
 class Ssh(Reached):

@@ -22,17 +22,18 @@ class RunCase(StrEnum):
     STOPPED = "stopped"
     FINISHED = "finished"
     FAILED = "failed"
-    """It failed, or its coordinator is gone; to `start` it is live while an agent restarts it."""
+    """The run failed, or its coordinator is gone; to `start` it is live while an agent restarts it.
+    """
 
 
 class Shards(StrEnum):
     WHOLE = "whole"
     """The coordinator's memory and every shard exist: the run can resume where it stopped."""
     EMPTY = "empty"
-    """The same, for a run that has not applied any update."""
+    """The coordinator's memory and every shard exist, and no update was applied."""
     LOST = "lost"
     AWAY = "away"
-    """They are on hosts that are unreachable or were not queried."""
+    """The shards are on hosts that are unreachable or were not queried."""
 
 
 class SavedCase(StrEnum):
@@ -71,16 +72,16 @@ class Action(StrEnum):
     CONTINUE = "go on"
     """Resume where it stopped; nothing is lost."""
     RESUME = "resume"
-    """From its checkpoint."""
+    """Resume a run from its checkpoint."""
     ALREADY_RUNNING = "alive"
     OVER = "over"
-    """It has stopped or finished in an orderly way."""
+    """Do nothing: the run has stopped or finished in an orderly way."""
 
     LOOK_AT_SHARDS = "look at shards"
     READ_CHECKPOINTS = "read checkpoints"
 
     REFUSE_SECOND = "second"
-    """It would be a second concurrent run of the job."""
+    """Refuse: it would be a second concurrent run of the job."""
     REFUSE_CHANGED = "changed"
     REFUSE_DAMAGED = "damaged"
     REFUSE_KEPT = "kept"

@@ -74,8 +74,8 @@ def launch(file: Path, *, fresh: bool, source: Path | None = None) -> Launched:
 
 
 def _is_pending(run: Snapshot) -> bool:
-    """Whether it has no coordinator on record yet. The command that created it was killed: it held
-    the lock that we hold now.
+    """Whether a run has no coordinator on record yet. The command that created it was killed: it
+    held the lock that we hold now.
     """
     return run.is_live and run.run.get("pid") is None
 

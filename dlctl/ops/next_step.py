@@ -25,7 +25,7 @@ RUINED = "the model may be ruined where it stopped"
 class NextStep(NamedTuple):
     command: str
     what: str
-    """What it does, as the rest of a sentence that begins with the command."""
+    """The effect of the command, as the rest of a sentence that begins with it."""
     first: str = ""
     """What has to be done before, or it fails again: "fix train.py:45"."""
     other: str = ""
@@ -60,7 +60,7 @@ def command(snapshot: Snapshot) -> str:
 
 
 def job_file(snapshot: Snapshot) -> str:
-    """As typed in a shell."""
+    """The job file, as typed in a shell."""
     file = snapshot.run.get("job_file")
     return shlex.quote(values.path(file)) if isinstance(file, str) and file else "JOBFILE"
 
@@ -81,7 +81,7 @@ def _fix(snapshot: Snapshot) -> str:
 
 
 def task_file(snapshot: Snapshot) -> str:
-    """As in "train.py"; "the task" if the file is unknown."""
+    """The task's file, "train.py"; "the task" if the file is unknown."""
     file = str(read_job(snapshot.directory).get("job", {}).get("task", "")).rpartition(":")[0]
     return shlex.quote(values.path(file)) if file else "the task"
 
@@ -158,7 +158,7 @@ def _of_diverged(snapshot: Snapshot) -> NextStep:
 
 
 def explained(error: Unreadable) -> Unreadable:
-    """The same error with the next command."""
+    """The error with the next command."""
     from dlctl.launch import local
 
     directory, text = error.directory, error.message
@@ -189,7 +189,7 @@ def new_run(directory: Path, job_file: str) -> str:
 
 
 def _job_file_of(directory: Path) -> str:
-    """As typed in a shell: the file beside the runs that equals the run's copy, or the only one."""
+    """The job file in a shell: the one beside the runs that equals the run's, or the only one."""
     files = sorted(directory.resolve().parents[1].glob("*.toml"))
     same = [file for file in files if select.is_started_from(directory, file)] or files
     return shlex.quote(values.path(same[0])) if len(same) == 1 else "JOBFILE"

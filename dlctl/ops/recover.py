@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from dlctl.job.config import JobFile
 
 LED_S = 5.0
-"""For an agent to restart its coordinator, and for that to put itself on record."""
+"""Time for an agent to restart its coordinator, and for that to put itself on record."""
 OVER_S = 60.0
-"""For a coordinator to terminate the daemons of its run, including those on unreachable hosts."""
+"""Time for a coordinator to terminate the daemons of its run, including those on unreachable hosts.
+"""
 JOB_MODE = 0o644
 Json = dict[str, Any]
 

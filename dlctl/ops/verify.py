@@ -32,7 +32,7 @@ from dlctl.runs.snapshot import Snapshot
 from dlctl.util.names import HOME_AGENT
 
 LOOKS = 5
-"""At a state that a live server is writing."""
+"""Attempts to read a state that a live server is writing."""
 Table = dict[tuple[int, int], int]
 """(slot, term) -> pushes that were applied."""
 

@@ -32,7 +32,7 @@ class Averaged(Wrapping):
         return lambda blocks: step(self._averaging(blocks))
 
     def _averaging(self, blocks: Iterable[Block]) -> Iterator[Block]:
-        """The same blocks for the optimiser; its results are added to the average."""
+        """Blocks for the inner optimiser; its results are added to the average."""
         for block in blocks:
             yield block._replace(slots=block.slots[:-1], slots_next=block.slots_next[:-1])
             average, displacement = block.slots[-1], scratch(block.w.size)

@@ -37,7 +37,7 @@ class Resume:
     """One resume of a run from a checkpoint."""
 
     checkpoint: int
-    """Its number."""
+    """The number of the checkpoint."""
     highest: int
     """Number of the newest checkpoint at that time, good or not."""
     terms: Mapping[str, int]

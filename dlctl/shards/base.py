@@ -51,7 +51,7 @@ NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 def no_point(name: str) -> None:
-    """Without kill points."""
+    """Does nothing: the default of a storage's `point`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Spec:
     table: str = ""
     """The table of the method; "": the parameters."""
     dtype: str = "float32"
-    """Of every vector."""
+    """The element type of every vector in the state."""
 
     @property
     def place(self) -> str:
@@ -87,7 +87,7 @@ class Spec:
 
     @property
     def vector_bytes(self) -> int:
-        """Of all vectors together; the rest of a state is small."""
+        """Bytes of all vectors together; the rest of a state is small."""
         return np.dtype(self.dtype).itemsize * self.size * len(self.names)
 
     @property
@@ -121,14 +121,14 @@ def check_state(state: Any, optimizer: Optimizer | None = None) -> Json:
 
 
 def is_natural(value: Any) -> bool:
-    """At most what no number of updates reaches, so the next commit stays readable, and a message
-    can hold it.
+    """Whether a value is a plausible counter: no number of updates exceeds it, so the next commit
+    stays readable, and a message can hold it.
     """
     return type(value) is int and 0 <= value <= NATURAL_MAX
 
 
 def unusable(spec: Spec, error: DlctlError, where: str) -> Unusable:
-    """The same reason, with the shard, the place and a hint."""
+    """The error that a stored state cannot be used, with the shard, the place and a hint."""
     return Unusable(
         f"the stored state of shard {spec.shard} cannot be used: {error.message}",
         where=where,
@@ -154,7 +154,7 @@ class Extras:
     """Data that only the first shard holds; set once, with the initial values."""
 
     averaged: Array
-    """float64"""
+    """float64: the averaged buffers of the model."""
 
 
 class Storage(Protocol):
@@ -254,7 +254,7 @@ class Shard:
         self.storage = storage
         self.version = 0
         self.samples = 0
-        """In the updates so far."""
+        """The number of samples in the updates so far."""
         self.clip_norm = 0.0
         """Maximum norm of an update's gradient, which is scaled down to it; 0: no limit."""
         self._peak = optimizer.lr
@@ -306,7 +306,7 @@ class Shard:
         self._set_rate()
 
     def follow(self, factor: Callable[[int], float]) -> None:
-        """From now on the learning rate is lr times this function of `samples`."""
+        """Set the learning rate to lr times this function of `samples` from now on."""
         self._factor = factor
         self._set_rate()
 
@@ -429,7 +429,7 @@ class Shard:
 
 
 def _clipped(delta: Delta, norm_max: float, norm: float) -> Delta:
-    """As torch.nn.utils.clip_grad_norm_."""
+    """Scale a delta down to `norm_max`, as torch.nn.utils.clip_grad_norm_ does."""
     factor = norm_max / (norm + 1e-6)
     if factor >= 1.0:
         return delta

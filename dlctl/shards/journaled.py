@@ -52,7 +52,7 @@ class Journaled(ArraysInMemory):
     survives = True
 
     def __init__(self, log: ShardLog, spec: Spec, point: Point = no_point) -> None:
-        """For an existing log, which `resume` reads."""
+        """log: an existing one, which `resume` reads."""
         super().__init__(fresh(spec.size, spec.slots, spec.dtype))
         self._dtype = np.dtype(spec.dtype).newbyteorder("<").str
         self._log = log
@@ -68,9 +68,9 @@ class Journaled(ArraysInMemory):
         self._updated = False
         """Whether there was an update since the values were set."""
         self._state: Json = {}
-        """Of the last commit."""
+        """The role's state in the last commit."""
         self._journal_bytes = 0
-        """Of the records since the last base."""
+        """Bytes of the records since the last base."""
         self._rotate_at_bytes = self._state_bytes()
 
     @staticmethod
@@ -234,7 +234,7 @@ class Journaled(ArraysInMemory):
         self._updated = bool(base.body.get("updated"))
 
     def _repeat(self, record: JournalRecord, optimizer: Optimizer) -> Json:
-        """Replay one commit."""
+        """Replay the updates of one commit from the journal."""
         if record.number != self._number + 1:
             raise Unusable(f"record {record.number} of its journal follows {self._number}")
         self._number = record.number
@@ -285,7 +285,7 @@ def _fits(values: Array, indices: Array | None, size: int) -> bool:
 
 
 def _is_update(value: Any) -> bool:
-    """Whether it is [elements, whether it has indices, rate, optional counters]."""
+    """Whether a value is [elements, whether it has indices, rate, optional counters]."""
     if type(value) is not list or len(value) not in (3, 4):
         return False
     is_well_formed = len(value) == 3 or (

@@ -42,7 +42,7 @@ class ArraysInMemory:
         return self._extras
 
     def prepare(self, delta: Delta, count: int, next_rule: Callable[[], Rule] | None) -> bool:
-        """An update in place cannot be rolled back."""
+        """False: an update in place cannot be rolled back."""
         return False
 
     def forget_prepared(self) -> None:

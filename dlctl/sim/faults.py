@@ -53,7 +53,7 @@ class Faults:
     blackouts: int = 0
     """All processes of the run killed at once."""
     recoveries: int = 0
-    """The same; a while later the run is recovered from its persisted state."""
+    """Kills of all processes; a while later the run is recovered from its persisted state."""
     recovery_s: float = 3.0
     freezes: int = 0
     """Workers and servers frozen."""

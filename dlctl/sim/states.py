@@ -42,9 +42,9 @@ class SurvivingShard:
     """The state of a shard that survives its server."""
 
     image: bytearray | None = None
-    """Of durability "process"."""
+    """The mapped file that survives a kill, with durability "process"."""
     log: MemoryLog | None = None
-    """Of durability "disk"."""
+    """The journal that survives a power loss, with durability "disk"."""
     holder: Process | None = None
 
 
@@ -70,7 +70,7 @@ class MemoryLog:
         return bytes(self.files[number][1])
 
     def copy(self) -> MemoryLog:
-        """The same on a disk that is never full."""
+        """A copy of the log on a disk that is never full."""
         files = {n: (base, bytearray(journal)) for n, (base, journal) in self.files.items()}
         return MemoryLog(files=files, current=self.current)
 
@@ -141,13 +141,13 @@ class KeptStates:
         return Mapped.reopen(kept.image, spec, BOOT_ID, self.point)
 
     def _take(self, spec: Spec) -> SurvivingShard:
-        """As a lock on the file: its holder has to be dead before another process gets it."""
+        """Take the state if no live process has it, as with a lock on the file."""
         kept = self.kept.setdefault(_key(spec), SurvivingShard())
         holder = kept.holder
         if holder is not None and holder is not self.process and holder.alive:
             if not holder.given_up and holder.timeline is self.process.timeline:
                 raise StateHeld(f"{holder} has this state open")
-            # The old holder believes that it owns the state, and must not write into this server's.
+            # The old holder, not fenced yet, must not write into this server's state.
             kept.image = bytearray(kept.image) if kept.image is not None else None
             kept.log = kept.log.copy() if kept.log is not None else None
         if kept.log is not None and holder is not self.process:

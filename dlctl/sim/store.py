@@ -156,7 +156,7 @@ class Store:
         )
 
     def _numbers(self) -> list[int]:
-        """Of the checkpoints that have a directory."""
+        """The numbers of the checkpoints that have a directory."""
         return [int(directory.rpartition("-")[2]) for directory in self.files]
 
 

@@ -139,7 +139,7 @@ class World:
         return [p for p in self.processes if p.alive and p.name.partition("-")[0] in roles]
 
     def wall_s(self) -> float:
-        """Seconds since 1970, as all hosts of the run believe. No role can ask for it."""
+        """Seconds since 1970 by the clocks of all hosts of the run. No role can ask for it."""
         return WALL_S + self.timeline.now + self.wall_jumped_s
 
     def over(self) -> bool:
@@ -342,7 +342,7 @@ class World:
             process.end(-9)
 
     def give_up(self, name: str) -> None:
-        """Its host is unreachable: its agent is notified of its exit, but it is only frozen."""
+        """Make a host unreachable: its agent sees the exit of the process, which is only frozen."""
         process = self.process(name)
         if process.alive and not process.given_up:
             self.note(f"{process} is given up")

@@ -26,7 +26,7 @@ STDOUT = Path("/dev/stdout")
 BROKEN_PIPE_EXIT_CODE = 141
 """The exit status of a program that wrote to a pipe without a reader: 128 + SIGPIPE."""
 READER_S = 60.0
-"""For a process to open a FIFO for reading."""
+"""Time for another process to open a FIFO for reading."""
 POLL_S = 0.05
 
 
@@ -134,7 +134,7 @@ def _opened(path: Path) -> int:
 
 
 def _attempt(path: Path) -> int | None:
-    """None: a FIFO that nobody has opened for reading yet."""
+    """Open the file; None: a FIFO that nobody has opened for reading yet."""
     try:
         return os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:

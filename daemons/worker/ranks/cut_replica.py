@@ -62,7 +62,7 @@ class WholeReplica(TorchReplica):
     evaluates_on = torch.device("cpu")
     memory: RankMemory
     vectors: SpreadVectors
-    """Set when the model is cut."""
+    """The vectors of all ranks; set when the model is cut."""
 
     def __init__(self, memory: int, task: Task, **how: Any) -> None:
         """memory: a file that all ranks have open; -1: this is a later rank."""
@@ -254,7 +254,7 @@ class CutReplica:
 
 
 class CutStepper:
-    """Replaces `Stepper` in the worker."""
+    """The stepper of a cut replica: rank 0 makes every step together with the others."""
 
     def __init__(
         self, job: JobFile, whole: WholeReplica, ranks: Ranks, devices: Sequence[torch.device]
@@ -341,7 +341,7 @@ class CutStepper:
     # ------------------------------------------------------------ what is saved
 
     def state(self) -> dict[str, Array]:
-        """As `InnerOptimizer.state` of a replica of one process."""
+        """The optimiser's state, as `InnerOptimizer.state` of a replica of one process."""
         with self._ranks.same("state") as answers:
             mine = self._mine.state()
         kept = dict(ChainMap(dict(mine), *(dict(_kept(answer)) for answer in answers)))

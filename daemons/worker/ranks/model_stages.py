@@ -21,7 +21,7 @@ class StagedModel(NamedTuple):
     stages: tuple[tuple[str, ...], ...]
     """The names of the modules of each stage, in the order of their calls."""
     stage_bytes: tuple[int, ...]
-    """Of each stage's parameters; those outside all stages count with the first."""
+    """Bytes of each stage's parameters; those outside all stages count with the first."""
 
 
 def uses_of(model: nn.Module) -> Counter[int]:

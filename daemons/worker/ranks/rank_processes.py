@@ -33,11 +33,11 @@ from dlctl.wire.messages import Array
 
 log = logging.getLogger("dlctl")
 MEET_S = 30.0
-"""For all ranks to join their group, once all models are built."""
+"""Time for all ranks to join their group, once all models are built."""
 BLAME_S = 1.0
 """An error in one rank may be caused by the death of another: how long to wait for that news."""
 DRAIN_S = 0.5
-"""To read the last lines of a rank that has exited."""
+"""Time to read the last lines of a rank that has exited."""
 
 
 Call = tuple[Sequence[Array], Mapping[str, Any]]
@@ -248,7 +248,7 @@ class _Rank:
     def __init__(
         self, owner: Ranks, rank: int, argv: Sequence[str], order: Mapping[str, Any]
     ) -> None:
-        """Raises OSError."""
+        """Start the process of a later rank. Raises OSError."""
         self.rank = rank
         self.step = 0
         self.message = RankMessage("", {}, ())

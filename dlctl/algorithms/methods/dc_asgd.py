@@ -122,7 +122,7 @@ class Compensated(Wrapping):
                 block.slots_next[which - len(self._own)][:] = block.w
 
     def _compensated(self, blocks: Iterable[Block], which: int | None) -> Iterator[Block]:
-        """The same blocks for the optimiser, with the gradient as it would be at w."""
+        """Blocks for the optimiser, with the gradient as it would be at w."""
         inner = len(self.slots) - len(self._own)
         for block in blocks:
             own, own_next = block.slots[inner:], block.slots_next[inner:]

@@ -292,7 +292,7 @@ class Merge(FragmentMean):
 
 
 def radial(deltas: Sequence[Delta], shares: Sequence[np.float32], mean: Delta, size: int) -> Delta:
-    """Their mean direction with their mean length; `mean` where they cancel out."""
+    """The mean direction of the deltas with their mean length; `mean` where they cancel out."""
     norms = [float(np.linalg.norm(delta.values.astype(np.float64))) for delta in deltas]
     units = [
         Delta(d.values / np.float32(n or 1.0), d.indices)

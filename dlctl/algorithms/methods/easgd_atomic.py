@@ -115,7 +115,7 @@ class Replica(ReplicaSide):
         return False
 
     def _take_centre(self) -> Trip:
-        """Give up its position, and the steps that no push holds."""
+        """Give up the position, and the steps that no push holds."""
         self.position.give_up()
         yield Write(vector=None)
         yield Read(wait=True, after_own=True)

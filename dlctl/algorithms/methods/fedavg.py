@@ -94,11 +94,11 @@ class Options:
     """Seed of the noise. With it the noise can be removed: choose it at random, and keep it secret.
     """
     delta: Annotated[float, Gt(0), Lt(1)] = 1e-5
-    """Of (epsilon, delta)-differential privacy; less than 1 / number of clients."""
+    """The delta of (epsilon, delta)-differential privacy; less than 1 / number of clients."""
 
 
 def drawn(options: Options, clients: int) -> int:
-    """Clients of a round."""
+    """The number of clients that take part in a round."""
     wanted = options.clients_per_round or max(1, round(options.fraction * clients))
     return min(wanted, clients)
 
@@ -114,7 +114,7 @@ class Replica(ReplicaSide):
         self._base = copy_of(self.parameters)
         """The parameters at the start of the round."""
         self._sum = zeros_like(self.parameters)
-        """Of the updates of this round's clients, times their samples."""
+        """The sum of the updates of this round's clients, each times its number of samples."""
 
     def run(self) -> Needs:
         clock = yield from barrier.join_chosen()

@@ -87,7 +87,7 @@ class Replica(ReplicaSide):
 
 
 class FedBuffServer(ShardSide):
-    """Its clock is the number of its steps."""
+    """Buffers pushes and makes a step of every K. The clock is the number of steps."""
 
     @classmethod
     def optimizer(cls, options: Options, optimizer: Optimizer, workers: int) -> Optimizer:

@@ -49,9 +49,9 @@ OP = "pair"
 @dataclass(slots=True, kw_only=True)
 class Options:
     local_steps: Live[Annotated[int, Ge(1)]] = 50
-    """From one outer step to the next, H."""
+    """The steps from one outer step to the next, H."""
     outer_lr: Annotated[float, Gt(0), Le(2)] = 0.7
-    """beta."""
+    """The outer learning rate, beta."""
     outer_momentum: Annotated[float, Ge(0), Lt(1)] = 0.5
     """alpha. Above 0.7 replicas may not stay together."""
     consensus: Annotated[float, Gt(0), Le(2)] = 1.0

@@ -59,7 +59,7 @@ class PowerSgd:
         rng = np.random.default_rng(seed)
         drawn = [rng.standard_normal(columns * r) for _, _, _, columns, r in self._matrices]
         self.q = np.concatenate([np.zeros(0), *drawn]).astype(np.float32)
-        """All Q, concatenated."""
+        """The narrow matrices Q of all tensors, concatenated."""
         self._p: list[Array] = []
         self._own = self._own_q = self._plain_mean = np.zeros(0, np.float32)
 

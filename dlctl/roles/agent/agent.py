@@ -43,9 +43,9 @@ RESTART_FIRST_S, RESTART_MAX_S = 0.5, 5.0
 """The coordinator is restarted at once; with backoff while each one dies before it works, until the
 `Watchdog` expires."""
 WORKS_S = 2.0
-"""A coordinator that is heard so long after its restart works."""
+"""A coordinator that sends a message so long after its restart works."""
 TERMINATE_S = 5.0
-"""Between SIGTERM and SIGKILL."""
+"""How long a process has between SIGTERM and SIGKILL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class _Child:
     incarnation: int
     pid: int = 0
     exited: m.ProcessExited | None = None
-    """How it ended; None while it is alive."""
+    """How the process ended; None while it is alive."""
 
     @property
     def alive(self) -> bool:

@@ -474,7 +474,7 @@ class Coordinator:
                 self.leases.grant(now)
 
     def release(self, now: float) -> None:
-        """All workers are ready: they start to train."""
+        """Let the workers train: all of them are ready."""
         self.run.released_at = now
         self.lead.begin()
         self.leases.grant(now)
@@ -508,7 +508,7 @@ class Coordinator:
             self.failure_detector.fail(worker, error, now, message.detail)
 
     def _on_file_data(self, peer: Peer, message: m.FileData, now: float) -> None:
-        """Raises RemoteProtocolError if the sender's host was not asked for the file."""
+        """Receive a piece of a file. Raises RemoteProtocolError if it was not asked for."""
         is_whole = message.file.startswith((CHECKPOINTS, FROZEN))
         (self.transfers if is_whole else self.mirror).on_data(message, now)
 

@@ -32,11 +32,11 @@ class Asked:
     worker: str
     number: int
     step: int
-    """At its start: the evaluated parameters are hardly newer."""
+    """The run's step when the evaluation began: the evaluated parameters are hardly newer."""
     is_last: bool
     """Training has ended."""
     finishes: bool = False
-    """It runs the task's `finish`."""
+    """The worker runs the task's `finish` instead of its `evaluate`."""
 
 
 @dataclass(eq=False)
@@ -61,19 +61,19 @@ class Evaluations(Owner):
     out_of_reach: str = field(default="", init=False)
     """Why the target cannot be reached, according to the evaluations so far."""
     newest: Result | None = field(default=None, init=False)
-    """Of the newest evaluation with metrics."""
+    """The result of the newest evaluation that has metrics."""
     asked: Asked | None = field(default=None, init=False)
     has_last: bool = field(default=False, init=False)
     """The final parameters have been evaluated."""
     _begun: float = field(default=0.0, init=False)
-    """Since when the worker has been evaluating, hanging before it starts, or silent."""
+    """Since when the worker has been evaluating, hanging before it starts, or stale."""
     _evaluated_by: str = field(default="", init=False)
     has_finish: bool = field(default=False, init=False)
     """Whether the task has a `finish`."""
     finishes: int = field(default=0, init=False)
-    """How many workers have been asked to run it."""
+    """How many workers have been asked to run `finish`."""
     finished: Json | None = field(default=None, init=False)
-    """Its result: {"worker", "text", "error"}."""
+    """The result of the task's `finish`: {"worker", "text", "error"}."""
 
     def memory(self) -> Iterator[Entry | Fields]:
         newest, asked = self.newest, self.asked
@@ -216,7 +216,7 @@ class Evaluations(Owner):
 
 
 def _seems_to_hang(worker: Daemon) -> bool:
-    """It reports so, or has not left its batch although it was asked to drain."""
+    """Whether a worker reports that it hangs, or was asked to drain and has not left its batch."""
     return worker.stuck or (worker.state == "draining" and not worker.drained)
 
 

@@ -60,7 +60,7 @@ UNWRITTEN_S_MIN = 3.0
 class Persistence(CoordinatorPart):
     past: Past
     parts: Sequence[Remembers]
-    """Restored in this order."""
+    """The parts with persisted state, in the order in which they are restored."""
     registration: Registration
     lead: MethodLead
     settings: SettingChanges
@@ -81,7 +81,7 @@ class Persistence(CoordinatorPart):
         return [Remember(key, value) for key, value in changed.items()]
 
     def _clock(self, now: float) -> Clock | None:
-        """It is persisted once a second, and when a checkpoint has been tried."""
+        """The run's clock, which changes once a second, and when a checkpoint has been tried."""
         if self.run.released_at is None:
             return None
         worked_s = int(now - self.run.released_at)
@@ -184,7 +184,7 @@ class Lasting:
         """All of it. Of what the predecessor wrote this is not known."""
         self._served: set[str] = set()
         self._is_before_release = False
-        """In a recovered run the release is on record already."""
+        """The release of the workers is not on record yet; in a recovered run it is."""
         self._held: set[type[Message]] = set()
         """Leases until the release is on the disk; operations of a method that the coordinator
         drives, until its journal is.

@@ -1,7 +1,7 @@
 """Live settings: a change is done when the daemons have acknowledged it, not when it was sent.
 
 A request is validated here: either all of its keys are applied to all of its daemons, or none.
-After a timeout the client is told which daemons have not answered. The request is resent until the
+After a timeout the client learns which daemons have not answered. The request is resent until the
 daemon answers or its process ends: the next process starts with the new values.
 """
 
@@ -45,7 +45,7 @@ class SettingChanges:
     context: EventContext
     members: Membership
     live: LiveSettings = EVERY_RUN
-    """What may change in this job."""
+    """The live settings of this job."""
     _open: dict[int, _Change] = field(default_factory=dict, init=False)
 
     def resume(self, before: Json) -> None:
@@ -116,7 +116,9 @@ class SettingChanges:
             )
 
     def on_changed(self, peer: Peer, message: m.Changed, now: float) -> None:
-        """Raises RemoteProtocolError for values that no setting has."""
+        """Count a daemon's answer to a change. Raises RemoteProtocolError for values that no
+        setting has.
+        """
         values = (*message.before.values(), *message.after.values())
         if not all(value is None or isinstance(value, str | int | float) for value in values):
             raise RemoteProtocolError("these are no values of settings")

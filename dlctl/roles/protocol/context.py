@@ -12,7 +12,7 @@ from dlctl.wire.machine import Effect, Note, Send
 from dlctl.wire.messages import Failed, Message
 
 REPORT_S = 1.0
-"""Between two reports of a daemon."""
+"""Interval between two reports (heartbeats) of a daemon."""
 EXIT_FENCED = 75
 """The process found that another one has replaced it."""
 EXIT_POISONED = 79
@@ -61,6 +61,6 @@ class Context:
         self._effects.append(Note(level, text, fields))
 
     def clear(self) -> list[Effect]:
-        """The effects of this event, in order."""
+        """Take the effects of this event, in order."""
         effects, self._effects = self._effects, []
         return effects

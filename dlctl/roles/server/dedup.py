@@ -39,7 +39,7 @@ class _Slot:
     term: int
     next_seq: int = 0
     held: set[int] = field(default_factory=set)
-    """Accepted and not settled."""
+    """Numbers of pushes that are accepted and not settled."""
     ahead: set[int] = field(default_factory=set)
     """Beyond `next_seq`, and settled by a server that held a lower one when it died."""
     dropped: int = 0
@@ -48,7 +48,7 @@ class _Slot:
     """Two bits for `dropped` and for each number before it, lowest bits first: an index into
     `_DROPPED`."""
     row: list[int] = field(default_factory=list)
-    """As in `to_json`; empty after a change."""
+    """The slot's row as in `to_json`; empty after a change."""
 
     def drop(self, seq: int, outcome: str) -> None:
         if seq > self.dropped:
@@ -69,7 +69,7 @@ _NOBODY = _Slot(slot=-1, term=-1)
 class Dedup:
     def __init__(self) -> None:
         self._slots: dict[int, _Slot] = {}
-        """In ascending order."""
+        """Slot -> which of its pushes were received, in ascending order."""
         self._past: deque[list[int]] = deque(maxlen=PAST_KEPT)
         """Rows of replaced terms, whose pushes are not accepted any more."""
 
@@ -93,7 +93,7 @@ class Dedup:
         return term < self._of(slot).term
 
     def next_seq(self, slot: int) -> int:
-        """The number expected next."""
+        """The sequence number that the shard expects next from a slot."""
         return self._of(slot).next_seq
 
     def settled(self, slot: int) -> int:

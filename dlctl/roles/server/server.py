@@ -71,7 +71,7 @@ from dlctl.wire.messages import Register
 SLOW_COMMIT_S = 1.0
 """A commit that takes longer is reported."""
 LOOK_S = 2.0
-"""Between two attempts to open a shard for which the disk has no space."""
+"""Interval between two attempts to open a shard for which the disk has no space."""
 
 
 @dataclass(eq=False)
@@ -106,11 +106,11 @@ class Server:
         self._gathering = Restoring(self.context)
         self._restoring = False
         self._scale: tuple[float, ...] = ()
-        """Of the learning rate, as last received from the coordinator."""
+        """The factors of the learning rate, as last received from the coordinator."""
         self._waits: m.Assign | None = None
         """The server waits for disk space for its stored shard."""
         self._look_at: float | None = None
-        """When it looks for space again."""
+        """When the server looks for space again."""
         self._report_at = 0.0
         self._reported: dict[str, Any] = {}
         """The metrics of the last report that has left."""
@@ -229,7 +229,7 @@ class Server:
             self.live.begin(message.settings)
 
     def _on_assign(self, message: m.Assign, now: float) -> None:
-        """It is resent until it is answered."""
+        """Open or create the assigned shard. The assignment is resent until it is answered."""
         if self._welcome is None:
             return
         self._look_at = None
@@ -474,7 +474,7 @@ class Server:
         self.context.send(COORDINATOR, report)
 
     def _report_slow_disk(self, now: float) -> None:
-        """Tell nothing but that, and since when: the rest is not durable."""
+        """Report only that the disk is slow, and since when: the rest is not durable."""
         wait = {"commits": self.commits.under_way, "commit_wait_s": self.commits.waits_s(now)}
         of = (self.registration.name, self.registration.incarnation, WAITS_FOR_DISK, "")
         self.context.send(COORDINATOR, m.Report(*of, {**self._reported, **wait}))

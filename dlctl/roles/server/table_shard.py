@@ -77,7 +77,7 @@ class EarlyApply:
             self._holder = -1
 
     def keep(self, slots: frozenset[int]) -> None:
-        """Drop a begun push of any other worker."""
+        """Drop a begun push of a worker that has none of these slots."""
         if self._holder not in slots:
             self.ends(self._holder)
 
@@ -88,21 +88,21 @@ COUNTED = {
 }  # fmt: skip
 RATES = ("pushes", "push_bytes", "fetch_bytes", *COUNTED.values())
 HELD_FETCHES_MAX = 8
-"""Per worker, reads that wait for a clock or a push. A newer one replaces the oldest."""
+"""Reads of one worker that wait for a clock or a push. A newer one replaces the oldest."""
 
 
 @dataclass(kw_only=True, eq=False)
 class TableShard:
     context: Context
     commits: Commits
-    """Of the server."""
+    """The commits of the server, which are those of all its tables."""
     declared: Table
     table: int
     index: int
     term: int
     lo: int
     hi: int
-    """It holds the elements [lo, hi) of the table."""
+    """This shard holds the elements [lo, hi) of the table."""
     shard: Shard
     side: ShardSide
     compressor_name: str
@@ -112,7 +112,7 @@ class TableShard:
     step_samples: int
     """The most samples of one step of a worker."""
     rows: RowSlice | None = None
-    """Its rows, if it is a table of rows."""
+    """The rows that this shard holds, if the table is one of rows."""
     seed: int = 0
     """The initial values of the rows are derived from it."""
     peers: Mapping[int, Peer] = field(default_factory=dict)
@@ -177,7 +177,7 @@ class TableShard:
         return meta
 
     def state(self) -> Json:
-        """For a checkpoint's manifest."""
+        """The shard's state, for a checkpoint's manifest."""
         return {
             "lo": self.lo,
             "hi": self.hi,
@@ -373,7 +373,7 @@ class TableShard:
             del self._held_fetches[key]
 
     def _check(self, fetch: m.Fetch) -> None:
-        """Raises RemoteProtocolError for what does not exist."""
+        """Raises RemoteProtocolError for a fetch of elements or rows that do not exist."""
         is_range = fetch.lo > 0 or fetch.hi > 0
         if is_range and not fetch.lo < fetch.hi <= self.shard.size:
             raise RemoteProtocolError(f"[{fetch.lo}, {fetch.hi}) of {self.shard.size} elements")

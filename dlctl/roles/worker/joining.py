@@ -35,7 +35,7 @@ REJOIN_S = 0.1
 
 
 def buffers_key(request: int) -> tuple[str, int]:
-    """Of a request for the buffers, so that a late answer does not match the next request."""
+    """The key of one request for the buffers: a late answer does not match the next one."""
     return "buffers", request
 
 
@@ -57,7 +57,7 @@ class Joining:
         self._is_joined = False
         """Every shard was joined once, and is initialised."""
         self.is_ready = False
-        """It is joined, and the model has the run's buffers."""
+        """All shards are joined, and the model has the run's buffers."""
         self._frozen_answer: m.FrozenKept | None = None
         """The last answer, in case it was lost."""
 
@@ -70,7 +70,7 @@ class Joining:
         self.context.ask("register", COORDINATOR, self.registration, now)
 
     def on_welcome(self, message: m.Welcome, now: float) -> bool:
-        """False if it is a duplicate."""
+        """Handle the coordinator's welcome; False if it is a duplicate."""
         if self.context.retries.done("register", now) is None:
             return False
         self.identity = Identity(
@@ -214,9 +214,8 @@ class Joining:
         return is_announced or any(link.version for link in self.links)
 
     def on_buffers(self, message: m.Buffers, now: float) -> bool:
-        """False if they were not awaited, or are stale.
-
-        Raises RemoteProtocolError if they do not fit.
+        """Take the servers' buffers; False if they were not awaited, or are stale. Raises
+        RemoteProtocolError if they do not fit.
         """
         assert self.model is not None
         if message.averaged.size != self.model.averaged.size:
@@ -235,7 +234,7 @@ class Joining:
         return self.topology.restore if self.topology is not None else ""
 
     def begin_to_restore(self) -> None:
-        """It is not ready any more: it begins when the residual from before a stop is loaded."""
+        """Wait for the residual from before a stop to be loaded: the replica begins after that."""
         self.is_ready, self._phase = False, "loading its unpushed updates"
 
     def on_deadline(self, now: float) -> None:

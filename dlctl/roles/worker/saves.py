@@ -39,7 +39,7 @@ checkpoints, and its RNG state."""
 
 class Saves:
     def __init__(self, context: Context, name: str, job: JobFile, shape: Shape) -> None:
-        """name: of this daemon. shape: of the method."""
+        """name: the daemon's name. shape: the method's shape."""
         self._context = context
         self._name = name
         self._has_own_model = shape.model != "tables"
@@ -119,7 +119,7 @@ class Saves:
         return arrays, {"steps": steps, "lo": 0, "hi": arrays[W].size, "version": steps}
 
     def on_torch_state(self, of_torch: Mapping[str, m.Array]) -> None:
-        """What was lacking has arrived."""
+        """Finish the save: torch's state, which was lacking, has arrived."""
         assert self._taken is not None
         (message, arrays, state), self._taken = self._taken, None
         self._saving.begin(message, saved_file(self._name), {**arrays, **of_torch}, state)

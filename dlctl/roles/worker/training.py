@@ -35,9 +35,9 @@ class Origin(NamedTuple):
     """The model that a replica begins with."""
 
     averaged: m.Array
-    """float64[n], its buffers."""
+    """float64[n], the buffers of the model."""
     takes_over: bool = False
-    """It is not the run's yet, and no server has that: another replica does."""
+    """The model is not the run's yet, and no server has that: another replica does."""
     mark: m.Array | None = None
     """`ModelBuilt.mark`, if the model is in memory that other replicas share."""
 
@@ -336,5 +336,5 @@ class Training:
 
 
 def _resumable(needs: Iterable[Need]) -> Generator[Need, Any, None]:
-    """The same needs as a generator; a plain iterable ignores the results."""
+    """The same needs as a generator; a plain iterable ignores the results of its needs."""
     return needs if isinstance(needs, Generator) else (need for need in needs)

@@ -88,7 +88,7 @@ from dlctl.wire.messages import Register
 PASSING = {"computing", "saving", "waiting for data", "fetching", "pushing", RUNNING, STEPPING}
 """Phases that change with every step: they are reported once a second, not at each change."""
 BUSY = {"computing", "saving", "evaluating", RUNNING, STEPPING, "building the model", "drained"}
-"""Phases in which it waits for nobody."""
+"""Phases in which the worker waits for nobody."""
 DETAIL_CHARS_MAX = 16_000
 
 
@@ -105,7 +105,7 @@ class Worker:
     address: str = ""
     """Where this replica listens for others; "" if it does not listen."""
     steps: MakeSteps = Computing
-    """Makes who computes the steps."""
+    """Makes the source of the replica's steps."""
 
     def __post_init__(self) -> None:
         name, shape = self.registration.name, self.algorithm.shape
@@ -253,7 +253,7 @@ class Worker:
             self.context.ask("listening", COORDINATOR, message, now)
 
     def _on_ask(self, peer: Peer, message: m.PeerRequest, identity: str) -> None:
-        """Raises RemoteProtocolError for what no replica of this run would send."""
+        """Answer a replica. Raises RemoteProtocolError for what no replica of this run sends."""
         self.members.authz.check(identity, message)
         me = self.joining.identity
         if self.training is not None:

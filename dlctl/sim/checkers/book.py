@@ -56,7 +56,7 @@ class Book(Checker):
         self.acknowledged: set[PushKey] = set()
         """Pushes acknowledged as applied."""
         self.dropped: set[PushKey] = set()
-        """Pushes settled without being applied: too late for their barrier, or poison."""
+        """Pushes settled without being applied: too late for their barrier, or refused."""
         self.done: list[DonePortion] = []
         self.is_dense = True
         """Whether a push takes the whole residual."""
@@ -65,7 +65,7 @@ class Book(Checker):
         portion."""
         self._computed: defaultdict[Process, int] = defaultdict(int)
         self._portions: dict[tuple[int, int, int, int, int], DonePortion] = {}
-        """The same -> the newest portion of it that was reported done."""
+        """(the key of a portion) -> the newest portion of it that was reported done."""
         self._starts: dict[tuple[int, int], tuple[int, int]] = {}
         """(data epoch, portion) -> shard of a stream, and where it starts."""
 

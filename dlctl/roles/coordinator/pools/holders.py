@@ -32,7 +32,7 @@ class Holders:
         """Slot that waits for data -> its place in the queue."""
         self._queued = 0
         self._idle: set[int] = set()
-        """Those of them that have nothing."""
+        """Waiting slots that have no leased portion."""
 
     # ------------------------------------------------------------ questions
 

@@ -34,11 +34,11 @@ from dlctl.wire.machine import Peer
 DEATHS_MAX = 20
 """Deaths in a row of a server or an agent, each soon after its start: restarts do not help."""
 UNSEEN_MAX = 10_000
-"""By how many incarnations an agent's report of a daemon may be ahead of our records."""
+"""How many incarnations an agent's report of a daemon may be ahead of our records."""
 ERROR_CHARS_MAX = 4_000
-"""Of a worker's error, which is sent on and shown."""
+"""Characters of a worker's error that are sent on and shown."""
 EXIT_S = 5.0
-"""From a worker's error until its process is killed; it exits on its own sooner."""
+"""Time from a worker's error until its process is killed; it exits on its own sooner."""
 SLOW_S_MAX = 5.0
 """Upper bound of the time without a heartbeat after which a daemon's state is `slow`."""
 
@@ -55,7 +55,7 @@ def last_error(status: int, last_lines: tuple[str, ...]) -> str:
 
 
 def _text(daemon: Daemon) -> str:
-    """How its last process ended."""
+    """How the daemon's last process ended, as a sentence."""
     assert daemon.last_exit is not None
     return str(daemon.last_exit["text"])
 

@@ -100,7 +100,7 @@ class HostFailures(CoordinatorPart):
         self.control.end("failed", reason, now, at_once=True)
 
     def _lose_host(self, agent: Daemon, why: str, now: float) -> None:
-        """It is not tried again; the files there are lost."""
+        """Give up a host: its agent is not tried again, and the files there are lost."""
         agent.change_state(daemon_states.FAILED)
         agent.retry_at = None
         for daemon in self.members.hosted_by(agent):

@@ -71,8 +71,9 @@ class Registration(Owner):
         self.keyring = run.keyring
         self.past = past
         self.restore = past.restore
-        """Until the workers are released: later processes have nothing in that checkpoint, and it
-        may have been removed."""
+        """The checkpoint to restore, until the workers are released: later processes have nothing
+        in it, and it may have been removed.
+        """
         self.under_way = False
         """The workers have been released."""
         self.layout: Layout | None = None

@@ -1,6 +1,6 @@
 """The samples that workers could not load: a run continues without some of them in a data epoch.
 
-A worker is believed about the portions that it has. The worker that reports one sample too many has
+A report counts if its worker has the portion. The worker that reports one sample too many has
 failed: what it has reported is forgotten, and another worker loads its portions. If the samples are
 bad, that worker reports one too many as well, and the run ends.
 """

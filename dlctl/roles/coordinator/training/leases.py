@@ -198,7 +198,7 @@ class Leases:
 
 
 def _row(lease: m.Lease | None) -> tuple[int, ...] | None:
-    """In the order of the message's fields; samples are 0: they only say how far the run was."""
+    """The fields of a lease message, except its samples: they only say how far the run was."""
     if lease is None:
         return None
     where = lease.portion, lease.data_epoch, lease.start, lease.stop

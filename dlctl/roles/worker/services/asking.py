@@ -112,7 +112,7 @@ class Asking:
     # ------------------------------------------------------------ the service
 
     def begin(self, need: Ask, now: float) -> None:
-        """Raises TypeError for a question that every replica would refuse."""
+        """Send or queue a question. Raises TypeError for one that every replica would refuse."""
         waits = need.then is None
         self._answer, self._waits_for = None, self._number + 1 if waits else 0
         then = self._on_awaited if need.then is None else partial(self._on_completed, need.then)
@@ -247,7 +247,9 @@ class Answering:
         """Slot -> its term at that time, and the newest answer to it."""
 
     def on_ask(self, peer: Peer, ask: m.PeerRequest) -> None:
-        """Raises RemoteProtocolError for a question that no replica of this run would send."""
+        """Answer a question of another replica. Raises RemoteProtocolError for one that no replica
+        of this run would send.
+        """
         if wrong := fault(ask.payload, self._bytes_max, ask.op):
             raise RemoteProtocolError(wrong)
         is_old = self.members.is_replaced(ask.slot, ask.term)
