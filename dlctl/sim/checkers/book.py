@@ -57,7 +57,7 @@ class Book(Checker):
         self.acknowledged: set[PushKey] = set()
         """Pushes acknowledged as applied."""
         self.dropped: set[PushKey] = set()
-        """Pushes settled without being applied: too late for their barrier, or poison."""
+        """Pushes settled without being applied: too late for their barrier, or refused."""
         self.done: list[DonePortion] = []
         self.is_dense = True
         """Whether a push takes the whole residual."""

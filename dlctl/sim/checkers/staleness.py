@@ -30,7 +30,7 @@ class StalenessChecker(Checker):
         self.book = book
         self._parameters = Versions()
         self.reported: list[int] = []
-        """For every applied push, in order."""
+        """The reported staleness of every applied push, in order."""
         self._applied: defaultdict[int, set[PushKey]] = defaultdict(set)
         self._known: set[Process] = set()
         self._before: dict[int, int] = {}
@@ -53,7 +53,7 @@ class StalenessChecker(Checker):
         if isinstance(effect, Compute | LendModel):
             self._on_compute(process)
         if not isinstance(effect, Send) or getattr(effect.message, "table", None):
-            return  # Of the parameters only.
+            return  # Only the parameters have a bound.
         match effect.message:
             case m.Joined(shard) | m.Parameters(shard) | m.SparseParameters(shard) | m.Ack(shard):
                 self._meet(process, shard)
