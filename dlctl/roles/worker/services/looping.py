@@ -96,8 +96,7 @@ class Looping(Service[Need]):
         self._is_told_of_end = False
         """The method was notified that there is no data, because the replica leaves."""
         self._is_announced = False
-        """`NextData` has announced a step that the loop may not make: what is left may be too little.
-        """
+        """`NextData` has announced a step; but what is left may be too little for the loop."""
         self._heard_at = 0.0
         """When the loop has reported last, or got the model."""
         self.step_s = 0.0
