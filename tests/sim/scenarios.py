@@ -681,7 +681,7 @@ def loops(seed: int) -> Simulation:
     stop = {"samples": 256, "epochs": 0} if loop.own_samples else {}
     simulation = _ledger(
         seed, faults, algorithm=(name, options), has_loop=True,
-        durabilities=("process", "process", "disk"), **checks | stop,
+        durabilities=("process", "process", "disk"), cells=400, **checks | stop,
     )  # fmt: skip
     simulation.world.compute = replace(COMPUTE, loop=loop)
     return simulation
