@@ -1,4 +1,4 @@
-"""Some seeds of each scenario, every time: small runs in bad circumstances that keep every promise."""
+"""Some seeds of each scenario, every time: small runs in bad circumstances keep every promise."""
 
 import os
 import re
