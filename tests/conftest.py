@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections import defaultdict
@@ -21,6 +22,8 @@ from dlctl.runs.database import RunDb
 
 # Methods from outside are installed here: whatever goes over the registry meets them, too.
 sys.path.insert(0, str(Path(__file__).parent / "toys"))
+# Torch is imported later: the threads of its pool would only wait for each other's cores here.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 START = 1_750_000_000.0
 """A time in June 2025, in seconds since 1970."""
 LONGEST_FIRST = ("sim", "integ", "cli", "daemons")

@@ -250,6 +250,7 @@ def memory_comes_back(at: House, cut: Built) -> None:
     assert taken() < before
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("more", ["", WEIGHED], ids=["means", "weighed"])
 def test_two_processes_with_fsdp_come_to_what_one_does(house, more) -> None:
     agrees(house(more, fsdp=2))

@@ -47,6 +47,7 @@ def job(path: Path, clients: int = 0, more: str = "") -> config.JobFile:
     return made
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize(("clients", "shard"), [(0, -1), (2, 1)], ids=["portions", "clients"])
 def test_what_both_move_is_what_the_method_accrues_and_a_death_ends_both(
     clients: int, shard: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

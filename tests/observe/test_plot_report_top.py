@@ -59,7 +59,11 @@ def test_a_page_that_cannot_be_written_is_one_error(trained, dlctl_command) -> N
 
 
 @pytest.mark.parametrize(
-    ("command", "begin"), [("report", b"<!DOCTYPE html>"), ("plot", b"\x89PNG\r\n\x1a\n")]
+    ("command", "begin"),
+    [
+        ("report", b"<!DOCTYPE html>"),
+        pytest.param("plot", b"\x89PNG\r\n\x1a\n", marks=pytest.mark.long),
+    ],
 )
 def test_a_page_and_a_picture_go_to_standard_output_and_into_a_fifo(
     trained, tmp_path, command, begin

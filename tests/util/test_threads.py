@@ -116,7 +116,7 @@ def updates() -> Iterator[Delta]:
     yield sparse(5, SIZE, SIZE // 2)
 
 
-@pytest.mark.per_commit(4)
+@pytest.mark.per_commit(2)
 @pytest.mark.parametrize("name", registry.names("optimizers"))
 @pytest.mark.parametrize("is_mapped", [False, True], ids=["in memory", "mapped"])
 def test_an_update_does_not_show_how_many_threads_have_made_it(use_threads, name, is_mapped):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -202,15 +200,3 @@ def test_a_disk_that_is_full_leaves_the_old_file_and_nothing_else(checkpoint, tm
     assert output.read_text() == "the old one"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt", "model"]
     assert '"message": "cannot write: ' in capsys.readouterr().err
-
-
-def test_the_command_runs_as_a_module(checkpoint, tmp_path):
-    output = tmp_path / "model.safetensors"
-    done = subprocess.run(
-        [sys.executable, "-m", "daemons.files.export", str(checkpoint), "--output", str(output)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert set(load_file(output)) == {"0.weight", "0.bias", "2.weight", "2.bias"}
