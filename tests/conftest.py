@@ -203,7 +203,7 @@ class Ended(NamedTuple):
     @property
     def next(self) -> str:
         """The next command, or its first line."""
-        return _after(self.err + self.out, r" +next:? +")
+        return _after(self.err + self.out, r" *next:? +")
 
     @property
     def rows(self) -> dict[str, str]:

@@ -32,8 +32,8 @@ def test_a_file_that_is_missing_fails(folder: Path) -> None:
 
 def test_only_what_differs_from_run_to_run_is_replaced(folder: Path) -> None:
     names = {"/tmp/x": "HOME", "/tmp/x/runs": "RUNS"}
-    Golden(folder, is_updated=True, names=names)("a", "a   pid 7 \n /tmp/x/runs/1 in /tmp/x 12s")
-    assert (folder / "a.txt").read_text() == "a  pid PID\n RUNS/1 in HOME 12s\n"
+    Golden(folder, is_updated=True, names=names)("a", "a   pid 7 \n  /tmp/x/runs/1   in /tmp/x 12s")
+    assert (folder / "a.txt").read_text() == "a  pid PID\n  RUNS/1   in HOME 12s\n"
 
 
 def test_ci_never_updates(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,5 +49,7 @@ def test_every_file_has_its_test() -> None:
     for folder in HERE.rglob("golden"):
         tests = "".join(path.read_text() for path in folder.parent.glob("test_*.py"))
         patterns = [re.sub(r"\{[^}]*\}", "*", name) for name in USED.findall(tests)]
-        unused = [p.name for p in folder.iterdir() if not any(p.match(f"{g}.txt") for g in patterns)]
+        unused = [
+            p.name for p in folder.iterdir() if not any(p.match(f"{g}.txt") for g in patterns)
+        ]
         assert not unused, f"{folder}: no test compares {unused}"

@@ -414,5 +414,5 @@ def test_a_dataset_in_its_own_order_may_be_longer_than_any_memory(loader):
     endless = loader(Endless(size), shuffle=False)
     last = [batch_of(endless, 3, size - 10, size, number).tolist() for number in range(3)]
     assert [*chain(*last)] == [*range(size - 10, size)]
-    with pytest.raises(TaskError, match=f"has {size} samples; at most 4294967296 can be shuffled"):
+    with pytest.raises(TaskError, match=f"{size}.*4294967296"):
         loader(Endless(size), shuffle=True)

@@ -90,6 +90,10 @@ TOLD = ("step", "epoch", "rows")
 class TaskError(JobFailed):
     """The user's code failed."""
 
+    call = ""
+    """What has raised, as in "task.loss"; the exception is the cause. Empty if nothing has raised:
+    something that it has is wrong.
+    """
     detail = ""
     """Its traceback, without dlctl's own frames."""
 
@@ -581,6 +585,7 @@ def blame(what: str, error: BaseException, place: Place = None) -> TaskError:
         where=where,
         hint=_hint(error, where),
     )
+    failed.call = what
     # The end of a long traceback is more useful than its beginning.
     failed.detail = plain("".join(report.format())[-DETAIL_CHARS_MAX:], DETAIL_CHARS_MAX)
     return failed
