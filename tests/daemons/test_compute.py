@@ -139,7 +139,7 @@ def test_a_model_that_begins_with_a_nan_is_refused_by_the_parameter_s_name(build
     )
     (failed,) = build(body)
     assert isinstance(failed, TaskFailed)
-    assert failed.error.startswith('parameter "1.weight" of the new model has 1 of 3 values')
+    assert failed.error.startswith('parameter "1.weight" ')
     assert "odd_task.py:" in failed.error
 
 
@@ -293,7 +293,7 @@ def test_a_process_that_loads_data_and_is_killed_ends_the_worker_and_not_the_run
     loop = prepared("return nn.Linear(2, 1)", "Deadly(range(4))", 1)
     of_torch = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # Other tests have loaders in here.
     try:
-        with pytest.raises(ProcessLost, match="was killed by SIGKILL") as caught:
+        with pytest.raises(ProcessLost, match="SIGKILL") as caught:
             run_script(loop, BuildModel(0, 1), Compute(0, 0, 4, 0), awaited=3)
     finally:
         signal.signal(signal.SIGCHLD, of_torch)

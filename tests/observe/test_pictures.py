@@ -53,7 +53,7 @@ def test_the_page_has_everything_in_it_and_loads_nothing(trained, dlctl_command)
 def test_a_page_that_cannot_be_written_is_one_error(trained, dlctl_command) -> None:
     trained()
     ended = dlctl_command("report", "-o", "nowhere/page.html")
-    assert ended.code == 2
+    assert ended.code == 1
     assert ended.where
     assert "mkdir -p nowhere" in ended.err
 
@@ -176,7 +176,7 @@ def test_without_a_terminal_the_live_view_names_what_does_without(trained, dlctl
     trained()
     ended = dlctl_command("top")
     assert (ended.code, ended.out) == (1, "")
-    assert ended.code == 2
+    assert ended.code == 1
     assert "dlctl status --watch" in ended.err
 
 
