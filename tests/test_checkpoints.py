@@ -142,9 +142,8 @@ def test_a_full_disk_keeps_the_old_file_and_leaves_no_rubbish(tmp_path):
         text=True,
         check=True,
     )
-    assert done.stdout == f"cannot write: {os.strerror(errno.EFBIG)} {tmp_path / 'w'}\n", (
-        done.stderr
-    )
+    assert os.strerror(errno.EFBIG) in done.stdout, done.stderr
+    assert str(tmp_path / "w") in done.stdout
     assert (tmp_path / "w").read_bytes() == before
     assert os.listdir(tmp_path) == ["w"]
 

@@ -9,7 +9,6 @@ import dataclasses
 import gc
 import json
 import os
-import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -288,11 +287,8 @@ def test_a_rank_that_dies_in_a_step_ends_the_replica(house) -> None:
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(RanksEnded):
         cut.stepper.step(cut.loader.step(0, 0, 60, 0).batches, norm_max=1e9)
-    assert re.findall(r"rank 1 |pid \d+|SIG\w+", at.told[0].message) == [
-        "rank 1 ",
-        f"pid {pid}",
-        "SIGKILL",
-    ]
+    assert f"(pid {pid})" in at.told[0].message
+    assert "SIGKILL" in at.told[0].message
     assert at.told[0].exit_code == 5
 
 

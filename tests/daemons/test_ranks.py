@@ -146,9 +146,8 @@ def test_rank_0_that_waits_for_a_rank_hears_of_its_death(house) -> None:
     # Its part of the collective fails, too, and that is not the engine's fault.
     with pytest.raises(RanksEnded), at.ranks.same("run", (gradient,), op="way"):
         engine.run("way", (gradient,))
-    assert [text in at.told[0].message for text in ("rank 1 ", f"pid {at.pid()}", "SIGKILL")] == [
-        True
-    ] * 3
+    assert f"(pid {at.pid()})" in at.told[0].message
+    assert "SIGKILL" in at.told[0].message
     assert at.told[0].exit_code == 5
 
 
