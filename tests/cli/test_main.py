@@ -101,13 +101,16 @@ def test_the_help_of_no_command_imports_anything_heavy() -> None:
 # ---------------------------------------------------------------- help and completion
 
 
-def test_help_lists_every_command_under_its_heading(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_command_under_its_heading(
+    capsys: pytest.CaptureFixture[str], golden: Golden
+) -> None:
     assert app.run(["-h"]) == 0
     text = capsys.readouterr().out
     for heading, lines in app.SECTIONS.items():
         assert f"\n{heading}:\n" in text
         assert all(f"  {name} " in text for name in lines)
     assert max(map(len, text.splitlines())) <= 80
+    golden("help", text)
 
 
 @pytest.mark.parametrize("name", app.cli.lines)

@@ -236,7 +236,7 @@ def test_an_error_of_the_dataset_names_the_sample_and_the_user_s_line(loader):
     with pytest.raises(TaskError) as caught:
         batch_of(data, 0, 12, 16, 0)
     error = caught.value
-    assert (error.call, type(error.__cause__)) == ("task.dataset()[13]", ValueError)
+    assert error.call == "task.dataset()[13]"
     assert (error.where or "").startswith(f"{__file__}:")
     assert "in decode_error" in error.detail
     assert "torch/utils" not in error.detail

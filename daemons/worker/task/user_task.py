@@ -91,8 +91,8 @@ class TaskError(JobFailed):
     """The user's code failed."""
 
     call = ""
-    """What has raised, as in "task.loss"; the exception is the cause. Empty if nothing has raised:
-    something that it has is wrong.
+    """The call that raised, as in "task.loss"; empty if nothing raised, and a part or what it
+    returned is wrong.
     """
     detail = ""
     """Its traceback, without dlctl's own frames."""
