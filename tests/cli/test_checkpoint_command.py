@@ -57,7 +57,7 @@ def saved(run_directory) -> list[Path]:
     return [save(run.path, 1000, 1), save(run.path, 2000, 2)]
 
 
-def test_complete_checkpoints_are_listed(saved, dlctl_command, golden):
+def test_complete_checkpoints_are_listed(clock_stands, saved, dlctl_command, golden):
     code, out, _ = dlctl_command("checkpoint", "ls")
     assert code == 0
     golden("checkpoint-ls", out)
