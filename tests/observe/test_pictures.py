@@ -53,8 +53,7 @@ def test_the_page_has_everything_in_it_and_loads_nothing(trained, dlctl_command)
 def test_a_page_that_cannot_be_written_is_one_error(trained, dlctl_command) -> None:
     trained()
     ended = dlctl_command("report", "-o", "nowhere/page.html")
-    assert ended.code == 1
-    assert ended.where
+    assert (ended.code, ended.where) == (2, "nowhere/page.html")
     assert "mkdir -p nowhere" in ended.err
 
 
