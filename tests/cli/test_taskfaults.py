@@ -59,7 +59,7 @@ def test_a_run_that_has_failed_of_it_goes_on_when_the_task_is_corrected(run, dlc
     run.run(state="failed", reason=reason, pid=None, ended_at=time.time(), job_file="/x/job.toml")
     for command in ("status", "why"):
         out = dlctl_command(command).out
-        golden("status-task-ends-process", out)
+        golden(f"{command}-task-ends-process", out)
 
 
 def test_a_worker_whose_process_is_gone_is_not_said_to_be_killed_soon(run):
