@@ -60,7 +60,7 @@ BUILT_IN: dict[str, dict[str, Component]] = {
             "dlctl.algorithms.methods.downpour:DOWNPOUR", "asynchronous SGD (Dean 2012)"
         ),
         "sync": Component(
-            "dlctl.algorithms.methods.backups:SYNC",
+            "dlctl.algorithms.methods.sync:SYNC",
             "a barrier in the servers, averaged by samples; backup workers (Chen 2016)",
         ),
         "dgc": Component(

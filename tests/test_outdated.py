@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from dlctl import jobfile, outdated, registry
+from dlctl.algorithms.barrier import Barrier
 from dlctl.algorithms.base import Method
 from dlctl.algorithms.methods.downpour import DOWNPOUR
-from dlctl.algorithms.methods.sync import Barrier, Replica
+from dlctl.algorithms.methods.sync import Replica
 from dlctl.algorithms.needs import Ask
 from dlctl.outdated import DECLARED, INSTEAD, MOVED, Outdated
 
@@ -20,7 +21,7 @@ METHOD = """
 from dataclasses import dataclass
 from dlctl.algorithms.base import Lead, Method
 from dlctl.algorithms.stepwise import Replica
-from dlctl.algorithms.methods.sync import Barrier
+from dlctl.algorithms.barrier import Barrier
 
 @dataclass(slots=True, kw_only=True)
 class Options:

@@ -25,7 +25,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from dlctl import outdated
+from dlctl.algorithms.means import Mean
 from dlctl.algorithms.needs import PARAMETERS, Need, View, Write
+from dlctl.algorithms.shared_norm import SharedNorm
 from dlctl.compress.base import Delta
 from dlctl.errors import DlctlError
 from dlctl.job.clients import Cohort
@@ -418,8 +420,6 @@ class ShardSide(ABC):
     applies_as_pushed: ClassVar[bool] = False
     """Whether `push` passes a delta to the shard at once and unchanged, so that the shard may
     process it while it is being received."""
-    takes_parts: ClassVar[bool] = False
-    """Whether a push may contain only some elements, and leave the others undefined."""
     averages: ClassVar[bool] = False
     """Whether an update is made of the mean of all members' pushes for a step."""
     asks_lead: ClassVar[bool] = False
@@ -438,6 +438,10 @@ class ShardSide(ABC):
         """Where the shard begins in its table; set by the server role."""
         self.measures_noise = False
         """Whether to measure how much the gradients of a step differ."""
+        self.mean = Mean(self)
+        """How one step is made of several pushes, for sides that average: `Method.mean`."""
+        self.shared_norm: SharedNorm | None = None
+        """By which all shards clip a step together, for sides that average."""
 
     @classmethod
     def optimizer(cls, options: Any, optimizer: Optimizer, workers: int) -> Optimizer:
@@ -487,18 +491,6 @@ class ShardSide(ABC):
         The call is repeated; a decision for a past clock is ignored.
         """
         raise NotImplementedError(f"{type(self).__name__} asks no lead")
-
-    def norm_part(self) -> tuple[int, float] | None:
-        """(the clock of the step that waits for the norm of all shards' updates, the square of this
-        shard's norm), for sides that average, where `Shard.shares_norm`; None: no step waits.
-        """
-        return None
-
-    def norm_known(self, clock: int, squared: float) -> list[PushOutcome]:
-        """The squared norm of what all shards are about to apply at this clock is known. It is
-        binding for all of them, even if this shard's own part has changed since.
-        """
-        raise NotImplementedError(f"{type(self).__name__} shares no norm")
 
     def joined(self, slot: int) -> list[PushOutcome]:
         """A new epoch of `slot` has joined; no more pushes of its old epochs will arrive."""
@@ -722,6 +714,8 @@ class Method:
     replica: type[ReplicaSide]
     shard: type[ShardSide] | None = None
     """Of the table of parameters, if its rule is "optimizer"; all others follow their rules."""
+    mean: type[Mean] = Mean
+    """How one step is made of several pushes, for a shard side that averages."""
     lead: type[Lead] = Lead
     optimizer: Choice = field(default_factory=partial(Choice, name="sgd"))
     """The servers' default optimiser."""
@@ -751,21 +745,12 @@ class Method:
     @property
     def takes_parts(self) -> bool:
         """Whether its servers take pushes of only some elements."""
-        return self.shard is not None and self.shard.takes_parts
+        return self.mean.takes_parts
 
     def pushes_gradients(self, options: Any) -> bool:
         """Whether the servers' optimiser takes gradients, not the displacements of whole rounds:
         then it follows the schedule, the groups of parameters and the global clipping."""
         return self.shard is not None and not self.replica.one_push(options).is_way
-
-
-def dense(delta: Delta, size: int) -> Array:
-    """A delta as a full vector, float32[size]; the array itself if it is dense already."""
-    if delta.indices is None:
-        return delta.values
-    full = np.zeros(size, np.float32)
-    full[delta.indices] = delta.values
-    return full
 
 
 if not TYPE_CHECKING:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dlctl import outdated
 from dlctl.algorithms.base import Method, ReplicaSide, ShardSide
+from dlctl.algorithms.means import Mean
 from dlctl.algorithms.needs import (
     PARAMETERS,
     Ask,
@@ -61,6 +62,8 @@ def faults_of(method: Method) -> list[str]:
         found.append(
             "its shard side asks the lead which pushes count, and the lead does not choose"
         )
+    if method.mean is not Mean and not (method.shard is not None and method.shard.averages):
+        found.append("it says how pushes are averaged, and its shard side averages none")
     if bool(shape.engine) != bool(shape.twin):
         found.append("it needs an engine and its twin, or neither")
     if shape.ranks and not shape.engine:

@@ -256,8 +256,6 @@ class Shard:
         """In the updates so far."""
         self.clip_norm = 0.0
         """Maximum norm of an update's gradient, which is scaled down to it; 0: no limit."""
-        self.shares_norm = False
-        """Whether clipping uses the norm over all shards, which `apply` is then given."""
         self._peak = optimizer.lr
         self._factor: Callable[[int], float] | None = None
         self.size = storage.w.size

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from made import OWN_LR, identity, joined_tables, replica, training
+from builders import OWN_LR, identity, joined_tables, replica, training
 
 from dlctl import registry
 from dlctl.algorithms.base import (

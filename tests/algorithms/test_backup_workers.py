@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from by_hand import Player, Shards
 
-from dlctl.algorithms.methods.backups import SYNC, FirstOnes, Options, Replica
+from dlctl.algorithms.methods.sync import SYNC, FirstOnes, Options, Replica
 from dlctl.algorithms.needs import NextBatch, Step
 from dlctl.job.config import Choice, Job, JobFile, Workers
 from dlctl.wire.messages import APPLIED, HELD, LATE

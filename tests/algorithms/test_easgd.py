@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from builders import site
 from by_hand import Player, Shards
-from made import site
 
 from dlctl import registry
 from dlctl.algorithms.base import PushKind

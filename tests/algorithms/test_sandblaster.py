@@ -10,8 +10,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from builders import replica
 from by_hand import Player, Shards, drive, message_of, requests
-from made import replica
 from scipy.optimize import LbfgsInvHessProduct, minimize
 
 from dlctl import jobfile

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import OWN_LR
 from by_hand import Player, Shards
-from made import OWN_LR
 
 from dlctl.algorithms.methods.ssp import SSP, Clocks, Options
 from dlctl.algorithms.needs import NextBatch, Read, Step

@@ -2,11 +2,9 @@
 in the values, once, whenever its server is killed.
 """
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
+from kept_states import Killed, dense, snapshot, sparse
 
 from dlctl import registry
 from dlctl.compress.base import Delta
@@ -18,9 +16,6 @@ from dlctl.shards.journaled import Journaled
 from dlctl.shards.mapped import Mapped
 from dlctl.shards.memory import InMemory
 from dlctl.sim.states import MemoryLog
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "shards"))
-from kept import Killed, dense, snapshot, sparse
 
 NAMES = registry.names("optimizers")
 SIZE, CAPACITY = 400, 3

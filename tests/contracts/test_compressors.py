@@ -8,11 +8,11 @@ from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 import numpy as np
 import pytest
 import torch
+from example_counts import times
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from pydantic import TypeAdapter, ValidationError
-from repeated import times
 
 from dlctl import registry
 from dlctl.compress.plain import expand, nothing

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "sim"))
-from lives import Keeping
-from made import handled
+from builders import handled
+from server_lives import Keeping
 from simulated import job_file
 from stolen_key import FIXED, extremes, numbers_of
 

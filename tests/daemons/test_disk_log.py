@@ -3,12 +3,11 @@
 import errno
 import os
 import shutil
-import sys
 from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import pytest
+from kept_states import Killed, adagrad, dense, snapshot, sparse, spec_of
 
 from daemons.server import disklog
 from daemons.server.disklog import DiskLog
@@ -20,9 +19,6 @@ from dlctl.shards.base import Extras, Shard
 from dlctl.shards.errors import NoRoom, StateHeld, Unusable
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.log import perform_first
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "shards"))
-from kept import Killed, adagrad, dense, snapshot, sparse, spec_of
 
 SIZE = 40
 SPEC = spec_of(adagrad(), SIZE, averaged=2)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from builders import client, joined
 from hypothesis import given
 from hypothesis import strategies as st
-from made import client, joined
 
 from dlctl.roles.protocol.context import EXIT_FENCED, Context
 from dlctl.roles.protocol.limits import REACH

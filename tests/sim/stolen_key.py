@@ -26,7 +26,7 @@ from dlctl.wire.messages import NumberRange
 EVERY_S = 0.03
 """Between two lies."""
 FIXED = {"run_id", "name", "slot", "epoch", "token", "incarnation", "version"}
-"""A lie about who it is gets no further than the key: `test_strangers` has those."""
+"""A lie about who it is gets no further than the key: `test_unexpected_messages` has those."""
 
 
 def extremes(limits: NumberRange, honest: float = 0) -> list[Any]:

@@ -56,7 +56,6 @@ from dlctl.algorithms import barrier
 from dlctl.algorithms.base import Fault, Method, Needs, PushKind, ReplicaSide, Start
 from dlctl.algorithms.means import mean_of
 from dlctl.algorithms.methods import streaming_diloco
-from dlctl.algorithms.methods.quorum import Chosen, Counting
 from dlctl.algorithms.methods.streaming_diloco import FragmentMean, Fragments
 from dlctl.algorithms.needs import (
     Done,
@@ -69,6 +68,7 @@ from dlctl.algorithms.needs import (
     View,
     Write,
 )
+from dlctl.algorithms.quorum import Chosen, Counting
 from dlctl.algorithms.rounds import StepsMade
 from dlctl.compress.base import Delta
 from dlctl.job.config import JobFile
@@ -291,11 +291,6 @@ class Merge(FragmentMean):
         return radial(kept, shares, mean, self.side.shard.size)
 
 
-class Shard(Chosen):
-    rule = Merge
-    takes_parts = True
-
-
 def radial(deltas: Sequence[Delta], shares: Sequence[np.float32], mean: Delta, size: int) -> Delta:
     """Their mean direction with their mean length; `mean` where they cancel out."""
     norms = [float(np.linalg.norm(delta.values.astype(np.float64))) for delta in deltas]
@@ -364,7 +359,8 @@ def check(job: JobFile) -> list[Fault]:
 DECOUPLED_DILOCO = Method(
     Options=Options,
     replica=Replica,
-    shard=Shard,
+    shard=Chosen,
+    mean=Merge,
     lead=Syncer,
     optimizer=streaming_diloco.STREAMING_DILOCO.optimizer,
     inner=streaming_diloco.STREAMING_DILOCO.inner,

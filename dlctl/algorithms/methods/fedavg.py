@@ -60,8 +60,8 @@ from annotated_types import Ge, Gt, Le, Lt
 from dlctl.algorithms import barrier, privacy
 from dlctl.algorithms.base import Fault, Lead, Method, Needs, PushKind, ReplicaSide, Start
 from dlctl.algorithms.means import Mean
-from dlctl.algorithms.methods.quorum import Chosen
 from dlctl.algorithms.needs import Gradient, NextBatch, NextData, Pull, Write
+from dlctl.algorithms.quorum import Chosen
 from dlctl.algorithms.rounds import Discards
 from dlctl.compress.base import Delta
 from dlctl.errors import DlctlError
@@ -192,10 +192,6 @@ class Private(Mean):
         return mean
 
 
-class Server(Chosen):
-    rule = Private
-
-
 class FedAvgLead(Lead):
     """Which clients are drawn, and when a round is over."""
 
@@ -296,7 +292,8 @@ def check(job: JobFile) -> list[Fault]:
 FEDAVG = Method(
     Options=Options,
     replica=Replica,
-    shard=Server,
+    shard=Chosen,
+    mean=Private,
     lead=FedAvgLead,
     optimizer=Choice(name="sgd", options={"lr": 1.0}),
     inner=Choice(name="sgd", options={"lr": 0.01}),

@@ -41,9 +41,9 @@ from dlctl.algorithms.base import (
     ShardSide,
     Start,
 )
-from dlctl.algorithms.methods import sync
 from dlctl.algorithms.needs import NextData, Read
 from dlctl.algorithms.rounds import Rounds
+from dlctl.algorithms.stepwise import write
 from dlctl.compress.base import Delta
 from dlctl.job.config import Choice, JobFile
 from dlctl.job.settings import Live
@@ -83,7 +83,7 @@ class Replica(ReplicaSide):
             samples = yield from self.rounds.steps(self.options.local_steps)
             brings = samples > 0 and self.rounds.end()
             self.rounds.close()
-            yield sync.write(self, samples if brings else 0, clock)
+            yield write(self, samples if brings else 0, clock)
 
 
 class FedBuffServer(ShardSide):

@@ -42,7 +42,6 @@ from dlctl import outdated
 from dlctl.algorithms import barrier
 from dlctl.algorithms.base import Method, Needs, PushKind, ReplicaSide, Start
 from dlctl.algorithms.means import SparseMean, even_shares
-from dlctl.algorithms.methods import sync
 from dlctl.algorithms.needs import Gradient, NextData, Range, Read, View, Write
 from dlctl.algorithms.rounds import Reference, StepsMade, local_steps
 from dlctl.job.config import Choice, JobFile
@@ -206,16 +205,13 @@ class Replica(ReplicaSide):
 class FragmentMean(SparseMean):
     """A step updates a fragment; a push of the whole vector means that its replica has nothing."""
 
+    takes_parts = True
+
     def counts(self, push: messages.Push) -> bool:
         return push.is_part
 
     def shares(self, pushes: Sequence[messages.Push]) -> list[np.float32]:
         return even_shares(pushes)
-
-
-class Shard(sync.Barrier):
-    rule = FragmentMean
-    takes_parts = True
 
 
 def check(job: JobFile) -> list[tuple[tuple[str, ...], str, str]]:
@@ -234,7 +230,8 @@ def check(job: JobFile) -> list[tuple[tuple[str, ...], str, str]]:
 STREAMING_DILOCO = Method(
     Options=Options,
     replica=Replica,
-    shard=Shard,
+    shard=barrier.Barrier,
+    mean=FragmentMean,
     optimizer=Choice(name="momentum", options={"lr": 0.7, "momentum": 0.9, "nesterov": True}),
     inner=Choice(name="adamw", options={"lr": 4e-4, "betas": [0.9, 0.95], "weight_decay": 0.1}),
     check=check,

@@ -40,7 +40,8 @@ class Reporting:
         if serving.is_open and serving.side.asks_lead:
             # The step shows the coordinator that a decision was executed.
             states["holding"] = serving.shard.version, serving.side.held()
-        if serving.is_open and serving.shard.shares_norm and (part := serving.side.norm_part()):
+        norm = serving.side.shared_norm if serving.is_open else None
+        if norm is not None and (part := norm.part()):
             states["norm"] = part
         return states
 
@@ -62,6 +63,6 @@ class Reporting:
             self.serving.parameters.settle(outcomes)
 
     def on_total(self, message: m.NormTotal) -> None:
-        if self.serving.is_open:
-            outcomes = self.serving.side.norm_known(message.clock, message.squared)
-            self.serving.parameters.settle(outcomes)
+        norm = self.serving.side.shared_norm
+        if self.serving.is_open and norm is not None:
+            self.serving.parameters.settle(norm.hear(message.clock, message.squared))

@@ -277,10 +277,11 @@ class Server:
                 shard.follow(factor)
             gradient = self.job.gradient
             shard.clip_norm = gradient.clip_norm if gradient.clip == "global" else 0.0
-            shard.shares_norm = shard.clip_norm > 0 and servers.count > 1
         side = side_of(table, self.algorithm, self.options, shard)
         side.lo = lo
         side.measures_noise = not number and takes_gradients
+        if side.shared_norm is not None:
+            side.shared_norm.is_needed = shard.clip_norm > 0 and servers.count > 1
         return TableShard(
             context=self.context, commits=self.commits, declared=table, table=number, index=index,
             generation=welcome.term, lo=lo, hi=hi, shard=shard, side=side,
@@ -446,7 +447,8 @@ class Server:
             what = f"holding step {table.shard.version}{of}"
             if slots := sorted(table.side.waits_for()):
                 return what, ", ".join(f"worker-{slot}" for slot in slots)
-            if table.side.held() or table.side.norm_part():
+            norm = table.side.shared_norm
+            if table.side.held() or (norm is not None and norm.part()):
                 return what, COORDINATOR
         return "serving", ""
 
