@@ -13,6 +13,7 @@ from typing import Any
 
 _ALGORITHMS, _METHODS = "dlctl.algorithms", "dlctl.algorithms.methods"
 _SYNC = f"{_METHODS}.sync"
+_DATA = "dlctl.wire.messages.data"
 _LIVE = "`Live[...]` (dlctl.job.settings) in the type of the option"
 _ARRIVAL = "of the `Arrival` in `self.arrival`; see `dlctl.algorithms.rounds.Reference`"
 _MEAN = "of the method's `mean`; see `dlctl.algorithms.means.Mean`"
@@ -55,6 +56,7 @@ INSTEAD: Mapping[str, str] = {
     f"{_ALGORITHMS}.sparse": f"{_ALGORITHMS}.means, and `mean = SparseMean` in the Method",
     f"{_ALGORITHMS}.base.Outcome": "`push.outcome(kind)`, whose type is PushOutcome",
     f"{_METHODS}.local_sgd.LIVE": _LIVE,
+    "dlctl.compress.base.dice": "dlctl.compress.base.rng_of",
     f"{_ALGORITHMS}.base.Snapshot": f"{_ALGORITHMS}.base.DriveSnapshot",
     f"{_ALGORITHMS}.needs.Data": f"{_ALGORITHMS}.needs.NextBatch",
     f"{_ALGORITHMS}.needs.LEFT_OUT_MAX": f"{_ALGORITHMS}.rounds.DISCARDED_MAX, or Discards",
@@ -80,6 +82,7 @@ INSTEAD: Mapping[str, str] = {
     f"{_ALGORITHMS}.base.ReplicaSide.answered": "`Ask(then=...)`",
     f"{_ALGORITHMS}.base.ReplicaSide.placed": f"`after` {_ARRIVAL}",
     f"{_ALGORITHMS}.base.ReplicaSide.placing": f"`before` {_ARRIVAL}",
+    "dlctl.launch.launcher.Launcher.doubts": "`warnings`",
     f"{_METHODS}.local_sgd.Replica._accrue": f"`steps` of {_ROUND}",
     f"{_METHODS}.local_sgd.Replica._push": f"`end` of {_ROUND}, and `self.write_residual`",
     f"{_METHODS}.local_sgd.Replica._take_way": f"`end` of {_ROUND}",
@@ -103,9 +106,15 @@ INSTEAD: Mapping[str, str] = {
     f"{_ALGORITHMS}.base.ShardSide.norm_known": _NORM,
     f"{_ALGORITHMS}.base.ShardSide.norm_part": _NORM,
     f"{_ALGORITHMS}.base.ShardSide.takes_parts": f"`takes_parts` {_MEAN}",
+    # fields
+    f"{_DATA}.Push.epoch": "`term`, the fencing token of the worker's slot",
+    f"{_DATA}.Push.generation": "`shard_term`, the fencing token of the shard",
     # arguments
     "Ask(wait=)": "`then`: called with the answer",
     "Method(live=)": _LIVE,
+    "PushKind(is_way=)": "`is_displacement`",
+    "Shard.apply(told=)": "`counters`",
+    "Table(rows=)": "`copies`",
 }
 """Name of an earlier version -> what to use instead."""
 DECLARED: Mapping[str, tuple[str, Any]] = {
@@ -116,7 +125,9 @@ DECLARED: Mapping[str, tuple[str, Any]] = {
 }
 """Hook -> the attribute by which a class declares that it has it."""
 OURS = ("dlctl", "builtins", "abc")
-_KEYWORD = re.compile(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'")
+_KEYWORD = re.compile(
+    r"([\w.]+?)(?:\.__(?:init|new)__)?\(\) got an unexpected keyword argument '(\w+)'"
+)
 
 
 class Outdated(ImportError):

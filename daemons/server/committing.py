@@ -71,7 +71,7 @@ class Committing:
         )
 
     def _read_or_wait(self) -> None:
-        """Before the loop waits for messages again."""
+        """Read from workers only while the queued commits are small enough."""
         self._loop.transport.accept(self._queued_bytes <= QUEUED_MAX)
 
     # ------------------------------------------------------------ in the thread

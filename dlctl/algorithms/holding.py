@@ -41,7 +41,7 @@ class Joint(NamedTuple):
 
     clock: int
     of: tuple[tuple[int, int, int], ...]
-    """(slot, epoch, number) of its pushes."""
+    """(slot, term, number) of its pushes."""
     mean: Delta | None
     """None: no push had any samples."""
     samples: int
@@ -111,7 +111,7 @@ class JointStep:
 
 
 def _names(held: Sequence[HeldPush]) -> tuple[tuple[int, int, int], ...]:
-    return tuple((h.push.slot, h.push.epoch, h.push.seq) for h in held)
+    return tuple((h.push.slot, h.push.term, h.push.seq) for h in held)
 
 
 class HoldingSide(ShardSide):

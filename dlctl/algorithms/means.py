@@ -33,17 +33,17 @@ class Mean:
     """Whether a push may contain only some elements, and leave the others undefined."""
 
     is_of_gradients: ClassVar[bool] = True
-    """Whether a push is the gradient of a batch, so that their differences tell the noise."""
+    """Whether a push is the gradient of a batch: then differences of pushes measure the noise."""
 
     def __init__(self, side: Holder) -> None:
         self.side = side
 
     def counts(self, push: Push) -> bool:
-        """Whether it contributes to the mean."""
+        """Whether a push contributes to the mean."""
         return push.samples > 0
 
     def brings(self, push: Push) -> int:
-        """Its samples, as the lead is told: 0 if it takes part without a result."""
+        """The samples of a push that the lead counts: 0 if it takes part without a result."""
         return push.samples
 
     def shares(self, pushes: Sequence[Push]) -> list[np.float32]:
@@ -65,7 +65,7 @@ class Mean:
 
 
 class SparseMean(Mean):
-    """The same of pushes that are held as received; the mean is as sparse as possible."""
+    """The mean by samples, of pushes that are held as received; it is as sparse as possible."""
 
     def kept(self, delta: Delta) -> Delta:
         return delta
@@ -104,7 +104,7 @@ def _where(delta: Delta) -> Any:
 
 
 def _union(indices: Sequence[Array | None], size: int) -> Array:
-    """int64[n], ascending."""
+    """int64[n]: the positions that are in any of these, ascending."""
     flags = np.zeros(size, bool)
     for where in indices:
         flags[where] = True

@@ -6,7 +6,7 @@ when all shards hold it. Once the lead has chosen from these, each shard makes t
 the chosen pushes, in slot order, as their mean weighted by samples. All other pushes of step t and
 before are LATE.
 
-- A push belongs to one process: (clock, slot, epoch). If a worker dies when its push is chosen, all
+- A push belongs to one process: (clock, slot, term). If a worker dies when its push is chosen, all
   shards hold it, and use it. A shard keeps it beside those of the process that replaces the worker.
 - A server that dies loses its held pushes. The next one waits for the chosen pushes: living workers
   resend them. It does without those whose worker has died, too. So does a shard that has received
@@ -73,7 +73,7 @@ class Chosen(HoldingSide):
     def __init__(self, options: Any, shard: Shard) -> None:
         super().__init__(options, shard)
         self._held: dict[tuple[int, int, int], HeldPush] = {}
-        """(clock, slot, epoch) -> a push."""
+        """(clock, slot, term) -> a push."""
         self._decision: Decision | None = None
         """The newest decision, while chosen pushes are missing."""
 
@@ -90,10 +90,10 @@ class Chosen(HoldingSide):
         return []
 
     def joined(self, slot: int) -> list[PushOutcome]:
-        """Of the processes before this one only the last one's pushes are retained: they may have
-        been chosen. So a crash-looping worker does not take more and more memory.
+        """Drop the held pushes of all earlier processes of the slot but the last one, whose pushes
+        may have been chosen. So a crash-looping worker does not take more and more memory.
         """
-        newest = max((epoch for _, other, epoch in self._held if other == slot), default=0)
+        newest = max((term for _, other, term in self._held if other == slot), default=0)
         self._held = {k: h for k, h in self._held.items() if k[1] != slot or k[2] == newest}
         return []
 
@@ -107,16 +107,16 @@ class Chosen(HoldingSide):
 
     def _is_in_time(self, push: messages.Push) -> bool:
         is_over = push.clock < self.shard.version
-        return not is_over and (push.clock, push.slot, push.epoch) not in self._held
+        return not is_over and (push.clock, push.slot, push.term) not in self._held
 
     def _hold(self, held: HeldPush) -> list[PushOutcome]:
         push = held.push
-        self._held[push.clock, push.slot, push.epoch] = held
+        self._held[push.clock, push.slot, push.term] = held
         return [held.outcome(HELD), *self._make_steps()]
 
     def _missing(self, decision: Decision) -> frozenset[tuple[int, int]]:
-        """The (slot, epoch) of chosen pushes that will be resent."""
-        here = {(slot, epoch) for clock, slot, epoch in self._held if clock == decision.clock}
+        """The (slot, term) of chosen pushes that will be resent."""
+        here = {(slot, term) for clock, slot, term in self._held if clock == decision.clock}
         return decision.used - decision.gone - here
 
     def _make_steps(self) -> list[PushOutcome]:

@@ -63,7 +63,7 @@ PARTS_MAX = 2**17
 
 
 class Led(ShardSide):
-    """Only the coordinator changes the table."""
+    """A table that only the coordinator changes."""
 
     takes_pushes = False
 

@@ -79,7 +79,7 @@ class Compressor(ABC):
     def reseed(self, *numbers: int) -> None:  # noqa: B027  most are deterministic
         """Seed the random generator with these numbers.
 
-        Called before a worker's first push with the job's seed and the worker's slot and epoch, so
+        Called before a worker's first push with the job's seed and the worker's slot and term, so
         that no two workers draw the same numbers.
         """
 
@@ -112,7 +112,7 @@ def take(compressor: Compressor, u: Vector, shard: int) -> Packed:
     return u.packed(shard, {key: getattr(compressor, key) for key in compressor.live})
 
 
-def dice(numbers: tuple[int, ...]) -> np.random.Generator:
+def rng_of(numbers: tuple[int, ...]) -> np.random.Generator:
     """A random generator seeded by these natural numbers, for `reseed`."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(numbers)))
 

@@ -27,11 +27,11 @@ def players(method: Method, workers: int, lr: float = LR, **options: Any) -> lis
         for slot in range(workers)
     ]
     for player in everybody:
-        dice = np.random.default_rng(100 + player.slot)
-        player.parameters[:] = dice.standard_normal(SIZE)
+        rng = np.random.default_rng(100 + player.slot)
+        player.parameters[:] = rng.standard_normal(SIZE)
     return everybody
 
 
 def step(player: Player, number: int) -> None:
     player.todo += [(NextBatch(0, number, True), [player.slot, number])]
-    player.go_on()
+    player.advance()

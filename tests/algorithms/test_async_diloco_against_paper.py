@@ -26,7 +26,7 @@ def outer() -> DelayedNesterov:
 
 
 class Paper:
-    """A push is the way of H steps; of every P-th one the momentum is made."""
+    """A push is the displacement by H steps; of every P-th one the momentum is made."""
 
     def __init__(self) -> None:
         self.theta, self.m, self.arrived = np.ones(SIZE), np.zeros(SIZE), np.zeros(SIZE)
@@ -41,14 +41,14 @@ class Paper:
         if self.clocks[i] % H == 0:
             self.push(self.begun[i] - self.x[i])
 
-    def push(self, way) -> None:
-        self.arrived = self.arrived + way
+    def push(self, displacement) -> None:
+        self.arrived = self.arrived + displacement
         self.pushes += 1
         if self.pushes % P:
-            self.theta = self.theta - OUTER * way / P
+            self.theta = self.theta - OUTER * displacement / P
             return
         self.m = BETA * self.m + self.arrived / P
-        self.theta = self.theta - OUTER * (BETA * self.m + way / P)
+        self.theta = self.theta - OUTER * (BETA * self.m + displacement / P)
         self.arrived = np.zeros(SIZE)
 
 
@@ -64,7 +64,7 @@ def test_replicas_in_any_order_go_the_way_of_the_paper(agree):
     paper = Paper()
     for slot in np.random.default_rng(2).choice(P, p=[0.6, 0.3, 0.1], size=STEPS):
         everybody[slot].todo.append((NextBatch(0, 0, False), (slot, paper.clocks[slot])))
-        everybody[slot].go_on()
+        everybody[slot].advance()
         paper.step(slot)
         agree(shards.whole(), paper.theta, rtol=1e-5, atol=1e-6)
     assert paper.pushes > 10 * P

@@ -81,7 +81,7 @@ def play(shards, everybody, loops, agree):
     for slot in order():
         player, loop = everybody[slot], loops[slot]
         player.todo.append((NextBatch(0, 0, False), (slot, loop.number)))
-        player.go_on()
+        player.advance()
         loop.step(server)
         agree(shards.whole(), server, rtol=1e-5, atol=1e-6)
         agree(player.parameters, loop.w, rtol=1e-5, atol=1e-6)

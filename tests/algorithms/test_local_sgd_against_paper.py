@@ -33,11 +33,11 @@ def give(player: Player, first: int, end: int) -> None:
     player.todo += [(NextBatch(0, 0, False), (player.slot, n)) for n in range(first, end)]
 
 
-def go_on(everybody: list[Player]) -> None:
+def advance(everybody: list[Player]) -> None:
     """Until each of them needs data or waits for another."""
     for _ in range(BATCHES):
         for player in everybody:
-            player.go_on()
+            player.advance()
 
 
 def round_of(theta, batches) -> np.ndarray:
@@ -55,7 +55,7 @@ def test_a_round_takes_the_mean_of_what_the_replicas_have_come_to(agree):
     shards, everybody = replicas(steps=4)
     for player in everybody:
         give(player, 0, BATCHES)
-    go_on(everybody)
+    advance(everybody)
     theta = np.ones(SIZE)
     for first in (0, 4, 8):
         theta = round_of(theta, [range(first, first + 4)] * REPLICAS)
@@ -67,12 +67,12 @@ def test_who_has_no_more_data_counts_by_what_it_has_done():
     shards, everybody = replicas(steps=4)
     for player, batches in zip(everybody, (1, 0, 4), strict=True):
         give(player, 0, batches)
-    go_on(everybody)
+    advance(everybody)
     assert shards.shards[0].version == 0
     everybody[0].tell_none()
     everybody[1].tell_none()  # It has not begun yet; now it takes part ...
     everybody[1].tell_none()  # ... without a gradient.
-    go_on(everybody)
+    advance(everybody)
     theta = round_of(np.ones(SIZE), [range(1), range(0), range(4)])
     np.testing.assert_allclose(shards.whole(), theta, rtol=1e-5)
 
@@ -81,12 +81,12 @@ def test_the_number_of_steps_changes_in_the_middle_of_a_round():
     _, everybody = replicas(steps=4)
     for player in everybody:
         give(player, 0, 3)
-    go_on(everybody)
+    advance(everybody)
     assert [player.samples_pushed for player in everybody] == [0, 0, 0]
     for player in everybody:
         player.side.options.local_steps = 2
         give(player, 3, 4)
-    go_on(everybody)
+    advance(everybody)
     assert [player.samples_pushed for player in everybody] == [4, 4, 4]
 
 
@@ -99,7 +99,7 @@ def test_steps_that_are_made_before_the_mean_has_come_are_put_on_top_of_it(agree
     shards, everybody = replicas(steps=4, overlap=True)
     for player, batches in zip(everybody, (7, 7, 4), strict=True):
         give(player, 0, batches)
-    go_on(everybody)
+    advance(everybody)
     theta = round_of(np.ones(SIZE), [range(4)] * REPLICAS)
     agree(shards.whole(), theta, rtol=1e-5)
     for player in everybody[:2]:
@@ -119,11 +119,11 @@ def test_what_a_push_has_left_behind_is_no_step_of_the_next_round():
     side = player.side
     for other in (player, *others):
         give(other, 0, 1)
-    go_on([player])
+    advance([player])
     side.residual += 5
-    go_on(others)
+    advance(others)
     before = player.parameters.copy()
-    go_on([player])
+    advance([player])
     assert not np.array_equal(before, player.parameters)
     np.testing.assert_allclose(player.parameters, player.shards.whole(), rtol=1e-5)
 
@@ -134,15 +134,15 @@ def test_a_residual_that_is_restored_late_is_no_step_of_the_next_round():
     give(player, 0, 3)
     for other in others:
         give(other, 0, 3)
-    go_on([player])
+    advance([player])
     side, at_push = player.side, player.parameters.copy()
     give(player, 3, 5)
-    go_on([player])
+    advance([player])
     steps = at_push - player.parameters
     assert steps.any()
     side.restore({"residual": np.full(SIZE, 5, np.float32)})
-    go_on(others)
-    go_on([player])
+    advance(others)
+    advance([player])
     np.testing.assert_allclose(player.parameters, player.shards.whole() - steps, rtol=1e-5)
     np.testing.assert_allclose(side.residual, 5, rtol=1e-5)
 
@@ -150,7 +150,7 @@ def test_a_residual_that_is_restored_late_is_no_step_of_the_next_round():
 def test_nobody_gets_a_whole_round_ahead():
     _, everybody = replicas(steps=2, overlap=True)
     give(everybody[0], 0, BATCHES)
-    go_on(everybody)
+    advance(everybody)
     assert len(everybody[0].todo) == BATCHES - 4
     assert everybody[0].samples_pushed == 2
 
@@ -181,14 +181,14 @@ def test_who_explodes_in_a_round_pushes_nothing_of_it_and_goes_on_from_the_mean(
     give_bad(player)
     for other in others:
         give(other, 0, 2)
-    go_on(everybody)
+    advance(everybody)
     theta = round_of(np.ones(SIZE), [range(0), range(2), range(2)])
     np.testing.assert_allclose(shards.whole(), theta, rtol=1e-5)
     np.testing.assert_allclose(player.parameters, theta, rtol=1e-5)
     assert player.samples_pushed == 0
     for other in everybody:
         give(other, 2, 4)
-    go_on(everybody)
+    advance(everybody)
     assert [p.samples_pushed for p in everybody] == [2, 4, 4]
     np.testing.assert_allclose(shards.whole(), round_of(theta, [range(2, 4)] * REPLICAS), rtol=1e-5)
 
@@ -204,7 +204,7 @@ def test_who_explodes_keeps_what_earlier_pushes_have_left_behind(overlap):
     give_bad(player)
     for other in everybody[1:]:
         give(other, 0, 2)
-    go_on(everybody)
+    advance(everybody)
     assert player.samples_pushed == 0
     np.testing.assert_array_equal(player.side.residual, left)
 
@@ -215,20 +215,20 @@ def test_who_explodes_while_the_mean_is_under_way_sits_out_the_round():
     give(player, 0, 5)
     give_bad(player)
     give(player, 6, BATCHES)
-    go_on([player])
+    advance([player])
     assert np.abs(player.parameters).max() > 1e10
     assert len(player.todo) == BATCHES - 8, "no round is begun from there"
     theta = np.ones(SIZE)
     for first, slots in ((0, everybody), (4, others)):
         for other in others:
             give(other, first, first + 4)
-        go_on(everybody)
+        advance(everybody)
         mine = range(first, first + 4) if player in slots else range(0)
         theta = round_of(theta, [mine, *[range(first, first + 4)] * 2])
         np.testing.assert_allclose(shards.whole(), theta, rtol=1e-5)
     for other in others:
         give(other, 8, BATCHES)
-    go_on(everybody)
+    advance(everybody)
     assert [p.samples_pushed for p in everybody] == [8, 12, 12]
     theta = round_of(theta, [range(8, BATCHES)] * REPLICAS)
     np.testing.assert_allclose(shards.whole(), theta, rtol=1e-5)
@@ -240,11 +240,11 @@ def test_who_has_exploded_and_waits_for_the_mean_pushes_none_of_it():
     player, *others = everybody
     give(player, 0, 3)
     give_bad(player)
-    go_on([player])
+    advance([player])
     assert not player.todo
     for other in others:
         give(other, 0, 4)
-    go_on(everybody)
+    advance(everybody)
     assert [p.samples_pushed for p in everybody] == [2, 4, 4]
     assert shards.shards[0].version == 2
     assert np.abs(shards.whole()).max() < 10
@@ -255,16 +255,16 @@ def test_a_residual_that_is_restored_out_of_range_costs_one_round():
     _, everybody = replicas(steps=3)
     player, *others = everybody
     give(player, 0, 1)
-    go_on([player])
+    advance([player])
     player.side.restore({"residual": np.full(SIZE, 1e19, np.float32)})
     give(player, 1, 3)
     for other in others:
         give(other, 0, 3)
-    go_on(everybody)
+    advance(everybody)
     assert [each.samples_pushed for each in everybody] == [0, 3, 3]
     for each in everybody:
         give(each, 3, 6)
-    go_on(everybody)
+    advance(everybody)
     assert [each.samples_pushed for each in everybody] == [3, 6, 6]
 
 
@@ -273,10 +273,10 @@ def test_what_has_become_infinite_without_a_gradient_is_not_pushed():
     _, everybody = replicas(steps=2)
     player = everybody[0]
     give(player, 0, 1)
-    go_on([player])
+    advance([player])
     player.parameters[2] = np.nan
     player.gradient = lambda parameters, batch: Step(np.ones(SIZE, np.float32), 1, 1.0)
     give(player, 1, 2)
-    go_on([player])
+    advance([player])
     assert player.samples_pushed == 0
     assert np.isfinite(player.side.residual).all()

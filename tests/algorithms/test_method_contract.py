@@ -53,8 +53,8 @@ def of_portions(*portions):
 
 
 def pushed_per_gradient(algorithm: Method) -> float:
-    """1, or for a method that pushes the way that its replicas have gone, their rate."""
-    return OWN_LR if algorithm.replica.one_push(algorithm.Options()).is_way else 1.0
+    """1, or for a method that pushes the displacement of its replicas, their rate."""
+    return OWN_LR if algorithm.replica.one_push(algorithm.Options()).is_displacement else 1.0
 
 
 def players(algorithm: Method, workers: int, servers: int = 2) -> tuple[Shards, list[Player]]:
@@ -67,7 +67,7 @@ def play(everybody: list[Player]) -> None:
     """Until each of them needs data; some may have to wait for others in between."""
     for _ in range(BATCHES * len(everybody) + 1):
         for player in everybody:
-            player.go_on()
+            player.advance()
     assert all(player.needs_data() and not player.todo for player in everybody)
 
 

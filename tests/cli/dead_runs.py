@@ -76,11 +76,11 @@ def remember(run, *served: str, state: str = "running", step: int = 90, **daemon
     run.db.commit()
 
 
-def acknowledge(run, slot: int, incarnation: int, epoch: int, *counts: int) -> None:
+def acknowledge(run, slot: int, incarnation: int, term: int, *counts: int) -> None:
     """What a worker was told: pushes that are settled, per shard."""
     record = Acks(run.path, f"worker-{slot}", incarnation, len(counts))
     for shard, count in enumerate(counts):
-        record.write(Settled(epoch, shard, count))
+        record.write(Settled(term, shard, count))
 
 
 def issue(directory: Path, issued: Mapping[str, int]) -> None:

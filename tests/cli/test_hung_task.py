@@ -69,4 +69,4 @@ def test_a_worker_whose_process_is_gone_is_not_said_to_be_killed_soon(run):
         "name": "worker-0", "state": "gone", "phase": "its process is gone", "kill_at": 90.0,
         "metrics": {"stuck_s": 57.0},
     }  # fmt: skip
-    assert control.told(row, 100.0) == "worker-0 (gone)"
+    assert control.describe(row, 100.0) == "worker-0 (gone)"

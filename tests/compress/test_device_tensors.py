@@ -71,7 +71,7 @@ def compare(name, options, device):
                 rest = tensor.cpu().numpy()
                 if not options.get("unbiased"):
                     assert np.array_equal(rest, gradient - taken)
-                if options.get("rounding") == "stochastic":  # of other dice
+                if options.get("rounding") == "stochastic":  # with another generator
                     assert np.allclose(one.values, other.values, atol=2 * 5 / 127)
                 elif name in SAME_BYTES:
                     for a, b in zip(here.arrays, there.arrays, strict=True):

@@ -156,7 +156,7 @@ def test_a_capacity_that_is_told_counts_with_that_push_and_survives(place):
     values = [np.full(SIZE, n, np.float32) for n in (1, 2, 4, 8, 16)]
     capacities = [9, 9, 2, 2, 2]
     for number, (g, capacity) in enumerate(zip(values, capacities, strict=True), 1):
-        shard.apply(Delta(g), 1, told={buffered.CAPACITY: capacity})
+        shard.apply(Delta(g), 1, counters={buffered.CAPACITY: capacity})
         shard.commit({"pushes": number})
         shard = Shard(optimizer("sgd"), there.reopen())
         assert shard.resume() == {"pushes": number}

@@ -25,19 +25,19 @@ PEERS = {slot: b"of worker-%d" % slot for slot in (HONEST, LIAR)}
 class Slow(Life):
     """A server whose commits wait, and what has left it."""
 
-    def __init__(self, name: str, keeping: Keeping, patience: float, generation: int = 1) -> None:
+    def __init__(self, name: str, keeping: Keeping, patience: float, term: int = 1) -> None:
         """patience: the probability that a commit is not durable yet when a message comes."""
         self.queue: list[Commit] = []
         self.left: list[Send] = []
         self.overtaken = 0
         """Messages that came while a commit was under way."""
-        self.patience, self.dice = patience, np.random.default_rng(1)
-        super().__init__(name, keeping, generation)
+        self.patience, self.rng = patience, np.random.default_rng(1)
+        super().__init__(name, keeping, term)
 
     def tell(self, peer: Any, message: m.Message, identity: str = "") -> list[Effect]:
         self.overtaken += bool(self.queue)
         self.take(self.server.handle(Received(peer, message, identity), 0.0))
-        while self.queue and self.dice.random() >= self.patience:
+        while self.queue and self.rng.random() >= self.patience:
             self.sync()
         return []
 
@@ -95,7 +95,7 @@ def test_the_successor_has_all_that_has_left(name: str) -> None:
     life = Slow(name, keeping, 0.7)
     for turn in range(TURNS):
         play(life, turn)
-        successor = Slow(name, keeping.copy(), 0.0, generation=2)
+        successor = Slow(name, keeping.copy(), 0.0, term=2)
         for sent in life.left:
             check(successor, sent)
     assert life.overtaken > 2

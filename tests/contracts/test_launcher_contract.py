@@ -219,7 +219,7 @@ def test_its_hosts_are_those_listed_or_its_own_and_each_gets_an_agent(
         assert own.folder(host)
     assert config.of_stored(json.loads(json.dumps(config.to_dict(job)))) == job
     assert {key.name for key in fields(own.options)} == job.launcher.options.keys()
-    assert [*own.check(), *own.doubts()] == []
+    assert [*own.check(), *own.warnings()] == []
 
 
 # ---------------------------------------------------------------- agents

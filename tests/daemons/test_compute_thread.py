@@ -25,7 +25,6 @@ from daemons.worker.task import print_streams
 from daemons.worker.task.failures import ProcessLost
 from dlctl.errors import DlctlError, Unreachable
 from dlctl.job import config
-from dlctl.roles.protocol.context import Birth
 from dlctl.roles.protocol.effects import (
     BringRows,
     BuildModel,
@@ -36,8 +35,9 @@ from dlctl.roles.protocol.effects import (
     TaskFailed,
 )
 from dlctl.wire.machine import Effect, Event, Exit, Started
+from dlctl.wire.messages import Register
 
-BIRTH = Birth("run", "worker", "worker-0", 1, 1, "here", "0")
+BIRTH = Register("run", "worker", "worker-0", 1, 1, "here", "0")
 TASK = """
     import asyncio
     import os
@@ -270,12 +270,12 @@ def test_after_a_poisoned_batch_the_loaded_statistics_are_there_again(prepared, 
 # torch starts its loaders with fork where Python does; newer Pythons remark that threads are about.
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 @pytest.mark.parametrize("loader_processes", [0, 1])
-def test_a_dataset_that_draws_gives_each_epoch_of_a_slot_something_else(
+def test_a_dataset_that_draws_gives_each_term_of_a_slot_something_else(
     prepared, run_script, loader_processes
 ):
-    def loss(slot: int, epoch: int) -> float:
+    def loss(slot: int, term: int) -> float:
         loop = prepared("return nn.Linear(2, 1)", "Random(range(4))", loader_processes)
-        effects = BuildModel(slot, epoch), Compute(0, 0, 4, 0)
+        effects = BuildModel(slot, term), Compute(0, 0, 4, 0)
         _, computed = run_script(loop, *effects, awaited=2)
         assert isinstance(computed, Computed)
         return computed.loss

@@ -14,7 +14,6 @@ import pytest
 from daemons.loop import Loop
 from daemons.worker.compute_thread import ComputeThread
 from dlctl.job import config
-from dlctl.roles.protocol.context import Birth
 from dlctl.roles.protocol.effects import (
     BuildModel,
     ComputeStateTaken,
@@ -26,8 +25,9 @@ from dlctl.roles.protocol.effects import (
     TaskFailed,
 )
 from dlctl.wire.machine import Event
+from dlctl.wire.messages import Register
 
-BIRTH = Birth("run", "worker", "worker-0", 1, 1, "here", "0")
+BIRTH = Register("run", "worker", "worker-0", 1, 1, "here", "0")
 TASK = """
     import torch
 

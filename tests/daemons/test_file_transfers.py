@@ -31,7 +31,7 @@ from dlctl.records.memory import Memory
 from dlctl.roles.agent.agent import Agent
 from dlctl.roles.coordinator.members.membership import Membership
 from dlctl.roles.coordinator.remote_files import LogMirror
-from dlctl.roles.protocol.context import COORDINATOR, Birth, Context
+from dlctl.roles.protocol.context import COORDINATOR, Context
 from dlctl.roles.protocol.effects import (
     ArraysLoaded,
     ArraysSaved,
@@ -56,6 +56,7 @@ from dlctl.util.hashing import PIECE_BYTES, sha256_of
 from dlctl.util.names import HOME_AGENT
 from dlctl.wire import messages as m
 from dlctl.wire.machine import DeadlineReached, Exit, Received, Send
+from dlctl.wire.messages import Register
 
 SHARD = "ckpt/000000000120-3/shard-0.safetensors"
 LOG = "logs/worker-0.1.jsonl"
@@ -359,7 +360,7 @@ def fetched(host: Path, home: Path, wanted: WantedFile) -> tuple[str | None, flo
     giving.transport.connect(COORDINATOR, address, ring.public(COORDINATOR))
     FileSender(giving, host, "agent-1", ON_HOSTS)
     FileReceiver(taking, home)
-    agent = Agent(Birth("run", "agent", "agent-1", 1, os.getpid(), "here", "0"), 1.0)
+    agent = Agent(Register("run", "agent", "agent-1", 1, os.getpid(), "here", "0"), 1.0)
     taker = Taker(wanted)
     thread = threading.Thread(target=giving.run, args=(agent,))
     thread.start()
@@ -525,8 +526,8 @@ def checkpoint(run: Path) -> Path:
     return directory
 
 
-def born(name: str, incarnation: int = 1) -> Birth:
-    return Birth("run", name.partition("-")[0], name, incarnation, 1, "here", "0")
+def born(name: str, incarnation: int = 1) -> Register:
+    return Register("run", name.partition("-")[0], name, incarnation, 1, "here", "0")
 
 
 def load_elsewhere(

@@ -14,9 +14,9 @@ from daemons import parent_watch, process
 from daemons.loop import Loop
 from dlctl.job import config
 from dlctl.launch import base, local
-from dlctl.roles.protocol.context import Birth
 from dlctl.roles.protocol.effects import CoordinatorGone
 from dlctl.wire.machine import Event
+from dlctl.wire.messages import Register
 
 ALONE_S = 0.2
 
@@ -40,11 +40,11 @@ def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], l
 
     def hear(is_home: bool) -> list[Event]:
         job = config.JobFile(job=config.Job(name="digits", task="none"))
-        birth = Birth(tmp_path.name, "server", "server-0", 1, 1, "h1", "")
+        registration = Register(tmp_path.name, "server", "server-0", 1, 1, "h1", "")
         handler = logging.NullHandler()
         agent = "agent-0" if is_home else "agent-1"
         context = process.DaemonContext(
-            tmp_path, "", birth, job, base.NO_CREDENTIALS, handler, agent
+            tmp_path, "", registration, job, base.NO_CREDENTIALS, handler, agent
         )
         loop = Heard()
         try:

@@ -26,7 +26,7 @@ from dlctl.roles.protocol.context import Context
 from dlctl.roles.server.abuse_guard import USELESS_MAX, WINDOW_S, AbuseGuard
 from dlctl.wire import codec
 from dlctl.wire import messages as m
-from dlctl.wire.machine import Hush
+from dlctl.wire.machine import Mute
 
 OTHER = "worker-1"
 ANSWER_BYTES = 4 << 20
@@ -283,8 +283,8 @@ def test_a_flood_of_useless_messages_is_put_up_with_for_a_while_and_then_not_hea
         now += 0.5 * WINDOW_S / USELESS_MAX  # twice as fast as is tolerated
         waste.add(GUEST, now)
     effects = context.clear()
-    assert any(isinstance(effect, Hush) and effect.name == GUEST for effect in effects)
-    said = [effect for effect in effects if not isinstance(effect, Hush)]
+    assert any(isinstance(effect, Mute) and effect.name == GUEST for effect in effects)
+    said = [effect for effect in effects if not isinstance(effect, Mute)]
     assert len(said) == 5, "a line per window"
 
 
@@ -302,7 +302,7 @@ def test_honest_repetition_is_never_too_much() -> None:
 
 def test_who_is_hushed_is_not_heard_and_the_others_are_and_it_is_heard_again(house: House) -> None:
     with guest(house) as flood, guest(house, OTHER) as other:
-        house.transport.hush(GUEST, 1.0)
+        house.transport.mute(GUEST, 1.0)
         for _ in range(50):
             flood.send(HERE, HEARD)
         other.send(HERE, HEARD)

@@ -1,4 +1,4 @@
-"""An epoch or generation is given to one process, whatever befalls the coordinator or its disk."""
+"""A term is given to one process, whatever befalls the coordinator or its disk."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def at_each_statement(db: RunDb, look: Callable[[str], None]) -> None:
     db._db.set_trace_callback(look)
 
 
-def test_nobody_is_told_of_an_epoch_that_cannot_be_put_on_record(tmp_path, caplog):
-    """The worker asks again; when there is room, it gets the same epoch. The others train on."""
+def test_no_term_is_sent_that_cannot_be_put_on_record(tmp_path, caplog):
+    """The worker asks again; when there is room, it gets the same term. The others train on."""
     first = OnRecord(tmp_path)
     first.do(*registered(4), WELCOME)
     first.writer._retry_at = 0.0
@@ -101,7 +101,7 @@ def test_nobody_is_told_of_an_epoch_that_cannot_be_put_on_record(tmp_path, caplo
     first.close()
 
 
-def test_nobody_is_told_of_an_epoch_while_the_database_is_full(tmp_path, caplog):
+def test_no_term_is_sent_while_the_database_is_full(tmp_path, caplog):
     """Or the next coordinator would not know the process that has it."""
     coordinator = OnRecord(tmp_path)
     fill(coordinator.db)
@@ -115,7 +115,7 @@ def test_nobody_is_told_of_an_epoch_while_the_database_is_full(tmp_path, caplog)
     coordinator.close()
 
 
-def test_whenever_it_dies_no_epoch_is_remembered_that_is_not_on_record(tmp_path):
+def test_whenever_it_dies_no_term_is_remembered_that_is_not_on_record(tmp_path):
     """Or the next coordinator gives it to a second worker, whose first pushes count as done."""
     coordinator = OnRecord(tmp_path)
     coordinator.do(*registered(4))
@@ -129,7 +129,7 @@ def test_whenever_it_dies_no_epoch_is_remembered_that_is_not_on_record(tmp_path)
     coordinator.close()
 
 
-def test_an_epoch_that_may_not_be_on_the_disk_yet_is_handed_out_by_nobody(
+def test_a_term_that_may_not_be_on_the_disk_yet_is_handed_out_by_nobody(
     tmp_path, caplog, monkeypatch
 ):
     """Nor by the next coordinator, which finds it in the file."""
@@ -208,7 +208,7 @@ def test_who_reads_the_database_does_not_keep_it_from_the_disk(tmp_path):
         assert (tmp_path / "run.db-wal").stat().st_size > before
 
 
-def test_a_coordinator_that_leaves_waits_for_its_epochs_to_be_put_on_record(tmp_path, monkeypatch):
+def test_a_coordinator_that_leaves_waits_for_its_terms_to_be_put_on_record(tmp_path, monkeypatch):
     coordinator, other = OnRecord(tmp_path), RunDb(tmp_path)
     coordinator.db._db.execute("PRAGMA busy_timeout = 0")
     other.put_run(state="running")

@@ -66,7 +66,7 @@ class House:
         )  # fmt: skip
 
     def begin(self) -> House:
-        self.ranks.start(slot=0, epoch=1)
+        self.ranks.start(slot=0, term=1)
         return self
 
     def pid(self, rank: int = 1) -> int:

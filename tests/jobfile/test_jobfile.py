@@ -612,10 +612,10 @@ def test_a_push_before_a_fetch_that_leaves_steps_out_is_doubted(
     folder: Path, keys: str, why: str
 ) -> None:
     text = f'{MINIMAL}[algorithm]\nname = "downpour"\n{keys}\n'
-    assert jobfile.doubts(jobfile.load(written(folder, text))) == []
-    doubts = jobfile.doubts(jobfile.load(written(folder, f"{text}push_before_fetch = true\n")))
-    assert len(doubts) == bool(why)
-    assert all(why in doubt for doubt in doubts)
+    assert jobfile.warnings(jobfile.load(written(folder, text))) == []
+    warnings = jobfile.warnings(jobfile.load(written(folder, f"{text}push_before_fetch = true\n")))
+    assert len(warnings) == bool(why)
+    assert all(why in warning for warning in warnings)
 
 
 @pytest.mark.parametrize(

@@ -198,16 +198,16 @@ def test_a_change_of_the_section_is_one_change_of_the_key_that_was_written(load)
 
 def test_quotes_around_a_whole_value_are_doubted(load):
     text = f"{SLURM}nodes = 2\nextra = ['--comment=\"two words\"']\n"
-    (doubt,) = jobfile.doubts(load(text))
-    assert "--comment=" in doubt
-    assert jobfile.doubts(load(text.replace('"t', "t").replace('s"', "s"))) == []
+    (warning,) = jobfile.warnings(load(text))
+    assert "--comment=" in warning
+    assert jobfile.warnings(load(text.replace('"t', "t").replace('s"', "s"))) == []
 
 
 def test_hosts_that_may_be_taken_back_without_a_checkpoint_are_doubted(load):
     never = "[checkpoints]\nevery_s = 0.0\n"
-    (doubt,) = jobfile.doubts(load(f"{SLURM}nodes = 2\n{never}"))
-    assert "every_s" in doubt
-    assert jobfile.doubts(load(f'[[hosts]]\nssh = "h1"\n{never}')) == []
+    (warning,) = jobfile.warnings(load(f"{SLURM}nodes = 2\n{never}"))
+    assert "every_s" in warning
+    assert jobfile.warnings(load(f'[[hosts]]\nssh = "h1"\n{never}')) == []
 
 
 # ---------------------------------------------------------------- broken packages

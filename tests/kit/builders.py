@@ -17,7 +17,7 @@ from dlctl.job.inner import NONE
 from dlctl.model.flat import Layout, slice_bounds
 from dlctl.optim.base import Optimizer
 from dlctl.optim.sgd import SGD
-from dlctl.roles.protocol.context import Birth, Context
+from dlctl.roles.protocol.context import Context
 from dlctl.roles.server.commits import Commit, Commits, Committed
 from dlctl.roles.server.server import Server
 from dlctl.roles.server.shard_protocol import ShardProtocol
@@ -36,7 +36,7 @@ from dlctl.shards.base import Shard, Storages
 from dlctl.shards.memory import InMemory
 from dlctl.sim.objectives import layout_of
 from dlctl.wire.machine import Effect, Event
-from dlctl.wire.messages import Array, Assign, Joined
+from dlctl.wire.messages import Array, Assign, Joined, Register
 
 OWN_LR = 0.01
 
@@ -71,8 +71,8 @@ def replica(method: Method, parameters: Array, options: Any = None, slot: int = 
     return side
 
 
-def identity(slot: int = 0, epoch: int = 1, token: bytes = b"", run_id: str = "run") -> Identity:
-    return Identity(run_id, slot, epoch, token)
+def identity(slot: int = 0, term: int = 1, token: bytes = b"", run_id: str = "run") -> Identity:
+    return Identity(run_id, slot, term, token)
 
 
 def client(
@@ -82,10 +82,10 @@ def client(
     return ShardClient(ServerLink(shard, me or identity(), context), 0, lo, hi)
 
 
-def joined(client: ShardClient, generation: int = 1, now: float = 0.0) -> ShardClient:
+def joined(client: ShardClient, term: int = 1, now: float = 0.0) -> ShardClient:
     """The same, known to its server."""
     client.link.join(now)
-    answer = Joined(client.shard, generation, 0, client.lo, client.hi, True, 0)
+    answer = Joined(client.shard, term, 0, client.lo, client.hi, True, 0)
     assert client.link.on_joined(answer, now)
     return client
 
@@ -162,15 +162,17 @@ def server(
     job: JobFile,
     *,
     index: int = 0,
-    generation: int = 1,
+    term: int = 1,
     run_id: str = "run-1",
     optimizer: type[Optimizer] = SGD,
     compressor: type[Compressor] = Dense,
     storages: Storages | None = None,
 ) -> Server:
     """A server's process that has just been started."""
-    birth = Birth(run_id, "server", f"server-{index}", generation, 1, "here", "0")
-    return Server(birth, job, "ipc://x", method, optimizer, compressor, storages or InMemory())
+    registration = Register(run_id, "server", f"server-{index}", term, 1, "here", "0")
+    return Server(
+        registration, job, "ipc://x", method, optimizer, compressor, storages or InMemory()
+    )
 
 
 def handled(server: Server, event: Event, now: float = 0.0) -> list[Effect]:
@@ -192,7 +194,7 @@ def serving(
     side: ShardSide,
     assigned: Assign,
     *,
-    generation: int = 1,
+    term: int = 1,
     compressor: tuple[str, type[Compressor]] = ("none", Dense),
     fetch_values: Precision = "float32",
     run_id: str = "run-1",
@@ -202,7 +204,7 @@ def serving(
     context = Context(1.0)
     table = TableShard(
         context=context, commits=Commits(context), declared=MODEL, table=0, index=0,
-        generation=generation, lo=assigned.lo, hi=assigned.hi, shard=shard, side=side,
+        term=term, lo=assigned.lo, hi=assigned.hi, shard=shard, side=side,
         compressor_name=compressor[0], compressor=compressor[1], push_norm_max=1e9,
         fetch_values=fetch_values, step_samples=1024,
     )  # fmt: skip

@@ -99,7 +99,7 @@ class Life:
     def __init__(
         self,
         keeping: Keeping,
-        generation: int = 1,
+        term: int = 1,
         *,
         keep: bool = False,
         algorithm: Method | None = None,
@@ -112,11 +112,11 @@ class Life:
         self.server = server(
             algorithm or registry.load("algorithms", "downpour"),
             make_job("adagrad" if optimizer is Adagrad else "sgd", servers=servers),
-            index=index, generation=generation, run_id=RUN, optimizer=optimizer, storages=keeping,
+            index=index, term=term, run_id=RUN, optimizer=optimizer, storages=keeping,
         )  # fmt: skip
-        self.generation = generation
+        self.term = term
         self.server.handle(Started(), 0.0)
-        welcome = m.Welcome(f"server-{index}", index, generation, KEY, settings or {})
+        welcome = m.Welcome(f"server-{index}", index, term, KEY, settings or {})
         self.server.handle(Received(COORDINATOR, welcome), 0.0)
         lo, hi = slice_bounds(SIZE, servers, index)
         self.effects = self.tell(m.Assign(lo, hi, LAYOUT, restore, keep, step_samples=64))
@@ -129,25 +129,25 @@ class Life:
         sends = self.tell(message, b"worker")
         return [e.message for e in sends if isinstance(e, Send) and e.peer == b"worker"]
 
-    def join(self, slot: int = 0, epoch: int = 1) -> m.Joined:
-        (joined,) = self.ask(m.Join(RUN, slot, epoch, sign(KEY, RUN, slot, epoch)))
+    def join(self, slot: int = 0, term: int = 1) -> m.Joined:
+        (joined,) = self.ask(m.Join(RUN, slot, term, sign(KEY, RUN, slot, term)))
         return joined
 
-    def initialise(self, slot: int = 0, epoch: int = 1) -> None:
+    def initialise(self, slot: int = 0, term: int = 1) -> None:
         values = np.zeros(SIZE, np.float32)
-        self.ask(m.Initialise(slot, epoch, values, np.array([1.0, 2.0])))
+        self.ask(m.Initialise(slot, term, values, np.array([1.0, 2.0])))
 
     def push(
-        self, seq: int, values: Any = (-1, 0, 0, 0), slot: int = 0, epoch: int = 1, clock: int = 0
+        self, seq: int, values: Any = (-1, 0, 0, 0), slot: int = 0, term: int = 1, clock: int = 0
     ) -> list[tuple[int, str]]:
-        acks = self.ask(self.message(seq, values, slot, epoch, clock))
+        acks = self.ask(self.message(seq, values, slot, term, clock))
         return [(ack.seq, ack.outcome) for ack in acks]
 
     def message(
-        self, seq: int, values: Any = (-1, 0, 0, 0), slot: int = 0, epoch: int = 1, clock: int = 0
+        self, seq: int, values: Any = (-1, 0, 0, 0), slot: int = 0, term: int = 1, clock: int = 0
     ) -> m.Push:
         delta = Packed("none", SIZE, (np.array(values, np.float32),))
-        return m.Push(slot, epoch, self.generation, seq, 0, 7, 9, 3, clock, delta)
+        return m.Push(slot, term, self.term, seq, 0, 7, 9, 3, clock, delta)
 
     @property
     def w(self) -> list[float]:

@@ -35,8 +35,10 @@ def test_the_first_group_with_a_pattern_for_any_name_counts() -> None:
 
 
 def test_what_each_group_has_got_is_told() -> None:
-    assert parameter_groups.told((), LAYOUT) == []
-    assert parameter_groups.told((*GROUPS, ParameterGroup(match=("x",), train=False)), LAYOUT) == [
+    assert parameter_groups.described((), LAYOUT) == []
+    assert parameter_groups.described(
+        (*GROUPS, ParameterGroup(match=("x",), train=False)), LAYOUT
+    ) == [
         "[[parameters]] *.bias, *norm*: 4 tensors of 9 values, weight_decay 0, lr x 1",
         "[[parameters]] head.*: 1 tensors of 8 values, lr x 0.1",
         "in no group: 1 tensors of 3 values",

@@ -19,12 +19,12 @@ from dlctl.runs.database import RunDb
 
 def test_a_series_stays_short_and_even_over_any_number_of_coordinators(tmp_path: Path) -> None:
     """Of two days, with a coordinator that is replaced every few hours."""
-    dice = random.Random(7)
+    rng = random.Random(7)
     every_s: dict[str, float] = {}
     with closing(RunDb(tmp_path, create=True)) as db:
         series, counts = Series({}, {}), []
         for second in range(0, 48 * 3600, 2):
-            if dice.random() < 1e-4:
+            if rng.random() < 1e-4:
                 series = Series(db.metric_counts(), every_s)
             if series.take(RUN, float(second)):
                 db.add_metric(float(second), RUN, second, {})

@@ -14,7 +14,7 @@ from dlctl.util import hints
 
 def test_every_way_and_what_it_does_have_lines_of_their_own(capsys):
     """Ways were joined by "   |   ": whoever pasted them had both of them done."""
-    hint = hints.either("", hints.told("dlctl recover -j x", "loses nothing"), None, "dlctl ps")
+    hint = hints.either("", hints.command("dlctl recover -j x", "loses nothing"), None, "dlctl ps")
     console.error(DlctlError("no", hint=hint))
     assert capsys.readouterr().err == (
         "error: no\n  next: dlctl recover -j x\n        loses nothing\n    or: dlctl ps\n"
@@ -44,7 +44,7 @@ def test_no_text_of_ours_joins_commands_by_a_pipe():
 
 def test_what_comes_next_is_about_the_run_that_was_named(own_place, capsys):
     """It was about the newest one."""
-    hint = hints.either(hints.told("dlctl status", "says more"), "dlctl ps", "dlctl logs -j y")
+    hint = hints.either(hints.command("dlctl status", "says more"), "dlctl ps", "dlctl logs -j y")
     at = "dlctl checkpoint export runs/x/ckpt/9-1"
     assert hints.about(at, "x") == at
     expected = "dlctl status -j 'my run'\nsays more\nor: dlctl ps\nor: dlctl logs -j y"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from server_lives import Keeping, Life
 
 from dlctl.roles.agent.agent import Agent
-from dlctl.roles.protocol.context import COORDINATOR, Birth, Context
+from dlctl.roles.protocol.context import COORDINATOR, Context
 from dlctl.roles.protocol.files import Transfers, WantedFile
 from dlctl.roles.server.server import Server
 from dlctl.wire import messages as m
 from dlctl.wire.machine import DeadlineReached, Reconnected, Send, Started
+from dlctl.wire.messages import Register
 
 BACK = Reconnected(COORDINATOR, lost_at=0.2)
 
@@ -21,14 +22,14 @@ def asked(machine: Agent | Server, now: float) -> list[type]:
 
 
 def test_what_an_agent_had_asked_is_asked_again_and_not_a_second_later() -> None:
-    agent = Agent(Birth("run-1", "agent", "agent-0", 1, 1, "here", "0"), 1.0)
+    agent = Agent(Register("run-1", "agent", "agent-0", 1, 1, "here", "0"), 1.0)
     agent.handle(Started(), 0.0)
     assert asked(agent, 0.3) == [m.Register]
     assert agent.deadline() == 1.3, "and then as patiently as at first"
 
 
 def test_what_was_asked_over_the_new_connection_waits_for_its_answer() -> None:
-    agent = Agent(Birth("run-1", "agent", "agent-0", 1, 1, "here", "0"), 1.0)
+    agent = Agent(Register("run-1", "agent", "agent-0", 1, 1, "here", "0"), 1.0)
     agent.handle(Started(), 0.25)
     assert asked(agent, 0.3) == []
 

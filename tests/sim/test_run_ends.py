@@ -13,7 +13,7 @@ from simulated import Watcher, job_file
 from dlctl import registry
 from dlctl.records.manifest import FAILURE
 from dlctl.roles.coordinator.shutdown import SAVE_PAUSE_S, SAVES_MAX
-from dlctl.roles.protocol.context import COORDINATOR, EXIT_POISONED, Birth
+from dlctl.roles.protocol.context import COORDINATOR, EXIT_POISONED
 from dlctl.roles.protocol.effects import LoadArrays
 from dlctl.roles.protocol.files import CheckFile, FileSealed, StillReading
 from dlctl.roles.server.server import Server
@@ -26,6 +26,7 @@ from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.store import Store
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Received, Send, Started
+from dlctl.wire.messages import Register
 
 pytestmark = pytest.mark.long
 
@@ -334,7 +335,7 @@ def test_an_evaluation_that_never_ends_is_ended() -> None:
 
 def test_a_setting_that_comes_before_the_shard_is_in_force_when_it_comes() -> None:
     server = Server(
-        Birth("run", "server", "server-0", 1, 1, "host", "0"),
+        Register("run", "server", "server-0", 1, 1, "host", "0"),
         job_file(),
         "address",
         registry.load("algorithms", "downpour"),

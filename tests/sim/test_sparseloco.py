@@ -204,7 +204,7 @@ def test_largest_of_what_waits_are_applied_and_a_fetch_brings_just_these(kind, o
     for mean in means():
         delta, threshold, changes = released(mean, shard.slots[PENDING], MOST)
         told = {THRESHOLD: bits_of(threshold)}
-        shard.apply(delta, 1, told=told, changes=changes)
+        shard.apply(delta, 1, counters=told, changes=changes)
         e[mean.indices if mean.indices is not None else slice(None)] += mean.values
         where = np.sort(np.argsort(-np.abs(e), kind="stable")[:MOST])
         if changes is not None:

@@ -17,14 +17,14 @@ from simulated import ACCOUNT, job_file, ledger_checkers
 from dlctl.roles.coordinator.training.dataset import Dataset
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.token import sign
-from dlctl.roles.server.abuse_guard import HUSH_S, USELESS_MAX
+from dlctl.roles.server.abuse_guard import MUTE_S, USELESS_MAX
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.objectives import Ledger
 from dlctl.sim.simulation import Simulation
 from dlctl.sim.world import KEY, RUN_ID
 from dlctl.wire import codec
 from dlctl.wire import messages as m
-from dlctl.wire.machine import Exit, Hush, Received, Send
+from dlctl.wire.machine import Exit, Mute, Received, Send
 from dlctl.wire.messages import MESSAGES, Array, Json, Packed
 
 NUMBERS = st.integers(0, 3) | st.sampled_from([7, 64, 10**6, 2**62])
@@ -114,7 +114,7 @@ def test_a_stranger_cannot_disturb_a_server(messages):
     effects = tell(simulation, "server-1", b"a stranger", messages)
     assert not [effect for effect in effects if isinstance(effect, Exit)]
     known = {(0, 1), (1, 1)}
-    forged = [x for x in messages if (getattr(x, "slot", -1), getattr(x, "epoch", -1)) in known]
+    forged = [x for x in messages if (getattr(x, "slot", -1), getattr(x, "term", -1)) in known]
     assert forged or np.array_equal(simulation.world.weights(), before)
     if not forged:
         assert simulation.run().state == "finished"
@@ -200,7 +200,7 @@ def test_an_epoch_that_the_coordinator_has_not_issued_fences_nobody():
 
 
 def test_who_has_not_shown_a_token_on_a_connection_gets_nothing_in_and_nothing_out():
-    """Not even with the slot, epoch, generation and next number of a worker that lives."""
+    """Not even with the slot, both terms and the next number of a worker that lives."""
     simulation = in_the_middle()
     server = simulation.world.machine("server-0").serving
     before = server.shard.w.copy()
@@ -271,15 +271,14 @@ def test_who_plays_one_push_again_and_again_is_not_heard_for_a_moment():
             Received(b"worker-0", message, "worker-0"), process.clock()
         )
     ]
-    assert Hush("worker-0", HUSH_S) in told
+    assert Mute("worker-0", MUTE_S) in told
 
 
 def test_a_push_from_the_future_is_a_gap_and_one_of_an_older_epoch_is_fenced():
     simulation = in_the_middle()
     delta = Packed("none", 300, (np.ones(300, "f4"),))
     joins = [
-        m.Join(RUN_ID, slot, epoch, sign(KEY, RUN_ID, slot, epoch))
-        for slot, epoch in ((0, 1), (1, 2))
+        m.Join(RUN_ID, slot, term, sign(KEY, RUN_ID, slot, term)) for slot, term in ((0, 1), (1, 2))
     ]
     tell(simulation, "server-0", b"x", joins)
     ahead = m.Push(0, 1, 1, 2**62, 0, 0, 0, 8, 0, delta, 0)

@@ -61,9 +61,9 @@ class Replica(ReplicaSide):
 
     def begin(self, start: Start) -> None:
         self._velocity = zeros_like(self.parameters)
-        """u; the residual is v."""
+        """The paper's u, the momentum of the residual v."""
         self._density_min = 0.0
-        """Of the next push."""
+        """The least density of the next push, 0..1, during the warmup; 0: no lower bound."""
 
     def state(self) -> dict[str, Vector]:
         return {"residual": self.residual, "velocity": self._velocity}
@@ -102,7 +102,7 @@ class Replica(ReplicaSide):
         return gradient
 
     def _add(self, gradient: Vector) -> None:
-        """Momentum correction."""
+        """Add a gradient to velocity and residual, with momentum correction."""
         if self.options.nesterov:
             self._velocity += gradient
             self._velocity *= self.options.momentum

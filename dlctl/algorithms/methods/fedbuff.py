@@ -69,7 +69,7 @@ class Replica(ReplicaSide):
 
     @classmethod
     def one_push(cls, options: Options) -> PushKind:
-        return PushKind(options.local_steps, is_way=True)
+        return PushKind(options.local_steps, is_displacement=True)
 
     def begin(self, start: Start) -> None:
         self.rounds = self.arrival = Rounds(self)
@@ -87,7 +87,7 @@ class Replica(ReplicaSide):
 
 
 class FedBuffServer(ShardSide):
-    """Its clock is the number of its steps."""
+    """Buffers pushes and makes a step of every K. The clock is the number of steps."""
 
     @classmethod
     def optimizer(cls, options: Options, optimizer: Optimizer, workers: int) -> Optimizer:
@@ -104,7 +104,7 @@ class FedBuffServer(ShardSide):
                 weight = np.float32((1 + staleness) ** -0.5)
                 delta = delta._replace(values=delta.values * weight)
             capacity = {buffered.CAPACITY: self.options.buffer_pushes}
-            self.shard.apply(delta, push.samples, told=capacity)
+            self.shard.apply(delta, push.samples, counters=capacity)
             kind = BUFFERED if self.shard.optimizer.counters[buffered.BUFFERED] else APPLIED
         return [push.outcome(kind, staleness)]
 

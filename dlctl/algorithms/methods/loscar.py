@@ -57,7 +57,7 @@ class Replica(ReplicaSide):
 
     @classmethod
     def one_push(cls, options: Any) -> PushKind:
-        return PushKind(options.local_steps, is_way=True, is_all=False)
+        return PushKind(options.local_steps, is_displacement=True, is_all=False)
 
     def begin(self, start: Start) -> None:
         self.rounds = self.arrival = Apart(self)
@@ -119,7 +119,7 @@ class Apart(Rounds):
         return samples
 
     def has_rest(self) -> bool:
-        """At the end of the data everything is pushed, even if a round has just ended."""
+        """Whether a rest is to be pushed at the end of the data, even if a round has just ended."""
         is_apart = self.has_model and bool(self.apart().any())
         return is_apart and not self.has_data and not self.is_diverged
 

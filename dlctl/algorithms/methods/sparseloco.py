@@ -79,7 +79,7 @@ class Replica(ReplicaSide):
 
     @classmethod
     def one_push(cls, options: Options) -> PushKind:
-        return PushKind(options.local_steps, is_way=True)
+        return PushKind(options.local_steps, is_displacement=True)
 
     def begin(self, start: Start) -> None:
         self.rounds = self.arrival = Rounds(self)
@@ -146,7 +146,7 @@ def clipped(deltas: Sequence[Delta], size: int) -> list[Delta]:
 
 
 def _squares(delta: Delta, size: int, blocks: int) -> Array:
-    """float64[blocks]"""
+    """float64[blocks]: the sum of squares of a delta in each block."""
     squares = np.square(delta.values, dtype=np.float64)
     return np.bincount(_where_all(delta, size) // BLOCK, weights=squares, minlength=blocks)
 

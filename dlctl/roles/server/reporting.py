@@ -23,7 +23,7 @@ class Reporting:
         self._sent: dict[str, Any] = {}
         """The reported states, by their keys in `Retries`."""
         self._number = 0
-        """Of changes of a state."""
+        """The number of the newest change of a reported state."""
 
     def report_changes(self, now: float) -> None:
         states = self._states()
@@ -46,17 +46,17 @@ class Reporting:
         return states
 
     def _message(self, key: str, state: Any) -> m.Message:
-        of = self.serving.index, self.serving.generation
+        of = self.serving.index, self.serving.term
         if key == "norm":
             return m.NormPart(*of, *state)
         clock, pushes = state
         return m.Holding(*of, self._number, clock, packed(pushes))
 
     def on_decided(self, message: m.Decided) -> None:
-        """Raises RemoteProtocolError."""
+        """Execute a decision of the lead. Raises RemoteProtocolError."""
         if self.serving.is_open:
             used, gone = (
-                frozenset((slot, epoch) for slot, epoch in rows_in(numbers, 2))
+                frozenset((slot, term) for slot, term in rows_in(numbers, 2))
                 for numbers in (message.used, message.gone)
             )
             outcomes = self.serving.side.decided(Decision(message.clock, used, gone))

@@ -97,9 +97,9 @@ def test_words_count_by_the_inverse_of_their_distance_in_both_orders(example: Mo
 @of_glove
 def test_one_record_makes_the_step_of_glove_c(example: ModuleType) -> None:
     """Number by number, with its order: divided by the squares first, which are added to then."""
-    dice, size, lr, count = np.random.default_rng(0), example.WIDTH, 0.05, 30.0
+    rng, size, lr, count = np.random.default_rng(0), example.WIDTH, 0.05, 30.0
     names = ("word", "context", "word_squares", "context_squares")
-    rows = {name: dice.random((1, size + 1)) + ("squares" in name) for name in names}
+    rows = {name: rng.random((1, size + 1)) + ("squares" in name) for name in names}
     tensors = {name: torch.from_numpy(values) for name, values in rows.items()}
     batch = (torch.tensor([0]), torch.tensor([1]), torch.tensor([count], dtype=torch.float64))
     loss, changes = example.task.change(None, batch, tensors, lr)

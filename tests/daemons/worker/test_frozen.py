@@ -24,10 +24,10 @@ from daemons.worker.task.user_task import Task, TaskError
 from dlctl.errors import DlctlError
 from dlctl.launch.base import HOST_FILE
 from dlctl.model.frozen import DTYPES, differing, entries, plan, run_file
-from dlctl.roles.protocol.context import Birth
 from dlctl.roles.protocol.effects import FrozenLoaded, FrozenWritten, LoadFrozen
 from dlctl.roles.protocol.files import FilesMissing
 from dlctl.runs import checkpoints
+from dlctl.wire.messages import Register
 
 LARGE = 2**62 + 1
 """An integer that no floating point number is."""
@@ -58,8 +58,8 @@ def replica(value: float = 1.0, seed: int = 7) -> TorchReplica:
     return TorchReplica(Task(task), device="cpu", seed=seed)
 
 
-def birth(name: str) -> Birth:
-    return Birth("run", "worker", name, 1, 7, "here", "0")
+def registration(name: str) -> Register:
+    return Register("run", "worker", name, 1, 7, "here", "0")
 
 
 def bits(state: dict[str, torch.Tensor]) -> dict[str, tuple[torch.dtype, bytes]]:
@@ -138,7 +138,7 @@ def test_an_export_has_them_bit_by_bit_and_a_resumed_run_too(tmp_path):
     manifest = checkpoints.read_manifest(directory)
     (tmp_path / "again").mkdir()
     checkpoints.share_frozen(directory, tmp_path / "again" / "frozen", manifest)
-    resumed = FrozenFile(tmp_path / "again", birth("worker-0"))
+    resumed = FrozenFile(tmp_path / "again", registration("worker-0"))
     other, digests = replica(3.0), bytes.fromhex(manifest["frozen"]["digests"])
     assert resumed.load(other, LoadFrozen(digests)) == FrozenLoaded()
     assert bits(other.model.state_dict()) == bits(made.model.state_dict())
@@ -178,7 +178,7 @@ def test_on_another_host_it_asks_for_what_differs_and_leaves_no_copy(tmp_path):
     home.mkdir()
     frozen_parameters.write(made, home / file)
     (host / HOST_FILE).touch()
-    there = FrozenFile(host, birth("worker-1"))
+    there = FrozenFile(host, registration("worker-1"))
     missing = there.load(other, LoadFrozen(digests))
     assert isinstance(missing, FilesMissing)
     (wanted,) = missing.files
@@ -188,7 +188,7 @@ def test_on_another_host_it_asks_for_what_differs_and_leaves_no_copy(tmp_path):
     for lo, hi in wanted.ranges:
         came[lo:hi] = content[lo:hi]
     assert sum(hi - lo for lo, hi in wanted.ranges) < len(content) / 4
-    copy = Away(host, birth("worker-1")).root / file
+    copy = Away(host, registration("worker-1")).root / file
     copy.parent.mkdir(parents=True)
     copy.write_bytes(came)
     assert there.load(other, LoadFrozen(digests)) == FrozenLoaded()
@@ -200,7 +200,7 @@ def test_a_file_that_cannot_be_written_is_said_in_words(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     (run / "frozen").write_text("in the way")
-    written = FrozenFile(run, birth("worker-0")).write(replica(), "frozen/x")
+    written = FrozenFile(run, registration("worker-0")).write(replica(), "frozen/x")
     assert isinstance(written, FrozenWritten)
     assert os.strerror(errno.EEXIST) in written.error
 

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 from daemons.worker.data.portion_loader import PortionLoader
 from daemons.worker.ranks import nested_tensors
 from daemons.worker.ranks.model_slices import without_values
-from daemons.worker.ranks.module_sequences import cut, units
+from daemons.worker.ranks.model_stages import cut, units
 from daemons.worker.ranks.pipeline import schedule, stage_pieces
 from daemons.worker.task.model_tensors import layout_of
 from daemons.worker.task.user_task import Task, TaskError

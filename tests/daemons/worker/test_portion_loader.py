@@ -149,10 +149,10 @@ class Augmented:
 
 
 @pytest.mark.parametrize("loader", [1], indirect=True, ids=["one_process"])
-def test_each_epoch_of_a_slot_has_an_augmentation_of_its_own(loader):
-    def drawn(slot: int, epoch: int) -> tuple[list[int], list[list[float]]]:
+def test_each_term_of_a_slot_has_an_augmentation_of_its_own(loader):
+    def drawn(slot: int, term: int) -> tuple[list[int], list[list[float]]]:
         data = loader(Augmented(), collate=list)
-        data.reseed(slot, epoch)
+        data.reseed(slot, term)
         samples = [batch_of(data, 2, lo, lo + 4, 0) for lo in (0, 4)]
         rows = list(zip(*chain(*samples), strict=True))
         return [int(index) for index in rows[0]], rows[1:]

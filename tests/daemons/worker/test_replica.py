@@ -190,7 +190,7 @@ def test_evaluation_leaves_no_trace(animal):
     gradient_of(replica, animal.batch())
     before = copied(replica.model.state_dict())
     everything = copied(dict(replica.model.named_buffers()))
-    vector, dice = replica.parameters.copy(), torch.get_rng_state()
+    vector, rng_state = replica.parameters.copy(), torch.get_rng_state()
     other = np.zeros_like(replica.parameters)
     metrics = replica.evaluate(other, replica.averaged())
     assert set(metrics) == {"loss"}
@@ -198,7 +198,7 @@ def test_evaluation_leaves_no_trace(animal):
     for name, buffer in replica.model.named_buffers():
         assert torch.equal(buffer, everything[name])
     assert np.array_equal(replica.parameters, vector)
-    assert torch.equal(torch.get_rng_state(), dice)
+    assert torch.equal(torch.get_rng_state(), rng_state)
     assert all(module.training for module in replica.model.modules())
 
 
@@ -280,10 +280,10 @@ def test_low_precision_parameters_keep_float32_masters(zoo):
     assert replica.model[0].weight[0, 0].item() == 1.0
 
 
-def test_replicas_drop_other_units_but_a_restart_in_the_same_epoch_drops_the_same(zoo):
-    def losses(slot: int, epoch: int) -> list[float]:
+def test_replicas_drop_other_units_but_a_restart_in_the_same_term_drops_the_same(zoo):
+    def losses(slot: int, term: int) -> list[float]:
         replica = replica_of(zoo["dropout"])
-        replica.reseed(slot, epoch)
+        replica.reseed(slot, term)
         return [gradient_of(replica, zoo["dropout"].batch()).loss for _ in range(3)]
 
     assert losses(0, 0) == losses(0, 0)

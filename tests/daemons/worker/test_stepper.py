@@ -83,8 +83,8 @@ def test_own_steps_are_those_of_torch_to_the_bit(zoo, name: str, *, is_fused: bo
 def test_memory_in_another_order_is_stepped_alike(name: str, lies: str) -> None:
     """torch's fused kernels ignore strides."""
     chosen = choice(name, **{"momentum": 0.9} if name == "sgd" else {})
-    dice = torch.Generator().manual_seed(SEED)
-    values, gradients = (torch.randn(2, 5, 4, generator=dice).unbind() for _ in range(2))
+    rng = torch.Generator().manual_seed(SEED)
+    values, gradients = (torch.randn(2, 5, 4, generator=rng).unbind() for _ in range(2))
     turned = [[each.t().contiguous().t() for each in mine] for mine in (values, gradients)]
     usual = inner_optimizer.InnerOptimizer(chosen, [each.clone() for each in values])
     other = inner_optimizer.InnerOptimizer(
@@ -100,8 +100,8 @@ def test_memory_in_another_order_is_stepped_alike(name: str, lies: str) -> None:
 @pytest.mark.parametrize("name", [n for n in DENSE if n != "adafactor"])
 def test_a_tensor_may_get_its_first_gradient_late(name: str) -> None:
     chosen = choice(name, **{"momentum": 0.9} if name == "sgd" else {})
-    dice = torch.Generator().manual_seed(SEED)
-    values, gradients = (torch.randn(2, 5, 4, generator=dice).unbind() for _ in range(2))
+    rng = torch.Generator().manual_seed(SEED)
+    values, gradients = (torch.randn(2, 5, 4, generator=rng).unbind() for _ in range(2))
     both = inner_optimizer.InnerOptimizer(chosen, [each.clone() for each in values])
     alone = inner_optimizer.InnerOptimizer(chosen, [values[1].clone()])
     both.step([gradients[0], None], 1e-2)

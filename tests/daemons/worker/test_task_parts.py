@@ -25,7 +25,7 @@ from torch.utils.data import (
 from daemons.worker.data.federated_clients import clients_of
 from daemons.worker.data.sample_order import SampleOrder, chosen_by
 from daemons.worker.ranks.model_slices import _expanded
-from daemons.worker.ranks.module_sequences import cut
+from daemons.worker.ranks.model_stages import cut
 from daemons.worker.task import task_parts
 from daemons.worker.task.user_task import Task, TaskError, load_task
 from dlctl.job import config
@@ -115,10 +115,10 @@ class Forgets(Sampler[int]):
     """Its order depends on how often it was read."""
 
     def __init__(self) -> None:
-        self.dice = np.random.default_rng(1)
+        self.rng = np.random.default_rng(1)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self.dice.permutation(SIZE).tolist())
+        return iter(self.rng.permutation(SIZE).tolist())
 
 
 FORGETS = Forgets()

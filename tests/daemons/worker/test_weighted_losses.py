@@ -32,8 +32,8 @@ class Texts:
         return nn.Sequential(nn.Embedding(WORDS, 6, sparse=self.sparse), nn.Linear(6, WORDS))
 
     def dataset(self) -> list[Tensor]:
-        dice = torch.Generator().manual_seed(2)
-        return [torch.randint(WORDS, (n + 1,), generator=dice) for n in TOKENS]
+        rng = torch.Generator().manual_seed(2)
+        return [torch.randint(WORDS, (n + 1,), generator=rng) for n in TOKENS]
 
     def collate(self, samples: list[Tensor]) -> tuple[Tensor, Tensor]:
         x, y = torch.zeros(len(samples), LONGEST, dtype=torch.int64), None

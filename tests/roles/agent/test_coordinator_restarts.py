@@ -5,17 +5,18 @@ from __future__ import annotations
 import pytest
 
 from dlctl.roles.agent.agent import RESTART_MAX_S, WORKS_S, Agent
-from dlctl.roles.protocol.context import COORDINATOR, Birth
+from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import CoordinatorGone, RestartCoordinator
 from dlctl.wire import messages as m
 from dlctl.wire.machine import DeadlineReached, Effect, Received, Started
+from dlctl.wire.messages import Register
 
 
 class Watched:
     """An agent, and the coordinator that dies under it."""
 
     def __init__(self) -> None:
-        self.agent = Agent(Birth("run-1", "agent", "agent-0", 1, 1, "here", "0"), 1.0)
+        self.agent = Agent(Register("run-1", "agent", "agent-0", 1, 1, "here", "0"), 1.0)
         self.agent.handle(Started(), 0.0)
         self.now = 100.0
         self.hear()

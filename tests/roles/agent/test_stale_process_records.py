@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dlctl.roles.agent.agent import Agent, ProcessStarted
-from dlctl.roles.protocol.context import COORDINATOR, Birth
+from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import ProcessEnded, SignalProcess, StartProcess
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Configure, Effect, Received, Send
+from dlctl.wire.messages import Register
 
 SPAWN_5 = m.Spawn("worker-1", "worker", 5, "")
 
 
 def agent() -> Agent:
-    return Agent(Birth("run-1", "agent", "agent-0", 1, 1, "here", "0"), 1.0)
+    return Agent(Register("run-1", "agent", "agent-0", 1, 1, "here", "0"), 1.0)
 
 
 def told(one: Agent, message: m.Message) -> list[Effect]:

@@ -28,7 +28,7 @@ class Host:
         self.asked: Counter[str] = Counter()
         self.grows = False
 
-    def go_on(self, begin_s: float, seconds: float) -> None:
+    def advance(self, begin_s: float, seconds: float) -> None:
         now = begin_s
         while now < begin_s + seconds:
             self.mirror.on_deadline(now)
@@ -47,19 +47,19 @@ class Host:
 
 def test_a_host_is_asked_at_intervals_and_at_once_only_while_more_is_there() -> None:
     host = Host()
-    host.go_on(0.0, MINUTE_S)
+    host.advance(0.0, MINUTE_S)
     assert set(host.asked.values()) == {MINUTE_S / LOOK_S}
     host.asked.clear()
     host.grows = True
-    host.go_on(MINUTE_S, MINUTE_S)
+    host.advance(MINUTE_S, MINUTE_S)
     assert set(host.asked.values()) == {MINUTE_S / LOOK_S}
 
 
 def test_the_last_lines_of_a_process_that_has_ended_are_fetched_at_once() -> None:
     host = Host()
-    host.go_on(0.0, MINUTE_S)
+    host.advance(0.0, MINUTE_S)
     host.asked.clear()
     host.members.daemons["worker-0"].ended(m.ProcessExited("worker-0", 1, -9, ()), MINUTE_S)
-    host.go_on(MINUTE_S, 2 * LOOK_S)
+    host.advance(MINUTE_S, 2 * LOOK_S)
     assert set(host.asked.values()) == {1}
     assert host.mirror.pending() == []

@@ -86,7 +86,7 @@ def test_everybody_may_say_what_is_theirs(doors: Authz, identity: str, message: 
         ("worker-0", m.Holding(0, 1, 1, 0, ROWS), "worker-0 may not send Holding"),
         ("server-0", m.Decided(0, ROWS, ROWS), "server-0 may not send Decided"),
         ("worker-0", m.Kill("server-0", 1, 9), "worker-0 may not send Kill"),
-        ("worker-0", m.Guests(1, b"{}"), "worker-0 may not send Guests"),
+        ("worker-0", m.AllowedPeers(1, b"{}"), "worker-0 may not send AllowedPeers"),
         ("worker-0", DATA, "worker-0 may not send FileData"),
         ("agent-1", DATA, "agent-1 is not admitted any more"),
         ("agent-0", READ, "agent-0 may not send ReadFile"),

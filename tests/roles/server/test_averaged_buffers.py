@@ -11,7 +11,7 @@ from dlctl import registry
 from dlctl.compress.none import Dense
 from dlctl.job.config import Job, JobFile
 from dlctl.model.flat import AVERAGED, TRAINED, Layout, TensorEntry
-from dlctl.roles.protocol.context import COORDINATOR, Birth
+from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import (
     BuffersLoaded,
     EvaluationRun,
@@ -27,6 +27,7 @@ from dlctl.roles.server.averaged_buffers import (
 from dlctl.roles.worker.worker import Worker
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Event, Received, Send, Started
+from dlctl.wire.messages import Register
 
 LAYOUT = Layout(
     (
@@ -115,10 +116,10 @@ class Asking:
     """A worker of a model with one parameter and one buffer, and what others say to it."""
 
     def __init__(self) -> None:
-        birth = Birth("run-1", "worker", "worker-0", 1, 1, "here", "0")
+        registration = Register("run-1", "worker", "worker-0", 1, 1, "here", "0")
         job = JobFile(job=Job(name="asking", task="train.py:task"))
         algorithm = registry.load("algorithms", "downpour")
-        self.worker = Worker(birth, job, algorithm, Dense(Dense.Options()))
+        self.worker = Worker(registration, job, algorithm, Dense(Dense.Options()))
         self.sent: list[m.Message] = []
         self.loaded: list[list[float]] = []
         self.ran: list[list[float]] = []

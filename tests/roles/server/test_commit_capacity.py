@@ -14,25 +14,25 @@ from dlctl.wire import messages as m
 from dlctl.wire.messages import APPLIED, HELD, REFUSED, Packed
 
 HIGHEST = 2**32 - 1
-"""Of epochs, numbers of pushes, steps and counts."""
+"""Of terms, numbers of pushes, steps and counts."""
 
 
-def push(slot: int, epoch: int, seq: int) -> m.Push:
+def push(slot: int, term: int, seq: int) -> m.Push:
     delta = Packed("none", 1, (np.zeros(1, np.float32),))
-    return m.Push(slot, epoch, 1, seq, 0, 0, 0, 1, 0, delta)
+    return m.Push(slot, term, 1, seq, 0, 0, 0, 1, 0, delta)
 
 
-def fill(deliveries: Dedup, slot: int, epoch: int) -> None:
-    """All fates that are kept of a slot, and all numbers behind a held one."""
+def fill(deliveries: Dedup, slot: int, term: int) -> None:
+    """All outcomes that are kept of a slot, and all numbers behind a held one."""
     held = deliveries.next_seq(slot) + REACH
     for seq in range(held - REACH, held + HELD_REACH):
-        assert deliveries.judge(push(slot, epoch, seq)) == "new"
-        deliveries.take(push(slot, epoch, seq))
-        deliveries.settle(slot, epoch, seq, HELD if seq == held else REFUSED)
+        assert deliveries.judge(push(slot, term, seq)) == "new"
+        deliveries.take(push(slot, term, seq))
+        deliveries.settle(slot, term, seq, HELD if seq == held else REFUSED)
 
 
 def fullest() -> Dedup:
-    """With as many slots as a run may have, and as many epochs that were replaced."""
+    """With as many slots as a run may have, and as many terms that were replaced."""
     deliveries, first = Dedup(), HIGHEST - REACH - HELD_REACH
     replaced = range(COUNT_MAX - PAST_KEPT, COUNT_MAX)
     deliveries.load([[slot, HIGHEST - 1, first] for slot in replaced], [])
@@ -63,7 +63,7 @@ def test_there_is_room_for_all_that_the_workers_of_the_largest_run_may_have_done
     second = Life(keeping, 2, keep=True, algorithm=sync).server.serving
     assert second is not None
     assert second.parameters.dedup.to_json() == serving.parameters.dedup.to_json()
-    assert second.parameters.dedup.fates() == serving.parameters.dedup.fates()
+    assert second.parameters.dedup.outcomes() == serving.parameters.dedup.outcomes()
     assert second.side.state() == serving.side.state()
 
 

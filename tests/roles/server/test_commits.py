@@ -34,7 +34,7 @@ class OnDisk(Life):
     """A server on a disk that has nothing to do; `sync` makes its commits durable."""
 
     def __init__(
-        self, keeping: Keeping | None = None, generation: int = 1, *, begins: bool = True,
+        self, keeping: Keeping | None = None, term: int = 1, *, begins: bool = True,
         **options: Any,
     ) -> None:  # fmt: skip
         """begins: its worker joins and brings the first values."""
@@ -42,17 +42,17 @@ class OnDisk(Life):
         self.queue: list[Commit] = []
         self.exit: Exit | None = None
         self.now = 0.0
-        super().__init__(self.keeping, generation, **options)
-        if generation == 1 and begins:
+        super().__init__(self.keeping, term, **options)
+        if term == 1 and begins:
             self.join()
             self.initialise()
         self.sync_all()
 
-    def join(self, slot: int = 0, epoch: int = 1) -> Any:
-        return self.say(m.Join(RUN, slot, epoch, sign(KEY, RUN, slot, epoch)))
+    def join(self, slot: int = 0, term: int = 1) -> Any:
+        return self.say(m.Join(RUN, slot, term, sign(KEY, RUN, slot, term)))
 
-    def initialise(self, slot: int = 0, epoch: int = 1) -> None:
-        self.say(m.Initialise(slot, epoch, np.zeros(SIZE, np.float32), np.array([1.0, 2.0])))
+    def initialise(self, slot: int = 0, term: int = 1) -> None:
+        self.say(m.Initialise(slot, term, np.zeros(SIZE, np.float32), np.array([1.0, 2.0])))
 
     def tell(self, message: m.Message, peer: Any = COORDINATOR) -> list[Any]:
         return self.happens(self.server.handle(Received(peer, message), self.now))
@@ -92,7 +92,7 @@ class OnDisk(Life):
 
     def successor(self) -> OnDisk:
         """Who takes its place after a power loss now."""
-        other = OnDisk(self.keeping.copy(), self.generation + 1, keep=True)
+        other = OnDisk(self.keeping.copy(), self.term + 1, keep=True)
         other.join()
         other.sync_all()
         return other
@@ -244,7 +244,7 @@ def test_a_method_that_does_not_say_what_became_of_a_push_acknowledges_nothing(
 # ---------------------------------------------------------------- joins, the lead, checkpoints
 
 
-def test_a_worker_that_joins_hears_of_it_when_its_epoch_is_durable() -> None:
+def test_a_worker_that_joins_hears_of_it_when_its_term_is_durable() -> None:
     """Else the worker before it could push to the next server."""
     life = OnDisk()
     life.say(life.message(0))

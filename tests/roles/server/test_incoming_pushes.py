@@ -63,12 +63,12 @@ def test_it_is_worked_on_and_nothing_is_said(life: Life, keeping: Keeping) -> No
 
 def test_who_may_not_push_has_nothing_worked_on(life: Life, keeping: Keeping) -> None:
     life.push(0)
-    life.join(slot=1, epoch=2)
+    life.join(slot=1, term=2)
     passed = points_of(keeping)
     new = life.message(1)
     for wrong in (
-        replace(new, seq=0), replace(new, seq=2), replace(new, epoch=2), replace(new, generation=2),
-        replace(new, slot=1), replace(new, slot=7), life.message(0, slot=1, epoch=1),
+        replace(new, seq=0), replace(new, seq=2), replace(new, term=2), replace(new, shard_term=2),
+        replace(new, slot=1), replace(new, slot=7), life.message(0, slot=1, term=1),
     ):  # fmt: skip
         assert comes(life, wrong) == []
     assert comes(life, new, peer=b"another") == []
@@ -116,9 +116,9 @@ def test_what_a_worker_that_was_replaced_has_begun_is_forgotten(
     life: Life, keeping: Keeping
 ) -> None:
     comes(life, life.message(0))
-    life.join(epoch=2)
+    life.join(term=2)
     passed = points_of(keeping)
-    comes(life, life.message(0, epoch=2))
+    comes(life, life.message(0, term=2))
     assert passed == ["block updated"]
 
 
@@ -194,7 +194,7 @@ def test_who_speaks_for_another_offends_once_and_when_all_has_come() -> None:
     keeping = Keeping()
     life = at_work(keeping)
     names = {f"key-{slot}": f"worker-{slot}" for slot in (0, 1)}
-    life.tell(m.Guests(1, json.dumps(names).encode()))
+    life.tell(m.AllowedPeers(1, json.dumps(names).encode()))
     passed = points_of(keeping)
     for _ in range(OFFENCES_MAX):
         assert comes(life, life.message(0), identity="worker-1") == []

@@ -41,7 +41,7 @@ def test_a_server_that_takes_another_one_s_place_knows_what_was_acknowledged() -
     assert second.answer() == m.Serving("server-0", "ipc://x", initialised=True)
     assert (second.w, second.version) == ([2, 0, 0, 0], 2)
     joined = second.join()
-    assert (joined.generation, joined.initialised, joined.next_seq) == (2, True, 2)
+    assert (joined.term, joined.initialised, joined.next_seq) == (2, True, 2)
     assert second.push(1) == [(1, DUPLICATE)]
     assert second.push(2) == [(2, APPLIED)]
     assert second.w == [3, 0, 0, 0]
@@ -164,7 +164,7 @@ def test_a_worker_of_before_has_to_join_again_before_it_pushes() -> None:
     keeping = Keeping()
     at_work(keeping).push(0)
     second = Life(keeping, 2, keep=True)
-    second.generation = 1
+    second.term = 1
     assert second.ask(second.message(1)) == [m.JoinAgain(0, 2)]
     assert second.w == [1, 0, 0, 0]
 
@@ -201,17 +201,17 @@ def test_buffers_are_the_initial_ones_until_replicas_push_theirs_again() -> None
 def test_a_worker_whose_buffers_are_refused_is_named_once() -> None:
     life = at_work(Keeping())
     told = []
-    for slot, epoch in ((0, 1), (1, 1), (1, 2)):
-        life.join(slot, epoch)
+    for slot, term in ((0, 1), (1, 1), (1, 2)):
+        life.join(slot, term)
         for _ in range(3):
-            effects = life.tell(m.PushBuffers(slot, epoch, 8, np.full(2, np.nan)), b"worker")
+            effects = life.tell(m.PushBuffers(slot, term, 8, np.full(2, np.nan)), b"worker")
             told += [effect.text for effect in effects if isinstance(effect, Note)]
     assert [text.partition(":")[0] for text in told] == ["worker-0", "worker-1", "worker-1"]
 
 
 def test_an_epoch_that_has_joined_fences_the_one_before_it_after_a_restart_too() -> None:
     keeping = Keeping()
-    at_work(keeping).join(epoch=2)
+    at_work(keeping).join(term=2)
     second = Life(keeping, 2, keep=True)
     (answer,) = second.ask(m.Join(RUN, 0, 1, sign(KEY, RUN, 0, 1)))
     assert isinstance(answer, m.Dismiss)
@@ -264,13 +264,13 @@ def test_a_kill_at_any_point_of_any_push_loses_and_doubles_nothing() -> None:
 
 
 def test_what_is_acknowledged_is_committed_before() -> None:
-    """Every outcome that settles a push (LATE: see the barrier), and every new epoch."""
+    """Every outcome that settles a push (LATE: see the barrier), and every new term."""
     keeping = Keeping()
     life = at_work(keeping)
     for do in (
         lambda: life.push(0),
         lambda: life.push(1, (np.nan, 0, 0, 0)),
-        lambda: life.join(epoch=2),
+        lambda: life.join(term=2),
         lambda: life.join(slot=1),
         lambda: life.tell(m.Members((0, 1))),
     ):
@@ -289,8 +289,8 @@ def test_what_is_acknowledged_is_committed_before() -> None:
 SYNC = registry.load("algorithms", "sync")
 
 
-def barrier(keeping: Keeping, generation: int = 1, *, keep: bool = False) -> Life:
-    life = Life(keeping, generation, keep=keep, algorithm=SYNC)
+def barrier(keeping: Keeping, term: int = 1, *, keep: bool = False) -> Life:
+    life = Life(keeping, term, keep=keep, algorithm=SYNC)
     for slot in (0, 1):
         life.join(slot)
     if not keep:
@@ -368,13 +368,13 @@ def test_one_who_had_not_pushed_yet_is_still_not_waited_for() -> None:
     first = barrier(keeping)
     for slot in (0, 1):
         first.push(0, slot=slot)
-    first.join(1, epoch=2)
+    first.join(1, term=2)
     second = Life(keeping, 2, keep=True, algorithm=SYNC)
     second.join(0)
-    second.join(1, epoch=2)
+    second.join(1, term=2)
     second.tell(m.Members((0, 1)))
     assert second.push(1, slot=0, clock=1) == [(1, HELD), (1, APPLIED)]
-    assert second.push(0, slot=1, epoch=2, clock=1) == [(0, LATE)]
+    assert second.push(0, slot=1, term=2, clock=1) == [(0, LATE)]
     assert second.push(2, slot=0, clock=2) == [(2, HELD)], "now worker-1 counts"
 
 
@@ -416,7 +416,7 @@ def test_poison_is_refused_with_whose_it_is_and_of_which_steps() -> None:
     ack, notes = reasons(life, (np.nan, 0, 0, 0), 0)
     assert ack.outcome == REFUSED
     assert ack.reason == (
-        "refused a push of worker-1 (epoch 1, number 0, steps 7..9): "
+        "refused a push of worker-1 (term 1, number 0, steps 7..9): "
         "it holds values that are not finite, or its norm is not"
     )
     assert notes == [ack.reason]

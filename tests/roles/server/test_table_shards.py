@@ -61,24 +61,24 @@ PLACES = pytest.mark.parametrize("durability", ["process", "disk"])
 class Tables(Life):
     """A server of `METHOD`."""
 
-    def __init__(self, keeping: Keeping, generation: int = 1, **options: Any) -> None:
-        super().__init__(keeping, generation, **{"algorithm": METHOD, **options})
+    def __init__(self, keeping: Keeping, term: int = 1, **options: Any) -> None:
+        super().__init__(keeping, term, **{"algorithm": METHOD, **options})
 
     def pushes(
-        self, table: int, seq: int, values: Any, slot: int = 0, epoch: int = 1, clock: int = 0,
+        self, table: int, seq: int, values: Any, slot: int = 0, term: int = 1, clock: int = 0,
         samples: int = 3, **more: Any,
     ) -> list[tuple[int, str]]:  # fmt: skip
-        acks = self.ask(self.of(table, seq, values, slot, epoch, clock, samples, **more))
+        acks = self.ask(self.of(table, seq, values, slot, term, clock, samples, **more))
         assert all(ack.table == table for ack in acks)
         return [(ack.seq, ack.outcome) for ack in acks]
 
     def of(
-        self, table: int, seq: int, values: Any, slot: int = 0, epoch: int = 1, clock: int = 0,
+        self, table: int, seq: int, values: Any, slot: int = 0, term: int = 1, clock: int = 0,
         samples: int = 3, **more: Any,
     ) -> m.Push:  # fmt: skip
         delta = Packed("none", len(values), (np.array(values, np.float32),))
         return m.Push(
-            slot, epoch, self.generation, seq, 0, 7, 9, samples, clock, delta, table=table, **more
+            slot, term, self.term, seq, 0, 7, 9, samples, clock, delta, table=table, **more
         )
 
     def reads(self, table: int, request: int, clock_min: int = 0, **more: Any) -> list[Any]:
@@ -261,7 +261,7 @@ def test_a_read_of_a_range_is_answered_with_these_values_alone() -> None:
     life = at_work()
     life.pushes(SEEN, 0, [1, 2, 3, 4, 5, 6])
     for lo, hi in ((0, 1), (2, 5), (0, CELLS), (5, 6)):
-        (read,) = life.reads(SEEN, 1, lo=lo, hi=hi, have_generation=1, have_version=0)
+        (read,) = life.reads(SEEN, 1, lo=lo, hi=hi, have_term=1, have_version=0)
         assert isinstance(read, m.Parameters)
         assert read.values.tolist() == [1, 2, 3, 4, 5, 6][lo:hi]
         assert not read.remembered, "nobody has the whole slice by that"
@@ -354,7 +354,7 @@ def test_what_a_replaced_process_has_asked_for_is_not_answered() -> None:
     life = at_work()
     life.reads(SEEN, 1, 1)
     life.join(0, 2)
-    assert requests(life.ask(life.of(SEEN, 0, cell(0), epoch=2))) == []
+    assert requests(life.ask(life.of(SEEN, 0, cell(0), term=2))) == []
 
 
 class Slowest(ShardSide):
@@ -430,13 +430,13 @@ STEPS: list[Callable[[Tables], Any]] = [
     lambda at: at.pushes(MEAN, 0, cell(0, 4), slot=1),
     lambda at: at.pushes(LAST, 0, cell(5), slot=1),
     lambda at: at.join(1, 2),
-    lambda at: at.pushes(SEEN, 0, cell(2), slot=1, epoch=2),
-    lambda at: at.pushes(LAST, 0, cell(4), slot=1, epoch=2),
+    lambda at: at.pushes(SEEN, 0, cell(2), slot=1, term=2),
+    lambda at: at.pushes(LAST, 0, cell(4), slot=1, term=2),
     lambda at: at.tell(m.Members((0,))),
     lambda at: at.pushes(MEAN, 1, cell(1, 6), slot=0, clock=1),
     lambda at: at.pushes(SEEN, 1, cell(0)),
 ]
-"""What two workers do; the second epoch of worker-1 begins in the middle."""
+"""What two workers do; the second term of worker-1 begins in the middle."""
 HELD_AT, COMPLETED_AT, REPLACED_AT, LEFT_AT = 3, 4, 6, 9
 
 
@@ -444,7 +444,7 @@ HELD_AT, COMPLETED_AT, REPLACED_AT, LEFT_AT = 3, 4, 6, 9
 def test_a_kill_between_any_two_commits_of_any_tables_leaves_them_consistent(
     durability: str,
 ) -> None:
-    """The worker joins what is left, whichever tables know of its epoch, and sends again."""
+    """The worker joins what is left, whichever tables know of its term, and sends again."""
 
     def run(kill_at: int) -> tuple[Tables, int]:
         keeping = Keeping(durability)
@@ -472,7 +472,7 @@ def test_a_kill_between_any_two_commits_of_any_tables_leaves_them_consistent(
         assert life.versions() == [1, 4, 2, 2], kill_at
         assert life.server.serving is not None
         for table in life.server.serving.tables:
-            assert table.dedup.is_current(1, 2), "every table knows the newest epoch"
+            assert table.dedup.is_current(1, 2), "every table knows the newest term"
             assert not table.dedup.is_current(1, 1)
 
 
@@ -501,7 +501,7 @@ def test_a_server_that_dies_while_it_gets_its_values_has_all_tables_or_none(
         run(kill_at)
 
 
-def test_a_worker_joins_a_table_that_its_epoch_has_not_come_to() -> None:
+def test_a_worker_joins_a_table_that_its_term_has_not_come_to() -> None:
     """The server was killed between the commits of two tables."""
     keeping = Keeping()
     life = at_work(keeping)
@@ -522,17 +522,17 @@ def test_a_worker_joins_a_table_that_its_epoch_has_not_come_to() -> None:
     assert [t.dedup.is_current(0, 2) for t in second.server.serving.tables] == [
         True, False, False, False,
     ]  # fmt: skip
-    assert second.ask(second.of(SEEN, 1, cell(0), epoch=1)) == [m.JoinAgain(0, 2)]
+    assert second.ask(second.of(SEEN, 1, cell(0), term=1)) == [m.JoinAgain(0, 2)]
     (answer,) = second.ask(m.Join(RUN, 0, 1, _token(1)))
     assert isinstance(answer, m.Dismiss), "it is replaced, whatever this table knows"
     second.join(0, 2)
     assert [t.dedup.is_current(0, 2) for t in second.server.serving.tables] == [True] * 4
-    assert second.pushes(SEEN, 0, cell(1), epoch=2) == [(0, APPLIED)]
+    assert second.pushes(SEEN, 0, cell(1), term=2) == [(0, APPLIED)]
     assert second.values(SEEN) == [1, 1, 0, 0, 0, 0]
 
 
-def _token(epoch: int) -> bytes:
-    return sign(b"the key", RUN, 0, epoch)
+def _token(term: int) -> bytes:
+    return sign(b"the key", RUN, 0, term)
 
 
 def test_refusals_are_counted_over_all_tables_and_over_a_restart() -> None:
@@ -562,10 +562,10 @@ def test_from_the_last_checkpoint_on_nothing_comes_into_any_table() -> None:
 BUFFER = "toy-buffer"
 
 
-def buffering(keeping: Keeping, generation: int = 1, *, keep: bool = False) -> Life:
+def buffering(keeping: Keeping, term: int = 1, *, keep: bool = False) -> Life:
     """Every fourth push makes a step of the mean of four."""
     method = registry.load("algorithms", BUFFER)
-    life = Life(keeping, generation, keep=keep, algorithm=method, optimizer=Adagrad)
+    life = Life(keeping, term, keep=keep, algorithm=method, optimizer=Adagrad)
     life.join()
     if not keep:
         life.initialise()
@@ -704,8 +704,8 @@ def test_a_checkpoint_s_tables_are_cut_anew_for_another_number_of_servers(
 def test_a_mean_goes_on_from_a_checkpoint_at_its_clock(tmp_path: Path) -> None:
     (life,) = restored(saved(filled(1), tmp_path), 1)
     life.tell(m.Members((0,)))
-    assert life.pushes(MEAN, 0, cell(0), epoch=2, clock=4) == [(0, LATE)]
-    assert life.pushes(MEAN, 1, cell(0, 2), epoch=2, clock=5)[-1] == (1, APPLIED)
+    assert life.pushes(MEAN, 0, cell(0), term=2, clock=4) == [(0, LATE)]
+    assert life.pushes(MEAN, 1, cell(0, 2), term=2, clock=5)[-1] == (1, APPLIED)
     (read,) = life.ask(m.Fetch(0, 2, 1, 6, table=MEAN))
     assert (read.clock, read.values.tolist()) == (6, cell(0, 2))
 
@@ -735,7 +735,7 @@ def test_buffered_pushes_are_in_a_checkpoint(tmp_path: Path) -> None:
         life.push(seq)
     method = registry.load("algorithms", BUFFER)
     (again,) = restored(saved([life], tmp_path), 1, algorithm=method, optimizer=Adagrad)
-    assert again.push(0, epoch=2) == [(0, APPLIED)]
+    assert again.push(0, term=2) == [(0, APPLIED)]
     life.push(3)
     assert again.w == life.w
 

@@ -43,8 +43,8 @@ class Echo(ReplicaSide):
 
 
 class Replica:
-    def __init__(self, slot: int, epoch: int = 1) -> None:
-        self.slot, self.me = slot, identity(slot, epoch)
+    def __init__(self, slot: int, term: int = 1) -> None:
+        self.slot, self.me = slot, identity(slot, term)
         self.context = Context(RESEND_S)
         self.members = PeerMembers(self.context, f"worker-{slot}", connects=True)
         self.side = Echo(site(None, np.zeros(4, np.float32), slot))
@@ -52,11 +52,11 @@ class Replica:
         self.asking = Asking(self.context, self.me, self.members, 4, self.rates)
         self.answering = Answering(self.context, self.me, self.members, self.side, lambda: True)
 
-    def told(self, number: int, epochs: dict[int, int], joining: tuple[int, ...] = ()) -> None:
-        slots = tuple(epochs)
+    def told(self, number: int, terms: dict[int, int], joining: tuple[int, ...] = ()) -> None:
+        slots = tuple(terms)
         addresses = tuple(f"at-{slot}" for slot in slots)
         keys = ("",) * len(slots)
-        message = m.Peers(number, slots, joining, tuple(epochs.values()), addresses, keys)
+        message = m.Peers(number, slots, joining, tuple(terms.values()), addresses, keys)
         self.members.on_peers(message, self.slot)
 
     def poll(self, now: float) -> tuple[bool, Any]:
@@ -83,7 +83,7 @@ def ask(
     replica: Replica, now: float = 0.0, within_s: float = 5.0, op: str = "double"
 ) -> m.PeerRequest:
     need = Ask(slot=1, op=op, arrays=(np.arange(3.0),), within_s=within_s)
-    replica.asking.go_on(math.inf)  # An earlier question has no answer.
+    replica.asking.advance(math.inf)  # An earlier question has no answer.
     replica.asking.begin(need, now)
     (message,) = replica.sent(m.PeerRequest)
     return message
@@ -143,11 +143,11 @@ def test_nobody_waits_beyond_the_deadline(pair):
     assert one.sent(m.PeerRequest) == [], "it is not sent again"
 
 
-@pytest.mark.parametrize("epochs", [{0: 1}, {0: 1, 1: 2}], ids=["has left", "was replaced"])
-def test_who_has_left_is_not_waited_for(pair, epochs):
+@pytest.mark.parametrize("terms", [{0: 1}, {0: 1, 1: 2}], ids=["has left", "was replaced"])
+def test_who_has_left_is_not_waited_for(pair, terms):
     one, other = pair
     late = answer_of(other, ask(one))
-    one.told(2, epochs)
+    one.told(2, terms)
     assert one.poll(0.1) == (True, None)
     one.asking.on_answer("worker-1", late, 0.2)
     assert one.poll(0.3) == (True, None), "a late answer is dropped"
@@ -163,7 +163,7 @@ def test_who_cannot_answer_is_not_asked(pair, slot):
     assert one.sent(m.PeerRequest) == []
 
 
-def test_a_process_whose_slot_has_a_newer_epoch_answers_nobody(pair):
+def test_a_process_whose_slot_has_a_newer_term_answers_nobody(pair):
     one, other = pair
     question = ask(one)
     other.told(2, {0: 1, 1: 2})
@@ -172,10 +172,10 @@ def test_a_process_whose_slot_has_a_newer_epoch_answers_nobody(pair):
     assert other.side.served == 0
 
 
-def test_a_question_for_another_epoch_is_not_answered(pair):
+def test_a_question_for_another_term_is_not_answered(pair):
     one, _ = pair
     question = ask(one)
-    assert answer_of(Replica(1, epoch=2), question).error == GONE
+    assert answer_of(Replica(1, term=2), question).error == GONE
 
 
 def test_what_the_method_does_not_take_is_an_error_and_not_an_answer(pair):
@@ -191,7 +191,7 @@ def test_answers_of_others_and_to_other_questions_are_dropped(pair):
     old = answer_of(other, ask(one))
     question = ask(one)
     before = m.PeerReply(1, 0, question.request, "", old.payload)
-    one.asking.on_answer("worker-1", before, 0.0)  # Of an old epoch.
+    one.asking.on_answer("worker-1", before, 0.0)  # Of an old term.
     one.asking.on_answer("worker-1", old, 0.0)
     one.asking.on_answer("worker-2", old, 0.0)
     assert one.poll(0.0) == (False, None)
@@ -289,7 +289,7 @@ def test_the_next_process_of_a_slot_begins_its_questions_anew(pair):
     one, other = pair
     for _ in range(3):
         answer_of(other, ask(one))
-    successor = Replica(0, epoch=2)
+    successor = Replica(0, term=2)
     for replica in (successor, other):
         replica.told(2, {0: 2, 1: 1})
         replica.context.clear()
@@ -434,7 +434,7 @@ class House:
     def __init__(self, count: int, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
         self.now, self.number = 0.0, 1
-        self.epochs = dict.fromkeys(range(count), 1)
+        self.terms = dict.fromkeys(range(count), 1)
         self.replicas = {slot: Replica(slot) for slot in range(count)}
         self.under_way: list[tuple[float, int, int, m.Message]] = []
         """When it arrives, from whom, for whom."""
@@ -444,16 +444,16 @@ class House:
         self.served = 0
         """By processes that are gone."""
         for replica in self.replicas.values():
-            replica.told(1, self.epochs)
+            replica.told(1, self.terms)
 
     def replace(self, slot: int) -> None:
         self.number += 1
         self.served += self.replicas[slot].side.served
-        self.epochs[slot] += 1
-        self.replicas[slot] = Replica(slot, self.epochs[slot])
+        self.terms[slot] += 1
+        self.replicas[slot] = Replica(slot, self.terms[slot])
         self.asked.pop(slot, None)
         for replica in self.replicas.values():
-            replica.told(self.number, self.epochs)
+            replica.told(self.number, self.terms)
 
     def run(self, until: float) -> None:
         while self.now < until:

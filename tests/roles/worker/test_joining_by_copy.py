@@ -17,7 +17,7 @@ class Others:
 
     def __init__(self, *slots: int) -> None:
         self.identity = SimpleNamespace(slot=0)
-        known = {slot: SimpleNamespace(epoch=1, takes_part=True) for slot in slots}
+        known = {slot: SimpleNamespace(term=1, takes_part=True) for slot in slots}
         self.members = SimpleNamespace(known=known)
         self.asked: list[tuple[int, Any]] = []
 

@@ -7,10 +7,11 @@ import pytest
 from dlctl.algorithms.methods.downpour import DOWNPOUR
 from dlctl.compress.none import Dense
 from dlctl.job import config
-from dlctl.roles.protocol.context import COORDINATOR, Birth
+from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.worker.worker import Worker
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Received, Send, Started
+from dlctl.wire.messages import Register
 
 JOB = config.JobFile(
     job=config.Job(name="alone", task="none", seed=0, stop=config.Stop(epochs=1.0)),
@@ -24,8 +25,8 @@ def told(worker: Worker, message: m.Message, now: float) -> list[m.Message]:
 
 
 def test_what_has_overtaken_the_welcome_holds_and_a_new_rate_is_for_what_is_still_owed() -> None:
-    birth = Birth("run", "worker", "worker-0", 1, 1, "host", "1")
-    worker = Worker(birth, JOB, DOWNPOUR, Dense(Dense.Options()))
+    registration = Register("run", "worker", "worker-0", 1, 1, "host", "1")
+    worker = Worker(registration, JOB, DOWNPOUR, Dense(Dense.Options()))
     worker.handle(Started(), 0.0)
     (changed,) = told(worker, m.ChangeSettings(1, {"push": 10.0}), 0.0)
     assert changed == m.Changed(1, "worker-0", {"push": None}, {"push": 10.0})

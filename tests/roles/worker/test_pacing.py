@@ -34,7 +34,7 @@ class Link:
         self.way_s = way_s
         self.jitter = jitter
         self.free_at = 0.0
-        self.dice = np.random.default_rng(1)
+        self.rng = np.random.default_rng(1)
         self._queue: deque[tuple[int, float]] = deque()
         self._answers: dict[int, float] = {}
 
@@ -49,7 +49,7 @@ class Link:
         while number not in self._answers and max(self.free_at, self._queue[0][1]) <= by:
             first, leaves_at = self._queue.popleft()
             self.free_at = max(self.free_at, leaves_at)
-            factor = float(np.exp(self.jitter * self.dice.standard_normal()))
+            factor = float(np.exp(self.jitter * self.rng.standard_normal()))
             self.free_at += factor * self.push_s(self.free_at)
             self._answers[first] = self.free_at + self.way_s
         return self._answers.get(number, math.inf)
@@ -73,7 +73,7 @@ class Worker:
         self.pacing = Pacing(self.side, self.limiters)
         self.link = link
         self.spread = spread
-        self.dice = np.random.default_rng([seed, 2])
+        self.rng = np.random.default_rng([seed, 2])
         self.now = 0.0
         self.intervals: list[int] = []
         """After each step."""
@@ -81,7 +81,7 @@ class Worker:
         self._since = 10**9
 
     def step(self) -> None:
-        took_s = STEP_S * float(np.exp(self.spread * self.dice.standard_normal()))
+        took_s = STEP_S * float(np.exp(self.spread * self.rng.standard_normal()))
         self.now += took_s
         while self._under_way and self.link.answered(self._under_way[0], self.now) <= self.now:
             self._settle()

@@ -8,7 +8,7 @@ def test_between_two_words_everybody_has_had_as_much_as_this_replica() -> None:
     progress.computed(8)
     assert progress.samples == 32
     progress.pushed()
-    progress.told(40)
+    progress.on_total(40)
     assert progress.samples == 40
     progress.computed(8)
     progress.computed(8)
@@ -20,7 +20,7 @@ def test_what_was_not_pushed_at_a_word_is_not_in_it() -> None:
     progress.computed(8)
     progress.pushed()
     progress.computed(8)
-    progress.told(16)
+    progress.on_total(16)
     assert progress.samples == 16 + 2 * 8
 
 
@@ -29,15 +29,15 @@ def test_it_never_goes_back() -> None:
     progress.computed(8)
     progress.pushed()
     assert progress.samples == 32
-    progress.told(8)
+    progress.on_total(8)
     assert progress.samples == 32
 
 
 def test_an_older_word_changes_nothing() -> None:
     progress = Progress(lambda: 2)
-    progress.told(100)
+    progress.on_total(100)
     progress.computed(8)
-    progress.told(64)
+    progress.on_total(64)
     assert progress.samples == 116
 
 

@@ -15,23 +15,23 @@ from dlctl.wire.machine import Exit
 def play() -> Play:
     """A worker whose server has just been replaced; it has not joined the successor yet."""
     play = Play()
-    play.joined(generation=1)
+    play.joined(term=1)
     play.happens(ArraysLoaded({"residual": np.zeros(SIZE, np.float32)}, {}))
     play.told(m.Moved(0, 2, "elsewhere", ""))
     return play
 
 
-def fenced(generation: int) -> m.Ack:
-    return m.Ack(0, generation, 0, m.FENCED, 0, 0, 0, "a newer epoch owns the slot")
+def fenced(term: int) -> m.Ack:
+    return m.Ack(0, term, 0, m.FENCED, 0, 0, 0, "a newer term owns the slot")
 
 
 def test_an_ack_of_a_replaced_server_is_ignored_as_soon_as_its_successor_is_known(
     play: Play,
 ) -> None:
-    play.told(fenced(generation=1), "server-0")
+    play.told(fenced(term=1), "server-0")
     assert play.of(Exit) == []
 
 
 def test_an_ack_of_its_successor_counts(play: Play) -> None:
-    play.told(fenced(generation=2), "server-0")
+    play.told(fenced(term=2), "server-0")
     assert len(play.of(Exit)) == 1

@@ -11,7 +11,7 @@ import pytest
 from dlctl.algorithms.methods.downpour import DOWNPOUR
 from dlctl.compress.topk import TopK
 from dlctl.job import config
-from dlctl.roles.protocol.context import COORDINATOR, Birth
+from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import (
     ArraysLoaded,
     Compute,
@@ -24,6 +24,7 @@ from dlctl.roles.worker.worker import Worker
 from dlctl.sim.objectives import layout_of
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Effect, Event, Received, Send, Started
+from dlctl.wire.messages import Register
 
 SIZE = 4
 RESIDUAL = np.arange(1, SIZE + 1, dtype=np.float32)
@@ -38,9 +39,9 @@ class Play:
     """The only worker of a run with one server; `done` is all that it has ever wanted done."""
 
     def __init__(self, job: config.JobFile = JOB) -> None:
-        birth = Birth("run", "worker", "worker-0", 1, 1, "host", "1")
+        registration = Register("run", "worker", "worker-0", 1, 1, "host", "1")
         compressor = TopK(TopK.Options(density=0.5, dense_below=0))
-        self.worker = Worker(birth, job, DOWNPOUR, compressor)
+        self.worker = Worker(registration, job, DOWNPOUR, compressor)
         self.done: list[Effect] = []
         self.happens(Started())
         self.told(m.Welcome("worker-0", 0, 1, b"", {}))
@@ -54,8 +55,8 @@ class Play:
     def told(self, message: m.Message, peer: str = COORDINATOR) -> None:
         self.happens(Received(peer, message))
 
-    def joined(self, generation: int = 1) -> None:
-        self.told(m.Joined(0, generation, 0, 0, SIZE, True, 0), "server-0")
+    def joined(self, term: int = 1) -> None:
+        self.told(m.Joined(0, term, 0, 0, SIZE, True, 0), "server-0")
 
     def of(self, kind: type) -> list[Any]:
         """The effects, or messages, of a type."""
@@ -94,7 +95,7 @@ def test_a_server_that_is_joined_again_meanwhile_does_not_let_it_begin() -> None
     play = Play()
     play.joined()
     play.told(m.Moved(0, 2, "elsewhere", ""))
-    play.joined(generation=2)
+    play.joined(term=2)
     assert len(play.of(LoadArrays)) == 1
     assert play.of(m.LeaseRequest) == []
 

@@ -47,7 +47,7 @@ from dlctl.wire.machine import Effect, Send
 from dlctl.wire.messages import APPLIED, BUFFERED, DUPLICATE, HELD, LATE, REFUSED, Ack
 
 SIZE, SERVERS = 6, 2
-GENERATION = 1
+SHARD_TERM = 1
 CELLS = 65
 """Of the second table: far more than the model has."""
 SEEN = Table(name="seen", rule="add", size=lambda layout: CELLS)
@@ -153,7 +153,7 @@ class Replica:
 
     def ack(self, push: m.Push, shard: int, outcome: str = APPLIED) -> None:
         of = (1, 0, push.seq + 1, "too large" if outcome == REFUSED else "", push.table)
-        self.training.on_message(Ack(shard, GENERATION, push.seq, outcome, *of), 0.0)
+        self.training.on_message(Ack(shard, SHARD_TERM, push.seq, outcome, *of), 0.0)
         self.advance()
 
     def answer(
@@ -163,7 +163,7 @@ class Replica:
         size = fetch.hi - fetch.lo if fetch.hi else client.hi - client.lo
         values = np.broadcast_to(np.asarray(values, np.float32), size)
         message = m.Parameters(
-            shard, GENERATION, fetch.request, version, values, table=fetch.table, clock=clock
+            shard, SHARD_TERM, fetch.request, version, values, table=fetch.table, clock=clock
         )
         self.training.on_message(message, 0.0)
         self.advance()
@@ -361,7 +361,7 @@ def test_a_read_beside_the_model_leaves_it_alone() -> None:
     at = replica(READ, Read(wait=True, into="beside", at_least=3))
     at.answer_all(at.of(m.Fetch), 1.0)
     fetches = at.of(m.Fetch)[SERVERS:]
-    assert all(fetch.exact and fetch.have_generation == 0 for fetch in fetches)
+    assert all(fetch.exact and fetch.have_term == 0 for fetch in fetches)
     at.answer(0, fetches[0], 4.0, clock=3)
     at.answer(1, fetches[1], 5.0, clock=8)
     view = at.log[1]
@@ -403,7 +403,7 @@ def test_ranges_into_the_model_leave_the_rest_of_it_alone() -> None:
     at.answer(1, second, 8.0)
     assert at.model.tolist() == [1, 1, 7, 8, 1, 1]
     # What stands there is of no one version: all of it is asked for, and no changes.
-    assert [fetch.have_generation for fetch in at.of(m.Fetch)[-2:]] == [0, 0]
+    assert [fetch.have_term for fetch in at.of(m.Fetch)[-2:]] == [0, 0]
 
 
 @pytest.mark.parametrize("ranges", [((1, 1),), ((3, 2),), ((0, SIZE + 1),), ((-1, 2),)])

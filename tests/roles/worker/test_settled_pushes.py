@@ -16,7 +16,7 @@ from dlctl.roles.worker.shard_client import WINDOW
 from dlctl.wire import messages as m
 from dlctl.wire.messages import APPLIED, DUPLICATE, GAP, HELD, Ack
 
-EPOCH = 6
+TERM = 6
 
 
 class Replica:
@@ -24,7 +24,7 @@ class Replica:
 
     def __init__(self, batches: int = 100, **options: Any) -> None:
         self.context = Context(resend_s=1.0)
-        me = identity(epoch=EPOCH)
+        me = identity(term=TERM)
         self.channels = [
             joined(client(self.context, me, shard, 2 * shard, 2 * shard + 2)) for shard in (0, 1)
         ]
@@ -58,11 +58,11 @@ class Replica:
         self._advance()
 
     def ack(self, shard: int, seq: int, outcome: str = APPLIED) -> list[tuple[int, int, int]]:
-        """What an ack has put on record: (epoch, shard, count) each."""
+        """What an ack has put on record: (term, shard, count) each."""
         self.context.clear()
         self.training.on_message(Ack(shard, 1, seq, outcome, 1, 0, seq + 1), 0.0)
         effects = [e for e in self.context.clear() if isinstance(e, Settled)]
-        return [(e.epoch, e.shard, e.count) for e in effects]
+        return [(e.term, e.shard, e.count) for e in effects]
 
 
 @pytest.fixture
@@ -73,24 +73,24 @@ def replica() -> Replica:
 def test_each_shard_counts_for_itself(replica: Replica) -> None:
     replica.push()
     replica.push()
-    assert replica.ack(0, 0) == [(EPOCH, 0, 1)]
-    assert replica.ack(0, 1) == [(EPOCH, 0, 2)]
-    assert replica.ack(1, 0) == [(EPOCH, 1, 1)]
+    assert replica.ack(0, 0) == [(TERM, 0, 1)]
+    assert replica.ack(0, 1) == [(TERM, 0, 2)]
+    assert replica.ack(1, 0) == [(TERM, 1, 1)]
 
 
 def test_a_push_behind_one_that_is_not_settled_does_not_count_yet(replica: Replica) -> None:
     for _ in range(3):
         replica.push()
-    assert replica.ack(0, 2) == [(EPOCH, 0, 0)]
-    assert replica.ack(0, 0) == [(EPOCH, 0, 1)]
-    assert replica.ack(0, 1) == [(EPOCH, 0, 3)], "and with it the one that was settled before"
+    assert replica.ack(0, 2) == [(TERM, 0, 0)]
+    assert replica.ack(0, 0) == [(TERM, 0, 1)]
+    assert replica.ack(0, 1) == [(TERM, 0, 3)], "and with it the one that was settled before"
 
 
 def test_only_what_settles_a_push_counts_and_only_once(replica: Replica) -> None:
     replica.push()
     assert replica.ack(0, 0, HELD) == []
     assert replica.ack(0, 0, GAP) == []
-    assert replica.ack(0, 0, DUPLICATE) == [(EPOCH, 0, 1)]
+    assert replica.ack(0, 0, DUPLICATE) == [(TERM, 0, 1)]
     assert replica.ack(0, 0, DUPLICATE) == []
 
 

@@ -14,7 +14,7 @@ from dlctl.algorithms.methods.downpour import DOWNPOUR
 from dlctl.algorithms.needs import Gradient, Need, NextBatch, NextData, Step
 from dlctl.compress.none import Dense
 from dlctl.job import config
-from dlctl.roles.protocol.context import COORDINATOR, EXIT_POISONED, Birth
+from dlctl.roles.protocol.context import COORDINATOR, EXIT_POISONED
 from dlctl.roles.protocol.effects import Compute, Computed, ModelBuilt
 from dlctl.roles.worker.accounts import Accounts
 from dlctl.roles.worker.interface import StepSource
@@ -27,7 +27,7 @@ from dlctl.roles.worker.worker import Worker
 from dlctl.sim.objectives import layout_of
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Effect, Event, Received, Send, Started
-from dlctl.wire.messages import Array
+from dlctl.wire.messages import Array, Register
 
 SIZE = 3
 SAMPLES = 5
@@ -114,8 +114,8 @@ class Play:
     """The only worker of a run with one server, which answers what it is asked."""
 
     def __init__(self) -> None:
-        birth = Birth("run", "worker", "worker-0", 1, 1, "host", "1")
-        self.worker = Worker(birth, JOB, DOWNPOUR, Dense(Dense.Options()), steps=Loop)
+        registration = Register("run", "worker", "worker-0", 1, 1, "host", "1")
+        self.worker = Worker(registration, JOB, DOWNPOUR, Dense(Dense.Options()), steps=Loop)
         self.done: list[Effect] = []
         self.version = 0
         layout = layout_of(SIZE).to_bytes()

@@ -168,7 +168,7 @@ def quorum_per_shard(patch: Patch) -> None:
     def hold(self, held):
         outcomes = honest(self, held)
         clock = self.shard.version
-        here = [(slot, epoch) for at, slot, epoch in self._held if at == clock]
+        here = [(slot, term) for at, slot, term in self._held if at == clock]
         if len(here) < 2:
             return outcomes
         return [*outcomes, *self.decided(Decision(clock, frozenset(here[:2]), frozenset()))]
@@ -183,7 +183,7 @@ def quorum_per_shard(patch: Patch) -> None:
 )  # fmt: skip
 def lost_pushes_of_the_dead_are_waited_for(patch: Patch) -> None:
     def missing(self, decision):
-        here = {(slot, epoch) for clock, slot, epoch in self._held if clock == decision.clock}
+        here = {(slot, term) for clock, slot, term in self._held if clock == decision.clock}
         return decision.used - here
 
     patch.setattr(Chosen, "_missing", missing)

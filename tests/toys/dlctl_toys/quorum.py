@@ -64,7 +64,7 @@ class Noting(JointStep):
     """The clock of the newest step, and whose pushes it was made with."""
 
     def make(self, held: Sequence[HeldPush]) -> list[PushOutcome]:
-        used = frozenset((h.push.slot, h.push.epoch) for h in held)
+        used = frozenset((h.push.slot, h.push.term) for h in held)
         self.newest = self.side.shard.version, used
         return super().make(held)
 

@@ -73,7 +73,7 @@ def test_a_copy_that_dies_with_its_worker_is_made_again() -> None:
 
 def test_what_a_predecessor_has_leased_becomes_late_from_when_it_is_first_looked_at() -> None:
     pool = batch(3, usual_s=2.0)
-    pool.go_on((0, 2), {(0, 1): 1})
+    pool.resume((0, 2), {(0, 1): 1})
     assert not pool.is_dry(10.0), "one is left"
     assert key(pool.take(0, 10.0)) == (0, 2)
     pool.finish(0, 2, 12.0)

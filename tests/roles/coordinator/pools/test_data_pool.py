@@ -57,7 +57,7 @@ class Work:
     """A pool and its workers, of which each has any number of portions at a time."""
 
     def __init__(self, kind: str, seed: int) -> None:
-        self.new, self.dice, self.now = POOLS[kind], random.Random(seed), 0.0
+        self.new, self.rng, self.now = POOLS[kind], random.Random(seed), 0.0
         self.pool = self.new()
         self.held: dict[int, list[Range]] = {slot: [] for slot in range(SLOTS)}
         self.done: Counter[Key] = Counter()
@@ -65,7 +65,7 @@ class Work:
         self.record: dict[Key, Any] = {}
 
     def any_of(self, slot: int) -> Range:
-        return self.dice.choice(self.held[slot])
+        return self.rng.choice(self.held[slot])
 
     def takes(self, slot: int) -> Range | None:
         taken = self.pool.take(slot, self.now) or self.pool.backup(slot, self.now)
@@ -106,7 +106,7 @@ class Work:
     def another_coordinator(self) -> None:
         self.keeps()
         next_, self.pool = self.pool.next, self.new()
-        self.pool.go_on(next_, self.record)
+        self.pool.resume(next_, self.record)
 
     def resumes(self) -> None:
         """From a checkpoint: nobody has anything."""
@@ -140,9 +140,9 @@ def test_every_portion_is_done_once_whatever_happens(kind: str, seed: int) -> No
     for _ in range(300):
         if work.pool.is_finished():
             break
-        work.now += work.dice.random()
-        slot = work.dice.randrange(SLOTS)
-        match work.dice.choices(what, [9, 9, 1, 0.5, 2, 1, 0.3])[0]:
+        work.now += work.rng.random()
+        slot = work.rng.randrange(SLOTS)
+        match work.rng.choices(what, [9, 9, 1, 0.5, 2, 1, 0.3])[0]:
             case "take":
                 work.takes(slot)
             case "finish" if work.held[slot]:
@@ -241,7 +241,7 @@ def test_changes_are_told_once_and_the_next_pool_is_what_they_say(kind: str) -> 
     states = [state for (_, portion), state in work.record.items() if portion >= 0]
     assert RETURNED in states
     following = work.new()
-    following.go_on(work.pool.next, work.record)
+    following.resume(work.pool.next, work.record)
     assert following.holders.leased == work.pool.holders.leased
     assert list(following.holders.returned) == list(work.pool.holders.returned)
     assert following.to_json() == work.pool.to_json()
@@ -282,8 +282,8 @@ def test_nobody_is_kept_waiting_while_there_is_something(kind: str) -> None:
 @every_pool
 def test_who_has_its_share_of_what_is_left_does_not_prefetch(kind: str) -> None:
     work = Work(kind, 1)
-    assert work.pool.may_hoard(0, SLOTS)
-    while work.pool.may_hoard(0, SLOTS) and work.takes(0) is not None:
+    assert work.pool.may_prefetch(0, SLOTS)
+    while work.pool.may_prefetch(0, SLOTS) and work.takes(0) is not None:
         pass
     shared = kind != "clients of their own"  # These are nobody else's.
     assert (work.takes(1) is not None) or not shared

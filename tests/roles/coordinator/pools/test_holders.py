@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dlctl.roles.coordinator.pools.holders import Holders, Key
 
 SLOTS = range(4)
-EVENTS = ("lease", "lease", "copy", "done", "back", "doubt", "wait", "no")
+EVENTS = ("lease", "lease", "copy", "done", "back", "uncertain", "wait", "no")
 
 
 class Plain:
@@ -20,7 +20,7 @@ class Plain:
         self.leased: dict[Key, int] = {}
         self.copied: dict[Key, int] = {}
         self.returned: list[Key] = []
-        self.doubtful: set[Key] = set()
+        self.uncertain: set[Key] = set()
         self.queue: list[int] = []
 
     def give_back(self, slot: int) -> list[Key]:
@@ -56,7 +56,7 @@ def test_an_index_never_differs_from_what_it_is_of(data: st.DataObject) -> None:
                 holders.lease(key, slot)
                 plain.leased[key] = slot
                 plain.returned = [other for other in plain.returned if other != key]
-                plain.doubtful.discard(key)
+                plain.uncertain.discard(key)
             case "copy":
                 alone = [key for key in plain.leased if key not in plain.copied]
                 if alone and holders.is_idle(slot):
@@ -68,15 +68,15 @@ def test_an_index_never_differs_from_what_it_is_of(data: st.DataObject) -> None:
                 holders.forget(key)
                 plain.leased.pop(key, None)
                 plain.copied.pop(key, None)
-                plain.doubtful.discard(key)
+                plain.uncertain.discard(key)
                 plain.returned = [other for other in plain.returned if other != key]
             case "back":
                 assert holders.give_back(slot) == plain.give_back(slot)
-            case "doubt":
+            case "uncertain":
                 back = holders.give_back(slot)
                 assert back == plain.give_back(slot)
-                holders.doubt(back)
-                plain.doubtful.update(back)
+                holders.mark_uncertain(back)
+                plain.uncertain.update(back)
         compare(holders, plain)
 
 
@@ -95,7 +95,7 @@ def compare(holders: Holders, plain: Plain) -> None:
     for key in [*plain.leased, *plain.returned]:
         assert holders.is_copied(key) == (key in plain.copied)
         having = (plain.leased.get(key), plain.copied.get(key))
-        may = [key in plain.doubtful or slot in having for slot in SLOTS]
+        may = [key in plain.uncertain or slot in having for slot in SLOTS]
         assert [holders.may_finish(slot, key) for slot in SLOTS] == may
 
 

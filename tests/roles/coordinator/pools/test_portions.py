@@ -118,7 +118,7 @@ def test_a_pool_is_what_its_notes_say(data: st.DataObject) -> None:
     write_down(notes, pool)
     next_pool = PortionPool(30, 10)
     next_pool.limit = 9
-    next_pool.go_on(pool.next, notes)
+    next_pool.resume(pool.next, notes)
     assert next_pool.done_count == pool.done_count
     assert next_pool.to_json() == pool.to_json()
     for slot in range(3):

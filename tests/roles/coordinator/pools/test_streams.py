@@ -66,7 +66,7 @@ class Run:
         self.keep()
         next_ = self.pool.next
         self.pool = self.new()
-        self.pool.go_on(next_, self.record)
+        self.pool.resume(next_, self.record)
 
     def resume(self) -> None:
         """From a checkpoint: nobody has anything."""
@@ -208,5 +208,5 @@ def test_portions_of_older_passes_in_a_checkpoint_are_on_record_for_the_next_coo
     )
     record = {(epoch, n): value for epoch, n, value in pool.take_changes() if value is not None}
     following = StreamPool(1, PORTION, BATCH)
-    following.go_on(pool.next, record)
+    following.resume(pool.next, record)
     assert list(following.holders.returned) == list(pool.holders.returned) != []

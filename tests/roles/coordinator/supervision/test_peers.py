@@ -19,7 +19,7 @@ from dlctl.roles.coordinator.members.membership import Daemon, Membership
 from dlctl.roles.coordinator.records import EventContext
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.supervision.peers import FEW, PAUSE_S, PeerLists, is_address
-from dlctl.roles.protocol.context import COORDINATOR, Birth
+from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.keyring import Keyring
 from dlctl.roles.worker.services.asking import pack
 from dlctl.roles.worker.worker import Worker
@@ -28,7 +28,7 @@ from dlctl.util.names import HOME_AGENT
 from dlctl.wire import codec
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Admit, Connect, Note, Received, Send, Started
-from dlctl.wire.messages import Packed
+from dlctl.wire.messages import Packed, Register
 
 KEYS = SimulatedKeys(b"token key")
 PUSH = m.Push(0, 1, 1, 0, 0, 0, 0, 1, 0, Packed("none", 0, ()))
@@ -104,7 +104,7 @@ def test_all_are_told_of_all_with_their_addresses_and_keys():
     told = office.sent()
     assert set(told) == ALL
     message = told["worker-1"]
-    assert (message.slots, message.joining, message.epochs) == ((0, 1, 2), (), (1, 1, 1))
+    assert (message.slots, message.joining, message.terms) == ((0, 1, 2), (), (1, 1, 1))
     assert message.addresses == tuple(f"ipc:///run/worker-{slot}" for slot in range(3))
     assert message.keys == tuple(KEYS.public(f"worker-{slot}") for slot in range(3))
     assert office.told() == {}, "nothing has changed"
@@ -138,11 +138,11 @@ def test_who_dies_while_there_is_a_pause_is_sent_no_list_any_more():
     assert due == {f"worker-{slot}" for slot in range(50)} - {"worker-7"}
 
 
-def test_of_a_method_without_links_only_slots_and_epochs_are_told():
+def test_of_a_method_without_links_only_slots_and_terms_are_sent():
     told = Office("downpour").told()
     assert set(told) == ALL
     message = told["worker-0"]
-    assert (message.slots, message.epochs) == ((0, 1, 2), (1, 1, 1))
+    assert (message.slots, message.terms) == ((0, 1, 2), (1, 1, 1))
     assert set(message.addresses) == set(message.keys) == {""}
 
 
@@ -169,13 +169,13 @@ def test_who_dies_or_is_drained_is_not_in_the_next_list(how):
     assert told["worker-0"].number > first.number
 
 
-def test_who_was_replaced_has_another_epoch_and_no_address_until_it_listens():
+def test_who_was_replaced_has_another_term_and_no_address_until_it_listens():
     office = Office()
     office.listens(1)
     office.told()
     office.comes(1)
     message = office.told()["worker-0"]
-    assert (message.epochs, message.addresses[1]) == ((1, 2, 1), "")
+    assert (message.terms, message.addresses[1]) == ((1, 2, 1), "")
     office.listens(1, "ipc:///run/new")
     assert office.sent()["worker-0"].addresses[1] == "ipc:///run/new"
 
@@ -223,13 +223,13 @@ def test_the_numbers_of_the_next_coordinator_are_greater_whatever_is_on_record()
 
 
 @pytest.mark.parametrize(
-    ("slot", "epoch", "peer"),
+    ("slot", "term", "peer"),
     [(1, 9, b"connection 1"), (1, 1, b"somebody else"), (7, 1, b"connection 1")],
-    ids=["another epoch", "another connection", "nobody"],
+    ids=["another term", "another connection", "nobody"],
 )
-def test_only_the_process_that_has_a_slot_says_where_it_listens(slot, epoch, peer):
+def test_only_the_process_that_has_a_slot_says_where_it_listens(slot, term, peer):
     office = Office()
-    office.peers.on_listening(peer, m.Listening(slot, epoch, "ipc:///run/x"), 0.0)
+    office.peers.on_listening(peer, m.Listening(slot, term, "ipc:///run/x"), 0.0)
     assert office.worker(1).address == ""
 
 
@@ -277,10 +277,12 @@ class Listener:
     """Worker 0 of a ring of three, with keys or without."""
 
     def __init__(self, keyring: Keyring = KEYS) -> None:
-        birth = Birth("run", "worker", "worker-0", 1, 1, "here", "0")
+        registration = Register("run", "worker", "worker-0", 1, 1, "here", "0")
         method = registry.load("algorithms", "toy-ring")
         self.keyring = keyring
-        self.worker = Worker(birth, job(), method, Dense(Dense.Options()), "ipc:///run/worker-0")
+        self.worker = Worker(
+            registration, job(), method, Dense(Dense.Options()), "ipc:///run/worker-0"
+        )
         self.worker.handle(Started(), 0.0)
         self.hears(m.Welcome("worker-0", 0, 1, b"", {}), COORDINATOR)
 
@@ -345,7 +347,7 @@ def test_nothing_but_questions_is_taken_from_who_connects_to_a_worker(message):
     listener = Listener()
     listener.is_told(1, 0, 1, 2)
     (refusal,) = listener.refusals(message, "worker-1")
-    assert "business" in refusal
+    assert "kind" in refusal
     assert listener.worker.members.number == 1
     assert not listener.worker._draining
 
@@ -371,7 +373,7 @@ def test_nobody_asks_over_a_connection_that_this_worker_has_made(peer):
     listener = Listener()
     listener.is_told(1, 0, 1, 2)
     effects = listener.hears(QUESTION, peer)
-    assert any(isinstance(e, Note) and "business" in e.text for e in effects)
+    assert any(isinstance(e, Note) and "kind" in e.text for e in effects)
 
 
 # ---------------------------------------------------------------- ports

@@ -17,12 +17,12 @@ def tolerant(workers: int = 3, **more: object) -> AtWork:
     return AtWork(workers, bad_samples_max=2, **more)  # type: ignore[arg-type]
 
 
-def fails(run: AtWork, slot: int, lease: Range, *samples: int, epoch: int = 1) -> list[Effect]:
+def fails(run: AtWork, slot: int, lease: Range, *samples: int, term: int = 1) -> list[Effect]:
     """These samples of a portion could not be loaded. Every message is acknowledged."""
     effects: list[Effect] = []
     for sample in samples:
         of = lease.data_epoch, sample
-        message = m.SampleFailed(slot, epoch, *of, "it is torn", "the traceback", lease.portion)
+        message = m.SampleFailed(slot, term, *of, "it is torn", "the traceback", lease.portion)
         effects += run.hear(slot, message)
         assert sent(effects, m.SampleNoted)[-1] == m.SampleNoted(*of)
     return effects
@@ -132,5 +132,5 @@ def test_a_report_that_comes_again_after_a_restart_of_the_coordinator_is_believe
     run = tolerant()
     lease = run.lease(1)
     pool = run.machine.data.pool
-    pool.go_on(pool.next, {(lease.data_epoch, lease.portion): 1})  # type: ignore[arg-type]
+    pool.resume(pool.next, {(lease.data_epoch, lease.portion): 1})  # type: ignore[arg-type]
     assert events(fails(run, 1, lease, 5), "sample")

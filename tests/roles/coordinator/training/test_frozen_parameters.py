@@ -58,9 +58,9 @@ def test_the_first_one_keeps_them_and_all_are_told_when_that_is_done() -> None:
     run.ready(1, OURS)
     run.ready(0, THEIRS)
     assert run.asked() == ["worker-1"]
-    assert run.frozen.told() is None
+    assert run.frozen.to_send() is None
     run.kept(1, OURS)
-    assert (run.frozen.told(), run.settled, run.asked()) == (OURS, 1, [])
+    assert (run.frozen.to_send(), run.settled, run.asked()) == (OURS, 1, [])
 
 
 def test_who_has_not_got_the_file_to_begin_with_keeps_nothing() -> None:
@@ -78,9 +78,9 @@ def test_another_one_keeps_its_own_if_the_first_one_dies() -> None:
     run.frozen.on_gone("worker-0", 0.5)
     assert run.asked() == ["worker-1"]
     run.kept(0, OURS)
-    assert run.frozen.told() is None
+    assert run.frozen.to_send() is None
     run.kept(1, THEIRS)
-    assert run.frozen.told() == THEIRS
+    assert run.frozen.to_send() == THEIRS
 
 
 def test_the_file_of_a_worker_that_dies_while_it_is_received_is_not_used() -> None:
@@ -95,7 +95,7 @@ def test_the_file_of_a_worker_that_dies_while_it_is_received_is_not_used() -> No
     assert not run.frozen.transfers.is_busy()
     run.ready(1, THEIRS)
     run.kept(1, THEIRS)
-    assert run.frozen.told() == THEIRS
+    assert run.frozen.to_send() == THEIRS
 
 
 def test_who_has_kept_them_may_die() -> None:
@@ -104,13 +104,13 @@ def test_who_has_kept_them_may_die() -> None:
     run.ready(1, OURS)
     run.kept(0, OURS)
     run.frozen.on_gone("worker-0", 1.5)
-    assert (run.frozen.told(), run.asked()) == (OURS, [])
+    assert (run.frozen.to_send(), run.asked()) == (OURS, [])
 
 
 def test_those_of_a_checkpoint_are_the_run_s_from_the_beginning() -> None:
     run = Run({"file": "x", "sha256": "0" * 64, "nbytes": 99, "digests": THEIRS.hex()})
     run.ready(0, OURS)
-    assert (run.frozen.told(), run.asked()) == (THEIRS, [])
+    assert (run.frozen.to_send(), run.asked()) == (THEIRS, [])
 
 
 def test_what_cannot_be_kept_ends_the_run_and_what_does_not_fit_is_refused() -> None:

@@ -29,7 +29,7 @@ class Adding(Office):
         self.norms = Norms(self.run)
 
     def says_part(self, shard: int, clock: int, squared: float, *, before: int = 0) -> None:
-        """before: generations ago."""
+        """before: so many terms ago."""
         server = self.members.daemons[f"server-{shard}"]
         part = m.NormPart(shard, server.term - before, clock, squared)
         assert server.peer is not None
@@ -99,9 +99,9 @@ def barrier() -> Barrier:
     return made
 
 
-def pushed(side: Barrier, slot: int, *values: float, epoch: int = 1) -> list[str]:
+def pushed(side: Barrier, slot: int, *values: float, term: int = 1) -> list[str]:
     array = np.array(values, np.float32)
-    push = m.Push(slot, epoch, 1, 0, 0, 0, 0, 8, 0, m.Packed("none", 2, (array,)), 0)
+    push = m.Push(slot, term, 1, 0, 0, 0, 0, 8, 0, m.Packed("none", 2, (array,)), 0)
     return [outcome.kind for outcome in side.push(push, Delta(array))]
 
 

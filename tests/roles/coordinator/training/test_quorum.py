@@ -46,17 +46,17 @@ def decided(clock: int, used: Pairs, gone: Pairs = ()) -> m.Decided:
 class Asking(Life):
     """A server of the toy, with three workers; their pushes are one-hot, at their own slots."""
 
-    def __init__(self, keeping: Keeping | None = None, generation: int = 1, **more: Any) -> None:
-        super().__init__(keeping or Keeping(), generation, algorithm=METHOD, **more)
+    def __init__(self, keeping: Keeping | None = None, term: int = 1, **more: Any) -> None:
+        super().__init__(keeping or Keeping(), term, algorithm=METHOD, **more)
         for slot in range(3):
             self.join(slot)
-        if generation == 1:
+        if term == 1:
             self.initialise()
         self.tell(m.Members((0, 1, 2)))
 
-    def pushes(self, slot: int, seq: int, clock: int, epoch: int = 1) -> list[tuple[int, str]]:
+    def pushes(self, slot: int, seq: int, clock: int, term: int = 1) -> list[tuple[int, str]]:
         values = [-1.0 if at == slot else 0.0 for at in range(4)]
-        return self.push(seq, values, slot=slot, epoch=epoch, clock=clock)
+        return self.push(seq, values, slot=slot, term=term, clock=clock)
 
     def hears(self, message: m.Decided) -> list[tuple[int, str]]:
         """(number, outcome) of all pushes that it settles."""
@@ -161,8 +161,8 @@ def test_a_push_that_was_chosen_before_its_worker_died_is_used() -> None:
     for slot in range(3):
         server.pushes(slot, 0, clock=0)
     server.tell(m.Members((0, 1)))
-    server.join(2, epoch=2)
-    assert server.pushes(2, 0, clock=0, epoch=2) == [(0, HELD)], "beside the other one"
+    server.join(2, term=2)
+    assert server.pushes(2, 0, clock=0, term=2) == [(0, HELD)], "beside the other one"
     settled = server.hears(decided(0, [(1, 1), (2, 1)], gone=[(2, 1)]))
     assert sorted(settled) == [(0, APPLIED), (0, LATE), (0, LATE)], "none is told to the dead"
     assert server.w == [0, 0.5, 0.5, 0]
@@ -170,9 +170,9 @@ def test_a_push_that_was_chosen_before_its_worker_died_is_used() -> None:
 
 def test_of_a_worker_that_dies_again_and_again_no_more_than_two_processes_pushes_are_held() -> None:
     server = Asking()
-    for epoch in range(1, 9):
-        server.join(2, epoch)
-        assert server.pushes(2, 0, clock=0, epoch=epoch) == [(0, HELD)]
+    for term in range(1, 9):
+        server.join(2, term)
+        assert server.pushes(2, 0, clock=0, term=term) == [(0, HELD)]
     assert server.server.serving is not None
     assert server.server.serving.side.held() == [(0, 2, 7, SAMPLES), (0, 2, 8, SAMPLES)]
 
@@ -321,11 +321,11 @@ class Office:
     def says(self, shard: int, clock: int, *slots: int, **more: Any) -> None:
         """Server `shard` holds pushes for `clock` of these slots' newest processes."""
         server = self.members.daemons[f"server-{shard}"]
-        epochs = {slot: self.members.daemons[f"worker-{slot}"].term for slot in slots}
+        terms = {slot: self.members.daemons[f"worker-{slot}"].term for slot in slots}
         at = more.pop("at", clock)
-        rows = [(at, slot, epoch, 1) for slot, epoch in epochs.items()]
+        rows = [(at, slot, term, 1) for slot, term in terms.items()]
         self.numbers += 1
-        of = (more.pop("generation", server.term), more.pop("number", self.numbers))
+        of = (more.pop("term", server.term), more.pop("number", self.numbers))
         message = m.Holding(shard, *of, clock, packed(rows))
         self.quorums.on_holding(more.pop("peer", server.peer), message, 0.0)
 
@@ -493,8 +493,8 @@ def test_words_of_others_and_of_before_are_not_heard() -> None:
     office.says(0, 0, 0, 1)
     office.says(1, 0)
     office.says(1, 0, 0, 1, peer=b"stranger")
-    office.says(1, 0, 0, 1, generation=0)
-    office.says(1, 0, 0, 1, generation=2)
+    office.says(1, 0, 0, 1, term=0)
+    office.says(1, 0, 0, 1, term=2)
     office.says(1, 0, 0, 1, number=1)
     assert office.told() == {}
     office.says(1, 0, 0, 1)

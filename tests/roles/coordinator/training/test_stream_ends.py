@@ -65,7 +65,7 @@ def test_the_next_coordinator_believes_who_has_the_portion_according_to_its_reco
     run = Streamed()
     pool = run.machine.data.pool
     shards = {(0, -2): [0, 1, 0, -1], (0, -3): [0, 1, 0, -1]}
-    pool.go_on((0, 0), {(0, 0): 0, (0, 1): 1, **shards})
+    pool.resume((0, 0), {(0, 0): 0, (0, 1): 1, **shards})
     run.asks(1, 0, 1, 5)
     assert run.ends() == [-1, 5]
 

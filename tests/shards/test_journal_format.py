@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlctl.shards.errors import Unusable
-from dlctl.shards.records import joined, pack, read_all
+from dlctl.shards.journal_format import joined, pack, read_all
 
 
 def record(number: int, size: int = 40) -> bytes:

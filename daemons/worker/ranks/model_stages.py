@@ -21,7 +21,7 @@ class StagedModel(NamedTuple):
     stages: tuple[tuple[str, ...], ...]
     """The names of the modules of each stage, in the order of their calls."""
     stage_bytes: tuple[int, ...]
-    """Of each stage's parameters; those outside all stages count with the first."""
+    """Bytes of each stage's parameters; those outside all stages count with the first."""
 
 
 def uses_of(model: nn.Module) -> Counter[int]:
@@ -52,7 +52,7 @@ def cut(task: Task, model: nn.Module, count: int) -> StagedModel:
     as small as possible. Raises TaskError.
     """
     if task.has("stages"):
-        return _as_told(task, model, count)
+        return _as_declared(task, model, count)
     cuts = [
         _balanced(model, names, count)
         for names in _sequences(model)
@@ -74,7 +74,7 @@ def _sequences(model: nn.Module) -> Iterator[tuple[str, ...]]:
             yield tuple(f"{name}.{key}" if name else key for key, _ in module.named_children())
 
 
-def _as_told(task: Task, model: nn.Module, count: int) -> StagedModel:
+def _as_declared(task: Task, model: nn.Module, count: int) -> StagedModel:
     stages = tuple(map(tuple, task.stages(model)))
     known = dict(model.named_modules())
     where = task.place("stages")

@@ -46,7 +46,7 @@ class JobFileProblem:
     """The line itself."""
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: all but the drawing."""
+        """The problem as a JSON object: all but the drawing."""
         return {k: v for k, v in asdict(self).items() if k not in ("width", "source")}
 
 
@@ -86,7 +86,7 @@ def _locate(
 
 
 def _place(keys: Mapping[KeyPath, Spot], fault: Fault) -> TextPlace | None:
-    """Of the key, or of the nearest table around it that the file has."""
+    """The position of the faulty key, or of the nearest table around it that the file has."""
     for length in range(len(fault.path), 0, -1):
         spot = keys.get(fault.path[:length])
         if spot is not None:
@@ -111,8 +111,8 @@ def _render(title: str, file: str, problems: list[JobFileProblem]) -> str:
 
 
 def _render_one(problem: JobFileProblem, gutter: int) -> list[str]:
-    said = [problem.message[:TEXT_MAX], problem.suggestion[:TEXT_MAX]]
-    message = escape("; ".join(filter(None, said)))
+    texts = [problem.message[:TEXT_MAX], problem.suggestion[:TEXT_MAX]]
+    message = escape("; ".join(filter(None, texts)))
     where = escape(problem.file) + (f":{problem.line}" if problem.line else "")
     head = f"  --> {where}   {escape(problem.key[:TEXT_MAX])}".rstrip()
     bar = " " * gutter + " |"

@@ -8,7 +8,7 @@ from dlctl.job.config import JobFile
 from dlctl.launch.launcher import of
 
 
-def doubts(job: JobFile) -> list[str]:
+def warnings(job: JobFile) -> list[str]:
     """One sentence each."""
     texts = [_push_before_fetch(job), *_launcher(job)]
     return [text for text in texts if text]
@@ -31,7 +31,7 @@ def _push_before_fetch(job: JobFile) -> str:
 
 def _launcher(job: JobFile) -> Iterator[str]:
     launcher = of(job)
-    yield from (f"[launcher] {doubt}" for doubt in launcher.doubts())
+    yield from (f"[launcher] {warning}" for warning in launcher.warnings())
     if launcher.is_reclaimed and not job.checkpoints.every_s:
         yield (
             f"[checkpoints] every_s = 0: {launcher.title} may take the hosts back, and only a "

@@ -38,10 +38,10 @@ _HEAD_CRC_AT = 8
 @dataclass(frozen=True, slots=True)
 class JournalRecord:
     number: int
-    """Of the commit in it."""
+    """The number of the commit that the record contains."""
     body: Json
     data: memoryview
-    """All arrays."""
+    """The bytes of all arrays of the record."""
 
     def arrays(self, shapes: Sequence[tuple[str, int]]) -> Iterator[Array]:
         """The arrays, whose dtypes and lengths the body describes. Raises Unusable."""
