@@ -236,7 +236,7 @@ def test_a_method_that_does_not_say_what_became_of_a_push_acknowledges_nothing(
     life = OnDisk()
     (table,) = life.server.serving.tables
     monkeypatch.setattr(table.side, "push", lambda push, delta: told)
-    with pytest.raises(TypeError, match="has to return an outcome"):
+    with pytest.raises(TypeError):
         life.say(life.message(0))
     assert life.queue == [], "nothing of it is committed"
 
