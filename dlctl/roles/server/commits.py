@@ -71,14 +71,19 @@ class Commits:
         self.is_ending = False
         """Whether the exit of the process is among that."""
 
-    def begin(self, write: LogWrite | None, *, in_order: bool = False) -> None:
-        """A table was committed; None: it is durable. in_order: it depends on commits of other
-        tables before it, or others after it depend on it.
+    def begin(self, write: LogWrite, *, in_order: bool = False) -> int:
+        """A table was committed; returns the number of the commit. in_order: it depends on commits
+        of other tables before it, or others after it depend on it.
         """
-        if write is not None:
-            self._begun += 1
-            write = replace(write, in_order=True) if in_order else write
-            self.context.do(Commit(self._begun, write))
+        self._begun += 1
+        write = replace(write, in_order=True) if in_order else write
+        self.context.do(Commit(self._begun, write))
+        return self._begun
+
+    @property
+    def durable(self) -> int:
+        """The number of the newest commit that is."""
+        return self._durable
 
     @property
     def under_way(self) -> int:
