@@ -13,12 +13,13 @@ from dlctl import registry
 from dlctl.roles.protocol.context import COORDINATOR, EXIT_FENCED
 from dlctl.roles.protocol.effects import ArraysSaved, SaveArrays
 from dlctl.roles.protocol.token import sign
-from dlctl.roles.server.commits import ANSWERS_MAX, WAITS_FOR_DISK, Commit, Committed
+from dlctl.roles.server.commits import ANSWERS_MAX, Commit, Committed
 from dlctl.roles.server.server import SLOW_COMMIT_S
 from dlctl.shards.base import no_point
 from dlctl.shards.errors import NoRoom
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.log import LogWrite, perform_first
+from dlctl.util.names import WAITS_FOR_DISK
 from dlctl.wire import messages as m
 from dlctl.wire.machine import DeadlineReached, Effect, Exit, Received, Send, StopRequested
 from dlctl.wire.messages import APPLIED, DUPLICATE, HELD, REFUSED
@@ -386,6 +387,33 @@ def test_a_server_exits_when_its_commits_are_durable_and_their_acks_have_left(
     assert life.exit.code == 0
     if keep_state:
         assert life.successor().w == [2, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        Received(COORDINATOR, m.Shutdown("over")),
+        StopRequested("SIGTERM"),
+        Received(COORDINATOR, m.Dismiss("server-0 has been replaced")),
+    ],
+    ids=["shutdown", "signal", "dismissed"],
+)
+def test_a_server_that_ends_still_tells_that_its_disk_is_slow(end: Any) -> None:
+    """Else one that waits for a disk that hangs would be taken for dead, and nobody knew why."""
+    life = OnDisk()
+    life.say(life.message(0))
+    life.happens(life.server.handle(end, life.now))
+    told = []
+    for _ in range(4):
+        life.now = life.server.deadline() or 0.0
+        told += reports(life.happens(life.server.handle(DeadlineReached(), life.now)))
+    assert [report.phase for report in told] == [WAITS_FOR_DISK] * 3
+    assert [report.metrics["commit_wait_s"] for report in told] == [2.0, 3.0, 4.0]
+    assert {report.metrics["commit_place"] for report in told} == {life.keeping.log.where}
+    assert life.exit is None
+    assert acks(life.sync()) == [(0, APPLIED)]
+    assert life.exit is not None
+    assert life.server.deadline() is None
 
 
 def test_a_server_that_is_stopped_writes_its_last_record_behind_its_commits() -> None:
