@@ -36,9 +36,9 @@ Rules:
 - s and y are of the points that the replicas saw, rounded to float32, not of the exact t d.
 - Operations are made once, and the coordinator replays its recorded results: except for rounding
   (portions and losses are added in order of arrival) the trajectory does not depend on which daemon
-  dies when (`roles/coordinator/training/driven.py`). A stop in the middle of a search leaves the trial point
-  in "w"; the run resumes with that trial. An operation and the next sum that does not wait for
-  another one go in one round trip: 2m + 1 of them for a direction.
+  dies when (`roles/coordinator/training/driven.py`). A stop in the middle of a search leaves the
+  trial point in "w"; the run resumes with that trial. An operation and the next sum that does not
+  wait for another one go in one round trip: 2m + 1 of them for a direction.
 
 Where the paper says nothing: m, the line search and its c1 are ours. The first step along a
 steepest descent is min(1, 1 / |g|_1), as in torch.optim.LBFGS. If g.d >= 0, or no step along d goes
@@ -47,8 +47,9 @@ point too far, unless a worker meets `workers.nonfinite_steps_max` such batches 
 where a shard refuses a push, since g lacks that portion there, unless `workers.refused_pushes_max`
 of a worker's are refused in a row. Every push holds one portion; the paper sends after "every few",
 but a shard could not subtract one of several again, and larger portions have the same effect. Idle
-replicas get backup copies of the stragglers' last portions (`roles/coordinator/pools/portions.py`). Each
-shard decides on its own which copy wins: the one that arrives first; both are of the same data.
+replicas get backup copies of the stragglers' last portions
+(`roles/coordinator/pools/portions.py`). Each shard decides on its own which copy wins: the one that
+arrives first; both are of the same data.
 
 The loss must be a function of the parameters alone: no dropout, no batch normalisation in training,
 no random augmentation. A search without success is followed by another f at x. If the two differ by
