@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
 import resource
@@ -10,6 +11,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_power_loss import Disk
@@ -56,6 +58,26 @@ def test_every_bit_that_flips_before_the_last_line_is_damage() -> None:
             damaged = THREE[:at] + bytes([THREE[at] ^ (1 << bit)]) + THREE[at + 1 :]
             with pytest.raises(ValueError, match="is not what was written"):
                 in_lines(damaged)
+
+
+def test_zeros_in_front_of_the_last_line_are_damage_wherever_they_begin_and_end() -> None:
+    """Also in the place of newlines: a whole line is never a part of one that was torn."""
+    whole = THREE.rindex(b"\n", 0, -1) + 1
+    for begin in range(whole):
+        for end in range(begin + 1, whole + 1):
+            for last in (THREE[end:], THREE[end:-1]):
+                with pytest.raises(ValueError, match="is not what was written"):
+                    in_lines(THREE[:begin] + bytes(end - begin) + last)
+
+
+def test_a_line_that_was_appended_behind_zeros_is_not_dropped_with_them() -> None:
+    with pytest.raises(ValueError, match="line 4 of terms is not what was written"):
+        in_lines(THREE + b"worker-1=2 wor" + bytes(40) + written({"worker-1": 7}))
+
+
+def test_zeros_behind_the_last_whole_line_are_a_torn_one() -> None:
+    assert in_lines(THREE + bytes(4096)) == in_lines(THREE)
+    assert in_lines(THREE + bytes(10) + b"5 67b9f769\n") == in_lines(THREE)
 
 
 def test_the_next_line_takes_the_place_of_a_torn_one() -> None:
@@ -113,6 +135,58 @@ def test_an_attempt_that_fails_leaves_nothing_behind_and_is_made_again(fails: st
     assert in_lines(file.data)[0] == {"worker-0": 2, "a-name-that-is-longer-0": 10**9}
 
 
+class Cached(TermsFile):
+    """A disk behind the memory of an operating system: after a sync that fails, pages that were not
+    written are still read, and written only if somebody writes to them again.
+    """
+
+    PAGE = 8
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._dirty: set[int] = set()
+        self._pages: dict[int, bytes] = {}
+        self.fails = False
+
+    def write(self, at: int, data: bytes) -> None:
+        super().write(at, data)
+        self._touch(at, len(data))
+
+    def write_again(self, at: int, data: bytes) -> None:
+        super().write_again(at, data)
+        self._touch(at, len(data))
+
+    def _touch(self, at: int, count: int) -> None:
+        self._dirty |= {place // self.PAGE for place in range(at, at + count)}
+
+    def sync(self) -> None:
+        dirty, self._dirty = self._dirty, set()
+        if self.fails:
+            raise OSError(errno.EIO, "input/output error")
+        for page in dirty:
+            self._pages[page] = self.data[page * self.PAGE : (page + 1) * self.PAGE]
+
+    def after_a_power_loss(self) -> bytes:
+        numbers = range(-(-len(self.data) // self.PAGE))
+        pages = [self._pages.get(page, b"").ljust(self.PAGE, b"\0") for page in numbers]
+        return b"".join(pages)[: len(self.data)]
+
+
+def test_whoever_dies_after_a_sync_that_failed_leaves_no_line_that_tears_later() -> None:
+    """Each of six coordinators reads what is in memory, issues a term, and dies."""
+    for fails in itertools.product([False, True], repeat=6):
+        file, issued = Cached(), 0
+        for file.fails in fails:
+            term = in_lines(file.read())[0].get("worker-0", 0) + 1
+            writer = TermLog(file)
+            writer.issue("worker-0", term)
+            with suppress(OSError):
+                writer.append()
+                issued = term
+            left, _ = in_lines(file.after_a_power_loss())
+            assert left.get("worker-0", 0) >= issued, fails
+
+
 # ---------------------------------------------------------------- on a disk
 
 
@@ -166,6 +240,37 @@ def test_whenever_power_is_lost_a_term_that_was_issued_is_there(
                 assert in_lines(data) == ({"worker-0": term}, len(data))
 
 
+def test_a_new_process_writes_and_syncs_the_last_line_before_it_appends_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / terms.FILE
+    path.write_bytes(THREE + b"worker-1=2 wor")
+    done: list[Any] = []
+    write, sync = os.pwrite, os.fsync
+
+    def pwrite(descriptor: int, data: bytes, at: int) -> int:
+        done.append((at, data))
+        return write(descriptor, data, at)
+
+    def fsync(descriptor: int) -> None:
+        done.append(path.read_bytes())
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    monkeypatch.setattr(os, "fsync", fsync)
+    with closing(OnDisk(tmp_path)) as file:
+        writer = TermLog(file)
+        writer.issue("worker-1", 7)
+        writer.append()
+    last, new = written({"worker-1": 1}), written({"worker-1": 7})
+    assert list(dict.fromkeys(done)) == [
+        (len(THREE) - len(last), last),
+        THREE + b"worker-1=2 wor",
+        (len(THREE), new),
+        THREE + new,
+    ]
+
+
 def old_run(directory: Path, old_terms: dict[str, int]) -> RunDb:
     """A database of an earlier version, which has the terms in a table."""
     RunDb(directory, create=True).close()
@@ -209,6 +314,17 @@ def test_a_last_line_that_is_damaged_costs_no_term_that_a_daemon_has(tmp_path: P
         db.commit()
         (tmp_path / terms.FILE).write_bytes(written({"worker-0": 8}, {"worker-0": 9})[:-3])
         assert terms.newest(tmp_path, db) == {"worker-0": 9}
+
+
+def test_terms_that_are_only_remembered_are_in_the_file_before_the_memory_is_cleared(
+    tmp_path: Path,
+) -> None:
+    with closing(RunDb(tmp_path, create=True)) as db:
+        db.put_memory({"daemon/worker-0": {"term": 9}})
+        (tmp_path / terms.FILE).write_bytes(THREE + b"worker-0=9 wor")
+        terms.carry_over(tmp_path, db)
+        db.clear_memory()
+        assert terms.newest(tmp_path, db) == {**in_lines(THREE)[0], "worker-0": 9}
 
 
 def _as_directory(path: Path) -> None:

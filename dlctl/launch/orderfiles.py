@@ -6,7 +6,7 @@ no files of another job. Attempts of the same job, which may be requeued, are di
 number. Its mode is 0700, and that of its files 0600: orders hold secret keys.
 
     agent-N.order       the request to `daemons.node begin` on the host of that agent
-    agent-N.kill        the incarnation to kill
+    agent-N.kill        the incarnation to kill; orders up to it are cancelled, seen or not
     agent-N.answer      {attempt, incarnation, state, ...}: the result
     over                the run is over: keepers exit, and start nothing any more
 

@@ -32,6 +32,9 @@ PICKUP_S = 20.0
 BEGIN_S = 90.0
 KILL_S = 5.0
 SUBMIT_S = 5.0
+LISTED_S = 60.0
+"""For a job whose number is not known to appear in the queue: sbatch may outlive the coordinator
+that has called it, and squeue may lag behind it. An empty list is the end of the job only later."""
 MINUTE_S = 60.0
 """Slurm's resolution of time limits."""
 Json = orderfiles.Json
@@ -67,6 +70,7 @@ class SlurmAgents:
         self._attempt: int | None = None
         self._running_since: float | None = None
         self._queued_at = time.monotonic()
+        """Or when this coordinator began."""
         self._command: tuple[Command, Callable[[CommandOutput], None]] | None = None
         self._due_at = 0.0
         self._noticed = -1
@@ -96,7 +100,7 @@ class SlurmAgents:
         if agent is None:
             return
         agent.state, agent.since = "killing", time.monotonic()
-        if self._handle is None or self._is_over or (self._facts and self._facts.waits):
+        if self._handle is None or self._is_over:
             self._ended(name, None)
             return
         try:
@@ -104,6 +108,9 @@ class SlurmAgents:
             orderfiles.write(path, {"incarnation": agent.incarnation})
         except OSError as error:
             self._ended(name, None, DlctlError(f"cannot write the order to kill it: {error}"))
+            return
+        if self._facts and self._facts.waits:  # Once it runs, its keeper finds order and kill.
+            self._ended(name, None)
 
     def adopt(self, recorded: dict[str, int]) -> dict[str, int]:
         """Nothing is known before the first answer; recorded agents can be killed."""
@@ -184,7 +191,13 @@ class SlurmAgents:
         words = said.out.split()
         if words:
             self._note(words[0])
-        elif said.status == 0:
+        elif said.status != 0:
+            log.warning("Slurm does not report its queue: %s", said.last_line() or "no answer")
+            self._due_at = time.monotonic() + 5 * POLL_S
+        elif time.monotonic() - self._queued_at < LISTED_S:
+            limit = format_duration(LISTED_S)
+            self._tell_waiting(f"job {self._job} is not in the queue yet (for at most {limit})")
+        else:
             self._over(JobFacts(slurmwords.GONE))
 
     def _on_state(self, said: CommandOutput) -> None:
@@ -214,7 +227,8 @@ class SlurmAgents:
 
     @property
     def _job(self) -> str:
-        return self._handle.job_id if self._handle is not None else ""
+        """Its number, or its name until that is known."""
+        return "" if self._handle is None else self._handle.job_id or self._handle.name
 
     def _wait(self, facts: JobFacts) -> None:
         """Report that the job is queued; fail after `queue_s`."""
@@ -225,6 +239,9 @@ class SlurmAgents:
             hint = "queue_s of launcher slurm limits the wait; sinfo -s shows what is free"
             self._fail(TimedOut(f"{text} for {limit}", where=slurmwords.WHERE, hint=hint))
             return
+        self._tell_waiting(text)
+
+    def _tell_waiting(self, text: str) -> None:
         for name, agent in self._agents.items():
             if agent.state == "ordered":
                 self.tell(base.Waiting(name, agent.incarnation, text))

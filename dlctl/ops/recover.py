@@ -19,7 +19,7 @@ from dlctl.ops import control, other_hosts, remains, stop
 from dlctl.ops.cases import Case, Start
 from dlctl.ops.decide import Action
 from dlctl.records.memory import End, Memory, RunMemory
-from dlctl.runs import lineage, lock, paths, task_code
+from dlctl.runs import lineage, lock, paths, task_code, terms
 from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import ENDED, Snapshot
 from dlctl.util import notes, regular, values
@@ -156,6 +156,7 @@ def resume(case: Case, settings: Json) -> Launched:
         with closing(RunDb(directory)) as db:
             db.put_run(**row)
             lineage.record(db, directory, checkpoint, cost)
+            terms.carry_over(directory, db)
             db.clear_memory()
             db.commit()
         try:

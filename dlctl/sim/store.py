@@ -33,6 +33,9 @@ class TermsFile:
     def write(self, at: int, data: bytes) -> None:
         self.data = self.data[:at] + data
 
+    def write_again(self, at: int, data: bytes) -> None:
+        self.data = self.data[:at] + data + self.data[at + len(data) :]
+
     def sync(self) -> None:
         self._synced = self.data
 

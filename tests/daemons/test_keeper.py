@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from daemons.node import keep, requests
 from daemons.node.keep import Keeper
 from dlctl import __version__
 from dlctl.job import config
-from dlctl.launch import answers, orderfiles, slurmscript
+from dlctl.launch import answers, local, orderfiles, slurmscript
 from dlctl.launch.slurmnode import SlurmNode
 from dlctl.wire import codec
 
@@ -64,25 +66,146 @@ def test_an_order_that_cannot_be_carried_out_is_answered(
     assert "/no/python" in error.message
 
 
-@pytest.mark.parametrize(("killed", "status"), [(1, 3), (2, -9)])
+@pytest.fixture
+def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What starts an agent takes until this file is there, and fails then."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\nwhile [ ! -e "$0.go" ]; do sleep 0.02; done\nexit 3\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    return tmp_path / "python.go"
+
+
+def ordered_to_kill(orders: Path, incarnation: int) -> None:
+    orderfiles.write(orderfiles.kill(orders, AGENT), {"incarnation": incarnation})
+
+
+def end_of_begin(ours: Keeper) -> int:
+    """Its exit code; the keeper has seen it."""
+    begin = ours._begin
+    assert begin is not None
+    status = begin.wait(10.0)
+    ours._look_at_begin()
+    return status
+
+
+def answered(orders: Path) -> tuple[str, int]:
+    said = orderfiles.read(orderfiles.answer(orders, AGENT))
+    return said["state"], said["incarnation"]
+
+
+@pytest.mark.parametrize(("killed", "status", "state"), [(1, 3, "failed"), (2, -9, "ended")])
 def test_an_order_to_kill_reaches_the_agent_that_it_names_and_no_newer_one(
-    orders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: int, status: int
+    orders: Path, slow: Path, killed: int, status: int, state: str
 ) -> None:
-    slow = tmp_path / "python"
-    slow.write_text('#!/bin/sh\nwhile [ ! -e "$0.go" ]; do sleep 0.02; done\nexit 3\n')
-    slow.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(slow))
     place_order(orders, 2)
     ours = keeper(orders)
     ours._take_order()
-    orderfiles.write(orderfiles.kill(orders, AGENT), {"incarnation": killed})
+    ordered_to_kill(orders, killed)
     ours._take_kill()
-    assert not orderfiles.kill(orders, AGENT).exists()
-    (tmp_path / "python.go").touch()
-    assert ours._begin is not None
-    assert ours._begin.wait(10.0) == status
-    ours._look_at_begin()
-    assert orderfiles.read(orderfiles.answer(orders, AGENT))["status"] == status
+    slow.touch()
+    assert end_of_begin(ours) == status
+    assert answered(orders) == (state, 2)
+    ours._take_order()
+    assert ours._begin is None
+
+
+@pytest.mark.parametrize("comes_first", ["order", "kill"])
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_an_order_that_was_killed_before_it_was_seen_starts_nothing_and_the_next_one_does(
+    orders: Path, slow: Path, comes_first: str, attempt: int
+) -> None:
+    """Neither by this keeper nor by one that takes its place, nor when the job is run again."""
+    ours = keeper(orders)
+    if comes_first == "order":
+        place_order(orders, 2)
+    ordered_to_kill(orders, 2)
+    ours._take_kill()
+    assert answered(orders) == ("ended", 2)
+    place_order(orders, 2)
+    next_one = Keeper(orders, SlurmNode({**NODE, "SLURM_RESTART_COUNT": str(attempt)}, []))
+    for each in (ours, next_one):
+        each._take_kill()
+        each._take_order()
+        assert (each._begin, answered(orders)) == (None, ("ended", 2))
+    place_order(orders, 3)
+    ours._take_order()
+    assert answered(orders) == ("begins", 3)
+    ours._take_kill()
+    slow.touch()
+    assert end_of_begin(ours) == 3, "it is not killed"
+
+
+def test_an_agent_that_was_being_started_when_its_order_was_killed_is_killed_once_it_is_seen(
+    orders: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, killed = list[local.Living](), list[local.Living]()
+    monkeypatch.setattr(keep, "agents", lambda directory: [*there])
+    monkeypatch.setattr(keep, "kill", killed.extend)
+    place_order(orders, 2)
+    ours = keeper(orders)
+    ours._take_order()
+    ordered_to_kill(orders, 2)
+    ours._take_kill()
+    end_of_begin(ours)
+    begun, newer = (local.Living("agent", AGENT, number, 0, "") for number in (2, 3))
+    there[:] = [begun, newer]
+    ours._end_killed()
+    assert killed == [begun]
+    place_order(orders, 3)
+    ours._take_order()
+    ours._end_killed()
+    assert killed == [begun]
+    slow.touch()
+    end_of_begin(ours)
+
+
+# ---------------------------------------------------------------- what is left on the node
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[Path]:
+    """Those that an agent of this run has on the node."""
+    directory = tmp_path / "node" / AGENT / RUN_ID
+    requests.make(directory)
+    (directory / "shard").touch()
+    before = signal.getsignal(signal.SIGTERM)
+    yield directory / "shard"
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(
+    ("node", "ends_for_good", "is_left"),
+    [("n1", True, False), ("n1", False, True), ("n2", True, True)],
+)
+def test_a_keeper_without_an_order_removes_what_an_earlier_attempt_has_left_on_its_own_node(
+    orders: Path, files: Path, slow: Path, node: str, ends_for_good: bool, is_left: bool
+) -> None:
+    place_order(orders, 1)
+    first = keeper(orders)
+    first._take_order()
+    slow.touch()
+    end_of_begin(first)
+    orderfiles.order(orders, AGENT).unlink()
+    again = SlurmNode({**NODE, "SLURMD_NODENAME": node, "SLURM_RESTART_COUNT": "1"}, [])
+    again.returns = lambda: not ends_for_good  # type: ignore[method-assign]
+    second = Keeper(orders, again)
+    second._is_terminated = True
+    second._leave("the job ends")
+    assert files.exists() == is_left
+
+
+@pytest.mark.parametrize("known", [{}, {"node": "n1", "place": {"run_id": "..", "dir": "/"}}])
+def test_a_keeper_that_knows_of_no_order_ends_and_removes_nothing(
+    orders: Path, files: Path, known: dict[str, Any]
+) -> None:
+    orderfiles.write(orderfiles.answer(orders, AGENT), known)
+    ours = keeper(orders)
+    ours._leave("the run is over")
+    assert files.exists()
+
+
+# ---------------------------------------------------------------- what it depends on
 
 
 def test_orders_that_cannot_be_looked_at_are_not_the_end_of_the_run(orders: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from daemons.server.disklog import DiskLog
 from daemons.server.storages import choose_storages
 from daemons.server.watching import Watch
-from dlctl.errors import DlctlError
+from dlctl.errors import DlctlError, TimedOut
 from dlctl.job.config import Servers
 from dlctl.optim.plain import Add
 from dlctl.runs import kept_shards
@@ -254,5 +254,32 @@ def test_a_table_that_cannot_be_put_back_does_not_keep_the_others_from_it(
         "the state of this shard was removed and cannot be restored: no room for this one"
     ]
     assert [bool(tables.files(table)) for table in TABLES] == [True, False, True]
+    watch()
+    assert all(tables.files(table) for table in TABLES)
+
+
+def test_commits_that_are_late_are_waited_for_once_and_the_next_look_tries_again(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The loop stands still meanwhile: with a wait for each table it would be taken for dead."""
+    tables = make().begin()
+    waited: list[bool] = []
+    is_late = True
+
+    def await_commits() -> None:
+        waited.append(is_late)
+        if is_late:
+            raise TimedOut("commit 7 is not on the disk", where="/kept", hint="dmesg")
+
+    watch = Watch(tables.storages, tables.run, await_commits)
+    for table in TABLES:
+        for path in tables.files(table):
+            path.unlink()
+    watch()
+    watch()
+    (line,) = caplog.messages
+    assert "commit 7 is not on the disk (/kept); dmesg" in line
+    assert waited == [True, True]
+    is_late = False
     watch()
     assert all(tables.files(table) for table in TABLES)

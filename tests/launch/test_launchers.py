@@ -17,7 +17,7 @@ import pytest
 from dlctl.errors import DlctlError, Unreachable
 from dlctl.job import config
 from dlctl.job.config import Allocated, Host
-from dlctl.launch import base, commands, launcher, local, orderfiles, slurmcalls
+from dlctl.launch import base, commands, launcher, local, orderfiles, slurmagents, slurmcalls
 from dlctl.launch.ssh import address_of
 from dlctl.runs.database import RunDb
 from dlctl.util import processes
@@ -270,3 +270,78 @@ def test_a_job_is_not_forgotten_while_nobody_says_whether_it_is_there(
     slurmcalls.end(directory)
     assert slurmcalls.read_handle(directory) is None
     assert not handle.directory.exists()
+
+
+class Submitted:
+    """A coordinator whose predecessor has submitted a job, and died before it knew the number."""
+
+    def __init__(self, directory: Path, orders: Path) -> None:
+        self.handle = slurmcalls.new_handle(RUN_ID, orders)
+        orderfiles.make(self.handle.directory, "")
+        self.handle.write(directory)
+        self.told: list[base.News] = []
+        self._directory, self._watcher = directory, Watcher()
+        nodes = {"agent-1": Allocated()}
+        self.agents = launcher.made("slurm", {"nodes": 1}).agents(
+            directory, nodes, self._watcher, self.told.append
+        )
+        self.agents.adopt({"agent-1": 1})
+
+    def ask(self) -> str:
+        """Ask Slurm once; returns the number of the job if it is known then."""
+        self.agents._due_at = 0.0
+        self.agents.look()
+        self._watcher.turn_until(lambda: self.agents._command is None)
+        handle = slurmcalls.read_handle(self._directory)
+        assert handle is not None
+        return handle.job_id
+
+
+@pytest.fixture
+def submitted(tools: Path, directory: Path, tmp_path: Path) -> Submitted:
+    return Submitted(directory, tmp_path / "orders")
+
+
+def test_a_job_that_the_queue_lists_late_is_waited_for_and_found(
+    submitted: Submitted, tools: Path
+) -> None:
+    put(tools, "squeue", "exit 0")
+    for _ in range(2):
+        assert submitted.ask() == ""
+    assert len(submitted.told) == 2
+    for waits in submitted.told:
+        assert isinstance(waits, base.Waiting)
+        assert submitted.handle.name in waits.why
+    put(tools, "squeue", "echo 17")
+    assert submitted.ask() == "17"
+    assert not submitted.agents._is_over
+
+
+def test_a_job_that_the_queue_does_not_list_in_its_time_is_over(
+    submitted: Submitted, tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But not while Slurm does not answer."""
+    monkeypatch.setattr(slurmagents, "LISTED_S", 0.0)
+    put(tools, "squeue", "exit 1")
+    assert submitted.ask() == ""
+    assert submitted.told == []
+    put(tools, "squeue", "exit 0")
+    assert submitted.ask() == ""
+    (over,) = submitted.told
+    assert isinstance(over, base.Notice)
+    assert over.kind == "over"
+    assert submitted.handle.name in over.reason
+
+
+def test_an_agent_that_is_killed_while_its_job_waits_is_not_started_once_the_job_runs(
+    submitted: Submitted, tools: Path
+) -> None:
+    """Its order is there: the kill stands beside it, for the keeper."""
+    put(tools, "squeue", "echo 17")
+    put(tools, "scontrol", "echo JobId=17 JobState=PENDING Reason=Resources")
+    for _ in range(2):
+        submitted.ask()
+    submitted.agents.kill("agent-1")
+    assert submitted.told[-1] == base.Ended("agent-1", 1, None)
+    kill = orderfiles.read(orderfiles.kill(submitted.handle.directory, "agent-1"))
+    assert kill == {"incarnation": 1}
