@@ -35,7 +35,7 @@ from dlctl.wire import messages as m
 from dlctl.wire.machine import Peer
 
 ANSWER_LIMIT_MS = 60_000
-EPOCH, GENERATION = 1, 1
+TERM, SHARD_TERM = 1, 1
 SERVER = "server-0"
 NETWORKS = {
     "ipc": config.Network(),
@@ -95,12 +95,12 @@ class Worker:
     def _join(self, invitation: Invitation) -> None:
         slot = self.slot
         token = bytes.fromhex(invitation.token)
-        self.end.transport.send(SERVER, m.Join(invitation.run_id, slot, EPOCH, token))
+        self.end.transport.send(SERVER, m.Join(invitation.run_id, slot, TERM, token))
         _, joined = self.end.wait_for(m.Joined)
         if joined.initialised:
             return
         values = np.zeros(self.size, np.float32)
-        self.end.transport.send(SERVER, m.Initialise(slot, EPOCH, values, np.zeros(0)))
+        self.end.transport.send(SERVER, m.Initialise(slot, TERM, values, np.zeros(0)))
         _, joined = self.end.wait_for(m.Joined)
         assert joined.initialised
 
@@ -110,7 +110,7 @@ class Worker:
     def next_push(self, delta: m.Packed) -> m.Push:
         """The message that `push` would send now."""
         seq = version = self._seq
-        return m.Push(self.slot, EPOCH, GENERATION, seq, version, 0, 0, 32, 0, delta)
+        return m.Push(self.slot, TERM, SHARD_TERM, seq, version, 0, 0, 32, 0, delta)
 
     def sockets(self) -> list[zmq.Socket[bytes]]:
         """For a poller of several workers."""
@@ -136,7 +136,7 @@ class Worker:
     def fetch(self) -> m.Array:
         """float32[size], the shard's parameters."""
         self._request += 1
-        self.end.transport.send(SERVER, m.Fetch(self.slot, EPOCH, self._request, 0))
+        self.end.transport.send(SERVER, m.Fetch(self.slot, TERM, self._request, 0))
         _, parameters = self.end.wait_for(m.Parameters)
         self.version = parameters.version
         return parameters.values
@@ -147,10 +147,10 @@ class Worker:
 
         `model` starts with zeros, and only this method may write to it.
         """
-        have = (self._basis.generation, self._basis.version)
+        have = (self._basis.term, self._basis.version)
         self._request += 1
         self.send_push(delta)
-        self.end.transport.send(SERVER, m.Fetch(self.slot, EPOCH, self._request, 0, *have))
+        self.end.transport.send(SERVER, m.Fetch(self.slot, TERM, self._request, 0, *have))
         _, answer = self.end.wait_for(m.Parameters, m.SparseParameters)
         assert answer.version >= self._seq, answer  # Other workers may have pushed, too.
         self.version = answer.version
@@ -215,7 +215,7 @@ def serving(
         yield [
             Invitation(
                 run.name, slot, size, address,
-                sign(keyring.token_key, run.name, slot, EPOCH).hex(),
+                sign(keyring.token_key, run.name, slot, TERM).hex(),
                 keyring.secret(name), keyring.public(SERVER), process.pid,
             )
             for slot, name in enumerate(names)
@@ -239,9 +239,9 @@ def _assign(coordinator: End, size: int, keyring: Keyring, workers: list[str]) -
     """The coordinator's part; returns (the server's connection, the address that it serves at)."""
     layout = Layout((TensorEntry("w", TRAINED, (size,), "float32"),)).to_bytes()
     peer, _ = coordinator.wait_for(m.Register)
-    guests = json.dumps(keys_of(keyring, workers)).encode()
-    coordinator.transport.send(peer, m.Welcome(SERVER, 0, GENERATION, keyring.token_key, {}))
-    coordinator.transport.send(peer, m.Guests(1, guests))
+    allowed_peers = json.dumps(keys_of(keyring, workers)).encode()
+    coordinator.transport.send(peer, m.Welcome(SERVER, 0, SHARD_TERM, keyring.token_key, {}))
+    coordinator.transport.send(peer, m.AllowedPeers(1, allowed_peers))
     coordinator.transport.send(peer, m.Assign(0, size, layout, "", step_samples=32))
     _, serving = coordinator.wait_for(m.Serving)
     return peer, serving.address

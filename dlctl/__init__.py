@@ -10,7 +10,7 @@ Read the code in this order; it is the path of one gradient:
  6. `dlctl/roles/worker/shard_client.py`    sequence numbers, a window of unacknowledged pushes
  7. `dlctl/wire/messages/data.py`, `dlctl/wire/codec.py`   Push, as a msgpack header and raw buffers
  8. `daemons/transport/sockets.py`          ZeroMQ
- 9. `dlctl/roles/server/server.py`, `dlctl/roles/server/shard_protocol.py`   the sender's epoch
+ 9. `dlctl/roles/server/server.py`, `dlctl/roles/server/shard_protocol.py`   the sender's term
 10. `dlctl/roles/server/table_shard.py`, `dlctl/roles/server/dedup.py`   each number once
 11. `dlctl/algorithms/methods/downpour.py`   Server: how this method handles a push
 12. `dlctl/shards/base.py`                  the shard: its vectors, version and history
@@ -39,15 +39,16 @@ virtual time. All four roles implement one contract, `dlctl/wire/machine.py`. Th
 `dlctl/roles/coordinator/`:
 
     coordinator.py       events in, effects out
-    membership.py        daemons, their states and epochs       failure_detector.py   dead daemons
+    membership.py        daemons, their states and terms        failure_detector.py   dead daemons
     supply.py            the dataset, as workers have built it  leases.py             who has what
     data_pool.py         portions of it, of any kind            run_progress.py       how far it is
     lead.py              the lead of the method                 driven.py             its batches
     checkpointing.py     when to save, and which daemons        settings.py           `dlctl set`
     persistence.py       state for the next coordinator         shutdown.py           end of a run
 
-An epoch is one process of a worker slot, which fences older ones; a data epoch is one pass
-over the dataset. A portion is a range of the data, a shard a range of the parameters on a server.
+A term is the fencing token of one process of a worker slot or of a shard: older ones are refused.
+An epoch is one pass over the dataset. A portion is a range of the data, a shard a range of the
+parameters on a server.
 """
 
 from __future__ import annotations

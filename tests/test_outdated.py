@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from dlctl import jobfile, outdated, registry
-from dlctl.algorithms.base import Method
+from dlctl.algorithms.barrier import Barrier
+from dlctl.algorithms.base import Method, PushKind, Table
 from dlctl.algorithms.methods.downpour import DOWNPOUR
-from dlctl.algorithms.methods.sync import Barrier, Replica
+from dlctl.algorithms.methods.sync import Replica
 from dlctl.algorithms.needs import Ask
 from dlctl.outdated import DECLARED, INSTEAD, MOVED, Outdated
+from dlctl.shards.base import Shard
+from dlctl.wire.messages import Packed, Push
 
 METHOD = """
 from dataclasses import dataclass
 from dlctl.algorithms.base import Lead, Method
 from dlctl.algorithms.stepwise import Replica
-from dlctl.algorithms.methods.sync import Barrier
+from dlctl.algorithms.barrier import Barrier
 
 @dataclass(slots=True, kw_only=True)
 class Options:
@@ -65,11 +69,14 @@ def has(path: str) -> bool:
     return name[:1].isupper() and isinstance(getattr(import_module(module), name, None), type)
 
 
-MEMBERS = [name for name in INSTEAD if has(name.rpartition(".")[0])]
+PUSH = "dlctl.wire.messages.data.Push."
+FIELDS = [name for name in INSTEAD if name.startswith(PUSH)]
 ARGUMENTS = [name for name in INSTEAD if name.endswith("=)")]
+_OTHERS = INSTEAD.keys() - {*FIELDS, *ARGUMENTS}
+MEMBERS = [name for name in INSTEAD if name in _OTHERS and has(name.rpartition(".")[0])]
 SAMPLES = ("dlctl.messages", "dlctl.algorithms.sync")
 """Of the modules that are elsewhere now."""
-NAMES = [*SAMPLES, *sorted(INSTEAD.keys() - {*MEMBERS, *ARGUMENTS, *MOVED})]
+NAMES = [*SAMPLES, *sorted(INSTEAD.keys() - {*MEMBERS, *FIELDS, *ARGUMENTS, *MOVED})]
 
 
 def test_what_fits_is_loaded(outside: Outside) -> None:
@@ -115,6 +122,15 @@ def test_a_hook_that_is_not_called_any_more(outside: Outside, path: str) -> None
     assert INSTEAD[path] in told
 
 
+@pytest.mark.parametrize("path", FIELDS)
+def test_a_field_of_a_push_that_has_another_name(path: str) -> None:
+    push = Push(0, 3, 4, 0, 0, 0, 0, 1, 0, Packed("none", 0, ()))
+    with pytest.raises(AttributeError) as error:
+        getattr(push, path.removeprefix(PUSH))
+    assert INSTEAD[path] in str(error.value)
+    assert (push.term, push.shard_term) == (3, 4)
+
+
 @pytest.mark.parametrize("path", DECLARED)
 def test_a_hook_whose_class_does_not_declare_it(outside: Outside, path: str) -> None:
     hook, (key, value) = path.rpartition(".")[2], DECLARED[path]
@@ -137,7 +153,23 @@ def test_an_argument_that_is_not_taken_any_more(outside: Outside) -> None:
     with pytest.raises(TypeError) as error:
         Ask(slot=1, op="x", wait=False)  # type: ignore[call-arg]
     assert INSTEAD["Ask(wait=)"] in outdated.argument(error.value)
-    assert {"Method(live=)", "Ask(wait=)"} == {*ARGUMENTS}
+    with pytest.raises(TypeError) as error:
+        Table(name="x", rule="add", rows=None)  # type: ignore[call-arg]
+    assert INSTEAD["Table(rows=)"] in outdated.argument(error.value)
+
+    class Old(Replica):
+        @classmethod
+        def one_push(cls, options: object) -> PushKind:
+            return PushKind(1, is_way=True)  # type: ignore[call-arg]
+
+    with pytest.raises(Outdated) as refused:
+        replace(DOWNPOUR, replica=Old).push_kind(None)
+    assert INSTEAD["PushKind(is_way=)"] in str(refused.value)
+    with pytest.raises(TypeError) as error:
+        Shard.apply(told={})  # type: ignore[call-arg]
+    assert INSTEAD["Shard.apply(told=)"] in outdated.argument(error.value)
+    classes = {"Method(live=)", "Ask(wait=)", "Table(rows=)", "PushKind(is_way=)"}
+    assert classes | {"Shard.apply(told=)"} == {*ARGUMENTS}
 
 
 def test_a_helper_that_a_side_once_had_says_so_when_it_is_used() -> None:

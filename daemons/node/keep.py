@@ -38,7 +38,8 @@ IDLE_S_MAX = 600.0
 """Without an agent: the coordinator has died, or cannot write its orders to this directory."""
 BEGIN_S_MAX = 80.0
 GRACE_S = 4
-"""For the daemons of this node to exit before SIGKILL; soon the batch system kills the keeper."""
+"""Time for the daemons of this node to exit before SIGKILL; soon the batch system kills the keeper.
+"""
 PR_SET_CHILD_SUBREAPER = 36
 ENDED_BY_TERM = 143
 PLACE = ("run_id", "agent", "dir")
@@ -50,13 +51,13 @@ class Node(Protocol):
     """The node, as its batch system describes it."""
 
     owner: str
-    """What the batch system is called."""
+    """The name of the batch system."""
     shared: str
     """How to give the orders a directory that all nodes share, as a hint."""
     agent: str
     name: str
     attempt: int
-    """Of this job, from 0."""
+    """How often the batch system has restarted this job: 0, 1, ..."""
 
     def __init__(self, environment: Mapping[str, str], options: Sequence[str]) -> None:
         """Raises KeyError and ValueError if this process is not on such a node."""
@@ -86,7 +87,7 @@ class Keeper:
         self._begin: subprocess.Popen[bytes] | None = None
         self._begin_until = 0.0
         self._pid = 0
-        """Of the agent; 0 if there is none."""
+        """The process id of the agent; 0 if there is none."""
         self._busy_at = time.monotonic()
         self._is_terminated = False
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -122,7 +123,7 @@ class Keeper:
         return f"no order received for {idle_s:.0f} s" if idle_s > IDLE_S_MAX else ""
 
     def _is_run_over(self) -> bool:
-        """False if the file server does not answer."""
+        """Whether the run is over; False if the file server does not answer."""
         try:
             return orderfiles.OVER in os.listdir(self.directory)
         except FileNotFoundError:
@@ -179,16 +180,16 @@ class Keeper:
             return
         assert begin.stdout is not None
         with begin.stdout as pipe:
-            said = answers.read(self.node.name, begin.returncode, pipe.read(), b"")
+            result = answers.read(self.node.name, begin.returncode, pipe.read(), b"")
         self._begin = None
         if self._is_killed:  # Whatever was said before.
             self._end_killed()
             self._answer("ended")
-        elif said.is_good and said.value is not None:
-            self._pid = int(said.value["pid"])
-            self._answer("up", value=said.value)
+        elif result.is_good and result.value is not None:
+            self._pid = int(result.value["pid"])
+            self._answer("up", value=result.value)
         else:
-            self._answer("failed", value=said.value, status=said.status, words=said.words)
+            self._answer("failed", value=result.value, status=result.status, words=result.words)
 
     def _take_kill(self) -> None:
         """Kill only the agent: its daemons keep running, and the next agent adopts them.
@@ -284,7 +285,7 @@ def _place_of(order: Any) -> Json:
 
 
 def main(argv: list[str], environment: dict[str, str]) -> int:
-    """The exit code."""
+    """Run the keeper; returns its exit code."""
     try:
         kind: type[Node] = registry.attribute(argv[1])
         directory = Path(argv[2])

@@ -70,7 +70,7 @@ def open_locked(path: Path, flags: int = 0) -> int:
                 return descriptor
             message = f"another process has the state open{_holder(descriptor)}"
             os.close(descriptor)
-            hint = "a server of an earlier generation still runs: end it"
+            hint = "a server of an earlier term still runs: end it"
             raise StateHeld(message, where=str(path), hint=hint)
         os.close(descriptor)
 
@@ -117,14 +117,14 @@ def failure(what: str, path: Path, error: OSError, size_bytes: int = 0) -> Dlctl
     """A DlctlError that states what failed, where, why and what to do next; NoRoom if more disk
     space would help."""
     size = f" of {format_size(size_bytes)}" if size_bytes else ""
-    said = f"cannot {what}{size}: {error.strerror}"
+    text = f"cannot {what}{size}: {error.strerror}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = "free some space there, or set [servers] state_dir to a directory that has room"
-        return NoRoom(said, where=str(path), hint=hint)
+        return NoRoom(text, where=str(path), hint=hint)
     refused = error.errno in (errno.EACCES, errno.EPERM)
     place = shlex.quote(str(path.parent))
     hint = f"ls -ld {place}" if refused else f"see why with dmesg; findmnt -T {place}"
-    return DlctlError(said, where=str(path), hint=hint)
+    return DlctlError(text, where=str(path), hint=hint)
 
 
 class TablesInFiles(ABC):

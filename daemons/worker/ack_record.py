@@ -30,12 +30,12 @@ class Acks:
 
     def write(self, effect: Settled) -> None:
         if self._counts is None:
-            self._counts = self._opened(effect.epoch)
+            self._counts = self._opened(effect.term)
         self._counts[effect.shard] = effect.count
 
-    def _opened(self, epoch: int) -> list[int] | memoryview:
+    def _opened(self, term: int) -> list[int] | memoryview:
         try:
-            return _mapped(self.path, acks.blank(epoch, self.shards))
+            return _mapped(self.path, acks.blank(term, self.shards))
         except OSError as error:
             log.warning("cannot record what the servers settle (%s): %s", self.path, error.strerror)
             return [0] * self.shards  # Nobody reads them.
@@ -48,7 +48,7 @@ def _mapped(path: Path, content: bytes) -> memoryview:
     path.parent.mkdir(exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        temporary.unlink(missing_ok=True)  # Of an earlier attempt.
+        temporary.unlink(missing_ok=True)  # Left by an earlier attempt.
         with temporary.open("x+b") as file:
             file.write(content)
             file.flush()

@@ -52,7 +52,7 @@ class Rank:
         self.rank = rank
         self.step = 0
         self._lock = threading.Lock()
-        """Held while a message is sent."""
+        """A lock that is held while a message is sent."""
         self._calls: queue.SimpleQueue[RankMessage] = queue.SimpleQueue()
         for does in (self._listen, self._send_heartbeats):
             threading.Thread(target=does, daemon=True).start()
@@ -84,7 +84,7 @@ class Rank:
     def _join(self, begin: dict[str, Any]) -> Make:
         """Build the model and join the group. Returns what performs the calls of rank 0."""
         replica = build_replica(self.job, begin["slot"], self.rank, self._run)
-        replica.reseed(begin["slot"], begin["epoch"], self.rank * (self.job.replica.ranks > 1))
+        replica.reseed(begin["slot"], begin["term"], self.rank * (self.job.replica.ranks > 1))
         self._report_step(BUILT)
         meet, ranks = self._calls.get().header, begin["ranks"]
         group = join_group(begin["store"], self.rank, ranks, meet["limit_s"], meet["device"])

@@ -50,12 +50,12 @@ def largest(job: JobFile) -> int:
 
 
 def bound(job: JobFile) -> int:
-    """The same, also while the size is open."""
+    """The most samples of one step on any host, also while the batch size is open."""
     return FOUND_MAX * job.gradient.accumulate if is_open(job) else largest(job)
 
 
 def smallest(job: JobFile) -> int:
-    """The same on the host with the smallest batch size."""
+    """The most samples of one step on the host with the smallest batch size."""
     return min(step_samples(job, agent) for agent in placement.takes_workers(job))
 
 

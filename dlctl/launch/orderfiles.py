@@ -31,7 +31,9 @@ Json = dict[str, Any]
 
 
 def make(directory: Path, hint: str) -> None:
-    """Raises DlctlError, with this hint, if it cannot be created or other users can enter it."""
+    """Create a directory of orders. Raises DlctlError, with this hint, if it cannot be created or
+    other users can enter it.
+    """
     with os_errors_as("cannot create a directory for the orders to the hosts", directory, hint):
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.mkdir(mode=0o700)

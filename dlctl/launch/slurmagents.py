@@ -28,7 +28,7 @@ log = logging.getLogger("dlctl")
 POLL_S = 2.0
 SOON_S = 0.2
 PICKUP_S = 20.0
-"""For a keeper to accept an order, while the job runs."""
+"""Time for a keeper to accept an order, while the job runs."""
 BEGIN_S = 90.0
 KILL_S = 5.0
 SUBMIT_S = 5.0
@@ -44,7 +44,7 @@ Json = orderfiles.Json
 class _Agent:
     incarnation: int
     state: str
-    """ordered begins up killing gone"""
+    """The phase of the agent: ordered, begins, up, killing or gone."""
     since: float
     """Time of the latest change of `state`."""
 
@@ -95,7 +95,7 @@ class SlurmAgents:
         self._due_at = min(self._due_at, time.monotonic() + SOON_S)
 
     def kill(self, name: str) -> None:
-        """If the keeper does not answer, its node is taken for dead, and the agent for gone."""
+        """Kill an agent by its keeper. Without an answer the node counts as dead."""
         agent = self._agents.get(name)
         if agent is None:
             return
@@ -145,7 +145,7 @@ class SlurmAgents:
     # ------------------------------------------------------------ the job
 
     def _submit(self) -> None:
-        """Raises DlctlError and OSError; then nothing was submitted, and a retry is possible."""
+        """Submit the job. Raises DlctlError and OSError; then it may be tried again."""
         root = slurmcalls.root(self.asked.dir)
         handle = slurmcalls.new_handle(self.directory.name, root)
         orderfiles.make(handle.directory, slurmwords.SHARED)
@@ -159,10 +159,10 @@ class SlurmAgents:
             raise
         self._handle, self._queued_at = handle, time.monotonic()
 
-    def _submitted(self, said: CommandOutput) -> None:
-        job_id = slurmwords.job_id(said)
+    def _submitted(self, output: CommandOutput) -> None:
+        job_id = slurmwords.job_id(output)
         if not job_id:
-            self._fail(slurmwords.refused(said))
+            self._fail(slurmwords.refused(output))
             return
         self._note(job_id)
         nodes = f"{self.asked.nodes} nodes" if self.asked.nodes > 1 else "1 node"
@@ -187,12 +187,12 @@ class SlurmAgents:
         except (DlctlError, OSError) as error:  # Possibly temporary: retry.
             log.warning("cannot query the state of the Slurm job: %s", error)
 
-    def _on_job_id(self, said: CommandOutput) -> None:
-        words = said.out.split()
+    def _on_job_id(self, output: CommandOutput) -> None:
+        words = output.out.split()
         if words:
             self._note(words[0])
-        elif said.status != 0:
-            log.warning("Slurm does not report its queue: %s", said.last_line() or "no answer")
+        elif output.status != 0:
+            log.warning("Slurm does not report its queue: %s", output.last_line() or "no answer")
             self._due_at = time.monotonic() + 5 * POLL_S
         elif time.monotonic() - self._queued_at < LISTED_S:
             limit = format_duration(LISTED_S)
@@ -200,10 +200,10 @@ class SlurmAgents:
         else:
             self._over(JobFacts(slurmwords.GONE))
 
-    def _on_state(self, said: CommandOutput) -> None:
-        facts, before = slurmwords.read(said), self._facts
+    def _on_state(self, output: CommandOutput) -> None:
+        facts, before = slurmwords.read(output), self._facts
         if facts is None:
-            log.warning("Slurm does not report the state of its job: %s", said.last_line())
+            log.warning("Slurm does not report the state of its job: %s", output.last_line())
             self._due_at = time.monotonic() + 5 * POLL_S
             return
         self._facts = facts
@@ -277,7 +277,7 @@ class SlurmAgents:
         return shared_request(self.directory)
 
     def _write(self, order: base.StartOrder) -> None:
-        """Raises DlctlError and OSError."""
+        """Write an order for a keeper. Raises DlctlError and OSError."""
         assert self._handle is not None
         scratch = self.asked.scratch or f"/tmp/dlctl-slurm-{os.getuid()}"
         request = {**begin_request(self._shared, order), "dir": scratch}
@@ -315,8 +315,8 @@ class SlurmAgents:
             last = orderfiles.last_error(self._directory / slurmscript.LOG)
             text = f"the agent could not start on {node} (exit {status}): {last or 'no output'}"
             return DlctlError(text, where=node)
-        said = answers.CallResult(node, answer["value"], status if type(status) is int else 1, "")
-        return slurmwords.in_our_terms(answers.explain(said))
+        output = answers.CallResult(node, answer["value"], status if type(status) is int else 1, "")
+        return slurmwords.in_our_terms(answers.explain(output))
 
     def _check_timeout(self, name: str, agent: _Agent) -> None:
         if self._running_since is None or self._facts is None or not self._facts.is_at_work:
@@ -352,10 +352,10 @@ class SlurmAgents:
             return
         path = self._directory / slurmscript.NOTICE
         try:
-            said = regular.read_bytes(path).decode(errors="replace").strip()
+            output = regular.read_bytes(path).decode(errors="replace").strip()
         except OSError:
             return
-        if said != str(self._attempt):
+        if output != str(self._attempt):
             return  # Of an earlier attempt.
         self._noticed = self._attempt if self._attempt is not None else -1
         left_s, limit = self._facts.left_s, self._facts.time_limit
@@ -381,4 +381,4 @@ class SlurmAgents:
         command, then = self._command
         self._command = None
         self.watcher.unwatch(command.pidfd)
-        then(command.said())
+        then(command.output())

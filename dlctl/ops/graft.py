@@ -1,7 +1,7 @@
 """A new run from a checkpoint: one of another run, or of the last run of its job, resumed with
 another method or optimiser.
 
-The checkpoint is copied into the new run. No epoch or generation recorded in it is ever reissued.
+The checkpoint is copied into the new run. No term recorded in it is ever reissued.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ def copy(directory: Path, good: Good, job: JobFile) -> Path:
 
 
 def terms(checkpoint: Path) -> dict[str, int]:
-    """The newest epochs and generations recorded in it. Raises DlctlError."""
+    """The newest terms recorded in it. Raises DlctlError."""
     from dlctl.ops import verify  # imported late: it pulls in numpy
 
     terms: dict[str, int] = {}
     for shard in checkpoints.read_manifest(checkpoint)["shards"]:
         state = shard["state"]
-        generation = state.get("generation")
-        terms[shard["name"]] = generation if type(generation) is int else 0
-        for slot, epoch in verify.table_of(state.get("deliveries")):
-            terms[f"worker-{slot}"] = max(epoch, terms.get(f"worker-{slot}", 0))
+        term = state.get("generation")
+        terms[shard["name"]] = term if type(term) is int else 0
+        for slot, term in verify.table_of(state.get("deliveries")):
+            terms[f"worker-{slot}"] = max(term, terms.get(f"worker-{slot}", 0))
     return terms
 
 
@@ -89,7 +89,9 @@ def in_words(good: Good, job: JobFile) -> str:
 
 
 def _translated(good: Good, job: JobFile) -> Translation | None:
-    """None: the job resumes from it unchanged. Raises UsageError or DlctlError."""
+    """The translation of a checkpoint for a job; None: the job resumes from it unchanged. Raises
+    UsageError or DlctlError.
+    """
     if not manifest.otherwise(good[1], job):
         return None
     source = translation.Source(

@@ -1,13 +1,13 @@
 """Was an acknowledged push lost? Compares the workers' ack records with the shards' records.
 
 Every incarnation of a worker records up to which push each shard has acknowledged
-(`dlctl/runs/acks.py`). Every shard records, per slot and epoch, up to which push it has applied:
+(`dlctl/runs/acks.py`). Every shard records, per slot and term, up to which push it has applied:
 in the state that its server stores, else in the newest good checkpoint. A checkpoint that is
 damaged, or that the run abandoned for an older one, proves nothing: its content is not in the
 shards.
 
 Pushes acknowledged before the run resumed from a checkpoint are not judged: the cost of the
-rollback is in the run's events. If a shard has discarded an old epoch, the result is "unknown".
+rollback is in the run's events. If a shard has discarded an old term, the result is "unknown".
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from dlctl.runs.snapshot import Snapshot
 from dlctl.util.names import HOME_AGENT
 
 LOOKS = 5
-"""At a state that a live server is writing."""
+"""Attempts to read a state that a live server is writing."""
 Table = dict[tuple[int, int], int]
-"""(slot, epoch) -> pushes that were applied."""
+"""(slot, term) -> pushes that were applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Verdict:
 
     worker: str
     incarnation: int
-    epoch: int
+    term: int
     shard: int
     acknowledged: int
     recorded: int | None
@@ -85,7 +85,7 @@ class Judgement(NamedTuple):
 
     @property
     def unchecked(self) -> Counter[str]:
-        """Why -> acknowledged pushes whose fate is unknown."""
+        """Why -> acknowledged pushes whose outcome is unknown."""
         found: Counter[str] = Counter()
         for verdict in self.verdicts:
             if verdict.lost is None:
@@ -111,13 +111,13 @@ def judge(snapshot: Snapshot) -> Judgement:
     verdicts, before = list[Verdict](), 0
     for record in records:
         name = f"worker-{record.slot}"
-        if record.epoch <= ended.get(name, -1):
+        if record.term <= ended.get(name, -1):
             before += sum(record.counts)
             continue
         for shard, count in enumerate(record.counts):
             recorded, why = _recorded(witnesses, proofs, record, shard)
             verdicts.append(
-                Verdict(name, record.incarnation, record.epoch, shard, count, recorded, why)
+                Verdict(name, record.incarnation, record.term, shard, count, recorded, why)
             )
     return Judgement(verdicts, witnesses, before)
 
@@ -132,40 +132,40 @@ def _recorded(
     if len(record.counts) == len(witnesses):
         table, why = witnesses[shard].table, witnesses[shard].why
         if table is not None:
-            recorded = recorded_pushes(table, record.slot, record.epoch)
+            recorded = recorded_pushes(table, record.slot, record.term)
             why = "they are of processes that the shards no longer have records of"
     if recorded is None and shard < len(proofs):
-        proven = proofs[shard].get((record.slot, record.epoch), -1)
+        proven = proofs[shard].get((record.slot, record.term), -1)
         recorded = proven if proven >= count else None
     return recorded, why if recorded is None else ""
 
 
-def recorded_pushes(table: Mapping[tuple[int, int], int], slot: int, epoch: int) -> int | None:
-    """Pushes of this epoch that the shard has applied; None if it has records of newer epochs only.
+def recorded_pushes(table: Mapping[tuple[int, int], int], slot: int, term: int) -> int | None:
+    """Pushes of this term that the shard has applied; None if it has records of newer terms only.
 
-    A shard discards the oldest epochs first. So an epoch missing between two recorded ones never
+    A shard discards the oldest terms first. So a term missing between two recorded ones never
     pushed to this shard.
     """
-    if (slot, epoch) in table:
-        return table[slot, epoch]
+    if (slot, term) in table:
+        return table[slot, term]
     known = [other for of, other in table if of == slot]
     if not known:
         return 0 if len(table) < PAST_KEPT else None
-    return None if min(known) > epoch else 0
+    return None if min(known) > term else 0
 
 
 def table_of(rows: Any) -> Table:
-    """Rows [slot, epoch, next number, settled beyond it ...] of a shard; skips malformed rows.
+    """Rows [slot, term, next number, settled beyond it ...] of a shard; skips malformed rows.
 
-    One slot may have several rows: its newest epoch and earlier ones.
+    One slot may have several rows: its newest term and earlier ones.
     """
     table: Table = {}
     for row in rows if isinstance(rows, list) else []:
         if isinstance(row, list) and len(row) >= 3 and all(type(n) is int for n in row):
-            slot, epoch, count, *ahead = row
+            slot, term, count, *ahead = row
             while count in ahead:
                 count += 1
-            table[slot, epoch] = count
+            table[slot, term] = count
     return table
 
 

@@ -1,12 +1,12 @@
 """A worker's record of acknowledged pushes: `<run>/acks/worker-0.3`, a file per incarnation.
 
     bytes 0..7    "DLACKS1\\n"
-          8..15   uint64, epoch of the worker's slot
+          8..15   uint64, term of the worker's slot
           16..23  uint64, number of shards
           24..    uint64 per shard: pushes that were settled without a gap
 
-All numbers are little-endian. A push is (slot, epoch, shard, seq); a count of 5 means that the
-pushes 0..4 of this epoch are settled on that shard. The file is mapped into the worker's memory, so
+All numbers are little-endian. A push is (slot, term, shard, seq); a count of 5 means that the
+pushes 0..4 of this term are settled on that shard. The file is mapped into the worker's memory, so
 it survives a crash of the process, with every ack that the worker had handled. It has no checksum:
 a count is one machine word, which is written atomically.
 
@@ -37,18 +37,18 @@ class AckRecord:
 
     slot: int
     incarnation: int
-    epoch: int
+    term: int
     counts: tuple[int, ...]
-    """By shard: pushes settled without a gap; the next one has this number."""
+    """Shard -> pushes settled without a gap; the next one has this number."""
 
 
 def path_of(run_directory: Path, name: str, incarnation: int) -> Path:
     return run_directory / FOLDER / f"{name}.{incarnation}"
 
 
-def blank(epoch: int, shards: int) -> bytes:
+def blank(term: int, shards: int) -> bytes:
     """A file in which nothing is settled yet."""
-    return HEADER.pack(MAGIC, epoch, shards) + bytes(COUNT_BYTES * shards)
+    return HEADER.pack(MAGIC, term, shards) + bytes(COUNT_BYTES * shards)
 
 
 def read(path: Path) -> AckRecord:
@@ -57,10 +57,10 @@ def read(path: Path) -> AckRecord:
     with os_errors_as("cannot read it", path):
         data = regular.read_bytes(path)
     if name and data.startswith(MAGIC) and len(data) >= HEADER.size:
-        _, epoch, shards = HEADER.unpack_from(data)
+        _, term, shards = HEADER.unpack_from(data)
         if shards <= SHARDS_MAX and len(data) == HEADER.size + COUNT_BYTES * shards:
             counts = struct.unpack_from(f"<{shards}Q", data, HEADER.size)
-            return AckRecord(int(name[1]), int(name[2]), epoch, counts)
+            return AckRecord(int(name[1]), int(name[2]), term, counts)
     # A disk error or a power loss may have left less than was written.
     raise DlctlError(
         "this is not a record of a worker's acks",

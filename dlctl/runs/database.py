@@ -11,7 +11,7 @@ since 1970 (UTC). Local disks only: SQLite's locks do not hold on NFS.
     checkpoint  every checkpoint that was begun, and how it ended
     memory      the state that the next coordinator resumes from: that of
                 `roles/coordinator/persistence.py`
-    term        of an old run: its epochs and generations, which are in a file now: see `terms`
+    term        of an old run: its terms, which are in a file now: see `terms`
 
 The row of a daemon that the job no longer has stays, as "removed": if the daemon returns, its
 incarnations continue from there.
@@ -208,7 +208,7 @@ class RunDb:
     # ------------------------------------------------------------ memory
 
     def put_memory(self, values: dict[str, Any]) -> None:
-        """None deletes the key."""
+        """Store the values of these keys; None deletes a key."""
         gone = [(key,) for key, value in values.items() if value is None]
         self._db.executemany("DELETE FROM memory WHERE key = ?", gone)
         self._put("memory", {k: v for k, v in values.items() if v is not None})

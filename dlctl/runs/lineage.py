@@ -2,7 +2,7 @@
 
 After a rollback to an older checkpoint, newer ones do not count any more. Every resume from a
 checkpoint is recorded in the events, with all that is needed to decide later which checkpoints and
-which epochs of its workers precede it.
+which terms of its workers precede it.
 
 A checkpoint saved because the run failed may have a ruined model, and a run that resumes from it
 would fail and save the same again. So it displaces no other checkpoint, and if the workers' results
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from dlctl.errors import DlctlError
 from dlctl.records.best import Best
-from dlctl.records.manifest import FAILURE, Manifest, checkpoint_row, is_doubtful
+from dlctl.records.manifest import FAILURE, Manifest, checkpoint_row, is_suspect
 from dlctl.runs import checkpoints, terms
 from dlctl.runs.database import RunDb
 from dlctl.util import values
@@ -37,11 +37,11 @@ class Resume:
     """One resume of a run from a checkpoint."""
 
     checkpoint: int
-    """Its number."""
+    """The number of the checkpoint."""
     highest: int
     """Number of the newest checkpoint at that time, good or not."""
     terms: Mapping[str, int]
-    """Worker -> the newest epoch issued to it by then: this resume ended it."""
+    """Worker -> the newest term issued to it by then: this resume ended it."""
 
 
 def resumes(db: RunDb) -> list[Resume]:
@@ -50,7 +50,7 @@ def resumes(db: RunDb) -> list[Resume]:
     for event in db.events(kind=KIND):
         data = event["data"]
         with suppress(KeyError, TypeError, AttributeError, ValueError, OverflowError):  # Damaged.
-            issued = {name: int(epoch) for name, epoch in data["terms"].items()}
+            issued = {name: int(term) for name, term in data["terms"].items()}
             found.append(Resume(int(data["checkpoint"]), int(data["highest"]), issued))
     return found
 
@@ -77,8 +77,8 @@ def is_of_branch(number: int, branch: Sequence[Resume]) -> bool:
     return number <= newest
 
 
-def record(db: RunDb, directory: Path, checkpoint: Path, told: str) -> None:
-    """Record that the run resumes; `told`: the cost and its reason. No commit.
+def record(db: RunDb, directory: Path, checkpoint: Path, detail: str) -> None:
+    """Record that the run resumes; `detail`: the cost and its reason. No commit.
 
     From now on this is its newest checkpoint: later ones do not count any more.
     """
@@ -94,7 +94,7 @@ def record(db: RunDb, directory: Path, checkpoint: Path, told: str) -> None:
         "terms": terms.newest(directory, db),
     }
     text = f"resumed from the checkpoint at step {values.count(step)}"
-    db.add_event(time.time(), KIND, "", text + (f": {told}" if told else ""), data)
+    db.add_event(time.time(), KIND, "", text + (f": {detail}" if detail else ""), data)
 
 
 # ---------------------------------------------------------------- the order in which to try them
@@ -106,7 +106,7 @@ def order(run_directory: Path) -> list[Path]:
 
     def rank(path: Path) -> tuple[bool, bool, tuple[int, int]]:
         number = checkpoints.number(path)
-        return is_of_branch(number[0], branch), not is_doubtful(readable.get(path, {})), number
+        return is_of_branch(number[0], branch), not is_suspect(readable.get(path, {})), number
 
     return sorted(checkpoints.finished(run_directory), key=rank, reverse=True)
 

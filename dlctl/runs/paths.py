@@ -3,7 +3,7 @@
     <run_dir>/<job>-<id>/
         job.toml   the job file as it was        job.json  the resolved job
         run.db     state, events, metrics        key       32 random bytes, signs worker tokens
-        terms      epochs and generations        lock       held by the live coordinator
+        terms      of slots and shards    lock       held by the live coordinator
         logs/<daemon>.<incarnation>.jsonl        ckpt/<step>/manifest.json, shard-*.safetensors
 
 Every run is linked in a per-user index, so that `ps` and `status` work in any directory. Sockets

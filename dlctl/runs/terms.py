@@ -1,4 +1,4 @@
-"""The run's terms: epochs of workers and generations of servers, in a file that only grows.
+"""The run's terms, the fencing tokens of slots and shards, in a file that only grows.
 
     server-0=2 worker-0=3 67b9f769
 
@@ -68,7 +68,7 @@ class TermLog:
         """All of them are on the disk. Of what a predecessor has appended this is not known."""
 
     def issue(self, name: str, term: int) -> None:
-        """To be appended."""
+        """Queue a term for the next `append`."""
         self._news[name], self.is_synced = term, False
 
     def append(self) -> None:
@@ -102,7 +102,7 @@ class OnDisk:
         self._path = directory / FILE
         self._descriptor: int | None = None
         self._is_named = False
-        """Its name is on the disk."""
+        """The directory entry of the file is on the disk."""
 
     def read(self) -> bytes:
         with suppress(FileNotFoundError):
@@ -139,7 +139,7 @@ def newest(directory: Path, db: RunDb) -> dict[str, int]:
     """The newest terms of a run. Raises DlctlError if they are damaged, or cannot be read.
 
     Those that a coordinator remembered of its daemons count, too: if the last line of the file is
-    unreadable, nothing tells whether it was torn or damaged.
+    unreadable, it is unknown whether it was torn or damaged.
     """
     try:
         known, _ = _read(OnDisk(directory))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dlctl.shards.errors import NoRoom
-from dlctl.shards.records import Bytes, joined
+from dlctl.shards.journal_format import Bytes, joined
 
 Point = Callable[[str], None]
 """Called with a name at every step at which tests and failpoints may kill the process."""
@@ -59,9 +59,9 @@ class LogWrite:
 
     log: ShardLog
     number: int
-    """Of the commit."""
+    """The number of the commit."""
     record: bytes = field(repr=False)
-    """b"": the base alone has the commit."""
+    """The record in the journal; b"": the base alone has the commit."""
     base: bytes = field(repr=False)
     """b"": none. Behind a record it only starts the journal over: if the disk has no room for it,
     the journal goes on."""
@@ -71,7 +71,7 @@ class LogWrite:
     before any that follows."""
 
     def perform(self) -> None:
-        """Raises DlctlError if the disk fails."""
+        """Write and sync the commit. Raises DlctlError if the disk fails."""
         perform_first([self])
 
 

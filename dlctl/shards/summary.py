@@ -24,7 +24,7 @@ a dense update arrives.
 
 A value that does not fit ends the summary: from then on all workers get the exact parameters,
 starting with all of them. Saturation would be an error that only grows. A replacement server starts
-with a rest of 0; its generation differs, so no worker mixes the two. Replicas that fetch a version
+with a rest of 0; its term differs, so no worker mixes the two. Replicas that fetch a version
 from both may differ by a last bit.
 """
 
@@ -40,20 +40,21 @@ from dlctl.util.threads import BLOCK
 from dlctl.wire.messages import Array
 
 _DTYPES = {"float16": np.float16, "bfloat16": np.uint16}
-"""As `compress/values.py` has them on the wire."""
+"""The numpy types that these have on the wire (`compress/values.py`)."""
 _NOTHING = np.empty(0, np.float32)
 
 
 class Summary:
     def __init__(self, precision: Precision) -> None:
         self.precision: Precision = precision
-        """Of the values sent; "float32" once a value does not fit into the configured one."""
+        """The type of the values sent; "float32" once a value does not fit into the configured one.
+        """
         self._version: int | None = None
         """The version summarised last; None: there was none."""
         self._forgotten = 0
         """`History.forgotten` at that version."""
         self._seen: Array = _NOTHING
-        """16 bits [n]"""
+        """[n], 16 bits each: what workers have seen last."""
         self._rest: Array = _NOTHING
         """float32[n], the rounding error of each."""
 

@@ -25,7 +25,7 @@ class Batch:
     rows: Array
     """int64[n], numbers of samples."""
     slot: int
-    epoch: int
+    term: int
     number: int
     """Gradients that this process has computed before."""
 
@@ -37,7 +37,7 @@ class Objective(Protocol):
     layout: Layout
 
     def initial(self) -> Array:
-        """float32[d], fresh."""
+        """float32[d]: the initial parameters, a new array."""
         ...
 
     def gradient(self, w: Array, batch: Batch) -> tuple[float, Array]:
@@ -49,7 +49,7 @@ class Objective(Protocol):
         ...
 
     def evaluate(self, w: Array) -> Json:
-        """Raises JobFailed for an error of the task."""
+        """The metrics of an evaluation at w. Raises JobFailed for an error of the task."""
         ...
 
 
@@ -149,7 +149,7 @@ class LeastSquares:
 
 
 class WithFrozen(LeastSquares):
-    """The same with two frozen parameters, "base" of so many bytes and "table"; `others`: slots
+    """An objective with two frozen parameters, "base" of so many bytes and "table"; `others`: slots
     whose model() makes another "table".
     """
 
@@ -171,7 +171,7 @@ class WithFrozen(LeastSquares):
 
 
 class WithBuffers(LeastSquares):
-    """The same with a buffer of one number: 1 and how many samples this replica has seen."""
+    """An objective with a buffer of one number: 1 and how many samples this replica has seen."""
 
     def __init__(self, samples: int = 256, size: int = 12, seed: int = 0) -> None:
         super().__init__(samples, size, seed)
@@ -227,7 +227,7 @@ class Ledger:
     """Gradients that can be told apart, over all processes of a run."""
     layout: Layout = field(init=False)
     authors: dict[tuple[int, int, int], int] = field(init=False, default_factory=dict)
-    """(slot, epoch, number of the gradient) -> its cell."""
+    """(slot, term, number of the gradient) -> its cell."""
 
     def __post_init__(self) -> None:
         self.layout = layout_of(self.shards * self.cells)
@@ -236,7 +236,7 @@ class Ledger:
         return np.zeros(self.layout.size(), np.float32)
 
     def gradient(self, w: Array, batch: Batch) -> tuple[float, Array]:
-        author = (batch.slot, batch.epoch, batch.number)
+        author = (batch.slot, batch.term, batch.number)
         cell = self.authors.setdefault(author, len(self.authors))
         assert cell < self.cells, "the ledger is full: give it more cells"
         gradient = np.zeros(self.layout.size(), np.float32)
@@ -264,9 +264,9 @@ class Ledger:
 
 @dataclass
 class StreamedLedger(Ledger):
-    """The same of a dataset that is a stream."""
+    """A ledger whose dataset is a stream."""
 
     lengths: tuple[int, ...] = ()
     """The samples of each shard of the stream; `samples` means nothing."""
     names: tuple[str, ...] = ()
-    """Of the shards; (): the usual ones."""
+    """The names of the stream's shards; (): the usual ones."""

@@ -48,7 +48,7 @@ class TermsFile:
 class Store:
     terms_file: TermsFile = field(default_factory=TermsFile)
     issued: list[tuple[str, int]] = field(default_factory=list)
-    """Every epoch and generation, in the order in which they were issued."""
+    """Every term, in the order in which they were issued."""
     resume: str = ""
     """Directory of the checkpoint that the current execution resumed from, or ""."""
     run: Json = field(default_factory=dict)
@@ -156,7 +156,7 @@ class Store:
         )
 
     def _numbers(self) -> list[int]:
-        """Of the checkpoints that have a directory."""
+        """The numbers of the checkpoints that have a directory."""
         return [int(directory.rpartition("-")[2]) for directory in self.files]
 
 

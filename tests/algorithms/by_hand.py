@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from made import OWN_LR, identity, joined_tables, replica, training
+from builders import OWN_LR, identity, joined_tables, replica, training
 
 from dlctl import registry
 from dlctl.algorithms.base import (
@@ -65,11 +65,11 @@ Batch = tuple[NextBatch, Any]
 """What a replica is told of a batch, and what the test's gradient makes of it."""
 GradientOf = Callable[[Array, Any], Step]
 """(parameters, the batch) -> its gradient."""
-GENERATION = 1
+SHARD_TERM = 1
 WORKERS = 4
 """That the job is said to have."""
 Which = tuple[int, int, int, int]
-"""(shard, slot, epoch, seq): one push."""
+"""(shard, slot, term, seq): one push."""
 
 
 class OfTable:
@@ -121,7 +121,7 @@ class Shards:
         self.memory = np.ones(w.size, np.float32)
         """The model of all replicas, if they share one."""
         self.players: dict[tuple[int, int], Player] = {}
-        """(slot, epoch) -> whoever gets the answers."""
+        """(slot, term) -> whoever gets the answers."""
         self._number = 0
         self.lead = algorithm.lead(options)
         self.slots: frozenset[int] = frozenset()
@@ -165,7 +165,7 @@ class Shards:
         of_server = [
             TableShard(
                 context=context, commits=Commits(context), table=number, index=index,
-                declared=self.tables[number].declared, generation=GENERATION, lo=0, hi=0,
+                declared=self.tables[number].declared, term=SHARD_TERM, lo=0, hi=0,
                 shard=self.tables[number].shards[index], side=self.tables[number].sides[index],
                 compressor_name="none", compressor=Dense, push_norm_max=1e9,
                 fetch_values="float32", step_samples=1024,
@@ -180,19 +180,19 @@ class Shards:
         return tuple(map(sum, zip(*partials, strict=True)))
 
     def push(self, request: Write, values: Array, who: tuple[int, int, int]) -> None:
-        """who: (slot, epoch, seq)."""
+        """who: (slot, term, seq)."""
         for index in range(len(self.shards)):
             self.push_to(index, request, values, who)
 
     def push_to(self, index: int, request: Write, values: Array, who: tuple[int, int, int]) -> None:
         lo, hi = self.bounds[index]
         table = self.numbers[request.table]
-        slot, epoch, seq = who
+        slot, term, seq = who
         packed = m.Packed("none", hi - lo, (values[lo:hi].copy(),))
         self.take(
             index,
             m.Push(
-                slot, epoch, GENERATION, seq, self.shards[index].version, 0, 0, request.samples,
+                slot, term, SHARD_TERM, seq, self.shards[index].version, 0, 0, request.samples,
                 request.clock, packed, request.part, table,
             ),
         )  # fmt: skip
@@ -211,27 +211,27 @@ class Shards:
     def ask_lead(self, clock: int, waited_s: float = 0.0) -> None:
         """What the coordinator does with what all shards hold."""
         everywhere = frozenset.intersection(*(frozenset(side.held()) for side in self.sides))
-        here = [(slot, epoch, n) for at, slot, epoch, n in sorted(everywhere) if at == clock]
+        here = [(slot, term, n) for at, slot, term, n in sorted(everywhere) if at == clock]
         came = {slot: samples for slot, _, samples in here}
         chosen = self.lead.quorum(clock, came, self.slots, waited_s) if came else None
         if isinstance(chosen, int | float) and not self.takes_time:
             self.ask_lead(clock, chosen)
         elif isinstance(chosen, frozenset):
-            used = frozenset((slot, epoch) for slot, epoch, _ in here if slot in chosen)
+            used = frozenset((slot, term) for slot, term, _ in here if slot in chosen)
             for index, side in enumerate(self.sides):
                 self._hear(index, 0, side.decided(Decision(clock, used, frozenset())))
 
     def _hear(self, index: int, of_table: int, outcomes: list[PushOutcome]) -> None:
         table = self.tables[of_table]
         for outcome in outcomes:
-            key = (index, outcome.slot, outcome.epoch, outcome.seq)
+            key = (index, outcome.slot, outcome.term, outcome.seq)
             table.outcomes[key].append(outcome.kind)
-            player = self.players.get((outcome.slot, outcome.epoch))
+            player = self.players.get((outcome.slot, outcome.term))
             if player is not None:
                 version = table.shards[index].version
                 player.acks.append(
                     m.Ack(
-                        index, GENERATION, outcome.seq, outcome.kind, version, outcome.staleness, 0,
+                        index, SHARD_TERM, outcome.seq, outcome.kind, version, outcome.staleness, 0,
                         outcome.reason, of_table,
                     )
                 )  # fmt: skip
@@ -251,7 +251,7 @@ class Player:
         shards: Shards,
         gradient: GradientOf,
         slot: int = 0,
-        epoch: int = 1,
+        term: int = 1,
         *,
         batch_size: int = 1,
         samples_of: Callable[[Any], int] = lambda batch: 1,
@@ -263,7 +263,7 @@ class Player:
         """
         self.shards = shards
         self.gradient = gradient
-        self.slot, self.epoch = slot, epoch
+        self.slot, self.term = slot, term
         self.samples_of = samples_of
         self.todo: list[Batch] = []
         self.samples = 0
@@ -281,7 +281,7 @@ class Player:
         self.side = replica(algorithm, self.parameters, options, slot)
         self._context = Context(resend_s=1e6)
         self._queue = SendQueue(self._context.retries)
-        me = identity(slot, epoch)
+        me = identity(slot, term)
         tables = joined_tables(algorithm, self._context, shards.size, shards.count, me)
         name, links = f"worker-{slot}", algorithm.shape.links
         self._members = PeerMembers(self._context, name, connects="peers" in links)
@@ -303,7 +303,7 @@ class Player:
             self._engine = Operations(twin(problem, self.parameters), "by hand")
         self._own_thread = OwnThread()
         GroupDriver(self._own_thread, shards.groups)  # type: ignore[arg-type]
-        shards.players[slot, epoch] = self
+        shards.players[slot, term] = self
         for player in shards.players.values():
             player.meet()
         self.training.advance(self._now)
@@ -317,7 +317,7 @@ class Player:
     def needs_data(self) -> bool:
         return isinstance(self.request, NextData | Gradient)
 
-    def go_on(self) -> None:
+    def advance(self) -> None:
         """Until it needs a batch and has none, or waits for another replica."""
         while True:
             self._now += 1.0
@@ -342,12 +342,12 @@ class Player:
         """There is no data for now."""
         assert self.needs_data()
         assert not self.todo
-        self.go_on()
+        self.advance()
         assert self._asked is not None, f"{self.request} asks for no data"
         asked, self._asked = self._asked, None
         lease = m.Lease(asked.request, 0, 0, 0, 0)
         self.training.on_message(lease, self._now)
-        self.go_on()
+        self.advance()
 
     def _perform(self, effect: object) -> None:
         match effect:
@@ -369,7 +369,7 @@ class Player:
             case Send(peer, m.Push() as push):
                 self._push(_number_in(peer), push)
             case Send(peer, m.PeerRequest() as ask):
-                other = self.shards.players[_number_in(peer), ask.to_epoch]
+                other = self.shards.players[_number_in(peer), ask.to_term]
                 other.training.on_ask(self._members.name.encode(), ask)
                 other._step()
             case Send(bytes() as peer, m.PeerReply() as answer):
@@ -426,7 +426,7 @@ class Player:
             tuple(losses[:-1]),
         )  # fmt: skip
         self.training.on_event(computed, self._now)
-        self.go_on()
+        self.advance()
 
     # ------------------------------------------------------------ servers
 
@@ -444,7 +444,7 @@ class Player:
             version, seen = side.shown(fetch.slot) or (shard.version, shard.w)
             values = seen[fetch.lo : fetch.hi or shard.size].copy()
             message = m.Parameters(
-                index, GENERATION, fetch.request, version, values, table=number,
+                index, SHARD_TERM, fetch.request, version, values, table=number,
                 clock=side.clock(),
             )  # fmt: skip
             self.training.on_message(message, self._now)
@@ -460,15 +460,15 @@ class Player:
     # ------------------------------------------------------------ other players
 
     def _asker(self, slot: int) -> Player:
-        epoch = max(epoch for other, epoch in self.shards.players if other == slot)
-        return self.shards.players[slot, epoch]
+        term = max(term for other, term in self.shards.players if other == slot)
+        return self.shards.players[slot, term]
 
     def meet(self) -> None:
         """Hear from the coordinator who takes part, and makes up the group."""
-        slots, epochs = zip(*sorted(self.shards.players), strict=True)
+        slots, terms = zip(*sorted(self.shards.players), strict=True)
         addresses = tuple(f"worker-{slot}" for slot in slots)
         none = ("",) * len(slots)
-        peers = m.Peers(self._members.number + 1, slots, (), epochs, addresses, none)
+        peers = m.Peers(self._members.number + 1, slots, (), terms, addresses, none)
         self._members.on_peers(peers, self.slot)
         self.training.side.members = self._members.slots
         if self.training.collecting is not None:

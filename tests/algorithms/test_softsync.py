@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from by_hand import GENERATION
+from by_hand import SHARD_TERM
 
 from dlctl import jobfile
 from dlctl.algorithms.methods.softsync import Options, SoftsyncServer
@@ -33,7 +33,7 @@ def new_side(workers: int, **options: int) -> SoftsyncServer:
 
 def push(side: SoftsyncServer, gradient: Array, base_version: int) -> tuple[str, int]:
     packed = Packed("none", SIZE, (gradient,))
-    message = Push(0, 1, GENERATION, 0, base_version, 0, 0, 8, 0, packed, 0)
+    message = Push(0, 1, SHARD_TERM, 0, base_version, 0, 0, 8, 0, packed, 0)
     (outcome,) = side.push(message, Delta(gradient))
     return outcome.kind, outcome.staleness
 
@@ -42,13 +42,13 @@ def push(side: SoftsyncServer, gradient: Array, base_version: int) -> tuple[str,
 @pytest.mark.parametrize("modulated", [True, False])
 @pytest.mark.parametrize(("workers", "n"), [(6, 1), (6, 2), (6, 4), (6, 6), (7, 3)])
 def test_it_is_the_paper_s_rule(workers, n, modulated, agree):
-    side, dice = new_side(workers, n=n, modulated=modulated), np.random.default_rng(workers * n)
+    side, rng = new_side(workers, n=n, modulated=modulated), np.random.default_rng(workers * n)
     c, w, buffer, held, updates = workers // n, np.ones(SIZE), np.zeros(SIZE), 0, 0
     updates_at = [0]
     """Version -> the updates before it."""
     for _ in range(60):
-        base = int(dice.integers(max(0, len(updates_at) - 3 * workers), len(updates_at)))
-        gradient = dice.standard_normal(SIZE).astype(np.float32)
+        base = int(rng.integers(max(0, len(updates_at) - 3 * workers), len(updates_at)))
+        gradient = rng.standard_normal(SIZE).astype(np.float32)
         tau = updates - updates_at[base]
         buffer += gradient / (max(tau, 1) if modulated else 1)
         held += 1

@@ -15,9 +15,9 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from identity import ME, identity
-from nextlines import commands_of, flat
-from remains import damaged_page, damaged_terms, issue, keep, remember, save
+from dead_runs import damaged_page, damaged_terms, issue, keep, remember, save
+from next_step_lines import commands_of, flat
+from process_identity import ME, identity
 
 from dlctl.cli.ui import live
 from dlctl.job import config

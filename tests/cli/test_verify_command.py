@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from identity import ME
-from remains import acknowledge, issue, keep, save
+from dead_runs import acknowledge, issue, keep, save
+from process_identity import ME
 
 from dlctl.job import config
 from dlctl.launch.ssh import Ssh
@@ -109,7 +109,7 @@ def test_a_living_server_that_keeps_nothing_cannot_be_asked(run, dlctl_command):
     assert verdict(dlctl_command)[1]["lost"] == 2, "now nobody has it any more"
 
 
-def test_epochs_that_a_shard_has_forgotten_are_unknown_unless_a_checkpoint_proves_them(
+def test_terms_that_a_shard_has_forgotten_are_unknown_unless_a_checkpoint_proves_them(
     run, dlctl_command
 ):
     keep(run, 0, version=3, deliveries=[[0, 3, 9]])
@@ -126,7 +126,7 @@ def test_epochs_that_a_shard_has_forgotten_are_unknown_unless_a_checkpoint_prove
     assert ended.out.splitlines()[2].split()[-2:] == ["-", "-"]
 
 
-def test_a_shard_that_keeps_older_epochs_answers_for_them(run, dlctl_command):
+def test_a_shard_that_keeps_older_terms_answers_for_them(run, dlctl_command):
     keep(run, 0, version=3, deliveries=[[0, 1, 4], [0, 2, 5], [0, 3, 9]])
     acknowledge(run, 0, 2, 2, 6)
     code, data = verdict(dlctl_command)
@@ -136,7 +136,7 @@ def test_a_shard_that_keeps_older_epochs_answers_for_them(run, dlctl_command):
 def test_pushes_settled_beyond_a_held_one_count_only_without_a_hole():
     table = table_of([[0, 1, 4, 6, 7], [1, 1, 4, 4, 5], "strange", [1], [2, 1, "x"]])
     assert table == {(0, 1): 4, (1, 1): 6}
-    assert recorded_pushes(table, 0, 2) == 0, "a newer epoch than the shard has ever seen"
+    assert recorded_pushes(table, 0, 2) == 0, "a newer term than the shard has ever seen"
     assert recorded_pushes(table, 0, 0) is None
 
 
@@ -168,7 +168,7 @@ def damage(checkpoint: Path) -> None:
 
 
 def resumed(run, checkpoint: Path, **terms: int) -> None:
-    """The run has gone back to this checkpoint; `terms`: epochs of workers that had begun."""
+    """The run has gone back to this checkpoint; `terms`: terms of workers that had begun."""
     issue(run.path, {name.replace("_", "-"): term for name, term in terms.items()})
     lineage.record(run.db, run.path, checkpoint, "")
     run.run(resume=str(checkpoint))

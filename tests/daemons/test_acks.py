@@ -32,9 +32,9 @@ for count in range(1, 1 << 40):
 def test_a_record_appears_with_the_first_push_that_is_settled(tmp_path: Path) -> None:
     record = Acks(tmp_path, "worker-4", 2, shards=3)
     assert acks.read_all(tmp_path) == []
-    record.write(Settled(epoch=9, shard=1, count=1))
-    record.write(Settled(epoch=9, shard=2, count=5))
-    record.write(Settled(epoch=9, shard=1, count=2))
+    record.write(Settled(term=9, shard=1, count=1))
+    record.write(Settled(term=9, shard=2, count=5))
+    record.write(Settled(term=9, shard=1, count=2))
     assert acks.read_all(tmp_path) == [acks.AckRecord(4, 2, 9, (0, 2, 5))]
 
 
@@ -53,7 +53,7 @@ def test_what_was_settled_survives_kill_9(tmp_path: Path) -> None:
         said = [int(writer.stdout.readline()) for _ in range(50)][-1]
         writer.send_signal(signal.SIGKILL)
     (record,) = acks.read_all(tmp_path)
-    assert (record.slot, record.incarnation, record.epoch) == (0, 3, 7)
+    assert (record.slot, record.incarnation, record.term) == (0, 3, 7)
     assert record.counts[0] >= said
     assert record.counts[0] - record.counts[1] in (0, 1)
 

@@ -17,8 +17,8 @@ from dlctl.errors import DlctlError, TimedOut
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.server.commits import Commit, Committed
 from dlctl.shards.base import no_point
+from dlctl.shards.journal_format import MAGIC
 from dlctl.shards.log import LogWrite
-from dlctl.shards.records import MAGIC
 from dlctl.wire import messages as m
 
 LIMIT_S = 20.0

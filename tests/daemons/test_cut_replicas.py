@@ -71,8 +71,8 @@ TASK = """
         return Net()
 
     def dataset():
-        dice = torch.Generator().manual_seed(5)
-        x, y = (torch.randint(0, 11, size, generator=dice) for size in ((60, 5), (60,)))
+        rng = torch.Generator().manual_seed(5)
+        x, y = (torch.randint(0, 11, size, generator=rng) for size in ((60, 5), (60,)))
         return TensorDataset(x, y)
 
     def loss(model, batch):
@@ -154,7 +154,7 @@ class House:
         )  # fmt: skip
 
     def build(self) -> Built:
-        self.ranks.start(slot=0, epoch=1)
+        self.ranks.start(slot=0, term=1)
         return build(self.job, 0, 0, ranks=self.ranks)
 
     def until_told(self) -> Any:

@@ -58,7 +58,7 @@ def test_what_both_move_is_what_the_method_accrues_and_a_death_ends_both(
         ready_s=COMES_S, silent_s=COMES_S,
     )  # fmt: skip
     try:
-        ranks.start(slot=0, epoch=1)
+        ranks.start(slot=0, term=1)
         stepper, loader, *_ = build(job(tmp_path, clients), 0, 0)
         replica = stepper.replica
         ahead = BatchesAhead(ranks, replica, loader.identity)
@@ -117,7 +117,7 @@ def test_a_process_whose_files_come_in_another_order_ends_them_all(
     )  # fmt: skip
     try:
         made = job(tmp_path, more=FILES)
-        ranks.start(slot=0, epoch=1)
+        ranks.start(slot=0, term=1)
         stepper, loader, *_ = build(made, 0, 0)
         with pytest.raises(RanksEnded):
             BatchesAhead(ranks, stepper.replica, loader.identity)

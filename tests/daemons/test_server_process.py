@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.shard import EPOCH, NETWORKS, SERVER, End
+from benchmarks.shard import NETWORKS, SERVER, TERM, End
 from daemons.transport import chunking
 from dlctl.compress.topk import TopK
 from dlctl.job import config
@@ -64,21 +64,21 @@ class Run:
         self.control = self.coordinator.transport.listen(address)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.peer: Peer = ""
-        self.generation = 0
+        self.term = 0
         self.worker = End()
 
     def start(self, *, keep: bool, failpoint: str = "") -> m.Serving:
-        """The next generation of the server; what it answers to its assignment."""
+        """The next process of the server; what it answers to its assignment."""
         os.environ["DLCTL_FAILPOINT"] = failpoint
         try:
-            self.generation += 1
-            process = local.start(self.directory, "server", SERVER, self.generation, self.control)
+            self.term += 1
+            process = local.start(self.directory, "server", SERVER, self.term, self.control)
         finally:
             del os.environ["DLCTL_FAILPOINT"]
         self.processes.append(process)
         self.peer, _ = self.coordinator.wait_for(m.Register)
         send = self.coordinator.transport.send
-        send(self.peer, m.Welcome(SERVER, 0, self.generation, self.key, {}))
+        send(self.peer, m.Welcome(SERVER, 0, self.term, self.key, {}))
         send(self.peer, m.Assign(0, self.size, self.layout, "", keep, step_samples=64))
         _, serving = self.coordinator.wait_for(m.Serving)
         self.worker.transport.connect(SERVER, serving.address)
@@ -86,13 +86,13 @@ class Run:
 
     def join(self) -> m.Joined:
         run_id = self.directory.name
-        token = sign(self.key, run_id, SLOT, EPOCH)
-        self.worker.transport.send(SERVER, m.Join(run_id, SLOT, EPOCH, token))
+        token = sign(self.key, run_id, SLOT, TERM)
+        self.worker.transport.send(SERVER, m.Join(run_id, SLOT, TERM, token))
         return self.worker.wait_for(m.Joined)[1]
 
     def initialise(self) -> None:
         values = np.zeros(self.size, np.float32)
-        self.worker.transport.send(SERVER, m.Initialise(SLOT, EPOCH, values, np.zeros(0)))
+        self.worker.transport.send(SERVER, m.Initialise(SLOT, TERM, values, np.zeros(0)))
         self.worker.wait_for(m.Joined)
 
     def push(self, seq: int, value: float = -1.0) -> None:
@@ -109,7 +109,7 @@ class Run:
             vector = np.zeros(self.size, np.float32)
             vector[where] = values
             delta = TopK(TopK.Options()).take(vector)
-        return m.Push(SLOT, EPOCH, self.generation, seq, 0, seq, seq, 1, 0, delta)
+        return m.Push(SLOT, TERM, self.term, seq, 0, seq, seq, 1, 0, delta)
 
     def is_acknowledged(self, outcomes: tuple[str, ...]) -> bool:
         """Whether an ack comes; False: the server is dead."""
@@ -122,7 +122,7 @@ class Run:
         return False
 
     def fetch(self) -> m.Parameters:
-        self.worker.transport.send(SERVER, m.Fetch(SLOT, EPOCH, 1, 0))
+        self.worker.transport.send(SERVER, m.Fetch(SLOT, TERM, 1, 0))
         return self.worker.wait_for(m.Parameters)[1]
 
     def close(self) -> None:
@@ -266,7 +266,7 @@ def test_a_server_refuses_poison_counts_it_and_goes_on(
         run.push(seq, value)
         ack = run.worker.wait_for(m.Ack)[1]
         steps = f"steps {seq}..{seq}"
-        told = f"refused a push of worker-0 (epoch {EPOCH}, number {seq}, {steps}): {why}"
+        told = f"refused a push of worker-0 (term {TERM}, number {seq}, {steps}): {why}"
         assert (ack.seq, ack.outcome, ack.reason) == (seq, REFUSED, told)
         run.push(seq, value)
         assert run.worker.wait_for(m.Ack)[1].outcome == REFUSED, "it says the same again"

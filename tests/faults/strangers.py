@@ -120,16 +120,16 @@ class Guest:
 
 
 class Worker:
-    """A worker's key in wrong hands: on a connection of its own, with the epoch that there is."""
+    """A worker's key in wrong hands: on a connection of its own, with the term that there is."""
 
     def __init__(self, directory: Path) -> None:
         run_key = keys.read(directory)
         ring, name = keys.CurveKeys(run_key), f"worker-{SLOT}"
         with closing(RunDb(directory, readonly=True)) as db:
             issued = terms.newest(directory, db)
-        self.epoch, self.generations = issued[name], [issued["server-0"], issued["server-1"]]
-        token = sign(keys.token_key(run_key), directory.name, SLOT, self.epoch)
-        self.join = codec.encode(m.Join(directory.name, SLOT, self.epoch, token))
+        self.term, self.shard_terms = issued[name], [issued["server-0"], issued["server-1"]]
+        token = sign(keys.token_key(run_key), directory.name, SLOT, self.term)
+        self.join = codec.encode(m.Join(directory.name, SLOT, self.term, token))
         self.context = zmq.Context()
         self.dealers: list[zmq.Socket[bytes]] = []
         for shard in range(2):
@@ -158,7 +158,7 @@ class Repeating(Worker):
 
     def says(self, shard: int) -> list[list[bytes]]:
         packed = m.Packed("none", 2, (np.ones(2, np.float32),))
-        push = m.Push(SLOT, self.epoch, self.generations[shard], 0, 0, 0, 0, 1, 0, packed)
+        push = m.Push(SLOT, self.term, self.shard_terms[shard], 0, 0, 0, 0, 1, 0, packed)
         return [codec.encode(push)] * 100
 
 
@@ -166,7 +166,7 @@ class Deaf(Worker):
     """It asks for the shard again and again, and reads none of the answers."""
 
     def says(self, shard: int) -> list[list[bytes]]:
-        return [codec.encode(m.Fetch(SLOT, self.epoch, n, 0)) for n in range(20)]
+        return [codec.encode(m.Fetch(SLOT, self.term, n, 0)) for n in range(20)]
 
 
 def main() -> None:

@@ -37,10 +37,10 @@ DELAY_S = 0.002
 class _Worker:
     """Makes one sum after the other: of its slot's bit, so a sum tells who is in it."""
 
-    def __init__(self, house: House, slot: int, epoch: int) -> None:
-        self.house, self.slot, self.epoch = house, slot, epoch
+    def __init__(self, house: House, slot: int, term: int) -> None:
+        self.house, self.slot, self.term = house, slot, term
         self.context = Context(1.0)
-        identity = Identity("run", slot, epoch, b"")
+        identity = Identity("run", slot, term, b"")
         self.service = Collecting(self.context, f"worker-{slot}", identity, SILENT_S)
         self.results: list[Summed] = []
         self.step = 0
@@ -109,9 +109,9 @@ class House:
         for slot in range(slots):
             self.start(slot, 1)
 
-    def start(self, slot: int, epoch: int) -> None:
-        process = Process(f"worker-{slot}", epoch, self.timeline, self, 0.0, lambda _: None)  # type: ignore
-        process.machine = _Worker(self, slot, epoch)
+    def start(self, slot: int, term: int) -> None:
+        process = Process(f"worker-{slot}", term, self.timeline, self, 0.0, lambda _: None)  # type: ignore
+        process.machine = _Worker(self, slot, term)
         sim_group.GroupDriver(process, self.sums)
         self.processes[slot] = process
         process.post(DeadlineReached())
@@ -146,8 +146,8 @@ class House:
     def _live(self) -> tuple[int, ...]:
         return tuple(d.index for d in self._daemons() if d.alive and d.index not in self.drained)
 
-    def _worker(self, slot: int, epoch: int) -> Any:
-        here = [d for d in self._daemons() if (d.index, d.term) == (slot, epoch) and d.alive]
+    def _worker(self, slot: int, term: int) -> Any:
+        here = [d for d in self._daemons() if (d.index, d.term) == (slot, term) and d.alive]
         return here[0] if here else None
 
     # ------------------------------------------------------------ the network
@@ -243,14 +243,14 @@ def test_sums_that_some_have_and_others_do_not(seed):
 @pytest.mark.parametrize("seed", range(6))
 def test_members_that_die_and_are_replaced_while_sums_are_torn(seed):
     house, rng = House(4, torn=0.15, seed=seed), np.random.default_rng(seed)
-    for epoch in range(2, 6):
+    for term in range(2, 6):
         house.go(3.0 + float(rng.random()))
         slot = int(rng.integers(1, 4))
         house.processes[slot].end(-9)
         house.go(float(rng.random()))
         house.check()
         house.start(slot, house.processes[slot].incarnation + 1)
-        assert epoch
+        assert term
     house.go(8.0)
     house.check()
     assert house.last().vector == 15.0

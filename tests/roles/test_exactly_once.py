@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from builders import client, joined
 from hypothesis import given
 from hypothesis import strategies as st
-from made import client, joined
 
 from dlctl.roles.protocol.context import EXIT_FENCED, Context
 from dlctl.roles.protocol.limits import REACH
@@ -34,8 +34,8 @@ from dlctl.wire.messages import (
 DELTA = Packed("none", 2, (np.zeros(2, np.float32),))
 
 
-def push(slot: int = 0, epoch: int = 1, seq: int = 0) -> Push:
-    return Push(slot, epoch, 1, seq, 0, 0, 0, 1, 0, DELTA)
+def push(slot: int = 0, term: int = 1, seq: int = 0) -> Push:
+    return Push(slot, term, 1, seq, 0, 0, 0, 1, 0, DELTA)
 
 
 # ---------------------------------------------------------------- the shard's side
@@ -51,17 +51,17 @@ def test_only_the_next_number_is_new() -> None:
     assert deliveries.judge(push(seq=2)) == GAP
 
 
-def test_an_epoch_must_join_before_it_pushes_and_fences_the_one_before() -> None:
+def test_a_term_must_join_before_it_pushes_and_fences_the_one_before() -> None:
     deliveries = Dedup()
-    assert deliveries.judge(push(epoch=1)) == UNKNOWN
+    assert deliveries.judge(push(term=1)) == UNKNOWN
     assert deliveries.join(0, 1)
-    deliveries.take(push(epoch=1))
+    deliveries.take(push(term=1))
     assert deliveries.join(0, 2)
-    assert deliveries.judge(push(epoch=1, seq=1)) == FENCED
+    assert deliveries.judge(push(term=1, seq=1)) == FENCED
     assert deliveries.next_seq(0) == 0
 
 
-def test_joining_again_in_the_same_epoch_forgets_nothing() -> None:
+def test_joining_again_in_the_same_term_forgets_nothing() -> None:
     deliveries = Dedup()
     deliveries.join(0, 1)
     deliveries.take(push(seq=0))
@@ -95,8 +95,8 @@ def test_whatever_arrives_each_number_is_taken_once_and_in_order(
 def test_a_token_is_good_for_one_run_slot_and_epoch() -> None:
     token = sign(b"key", "run", 1, 2)
     assert is_genuine(b"key", "run", 1, 2, token)
-    for run, slot, epoch in (("other", 1, 2), ("run", 2, 2), ("run", 1, 3)):
-        assert not is_genuine(b"key", run, slot, epoch, token)
+    for run, slot, term in (("other", 1, 2), ("run", 2, 2), ("run", 1, 3)):
+        assert not is_genuine(b"key", run, slot, term, token)
     assert not is_genuine(b"other", "run", 1, 2, token)
     assert not is_genuine(b"key", "run", 1, 2, b"")
 
@@ -124,8 +124,8 @@ class Talk:
         """What was sent again."""
         return [effect for effect in self.context.clear() if isinstance(effect, Send)]
 
-    def ack(self, seq: int, outcome: str = APPLIED, generation: int = 1, next_seq: int = 0) -> Ack:
-        return Ack(0, generation, seq, outcome, 1, 0, next_seq)
+    def ack(self, seq: int, outcome: str = APPLIED, term: int = 1, next_seq: int = 0) -> Ack:
+        return Ack(0, term, seq, outcome, 1, 0, next_seq)
 
 
 def sent(sends: list[Send]) -> list[int]:
@@ -169,7 +169,7 @@ def test_no_push_is_on_its_way_of_which_the_shard_may_have_forgotten_what_became
         if seq:
             talk.channel.on_ack(talk.ack(seq, REFUSED), 0.1)
     assert talk.channel.next_seq == REACH
-    assert deliveries.fate(push(seq=0)) == REFUSED
+    assert deliveries.outcome_of(push(seq=0)) == REFUSED
     talk.channel.on_ack(talk.ack(0, REFUSED), 0.2)
     assert talk.channel.has_space()
 
@@ -198,7 +198,7 @@ def test_a_push_without_an_ack_is_sent_again_under_its_number() -> None:
     assert sent(talk.retries.due(1.1)) == [0]
 
 
-def test_after_a_restart_of_the_shard_the_unsettled_pushes_go_to_the_new_generation() -> None:
+def test_after_a_restart_of_the_shard_the_unsettled_pushes_go_to_the_new_term() -> None:
     talk = Talk()
     talk.push()
     talk.channel.link.on_join_again(2, 0.1)
@@ -206,15 +206,15 @@ def test_after_a_restart_of_the_shard_the_unsettled_pushes_go_to_the_new_generat
     talk.channel.link.on_join_again(2, 0.1)
     assert talk.again() == [], "one join is enough"
     assert talk.channel.link.on_joined(Joined(0, 2, 0, 0, 2, True, 0), 0.2)
-    assert [(s.message.seq, s.message.generation) for s in talk.again()] == [(0, 2)]  # type: ignore[union-attr]
+    assert [(s.message.seq, s.message.shard_term) for s in talk.again()] == [(0, 2)]  # type: ignore[union-attr]
 
 
-def test_the_words_of_an_old_generation_are_not_heard() -> None:
+def test_acks_of_an_old_term_of_the_shard_are_ignored() -> None:
     talk = Talk()
     talk.push()
     talk.channel.link.on_join_again(5, 0.1)
     talk.channel.link.on_joined(Joined(0, 5, 0, 0, 2, True, 0), 0.1)
-    assert talk.channel.on_ack(talk.ack(0, generation=4), 0.2) is None
+    assert talk.channel.on_ack(talk.ack(0, term=4), 0.2) is None
     stale = Parameters(0, 4, 1, 9, np.zeros(2, np.float32))
     assert talk.channel.on_parameters(stale, 0.2) is None
 
@@ -233,13 +233,13 @@ def test_a_fenced_worker_learns_it_from_any_shard() -> None:
     st.integers(1, 12),
     st.lists(st.sampled_from(["deliver", "lose", "repeat", "lose ack", "time"]), max_size=120),
 )
-def test_over_any_link_each_push_is_applied_once(pushes: int, fate: list[str]) -> None:
+def test_over_any_link_each_push_is_applied_once(pushes: int, outcome_of: list[str]) -> None:
     """Messages are lost, repeated and delayed; in the end the link is good and all is settled."""
     talk, shard, applied = Talk(), Dedup(), []
     shard.join(0, 1)
     on_the_way: list[Push] = []
     now, made = 0.0, 0
-    for step in [*fate, *["time", *["deliver"] * 40] * 40]:
+    for step in [*outcome_of, *["time", *["deliver"] * 40] * 40]:
         if made < pushes and talk.channel.has_space():
             on_the_way += [s.message for s in talk.push(now)]  # type: ignore[misc]
             made += 1
@@ -271,7 +271,7 @@ def test_what_is_kept_goes_no_further_than_the_lowest_held_push() -> None:
         deliveries.take(push(seq=seq))
     deliveries.settle(0, 1, 1, HELD)
     assert deliveries.judge(push(seq=1)) == DUPLICATE
-    assert deliveries.fate(push(seq=1)) == HELD
+    assert deliveries.outcome_of(push(seq=1)) == HELD
     next_server.load(deliveries.to_json(), [])
     assert [next_server.judge(push(seq=seq)) for seq in range(4)] == [
         DUPLICATE, NEW, DUPLICATE, GAP,
@@ -283,7 +283,7 @@ def test_what_is_kept_goes_no_further_than_the_lowest_held_push() -> None:
     assert deliveries.to_json() == [[0, 1, 3]] == next_server.to_json()
 
 
-def test_a_new_epoch_forgets_what_was_held_of_the_old_one() -> None:
+def test_a_new_term_forgets_what_was_held_of_the_old_one() -> None:
     deliveries = Dedup()
     deliveries.join(0, 1)
     deliveries.take(push(seq=0))
@@ -304,9 +304,9 @@ def test_what_was_dropped_is_not_called_a_duplicate_of_what_is_in_the_shard() ->
     for seq, outcome in enumerate((APPLIED, LATE, REFUSED)):
         deliveries.take(push(seq=seq))
         deliveries.settle(0, 1, seq, outcome)
-    next_server.load(deliveries.to_json(), deliveries.fates())
+    next_server.load(deliveries.to_json(), deliveries.outcomes())
     for table in (deliveries, next_server):
-        assert [table.fate(push(seq=seq)) for seq in range(3)] == [DUPLICATE, LATE, REFUSED]
+        assert [table.outcome_of(push(seq=seq)) for seq in range(3)] == [DUPLICATE, LATE, REFUSED]
 
 
 @given(st.lists(st.tuples(st.sampled_from((APPLIED, LATE, REFUSED, HELD)), st.integers(0, 40))))
@@ -332,10 +332,14 @@ def test_what_became_of_the_newest_numbers_is_known_however_they_are_settled(
                 known[seq] = DUPLICATE if what == APPLIED else what
             deliveries.settle(0, 1, seq, what)
     again = Dedup()
-    again.load(deliveries.to_json(), deliveries.fates())
+    again.load(deliveries.to_json(), deliveries.outcomes())
     for seq in range(max(0, deliveries.next_seq(0) - REACH), deliveries.next_seq(0)):
         if seq not in held:
-            assert deliveries.fate(push(seq=seq)) == again.fate(push(seq=seq)) == known[seq]
+            assert (
+                deliveries.outcome_of(push(seq=seq))
+                == again.outcome_of(push(seq=seq))
+                == known[seq]
+            )
 
 
 def test_behind_a_held_push_only_a_few_are_taken_until_it_is_settled() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import client, identity, serving, site
+from example_counts import times
 from hypothesis import given
 from hypothesis import strategies as st
-from made import client, identity, serving, site
-from repeated import times
 
 from dlctl.algorithms.base import Arrival
 from dlctl.algorithms.methods.downpour import DOWNPOUR
@@ -41,7 +41,7 @@ from dlctl.wire.messages import Array
 SIZE, RUN, KEY = 64, "run-1", b"the key"
 LAYOUT = Layout((TensorEntry("w", TRAINED, (SIZE,), "float32"),)).to_bytes()
 Key = tuple[int, int]
-"""(generation, version)"""
+"""(term, version)"""
 
 
 LAST_BITS = {"float32": 0.0, "float16": 2.0**-9, "bfloat16": 2.0**-6}
@@ -49,15 +49,13 @@ LAST_BITS = {"float32": 0.0, "float16": 2.0**-9, "bfloat16": 2.0**-6}
 PRECISIONS: tuple[Precision, ...] = ("float32", "float16", "bfloat16")
 
 
-def server_of(
-    w: Array, version: int, generation: int, precision: Precision = "float32"
-) -> ShardProtocol:
+def server_of(w: Array, version: int, term: int, precision: Precision = "float32") -> ShardProtocol:
     """A server at work that has just taken charge of these values."""
     shard = in_memory(SGD(SGD.Options(lr=0.5)), w.copy())
     shard.version = version
     side = DOWNPOUR.shard(DOWNPOUR.Options(), shard)
     return serving(
-        shard, side, m.Assign(0, SIZE, LAYOUT, ""), generation=generation,
+        shard, side, m.Assign(0, SIZE, LAYOUT, ""), term=term,
         compressor=("topk", TopK), fetch_values=precision, run_id=RUN, key=KEY,
     )  # fmt: skip
 
@@ -75,7 +73,7 @@ class World:
         self.up: list[m.Message] = []
         self.down: list[m.Message] = []
         self.now = 0.0
-        self.epoch = 0
+        self.term = 0
         self.sparse = 0
         """Slices of changes that came into the model."""
         self.note_state()
@@ -85,7 +83,7 @@ class World:
 
     @property
     def key(self) -> Key:
-        return self.serving.generation, self.serving.shard.version
+        return self.serving.term, self.serving.shard.version
 
     def note_state(self) -> None:
         self.states[self.key] = self.serving.shard.w.copy()
@@ -100,18 +98,18 @@ class World:
     def restart_server(self, random: np.random.Generator, *, kept: bool) -> None:
         """It goes on where it was, or from a checkpoint of some time before."""
         keys = sorted(self.states)
-        generation, version = self.key if kept else keys[random.integers(len(keys))]
-        w = self.states[generation, version]
-        self.serving = server_of(w, version, self.serving.generation + 1, self.precision)
+        term, version = self.key if kept else keys[random.integers(len(keys))]
+        w = self.states[term, version]
+        self.serving = server_of(w, version, self.serving.term + 1, self.precision)
         self.note_state()
         self.join()
 
     # ------------------------------------------------------------ the worker
 
     def restart_worker(self) -> None:
-        self.epoch += 1
+        self.term += 1
         self.context = Context(1.0)
-        me = identity(0, self.epoch, sign(KEY, RUN, 0, self.epoch), RUN)
+        me = identity(0, self.term, sign(KEY, RUN, 0, self.term), RUN)
         self.channel = client(self.context, me, hi=SIZE)
         self.send_queue = SendQueue(self.context.retries)
         self.fetcher = Fetcher([[self.channel]], self.send_queue, Rates("fetch_bytes"))
@@ -201,13 +199,13 @@ class World:
         for fetched in [e for e in self.evaluations if e.complete]:
             of = fetched.slices[0]
             seen = self.fetcher.assemble(fetched, None)
-            assert np.array_equal(seen, self.states[of.generation, of.version])
+            assert np.array_equal(seen, self.states[of.term, of.version])
             self.evaluations.remove(fetched)
 
     def placed(self, channel: ShardClient, arrived: Slice, model: Array) -> None:
         self.sparse += arrived.where is not None
         assert channel.basis.version == arrived.version
-        assert np.array_equal(model, self.seen[arrived.generation, arrived.version])
+        assert np.array_equal(model, self.seen[arrived.term, arrived.version])
 
 
 STEPS: dict[str, Callable[[World, np.random.Generator], None]] = {
@@ -364,7 +362,7 @@ def test_changes_of_another_base_are_not_used_and_everything_is_asked_for(world:
     assert np.array_equal(world.model, before)
     (again,) = world.up
     assert isinstance(again, m.Fetch)
-    assert again.have_generation == 0
+    assert again.have_term == 0
     world.arrive_up(0)
     world.arrive_down(0)
     world.place()
@@ -382,7 +380,7 @@ def sparse_answer(world: World) -> m.SparseParameters:
     return answer
 
 
-@pytest.mark.parametrize("wrong", [{"since": 0}, {"generation": 2}])
+@pytest.mark.parametrize("wrong", [{"since": 0}, {"term": 2}])
 def test_an_answer_to_something_else_than_was_asked_is_dropped(
     world: World, wrong: dict[str, int]
 ) -> None:

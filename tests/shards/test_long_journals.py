@@ -11,7 +11,7 @@ from dlctl import registry
 from dlctl.compress.base import Delta
 from dlctl.shards.base import Shard, Spec
 from dlctl.shards.journaled import JOURNAL_BYTES_MIN, JOURNAL_STATES, Journaled
-from dlctl.shards.records import Bytes
+from dlctl.shards.journal_format import Bytes
 from dlctl.sim.states import MemoryLog
 
 SMALL, LARGE = 10_000, 400_000

@@ -82,11 +82,11 @@ def poor_network(seed: int) -> NetworkOptions:
     """Anything from a good network to one that loses every tenth message; half of them tell when a
     connection has ended, as TCP does, and half do not.
     """
-    dice = np.random.default_rng([seed, 1])
-    loss, duplicate, reorder = (float(p) for p in dice.uniform(0, 0.1, 3))
-    bandwidth = float(dice.choice([3e4, 3e5])) if dice.random() < 0.3 else None
+    rng = np.random.default_rng([seed, 1])
+    loss, duplicate, reorder = (float(p) for p in rng.uniform(0, 0.1, 3))
+    bandwidth = float(rng.choice([3e4, 3e5])) if rng.random() < 0.3 else None
     link = SimLink(
-        latency_s=float(dice.uniform(0.0002, 0.02)), jitter_s=0.005, bytes_per_s=bandwidth,
+        latency_s=float(rng.uniform(0.0002, 0.02)), jitter_s=0.005, bytes_per_s=bandwidth,
         loss=loss, duplicate=duplicate, reorder=reorder,
     )  # fmt: skip
     tells = bool(np.random.default_rng([seed, 9]).random() < 1 / 2)
@@ -98,10 +98,10 @@ def mixed_faults(seed: int) -> Faults:
 
     Every fourth run has a bad start; the others have begun when it comes over them.
     """
-    dice = np.random.default_rng([seed, 2])
+    rng = np.random.default_rng([seed, 2])
 
     def up_to(most: int) -> int:
-        return int(dice.integers(0, most + 1))
+        return int(rng.integers(0, most + 1))
 
     return Faults(
         kills=1 + up_to(2), freezes=1 + up_to(2), control_freezes=up_to(1), cuts=1 + up_to(1),
@@ -123,19 +123,19 @@ def recovery_faults(seed: int) -> Faults:
     """Deaths of servers, agents and the coordinator, some of them in the middle of a commit, with
     a poor network and dying workers about them.
     """
-    dice = np.random.default_rng([seed, 3])
+    rng = np.random.default_rng([seed, 3])
 
     def up_to(most: int) -> int:
-        return int(dice.integers(0, most + 1))
+        return int(rng.integers(0, most + 1))
 
     points = tuple(
         PointCrash(
-            name=f"server-{up_to(SERVERS - 1)}", point=str(dice.choice(POINTS)), count=1 + up_to(30)
+            name=f"server-{up_to(SERVERS - 1)}", point=str(rng.choice(POINTS)), count=1 + up_to(30)
         )
         for _ in range(2)
     )
     # They start each other again; if both die at once, the run has to be started by hand.
-    control = {"coordinator_kills" if dice.random() < 0.7 else "agent_kills": 1 + up_to(1)}
+    control = {"coordinator_kills" if rng.random() < 0.7 else "agent_kills": 1 + up_to(1)}
     return Faults(
         kills=up_to(1), server_kills=1 + up_to(1), **control, freezes=up_to(1), cuts=up_to(1),
         half_opens=up_to(1), resets=up_to(2), slow_disks=up_to(1),
@@ -148,10 +148,10 @@ def forgetting_faults(seed: int) -> Faults:
     """Coordinators that die while the disk is full, and others that find it full: what those before
     them have decided is not on record. Whoever they decide about dies, too.
     """
-    dice = np.random.default_rng([seed, 4])
+    rng = np.random.default_rng([seed, 4])
 
     def up_to(most: int) -> int:
-        return int(dice.integers(0, most + 1))
+        return int(rng.integers(0, most + 1))
 
     return Faults(
         forgotten=1 + up_to(1), full_disks=up_to(1), full_disk_s=4.0, coordinator_kills=up_to(1),
@@ -166,21 +166,21 @@ def and_rare_faults(seed: int, faults: Faults, durability: str) -> Faults:
     for, instead of being killed before that; and on every sixth one everything dies at once, and
     the run is brought back, if what its servers have is kept.
     """
-    dice = np.random.default_rng([seed, 8])
-    if dice.random() < 1 / 4:
+    rng = np.random.default_rng([seed, 8])
+    if rng.random() < 1 / 4:
         faults = replace(
-            faults, long_freezes=int(dice.integers(2, 4)), kills=0, server_kills=0, freezes=0,
+            faults, long_freezes=int(rng.integers(2, 4)), kills=0, server_kills=0, freezes=0,
             control_freezes=0, begin_until_s=faults.heal_at_s, heal_at_s=LONG_HEAL_AT_S,
         )  # fmt: skip
-    if dice.random() < 1 / 6 and durability != "none":
+    if rng.random() < 1 / 6 and durability != "none":
         faults = replace(faults, recoveries=1)
     return faults
 
 
 def syncing(seed: int, simulation: Simulation) -> Simulation:
     """The same on a disk whose syncs take no time, as on a good one, or as on a very slow one."""
-    dice = np.random.default_rng([seed, 13])
-    simulation.world.disk.commit_s = float(dice.choice([0.0, 0.004, 0.15]))
+    rng = np.random.default_rng([seed, 13])
+    simulation.world.disk.commit_s = float(rng.choice([0.0, 0.004, 0.15]))
     return simulation
 
 
@@ -349,12 +349,12 @@ def commits(seed: int) -> Simulation:
         algorithm=(name, method), more=lambda _: DurableChecker(),
         compression=(compression, {"density": 0.005} if compression == "topk" else {}),
     )  # fmt: skip
-    dice = np.random.default_rng([seed, 14])
-    sync_s = simulation.world.disk.commit_s = float(dice.choice([0.01, 0.05, 0.25]))
+    rng = np.random.default_rng([seed, 14])
+    sync_s = simulation.world.disk.commit_s = float(rng.choice([0.01, 0.05, 0.25]))
     for _ in range(2):
-        name = f"server-{dice.integers(SERVERS)}"
-        after_s = float(dice.uniform(0.0, sync_s))
-        KillInCommit(simulation, name, int(dice.integers(5, 40)), after_s)
+        name = f"server-{rng.integers(SERVERS)}"
+        after_s = float(rng.uniform(0.0, sync_s))
+        KillInCommit(simulation, name, int(rng.integers(5, 40)), after_s)
     return simulation
 
 
@@ -386,15 +386,15 @@ def full_disks(seed: int) -> Simulation:
     )  # fmt: skip
     moment = seed // 3 % 3
     if moment == 1:
-        dice = np.random.default_rng([seed, 5])
-        deaths = [(float(dice.uniform(0.1, 2.0)), name) for name in (COORDINATOR, "worker-1")]
+        rng = np.random.default_rng([seed, 5])
+        deaths = [(float(rng.uniform(0.1, 2.0)), name) for name in (COORDINATOR, "worker-1")]
         FullAtRelease(simulation, 4.0, *deaths)
     elif moment == 2:
-        dice = np.random.default_rng([seed, 6])
-        FullAtEnd(simulation, 3.0, (float(dice.uniform(0.0, 2.5)), COORDINATOR))
+        rng = np.random.default_rng([seed, 6])
+        FullAtEnd(simulation, 3.0, (float(rng.uniform(0.0, 2.5)), COORDINATOR))
     elif seed % 2:
-        dice = np.random.default_rng([seed, 10])
-        FullAtDrain(simulation, 3.0, (float(dice.uniform(0.0, 1.0)), COORDINATOR))
+        rng = np.random.default_rng([seed, 10])
+        FullAtDrain(simulation, 3.0, (float(rng.uniform(0.0, 1.0)), COORDINATOR))
     return simulation
 
 
@@ -403,7 +403,7 @@ def stops(seed: int) -> Simulation:
     was acknowledged has to be in the last checkpoint. Half of them have no other one, and portions
     so long that the stop comes before the first of them is done.
     """
-    dice = np.random.default_rng([seed, 7])
+    rng = np.random.default_rng([seed, 7])
     method = (
         ("downpour", {}),
         ("local-sgd", {"local_steps": 2, "inner_lr": 1.0, "overlap": seed % 8 < 4}),
@@ -419,8 +419,8 @@ def stops(seed: int) -> Simulation:
         shares=method[0] == "sync", durabilities=("process", "process", "disk"), algorithm=method,
         forgets=seed % 3 == 2, **portions,
     )  # fmt: skip
-    grace_s = float(dice.choice([0.0, 0.05, 0.3, 5.0]))
-    StopAtWork(simulation, float(dice.uniform(0.0, 1.0 if is_first else 4.0)), grace_s)
+    grace_s = float(rng.choice([0.0, 0.05, 0.3, 5.0]))
+    StopAtWork(simulation, float(rng.uniform(0.0, 1.0 if is_first else 4.0)), grace_s)
     return simulation
 
 
@@ -592,9 +592,9 @@ def stolen_keys(seed: int) -> Simulation:
     """
     name, options, kind = LIED_TO[seed % len(LIED_TO)]
     is_streamed = seed % 10 == 5
-    dice = np.random.default_rng([seed, 12])
+    rng = np.random.default_rng([seed, 12])
     faults = Faults(
-        server_kills=1 + int(dice.integers(2)), coordinator_kills=int(dice.integers(2)),
+        server_kills=1 + int(rng.integers(2)), coordinator_kills=int(rng.integers(2)),
         from_s=2.5, heal_at_s=HEAL_AT_S,
     )  # fmt: skip
     lengths = (50, 23, 32)
@@ -615,7 +615,7 @@ def stolen_keys(seed: int) -> Simulation:
         FetchesChecker(), LivenessChecker(HEAL_AT_S), NothingLeft(),
     )  # fmt: skip
     simulation = Simulation(job, problem, seed, compute=COMPUTE, faults=faults, checkers=checkers)
-    Thief(simulation, seed, book, from_s=float(dice.uniform(0.8, 1.2)), until_s=HEAL_AT_S - 1.0)
+    Thief(simulation, seed, book, from_s=float(rng.uniform(0.8, 1.2)), until_s=HEAL_AT_S - 1.0)
     return simulation
 
 

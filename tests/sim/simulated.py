@@ -224,7 +224,7 @@ class KillAtDecision(Checker):
         self._clock = clock
         self._others = others
         self.chosen: tuple[int, int] | None = None
-        """(slot, epoch) of that worker."""
+        """(slot, term) of that worker."""
         self._world.observers.append(self)
 
     def on_effect(self, process: Any, effect: Any) -> None:
@@ -232,8 +232,8 @@ class KillAtDecision(Checker):
             return
         message = effect.message
         if isinstance(message, Decided) and message.clock == self._clock:
-            slot, epoch = message.used[:2].tolist()
-            self.chosen = slot, epoch
+            slot, term = message.used[:2].tolist()
+            self.chosen = slot, term
             self._world.timeline.after(0.0, self._kill)
 
     def _kill(self) -> None:

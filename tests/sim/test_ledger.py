@@ -330,8 +330,8 @@ def test_a_worker_that_was_given_up_and_comes_back_is_fenced(kind):
     (ghost,) = ghosts
     assert ghost.status == 75
     assert outcome.state == "finished"
-    late = [p for at, _, _, p in pushes.sent if at >= 4.0 and (p.slot, p.epoch) == (1, 1)]
-    assert not any((p.slot, p.epoch, 0, p.seq) in book.acknowledged for p in late)
+    late = [p for at, _, _, p in pushes.sent if at >= 4.0 and (p.slot, p.term) == (1, 1)]
+    assert not any((p.slot, p.term, 0, p.seq) in book.acknowledged for p in late)
 
 
 # ---------------------------------------------------------------- everything at once

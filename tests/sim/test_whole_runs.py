@@ -165,7 +165,7 @@ def test_a_server_that_dies_while_its_buffers_are_set_has_them_in_the_end(durabi
     assert outcome.world.crash_points.crashes == 1
     assert (outcome.state, outcome.reason) == ("finished", "2 epochs are done")
     server = outcome.world.machine("server-0")
-    assert server.birth.incarnation == 2
+    assert server.registration.incarnation == 2
     assert server.serving.buffers.average()[0] > 1
 
 
@@ -208,7 +208,7 @@ def test_what_a_worker_had_not_sent_is_in_the_checkpoint_and_goes_on_with_it():
     assert np.allclose(resumed.weights, -0.1 * (total(problem.given) - total(residuals)), atol=1e-4)
 
 
-def test_epochs_and_generations_go_on_counting_over_executions():
+def test_terms_go_on_counting_over_executions():
     job = job_file(workers=2, servers=2, epochs=8.0)
     first = Simulation(job, LeastSquares())
     first.request(0.8, "stop", {})

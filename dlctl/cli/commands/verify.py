@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from dlctl.cli.group import make_command
 from dlctl.cli.options import json_option, run_argument
@@ -10,7 +11,14 @@ from dlctl.cli.ui import console
 from dlctl.errors import DlctlError, Partial
 from dlctl.runs import select
 
-COLUMNS = ("worker", "incarnation", "epoch", "shard", "acknowledged", "recorded", "lost")
+if TYPE_CHECKING:
+    from dlctl.ops.verify import Verdict
+
+COLUMNS = {
+    "WORKER": "worker", "INCARNATION": "incarnation", "TERM": "epoch", "SHARD": "shard",
+    "ACKNOWLEDGED": "acknowledged", "RECORDED": "recorded", "LOST": "lost",
+}  # fmt: skip
+"""Column -> key in `--json`, where the term still has the name that programs know."""
 
 
 @make_command(
@@ -30,7 +38,7 @@ def command(job: str | None) -> None:
 
     snapshot = select.look(job)
     judged = verify.judge(snapshot)
-    found = [asdict(verdict) | {"lost": verdict.lost} for verdict in judged.verdicts]
+    found = [_record(verdict) for verdict in judged.verdicts]
     data = {
         "run_id": snapshot.run_id,
         "lost": judged.lost,
@@ -41,7 +49,7 @@ def command(job: str | None) -> None:
         "witnesses": [{"shard": w.shard, "source": w.source} for w in judged.witnesses],
         "before": judged.before,
     }
-    cells = ({key.upper(): record[key] for key in COLUMNS} for record in found)
+    cells = ({column: record[key] for column, key in COLUMNS.items()} for record in found)
     console.show("dlctl.verify/1", data, console.table(cells))
     if judged.before:
         before = f"{acknowledged(judged.before)} from before the run resumed from a checkpoint"
@@ -59,6 +67,11 @@ def command(job: str | None) -> None:
     console.note(text)
 
 
+def _record(verdict: Verdict) -> dict[str, Any]:
+    values = asdict(verdict)
+    return values | {"epoch": values.pop("term"), "lost": verdict.lost}
+
+
 def acknowledged(count: int) -> str:
-    """As in "1,234 acknowledged pushes"."""
+    """A count for people: "1,234 acknowledged pushes"."""
     return f"{count:,} acknowledged push{'' if count == 1 else 'es'}"

@@ -117,7 +117,7 @@ class Coordinator:
         self.frozen = FrozenParameters(
             run, self, self.transfers, past.manifest.get("frozen"), self.registration.introduce
         )
-        self.registration.frozen = self.frozen.told
+        self.registration.frozen = self.frozen.to_send
         self.lead = MethodLead(run)
         self.data = DataSupply(run, self.lead)
         self.progress = RunProgress(run, self.data, self.lead)
@@ -126,7 +126,7 @@ class Coordinator:
         self.bad_samples = BadSamples(context, self.data, job.data.bad_samples_max)
         live = settings.of_job(asdict(job), algorithm.live)
         self.settings = SettingChanges(context, members, live)
-        self.settings.go_on(past.settings)
+        self.settings.resume(past.settings)
         target = Target.parse(job.job.stop.target) if job.job.stop.target else None
         self.evaluations = Evaluations(
             context, members, lambda: self.progress.steps, target, job.evaluation.finish_s,
@@ -299,7 +299,7 @@ class Coordinator:
         try:
             self.authz.check(identity, message)
             if handler is None:
-                raise RemoteProtocolError("it has no business here")
+                raise RemoteProtocolError("the coordinator takes no message of this kind")
             handler(peer, message, now)
         except NotPermitted as error:
             self.clients.refuse(peer, message, error)
@@ -368,7 +368,7 @@ class Coordinator:
     def _start(self, now: float) -> None:
         self.run.started_at = now
         if self.persistence.past.memory:
-            self.persistence.go_on(now)
+            self.persistence.resume(now)
             self.admit_members(now)
             return
         self.admit_members(now)
@@ -425,16 +425,16 @@ class Coordinator:
     # ------------------------------------------------------------ training
 
     def _on_lease_request(self, peer: Peer, message: m.LeaseRequest, now: float) -> None:
-        if worker := self._worker(peer, message.slot, message.epoch):
+        if worker := self._worker(peer, message.slot, message.term):
             self.reports.heard(worker, peer, now)
             self.reports.is_at_work(worker, now)
             self.leases.on_request(message, now)
 
-    def _worker(self, peer: Peer, slot: int, epoch: int) -> Daemon | None:
+    def _worker(self, peer: Peer, slot: int, term: int) -> Daemon | None:
         """The live worker. A process that it has replaced is dismissed; one that has failed, too,
         unless the run ends: then it saves what it has, if it can.
         """
-        worker = self.members.worker(slot, epoch)
+        worker = self.members.worker(slot, term)
         if worker is None:
             self.context.send(peer, m.Dismiss(f"worker-{slot} has been replaced"))
         elif worker.error and self.run.shutdown is None:
@@ -474,7 +474,7 @@ class Coordinator:
                 self.leases.grant(now)
 
     def release(self, now: float) -> None:
-        """All workers are ready: they start to train."""
+        """Let the workers train: all of them are ready."""
         self.run.released_at = now
         self.lead.begin()
         self.leases.grant(now)
@@ -495,20 +495,20 @@ class Coordinator:
             self.context.send(receiver.name, members)
 
     def _on_portion_done(self, peer: Peer, done: m.PortionDone, now: float) -> None:
-        if self._worker(peer, done.slot, done.epoch):
+        if self._worker(peer, done.slot, done.term):
             self.leases.settle(done, now)
             self.context.send(peer, m.PortionNoted(done.data_epoch, done.portion))
 
     def _on_sample_failed(self, peer: Peer, message: m.SampleFailed, now: float) -> None:
         self.context.send(peer, m.SampleNoted(message.data_epoch, message.sample))
-        worker = self._worker(peer, message.slot, message.epoch)
+        worker = self._worker(peer, message.slot, message.term)
         if worker is None:
             return
         if error := self.bad_samples.on_failed(message):
             self.failure_detector.fail(worker, error, now, message.detail)
 
     def _on_file_data(self, peer: Peer, message: m.FileData, now: float) -> None:
-        """Raises RemoteProtocolError if the sender's host was not asked for the file."""
+        """Receive a piece of a file. Raises RemoteProtocolError if it was not asked for."""
         is_whole = message.file.startswith((CHECKPOINTS, FROZEN))
         (self.transfers if is_whole else self.mirror).on_data(message, now)
 

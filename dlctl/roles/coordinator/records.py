@@ -24,7 +24,7 @@ from dlctl.wire.messages import Drain, Json, Kill
 
 @record
 class IssueTerm(Effect):
-    """An epoch of a slot or a generation of a shard has been issued; it is never issued again."""
+    """A term of a slot or of a shard has been issued; it is never issued again."""
 
     name: str
     term: int
@@ -97,7 +97,8 @@ class CompleteCheckpoint(Effect):
     manifest: Json
     keep: int
     best: str = ""
-    """As in "val_loss min": the best checkpoint by this metric is retained, too."""
+    """A metric and its direction, as in "val_loss min": the best checkpoint by it is retained, too.
+    """
 
 
 @record
@@ -119,7 +120,7 @@ class LaunchAgent(Effect):
     name: str
     incarnation: int
     secret: str = ""
-    """Its secret key, if the run's connections have keys."""
+    """The agent's secret key, if the run's connections have keys."""
 
 
 @record

@@ -2,7 +2,7 @@
 
 The new key replaces the old one, by renaming a file, and this coordinator exits. The next one finds
 in the persisted state that the daemons were started with a key other than the current one (`keys`,
-the fingerprint), and restarts all of them, as after their deaths: workers with new epochs, servers
+the fingerprint), and restarts all of them, as after their deaths: workers with new terms, servers
 with their shards' state.
 
 A coordinator may crash at any point. Before the renaming all daemons have the old key. After it
@@ -26,7 +26,7 @@ from dlctl.wire.messages import Json, Request
 @dataclass(eq=False)
 class Rotation(CoordinatorPart):
     answer: Callable[[int, bool, str, Json], None]
-    """`Clients.answer`."""
+    """Answers the request of the command line (`ClientRequests.answer`)."""
     scaling: Scaling
     _requests: list[int] = field(default_factory=list, init=False)
     """Numbers of the requests that wait for the new key."""

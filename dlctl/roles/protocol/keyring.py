@@ -1,6 +1,6 @@
 """The keys of a run, as the coordinator's role needs them: one pair for every name.
 
-A name keeps its keys across restarts; epochs and incarnations decide which of its processes is
+A name keeps its keys across restarts; terms and incarnations decide which of its processes is
 authorized.
 """
 
@@ -10,13 +10,13 @@ import hashlib
 
 
 class Keyring:
-    """As it is, without keys: for connections that only this user can reach, unix sockets in a
+    """A keyring without keys: for connections that only this user can reach, unix sockets in a
     directory of mode 0700.
     """
 
     def __init__(self, token_key: bytes) -> None:
         self.token_key = token_key
-        """Signs the tokens of epochs. Servers know it, too."""
+        """Signs the tokens of terms. Servers know it, too."""
 
     @property
     def fingerprint(self) -> str:

@@ -1,7 +1,7 @@
-"""A worker's proof that the coordinator has issued its epoch.
+"""A worker's proof that the coordinator has issued its term.
 
 Servers verify it on their own, so a worker can join while the coordinator is down, and a forged
-epoch cannot fence the issued one.
+term cannot fence the issued one.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import hashlib
 import hmac
 
 
-def sign(key: bytes, run_id: str, slot: int, epoch: int) -> bytes:
-    """HMAC-SHA256 over (run, slot, epoch) under the run's key."""
-    text = f"dlctl worker {run_id} {slot} {epoch}".encode()
+def sign(key: bytes, run_id: str, slot: int, term: int) -> bytes:
+    """HMAC-SHA256 over (run, slot, term) under the run's key."""
+    text = f"dlctl worker {run_id} {slot} {term}".encode()
     return hmac.new(key, text, hashlib.sha256).digest()
 
 
-def is_genuine(key: bytes, run_id: str, slot: int, epoch: int, token: bytes) -> bool:
-    return hmac.compare_digest(sign(key, run_id, slot, epoch), token)
+def is_genuine(key: bytes, run_id: str, slot: int, term: int, token: bytes) -> bool:
+    return hmac.compare_digest(sign(key, run_id, slot, term), token)

@@ -1,7 +1,7 @@
 """A running server: workers join, send initial values and buffers; pushes and reads go to tables.
 
 The sender of a message is verified here, for all tables: only the connection that has presented the
-token of a slot's newest epoch is accepted. `TableShard` handles pushes and reads. An ended run is
+token of a slot's newest term is accepted. `TableShard` handles pushes and reads. An ended run is
 defined by its last checkpoint: once a server is saved for that, it accepts no more changes.
 """
 
@@ -35,7 +35,7 @@ class ShardProtocol:
     key: bytes
     assigned: m.Assign
     tables: Sequence[TableShard]
-    """Of the method, the parameters first."""
+    """The shards of all tables of the method, that of the parameters first."""
 
     def __post_init__(self) -> None:
         self.initialised = False
@@ -43,18 +43,19 @@ class ShardProtocol:
         """The run ends with it: later updates would be in no checkpoint, so none are applied."""
         self.buffers: AveragedBuffers | None = None
         self._logged: dict[int, int] = {}
-        """Slot -> its last epoch for which refused buffers were logged."""
+        """Slot -> its last term for which refused buffers were logged."""
         self._members: frozenset[int] = frozenset()
         self._peers: dict[int, Peer] = {}
-        """Slot -> the connection on which its newest epoch joined last."""
+        """Slot -> the connection on which its newest term joined last."""
         self.parameters = self.tables[0]
         self.parameters.more_state = self._own_state
-        self.index, self.generation = self.parameters.index, self.parameters.generation
+        self.index, self.term = self.parameters.index, self.parameters.term
         self.rates = self.parameters.rates
         for table in self.tables:
             table.peers, table.rates = self._peers, self.rates
         self.shard, self.side = self.parameters.shard, self.parameters.side
-        """Of the parameters."""
+        """The state of the parameters' shard, and the method's side that decides about its pushes.
+        """
         self.vectors = ShardVectors(self.tables)
 
     def metrics(self, now: float) -> dict[str, Any]:
@@ -136,33 +137,33 @@ class ShardProtocol:
         if message.run_id != self.run_id:
             self.context.send(peer, m.Dismiss(f"this server belongs to run {self.run_id}"))
             return
-        if not is_genuine(self.key, message.run_id, message.slot, message.epoch, message.token):
+        if not is_genuine(self.key, message.run_id, message.slot, message.term, message.token):
             self.context.note(
-                "warning", f"worker-{message.slot}: the token of its epoch is not genuine"
+                "warning", f"worker-{message.slot}: the token of its term is not genuine"
             )
             return
-        if self.parameters.dedup.is_fenced(message.slot, message.epoch):
+        if self.parameters.dedup.is_fenced(message.slot, message.term):
             self.context.send(peer, m.Dismiss(f"worker-{message.slot} has been replaced"))
             return
-        is_new = not self.parameters.dedup.is_current(message.slot, message.epoch)
+        is_new = not self.parameters.dedup.is_current(message.slot, message.term)
         if is_new and self.last_checkpoint:
             return  # Barriers would release the pushes that they hold.
         self._peers[message.slot] = peer  # before acks of what the join settles
         for table in self.tables:
-            table.join(message.slot, message.epoch)
+            table.join(message.slot, message.term)
         self._answer_join(peer, message.slot)
 
     def _answer_join(self, peer: Peer, slot: int) -> None:
         self.context.send(
             peer,
             m.Joined(
-                self.index, self.generation, self.shard.version, self.assigned.lo,
+                self.index, self.term, self.shard.version, self.assigned.lo,
                 self.assigned.hi, self.initialised, self.parameters.dedup.next_seq(slot),
             ),
         )  # fmt: skip
 
     def on_initialise(self, peer: Peer, message: m.Initialise) -> None:
-        if not self._is_joined(peer, message.slot, message.epoch):
+        if not self._is_joined(peer, message.slot, message.term):
             return
         if not self.initialised:
             if not self._fits(message):
@@ -187,68 +188,68 @@ class ShardProtocol:
         fits = self.index > 0 or fit_their_dtypes(message.averaged, layout)
         return fits and bool(np.isfinite(message.values).all())
 
-    def _is_joined(self, peer: Peer, slot: int, epoch: int) -> bool:
+    def _is_joined(self, peer: Peer, slot: int, term: int) -> bool:
         """Whether a connection is that worker's; if not, it is asked to join again."""
-        known = self.parameters.dedup.is_current(slot, epoch) and self._peers.get(slot) == peer
+        known = self.parameters.dedup.is_current(slot, term) and self._peers.get(slot) == peer
         if not known:
             self._ask_to_join(peer)
         return known
 
-    def _is_ready(self, peer: Peer, slot: int, epoch: int) -> bool:
+    def _is_ready(self, peer: Peer, slot: int, term: int) -> bool:
         """Whether that worker has joined on this connection and the shard is initialised."""
         if not self.initialised:
             self._ask_to_join(peer)
-        return self.initialised and self._is_joined(peer, slot, epoch)
+        return self.initialised and self._is_joined(peer, slot, term)
 
     def _ask_to_join(self, peer: Peer) -> None:
-        self.context.send(peer, m.JoinAgain(self.index, self.generation))
+        self.context.send(peer, m.JoinAgain(self.index, self.term))
 
     # ------------------------------------------------------------ pushes and reads
 
     def _table(self, number: int) -> TableShard:
-        """Raises RemoteProtocolError."""
+        """The shard of this table. Raises RemoteProtocolError if the method has no such table."""
         if number >= len(self.tables):
             raise RemoteProtocolError(f"there is no table {number}")
         return self.tables[number]
 
     def on_push(self, peer: Peer, push: m.Push) -> bool:
-        """Returns whether the push was useless."""
+        """Handle a push; returns whether it was useless, such as a duplicate."""
         self.rates.add("push_bytes", push.delta.nbytes)
         table = self._table(push.table)
         if self.last_checkpoint:
             return False
         verdict = table.dedup.judge(push)
-        if verdict != FENCED and push.generation != self.generation:
+        if verdict != FENCED and push.shard_term != self.term:
             self._ask_to_join(peer)
-        elif verdict == FENCED or self._is_ready(peer, push.slot, push.epoch):
+        elif verdict == FENCED or self._is_ready(peer, push.slot, push.term):
             table.on_push(peer, push, verdict)
         return verdict != NEW
 
     def on_push_coming(self, peer: Peer, push: m.Push, come: Sequence[int]) -> None:
         """`come` bytes of each array of a push have arrived."""
         is_theirs = self.initialised and self._peers.get(push.slot) == peer
-        is_ours = push.generation == self.generation and push.table < len(self.tables)
+        is_ours = push.shard_term == self.term and push.table < len(self.tables)
         if is_theirs and is_ours and not self.last_checkpoint:
             self.tables[push.table].on_push_coming(push, come)
 
     def on_fetch(self, peer: Peer, fetch: m.Fetch | m.FetchRows) -> None:
         table = self._table(fetch.table)
-        if self._is_ready(peer, fetch.slot, fetch.epoch):
+        if self._is_ready(peer, fetch.slot, fetch.term):
             table.on_fetch(peer, fetch)
 
     # ------------------------------------------------------------ buffers and members
 
     def on_push_buffers(self, peer: Peer, message: m.PushBuffers) -> None:
-        if self.buffers is not None and self._is_ready(peer, message.slot, message.epoch):
+        if self.buffers is not None and self._is_ready(peer, message.slot, message.term):
             taken = self.buffers.push(message.slot, message.samples, message.values)
             self.buffers.keep(self._members)
-            if not taken and self._logged.get(message.slot) != message.epoch:
-                self._logged[message.slot] = message.epoch
+            if not taken and self._logged.get(message.slot) != message.term:
+                self._logged[message.slot] = message.term
                 what = "its buffers do not fit or are not finite; earlier ones are retained"
                 self.context.note("warning", f"worker-{message.slot}: {what}")
 
     def on_fetch_buffers(self, peer: Peer, message: m.FetchBuffers) -> None:
-        if self.buffers is not None and self._is_ready(peer, message.slot, message.epoch):
+        if self.buffers is not None and self._is_ready(peer, message.slot, message.term):
             self.context.send(peer, m.Buffers(message.request, self.buffers.average()))
 
     def on_members(self, slots: frozenset[int]) -> None:

@@ -1,7 +1,7 @@
 """A running shard of one table: the rules by which a push gets into it, and how it is read.
 
-A push passes these checks in order: its epoch (fencing), its connection (only the one that has
-presented the token of the epoch), its number (exactly once), its content (sizes and indices within
+A push passes these checks in order: its term (fencing), its connection (only the one that has
+presented the token of the term), its number (exactly once), its content (sizes and indices within
 the shard, every value finite). Then the method's shard side applies it, holds it in a barrier,
 buffers it or drops it. Of an invalid push the shard side is only notified, since others may wait
 for it. Then everything is committed: shard, numbers and the state of the method. The ack leaves
@@ -46,7 +46,7 @@ class EarlyApply:
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
         self._begun: dict[int, tuple[int, int]] = {}
-        """Slot -> epoch and number of its newest push that was begun. A push that was abandoned,
+        """Slot -> term and number of its newest push that was begun. A push that was abandoned,
         because another one was applied first, is not begun again: on a slow link that could happen
         any number of times."""
         self._holder = -1
@@ -59,7 +59,7 @@ class EarlyApply:
         values = whole_values(push.delta)
         if values is None or values.size != self.shard.size:
             return
-        slot, which = push.slot, (push.epoch, push.seq)
+        slot, which = push.slot, (push.term, push.seq)
         count = min(come[0] // values.itemsize, values.size)
         is_new = self._begun.get(slot) != which
         if is_new and self._waiting == slot:
@@ -77,7 +77,7 @@ class EarlyApply:
             self._holder = -1
 
     def keep(self, slots: frozenset[int]) -> None:
-        """Drop a begun push of any other worker."""
+        """Drop a begun push of a worker that has none of these slots."""
         if self._holder not in slots:
             self.ends(self._holder)
 
@@ -88,21 +88,21 @@ COUNTED = {
 }  # fmt: skip
 RATES = ("pushes", "push_bytes", "fetch_bytes", *COUNTED.values())
 HELD_FETCHES_MAX = 8
-"""Per worker, reads that wait for a clock or a push. A newer one replaces the oldest."""
+"""Reads of one worker that wait for a clock or a push. A newer one replaces the oldest."""
 
 
 @dataclass(kw_only=True, eq=False)
 class TableShard:
     context: Context
     commits: Commits
-    """Of the server."""
+    """The commits of the server, which are those of all its tables."""
     declared: Table
     table: int
     index: int
-    generation: int
+    term: int
     lo: int
     hi: int
-    """It holds the elements [lo, hi) of the table."""
+    """This shard holds the elements [lo, hi) of the table."""
     shard: Shard
     side: ShardSide
     compressor_name: str
@@ -112,17 +112,17 @@ class TableShard:
     step_samples: int
     """The most samples of one step of a worker."""
     rows: RowSlice | None = None
-    """Its rows, if it is a table of rows."""
+    """The rows that this shard holds, if the table is one of rows."""
     seed: int = 0
     """The initial values of the rows are derived from it."""
     peers: Mapping[int, Peer] = field(default_factory=dict)
-    """Slot -> the connection of its newest epoch. The tables of a server share it, and `rates`."""
+    """Slot -> the connection of its newest term. The tables of a server share it, and `rates`."""
     rates: Rates = field(default_factory=lambda: Rates(*RATES))
     staleness: Staleness = field(default_factory=Staleness)
     more_state: Callable[[], Json] = dict
     """State that a commit stores besides this table's own."""
     refused: Counter[int] = field(default_factory=Counter)
-    """Slot -> pushes that were refused, of all its epochs; in the commit that settles them."""
+    """Slot -> pushes that were refused, of all its terms; in the commit that settles them."""
     newest_op: int = -1
     """The number of the newest operation of the lead that has changed the table."""
     dedup: Dedup = field(default_factory=Dedup)
@@ -156,7 +156,7 @@ class TableShard:
             return
         meta = {
             "deliveries": self.dedup.to_json(),
-            "fates": self.dedup.fates(),
+            "fates": self.dedup.outcomes(),
             "side": self.side.state(),
             "refused": sorted(map(list, self.refused.items())),
             "op": self.newest_op,
@@ -180,7 +180,7 @@ class TableShard:
         return meta
 
     def state(self) -> Json:
-        """For a checkpoint's manifest."""
+        """The shard's state, for a checkpoint's manifest."""
         return {
             "lo": self.lo,
             "hi": self.hi,
@@ -194,8 +194,8 @@ class TableShard:
         }
 
     def restore(self, state: Json) -> None:
-        """Resume from a checkpoint. Epochs are never issued twice, so push numbers start over; of
-        earlier epochs only the highest numbers are stored.
+        """Resume from a checkpoint. Terms are never issued twice, so push numbers start over; of
+        earlier terms only the highest numbers are stored.
         """
         counters = self.shard.optimizer.counters
         # Drop the counters of another optimiser: the next server could not resume with them.
@@ -208,9 +208,9 @@ class TableShard:
 
     # ------------------------------------------------------------ members
 
-    def join(self, slot: int, epoch: int) -> bool:
-        """A worker joins or rejoins. True if this is a new epoch of the slot on this table."""
-        if self._ignores_members() or not self.dedup.join(slot, epoch):
+    def join(self, slot: int, term: int) -> bool:
+        """A worker joins or rejoins. True if this is a new term of the slot on this table."""
+        if self._ignores_members() or not self.dedup.join(slot, term):
             return False
         for key in [key for key in self._held_fetches if key[0] == slot]:
             del self._held_fetches[key]
@@ -250,8 +250,8 @@ class TableShard:
             self._take(push)
             return
         self.rates.add(COUNTED[verdict], 1)
-        fate = self.dedup.fate(push) if verdict == m.DUPLICATE else verdict
-        self.ack(peer, push.seq, fate, slot=push.slot)
+        outcome = self.dedup.outcome_of(push) if verdict == m.DUPLICATE else verdict
+        self.ack(peer, push.seq, outcome, slot=push.slot)
 
     def on_push_coming(self, push: m.Push, come: Sequence[int]) -> None:
         """`come` bytes of each array of a push have arrived. What the shard does with them has no
@@ -275,7 +275,7 @@ class TableShard:
     def _refuse(self, push: m.Push, why: str) -> None:
         """Reject an invalid push: it never gets into the shard, and its number is consumed."""
         reason = (
-            f"refused a push of worker-{push.slot} (epoch {push.epoch}, number {push.seq}, "
+            f"refused a push of worker-{push.slot} (term {push.term}, number {push.seq}, "
             f"steps {push.first_step}..{push.last_step}): {why}"
         )
         self.context.note("warning", reason)
@@ -285,7 +285,7 @@ class TableShard:
 
     def _settle_push(self, push: m.Push, outcomes: list[PushOutcome]) -> None:
         """Raises TypeError for a method that breaks the promise on which exactly-once rests."""
-        which = (push.slot, push.epoch, push.seq)
+        which = (push.slot, push.term, push.seq)
         if all(outcome[:3] != which for outcome in outcomes or ()):
             raise TypeError(
                 f"{type(self.side).__module__}: push() has to return an outcome of the push that it"
@@ -333,8 +333,8 @@ class TableShard:
 
         has_changed: something besides the shard has, so that it is committed in any case.
         """
-        for slot, epoch, seq, kind, *_ in outcomes:
-            self.dedup.settle(slot, epoch, seq, kind)
+        for slot, term, seq, kind, *_ in outcomes:
+            self.dedup.settle(slot, term, seq, kind)
             if kind == m.REFUSED:
                 self.refused[slot] += 1
         has_changed |= self.shard.version != self._committed
@@ -346,7 +346,7 @@ class TableShard:
                 self.staleness.add(outcome.staleness)
             elif outcome.kind != m.HELD:
                 self.rates.add(COUNTED[outcome.kind], 1)
-            if peer is not None and self.dedup.is_current(outcome.slot, outcome.epoch):
+            if peer is not None and self.dedup.is_current(outcome.slot, outcome.term):
                 self.ack(peer, *outcome[2:], slot=outcome.slot)
         self._answer_held_fetches()
 
@@ -355,7 +355,7 @@ class TableShard:
     ) -> None:
         next_seq = self.dedup.next_seq(slot)
         of = (self.shard.version, staleness, next_seq, reason, self.table)
-        self.context.send(peer, m.Ack(self.index, self.generation, seq, outcome, *of))
+        self.context.send(peer, m.Ack(self.index, self.term, seq, outcome, *of))
 
     # ------------------------------------------------------------ reads
 
@@ -376,11 +376,11 @@ class TableShard:
             del self._held_fetches[key]
 
     def _check(self, fetch: m.Fetch) -> None:
-        """Raises RemoteProtocolError for what does not exist."""
+        """Raises RemoteProtocolError for a fetch of elements or rows that do not exist."""
         is_range = fetch.lo > 0 or fetch.hi > 0
         if is_range and not fetch.lo < fetch.hi <= self.shard.size:
             raise RemoteProtocolError(f"[{fetch.lo}, {fetch.hi}) of {self.shard.size} elements")
-        if fetch.average and (AVERAGE not in self.shard.slots or fetch.have_generation):
+        if fetch.average and (AVERAGE not in self.shard.slots or fetch.have_term):
             raise RemoteProtocolError("there is no average, or no change of one")
 
     def _may_answer(self, fetch: m.Fetch | m.FetchRows) -> bool:
@@ -396,29 +396,29 @@ class TableShard:
     def _answer_fetch(self, peer: Peer, fetch: m.Fetch | m.FetchRows) -> None:
         """Send the changes since the version that the worker has, if they are known here."""
         shard = self.shard
-        told = (self.table, self.side.clock(), shard.samples)
+        state = (self.table, self.side.clock(), shard.samples)
         if isinstance(fetch, m.FetchRows):
             assert self.rows is not None
             values = self.rows.take(shard.w, fetch.rows)
             self.rates.add("fetch_bytes", values.nbytes)
-            of = (self.index, self.generation, fetch.request, shard.version)
-            self.context.send(peer, m.Parameters(*of, values, False, *told))
+            of = (self.index, self.term, fetch.request, shard.version)
+            self.context.send(peer, m.Parameters(*of, values, False, *state))
             return
         shown = None if fetch.exact else self.side.shown(fetch.slot)
         version, seen = shown or (shard.version, self._requested(fetch))
-        of = (self.index, self.generation, fetch.request, version)
+        of = (self.index, self.term, fetch.request, version)
         changes = None
-        if shown is None and fetch.have_generation == self.generation and not fetch.hi:
+        if shown is None and fetch.have_term == self.term and not fetch.hi:
             changes = shard.changes_since(fetch.have_version, seen)
         if changes is None:
             values = seen[fetch.lo : fetch.hi] if fetch.hi else seen
             self.rates.add("fetch_bytes", values.nbytes)
             is_present = shown is None and not fetch.hi
             remembered = is_present and shard.history.reaches(shard.version)
-            self.context.send(peer, m.Parameters(*of, values, remembered, *told))
+            self.context.send(peer, m.Parameters(*of, values, remembered, *state))
         else:
             self.rates.add("fetch_bytes", changes.values.nbytes + changes.positions.nbytes)
-            self.context.send(peer, m.SparseParameters(*of, fetch.have_version, *changes, *told))
+            self.context.send(peer, m.SparseParameters(*of, fetch.have_version, *changes, *state))
 
     def _requested(self, fetch: m.Fetch) -> m.Array:
         """The current version: its average, exact, or as workers get it."""

@@ -29,17 +29,17 @@ class Fetched:
 
     request: int
     clients: Sequence[ShardClient]
-    """Of the shards that have a part of it."""
+    """The clients of the shards that own a part of the fetched elements."""
     clock_min: int
     part: Range | None = None
-    """Of the table; None: all of it."""
+    """The range of the table that is fetched; None: all of it."""
     rows: Array | None = None
-    """Of the tables of rows, instead of a range: int64[n], ascending."""
+    """int64[n], ascending: the rows to fetch from tables of rows, instead of a range."""
     whole: bool = False
     """All exact values, to be read beside the model; else only the changes to place there, rounded
     if the job says so."""
     after_own: bool = False
-    """Including all own pushes so far."""
+    """Whether the values have to include all own pushes so far."""
     average: bool = False
     """The moving average of the parameters; with `whole`."""
     slices: dict[int, Slice] = field(default_factory=dict)
@@ -120,14 +120,14 @@ class Fetcher:
 
     def _message(self, fetched: Fetched, client: ShardClient, again: bool) -> Fetch | FetchRows:
         me = client.identity
-        of = (me.slot, me.epoch, fetched.request, fetched.clock_min)
+        of = (me.slot, me.term, fetched.request, fetched.clock_min)
         after = client.next_seq if fetched.after_own and not again else 0
         if fetched.rows is not None:
             assert client.rows is not None
             numbers = (_rows_of(client, fetched.rows) - client.rows.lo).astype(client.rows.dtype)
             return FetchRows(*of, client.table, numbers, after)
         is_whole = fetched.whole or fetched.part is not None or again
-        have = (0, 0) if is_whole else (client.basis.generation, client.basis.version)
+        have = (0, 0) if is_whole else (client.basis.term, client.basis.version)
         lo, hi = fetched.within(client)
         part = (0, 0) if fetched.part is None else (lo - client.lo, hi - client.lo)
         exact = fetched.whole and not again
@@ -155,8 +155,8 @@ class Fetcher:
             del self._in_flight[message.request]
 
     def place(self, fetched: Fetched, parameters: Vector, arrival: Arrival) -> None:
-        """Place the received slices in the model, which the next gradients use. `arrival` is told
-        the bounds of every slice, before and after it is placed.
+        """Place the received slices in the model, which the next gradients use. `arrival` gets the
+        bounds of every slice, before and after it is placed.
         """
         for client in fetched.clients:
             arrived = fetched.slices.pop(client.shard, None)

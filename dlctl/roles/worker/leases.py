@@ -65,7 +65,7 @@ class Portion:
         return self.lease.start + lo, stop
 
     def in_words(self, number: int) -> str:
-        """A batch, for messages."""
+        """A batch of this portion in words, for messages."""
         start, stop = self.batch_range(number)
         of = f"shard {self.lease.shard} in" if self.lease.shard >= 0 else "the order of"
         return f"samples {start}..{stop - 1} of {of} epoch {self.lease.data_epoch}"
@@ -150,7 +150,7 @@ class Portions:
         return self.current, number, min(count, self.current.batches - number)
 
     def next_batches(self, count: int) -> tuple[Portion, int, int]:
-        """As `batches_ahead`, and advance past them."""
+        """The next `count` batches, as in `batches_ahead`; advances past them."""
         portion, number, count = self.batches_ahead(count)
         portion.next_number += count
         return portion, number, count
@@ -158,7 +158,7 @@ class Portions:
     def count(
         self, portion: Portion, samples: int, loss: float, metrics: Mapping[str, float]
     ) -> None:
-        """A batch was computed and is usable."""
+        """Count a batch that was computed and is usable."""
         portion.count(samples, loss, metrics, 1)
         self._counted.append(Counted(portion, samples, loss, metrics))
 
@@ -209,7 +209,7 @@ class Portions:
 
 
 IDLE_S = 0.2
-"""Between two requests for data while there is none."""
+"""Interval between two requests for data while there is none."""
 
 
 class Leasing:
@@ -228,7 +228,7 @@ class Leasing:
         self.ask_again_at: float | None = None
         """When to ask for data again, while there is none."""
         self.number = 0
-        """Of the newest request."""
+        """The number of the newest request for data."""
         self._is_ahead = False
         """The newest request was for work in advance."""
         self._ahead_at = 0.0
@@ -268,7 +268,7 @@ class Leasing:
             self._is_ahead = ahead
             me = self.identity
             ends, self._ends = self._ends, []
-            request = m.LeaseRequest(me.slot, me.epoch, self.number, ahead, tuple(ends))
+            request = m.LeaseRequest(me.slot, me.term, self.number, ahead, tuple(ends))
             self.context.ask("lease", COORDINATOR, request, now)
 
     def on_lease(self, lease: m.Lease, now: float) -> None:

@@ -15,9 +15,9 @@ from dlctl.wire.machine import Connect
 class Member:
     """A replica in the coordinator's list of members."""
 
-    epoch: int
+    term: int
     address: str
-    """"" while it does not listen."""
+    """The address at which the replica answers requests; "" while it does not listen."""
     key: str
     takes_part: bool
 
@@ -32,7 +32,7 @@ class PeerMembers:
         self.connects = connects
         self.authz = Authz(context)
         self.number = 0
-        """Of the newest list."""
+        """The number of the newest list of members."""
         self.known: dict[int, Member] = {}
 
     @property
@@ -40,20 +40,20 @@ class PeerMembers:
         """The slots that take part."""
         return frozenset(slot for slot, member in self.known.items() if member.takes_part)
 
-    def has(self, slot: int, epoch: int) -> bool:
+    def has(self, slot: int, term: int) -> bool:
         """Whether this process of the slot takes part, or is joining."""
-        return slot in self.known and self.known[slot].epoch == epoch
+        return slot in self.known and self.known[slot].term == term
 
-    def is_replaced(self, slot: int, epoch: int) -> bool:
+    def is_replaced(self, slot: int, term: int) -> bool:
         """Whether the slot has a newer process."""
-        return slot in self.known and self.known[slot].epoch > epoch
+        return slot in self.known and self.known[slot].term > term
 
     def on_peers(self, message: m.Peers, own_slot: int) -> bool:
         """Take a list of members; a stale or duplicate one is ignored. Returns whether it is new.
 
         Raises RemoteProtocolError if it is inconsistent.
         """
-        columns = (message.slots, message.epochs, message.addresses, message.keys)
+        columns = (message.slots, message.terms, message.addresses, message.keys)
         if len({len(column) for column in columns}) != 1:
             raise RemoteProtocolError("its columns differ in length")
         self.context.send(COORDINATOR, m.Noted(self.name, "peers", message.number))
@@ -61,8 +61,8 @@ class PeerMembers:
             return False
         self.number, before = message.number, self.known
         self.known = {
-            slot: Member(epoch, address, key, slot not in message.joining)
-            for slot, epoch, address, key in zip(*columns, strict=True)
+            slot: Member(term, address, key, slot not in message.joining)
+            for slot, term, address, key in zip(*columns, strict=True)
         }
         if self.connects:
             self._connect(before, own_slot)

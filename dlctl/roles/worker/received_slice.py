@@ -24,7 +24,7 @@ from dlctl.wire.messages import Array, Parameters, SparseParameters
 class Slice:
     """An answer to a fetch, checked."""
 
-    generation: int
+    term: int
     version: int
     values: Array
     """float32[n]"""
@@ -45,7 +45,7 @@ def slice_in(message: Parameters | SparseParameters, size: int) -> Slice:
     count = values.size if isinstance(message, SparseParameters) else size
     if values.dtype not in WIRE_DTYPES or values.size != count:
         raise RemoteProtocolError(f"{values.size} parameters ({values.dtype}) of {size}")
-    of = (message.generation, message.version)
+    of = (message.term, message.version)
     if isinstance(message, Parameters):
         return Slice(*of, as_float32(values), remembered=message.remembered)
     where = _positions_in(message, size)
@@ -79,24 +79,24 @@ class Basis:
     def __init__(self) -> None:
         self.version = 0
         """Of the slice placed in the model last."""
-        self.generation = 0
+        self.term = 0
         """Of that version; 0: no received values are available."""
         self._values: Vector | None = None
         """A copy of the received values; None: they are in the model, or not available."""
 
     def will_change(self) -> None:
-        """From now on the method may change the model: only a copy is a valid base."""
+        """The method may change the model from now on: only a copy is a valid base."""
         if self._values is None:
-            self.generation = 0
+            self.term = 0
 
     def forget(self) -> None:
         """The model is not of a single version: the next fetch requests the whole slice."""
-        self._values, self.generation = None, 0
+        self._values, self.term = None, 0
 
     def fits(self, arrived: Slice) -> bool:
         """Whether a slice can be placed in the model: a whole one, or changes of the base."""
-        base = (arrived.generation, arrived.since)
-        return arrived.where is None or base == (self.generation, self.version)
+        base = (arrived.term, arrived.since)
+        return arrived.where is None or base == (self.term, self.version)
 
     def place(self, arrived: Slice, model: Vector, *, keep: bool) -> None:
         """Set this slice of the model to the version that has arrived.
@@ -114,7 +114,7 @@ class Basis:
             model[:] = self._values
             self._keep(self._values if keep else None)
         self.version = arrived.version
-        self.generation = arrived.generation if self._values is not None or not keep else 0
+        self.term = arrived.term if self._values is not None or not keep else 0
 
     def _keep(self, values: Vector | None) -> None:
         if values is None or self._values is None:

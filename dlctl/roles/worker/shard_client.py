@@ -1,6 +1,6 @@
 """A worker's conversation with the shards: join, push in order, settle acks, fetch.
 
-Pushes are numbered densely from 0 per (slot, epoch, table, shard), and each is stored until an ack
+Pushes are numbered densely from 0 per (slot, term, table, shard), and each is stored until an ack
 settles it. The shard applies strictly the next number, so a duplicate is never applied and a loss
 is never skipped: on a gap everything from the expected number on is resent, in order.
 """
@@ -32,12 +32,12 @@ class Identity:
 
     run_id: str
     slot: int
-    epoch: int
+    term: int
     token: bytes
 
 
 class FetchAnswer(NamedTuple):
-    """To a fetch."""
+    """The answer of one shard to a fetch."""
 
     slice: Slice
     clock: int
@@ -53,7 +53,7 @@ class ServerLink:
         self.shard = shard
         self.peer = f"server-{shard}"
         self.address = address
-        """Of its server."""
+        """The address of the server."""
         self.identity = identity
         self.context = context
         self.clients: list[ShardClient] = []
@@ -62,18 +62,18 @@ class ServerLink:
         self.initialised = False
         self.version = 0
         """Of the parameters when it was joined."""
-        self.generation = 0
+        self.term = 0
         """The newest one of its server that is known; older ones are replaced."""
 
     def join(self, now: float) -> None:
         self.joined = False
         me = self.identity
-        join = m.Join(me.run_id, me.slot, me.epoch, me.token)
+        join = m.Join(me.run_id, me.slot, me.term, me.token)
         self.context.ask(("join", self.shard), self.peer, join, now)
 
-    def on_join_again(self, generation: int, now: float) -> None:
+    def on_join_again(self, term: int, now: float) -> None:
         """The shard does not know this worker. It reports that for every message; join once."""
-        if generation >= self.generation and self.joined:
+        if term >= self.term and self.joined:
             self.join(now)
 
     def on_joined(self, message: m.Joined, now: float) -> bool:
@@ -81,23 +81,23 @@ class ServerLink:
 
         Pushes that the server has received are settled by their acks, which are resent.
         """
-        is_stale = message.generation < self.generation
+        is_stale = message.term < self.term
         if is_stale or self.context.retries.done(("join", self.shard), now) is None:
             return False
         self.context.retries.again(self.peer, now, now)
         self.joined, self.initialised = True, message.initialised
         self.version = message.version
-        self.generation = message.generation
+        self.term = message.term
         for client in self.clients:
             client.resend_from(-1, now)
         return True
 
 
 class ShardClient:
-    """One table on one server."""
+    """The client of one table on one server: numbers, sends and resends pushes, and fetches."""
 
     def __init__(self, link: ServerLink, table: int = 0, lo: int = 0, hi: int = 0) -> None:
-        """[lo, hi): its slice of the table."""
+        """[lo, hi): the server's slice of the table."""
         self.link = link
         self.table = table
         self.shard = link.shard
@@ -107,13 +107,13 @@ class ShardClient:
         self.lo, self.hi = lo, hi
         link.clients.append(self)
         self.rows: RowSlice | None = None
-        """Of its slice, if it is a table of rows."""
+        """The rows of the slice [lo, hi), if the table is one of rows."""
         self.basis = Basis()
         """The slice in the model."""
         self._answer_bytes = 0
-        """Of the last answer to a fetch that allowed changes only; 0: there was none."""
+        """Bytes of the last answer to a fetch that allowed changes only; 0: there was none."""
         self.base_version = 0
-        """Of the slice that the newest gradient was computed with: the base of the next push."""
+        """The version that the newest gradient was computed with: the base of the next push."""
         self.next_seq = 0
         self._unsettled: dict[int, int] = {}
         """Number of a push -> its bytes, 0 once the shard has them; in ascending order."""
@@ -151,7 +151,7 @@ class ShardClient:
         self.next_seq += 1
         self._unsettled[seq] = delta.nbytes
         return m.Push(
-            me.slot, me.epoch, self.link.generation, seq, self.base_version, first_step, last_step,
+            me.slot, me.term, self.link.term, seq, self.base_version, first_step, last_step,
             samples, clock, delta, portion, self.table, at is not None, at or 0,
             weight,
         )  # fmt: skip
@@ -162,9 +162,9 @@ class ShardClient:
     def on_ack(self, ack: m.Ack, now: float) -> float | None:
         """Seconds since the push was sent if this ack settles it, else None.
 
-        An ack of an older generation is from a replaced server, and is ignored.
+        An ack of an older term is from a replaced server, and is ignored.
         """
-        if ack.generation < self.link.generation:
+        if ack.term < self.link.term:
             return None
         if ack.outcome == m.FENCED:
             self.context.note("warning", f"another process has this slot now: {ack.reason}")
@@ -194,15 +194,15 @@ class ShardClient:
         self._gap_at = seq
         for key in (self.push_key(s) for s in self._unsettled if s >= seq):
             push = self.context.retries.message(key)
-            if isinstance(push, m.Push) and push.generation != self.link.generation:
-                push = replace(push, generation=self.link.generation)
+            if isinstance(push, m.Push) and push.shard_term != self.link.term:
+                push = replace(push, shard_term=self.link.term)
             self.context.do(*self.context.retries.resend_now(key, now, push))
 
     # ------------------------------------------------------------ fetching
 
     def expected_bytes(self, fetch: m.Fetch | m.FetchRows) -> int:
         """Expected size of the answer: that of the last one, or of all requested elements."""
-        return (fetch.have_generation and self._answer_bytes) or 4 * self._elements(fetch)
+        return (fetch.have_term and self._answer_bytes) or 4 * self._elements(fetch)
 
     def _elements(self, fetch: m.Fetch | m.FetchRows) -> int:
         """Number of requested elements."""
@@ -223,16 +223,16 @@ class ShardClient:
         """
         key = self.fetch_key(message.request)
         asked = self.context.retries.message(key)
-        is_stale = message.generation < self.link.generation
+        is_stale = message.term < self.link.term
         if is_stale or not isinstance(asked, m.Fetch | m.FetchRows):
             return None
         arrived = slice_in(message, self._elements(asked))
         have_version = asked.have_version if isinstance(asked, m.Fetch) else 0
-        base = (asked.have_generation, have_version)
-        if arrived.where is not None and (arrived.generation, arrived.since) != base:
+        base = (asked.have_term, have_version)
+        if arrived.where is not None and (arrived.term, arrived.since) != base:
             return None
         nbytes = answer_bytes(message)
-        if asked.have_generation:
+        if asked.have_term:
             self._answer_bytes = nbytes
         took_s = self.context.retries.done(key, now, nbytes)
         if took_s is None:

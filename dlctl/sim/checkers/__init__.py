@@ -2,7 +2,7 @@
 
 One invariant per file: `ledger` (nothing acknowledged is lost or applied twice), `acks` (no ack
 before its push would survive), `durable` (nobody sees a version that would not survive), `bases`
-(journals are started over, and not too often), `terms` (epochs and generations), `samples` (every
+(journals are started over, and not too often), `terms` (the fencing tokens), `samples` (every
 sample, one living holder), `staleness` (as reported), `clock` (its bound with a barrier), `fetches`
 (a model equals the shard), `liveness` (the run makes progress after all faults), `own_steps` (local
 SGD loses none of its steps), `tables` (those beside the parameters), `quorum` (all shards make a

@@ -25,7 +25,7 @@ class PushKey(NamedTuple):
     """The identity of a push, unique over the whole run."""
 
     slot: int
-    epoch: int
+    term: int
     shard: int
     seq: int
 
@@ -44,7 +44,7 @@ class Book(Checker):
     def __init__(self, objective: Ledger) -> None:
         self.objective = objective
         self.who: dict[Process, tuple[int, int]] = {}
-        """Worker -> (slot, epoch)."""
+        """Worker -> (slot, term)."""
         self._peers: dict[tuple[Process, Peer], tuple[int, int]] = {}
         """(server, connection) -> the sender of its messages."""
         self.servers: dict[int, Process] = {}
@@ -56,16 +56,16 @@ class Book(Checker):
         self.acknowledged: set[PushKey] = set()
         """Pushes acknowledged as applied."""
         self.dropped: set[PushKey] = set()
-        """Pushes settled without being applied: too late for their barrier, or poison."""
+        """Pushes settled without being applied: too late for their barrier, or refused."""
         self.done: list[DonePortion] = []
         self.is_dense = True
         """Whether a push takes the whole residual."""
         self._numbers: defaultdict[tuple[int, int, int, int, int], list[int]] = defaultdict(list)
-        """(slot, epoch, data epoch, shard of a stream, start) -> numbers of the gradients of this
+        """(slot, term, data epoch, shard of a stream, start) -> numbers of the gradients of this
         portion."""
         self._computed: defaultdict[Process, int] = defaultdict(int)
         self._portions: dict[tuple[int, int, int, int, int], DonePortion] = {}
-        """The same -> the newest portion of it that was reported done."""
+        """(the key of a portion) -> the newest portion of it that was reported done."""
         self._starts: dict[tuple[int, int], tuple[int, int]] = {}
         """(data epoch, portion) -> shard of a stream, and where it starts."""
 
@@ -77,8 +77,8 @@ class Book(Checker):
         if not isinstance(effect, Send):
             return
         match effect.message:
-            case m.Join(_, slot, epoch, _):
-                self.who[process] = (slot, epoch)
+            case m.Join(_, slot, term, _):
+                self.who[process] = (slot, term)
             case m.Push(table=0):
                 self._on_push(str(effect.peer), effect.message)
             case m.Joined(shard):
@@ -93,7 +93,7 @@ class Book(Checker):
 
     def on_message(self, process: Process, peer: Peer, message: m.Message) -> None:
         if isinstance(message, m.Join | m.Push):
-            self._peers[process, peer] = (message.slot, message.epoch)
+            self._peers[process, peer] = (message.slot, message.term)
 
     def key(self, server: Process, peer: Peer, ack: m.Ack) -> PushKey | None:
         """The push to the parameters that an ack is for, whether its worker is still alive or not;
@@ -102,10 +102,10 @@ class Book(Checker):
         who = self._peers.get((server, peer))
         return PushKey(*who, ack.shard, ack.seq) if who is not None and not ack.table else None
 
-    def unsettled(self, slot: int, epoch: int, shard: int) -> set[int]:
+    def unsettled(self, slot: int, term: int, shard: int) -> set[int]:
         """Cells of pushes that are not settled yet."""
         settled = self.acknowledged | self.dropped
-        keys = [k for k in self.cells if k[:3] == (slot, epoch, shard) and k not in settled]
+        keys = [k for k in self.cells if k[:3] == (slot, term, shard) and k not in settled]
         return {int(cell) for key in keys for cell in self.cells[key]}
 
     def dropped_cells(self, shard: int) -> set[int]:
@@ -123,13 +123,13 @@ class Book(Checker):
         absent = [cell for cell in absent if cell not in self.dropped_cells(shard)]
         if self.is_dense:
             return absent
-        waiting = self.unsettled(done.message.slot, done.message.epoch, shard)
+        waiting = self.unsettled(done.message.slot, done.message.term, shard)
         side = done.process.machine.training.side  # type: ignore[attr-defined]
         residual = side.residual[shard * self.objective.cells :]
         return [cell for cell in absent if cell not in waiting and not residual[cell]]
 
     def _on_push(self, peer: str, push: m.Push) -> None:
-        key = PushKey(push.slot, push.epoch, int(peer.rpartition("-")[2]), push.seq)
+        key = PushKey(push.slot, push.term, int(peer.rpartition("-")[2]), push.seq)
         compressor = registry.load("compressors", push.delta.kind)
         delta = expand(compressor, push.delta, push.delta.length)
         used = np.flatnonzero(delta.values)
@@ -155,7 +155,7 @@ class Book(Checker):
         again to the same worker meanwhile.
         """
         where = self._starts[done.data_epoch, done.portion]
-        key = (done.slot, done.epoch, done.data_epoch, *where)
+        key = (done.slot, done.term, done.data_epoch, *where)
         known = self._portions.get(key)
         if known is None or known.message is not done:
             numbers = self._numbers[key]

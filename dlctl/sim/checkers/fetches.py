@@ -29,12 +29,12 @@ class FetchesChecker(Checker):
         self.whole = self.sparse = 0
         """Slices that were written into a model."""
         self._largest: dict[tuple[int, int], float] = {}
-        """(shard, generation) -> the largest parameter so far."""
+        """(shard, term) -> the largest parameter so far."""
         self._exact: set[tuple[Process, Peer, int]] = set()
         """(server, client, request) of requests for exact values."""
         self._versions = Versions()
         self._shards: dict[tuple[int, int, int], Array] = {}
-        """(shard, generation, version) -> its parameters, as sent to workers."""
+        """(shard, term, version) -> its parameters, as sent to workers."""
 
     def on_effect(self, process: Process, effect: Effect) -> None:
         """A server answers: its state is, or was, this version."""
@@ -49,7 +49,7 @@ class FetchesChecker(Checker):
         if is_rounded and answer.values.itemsize != 2:
             raise self.broken(f"{process} does not round what {effect.peer!r} trains with")
         exact, seen = self._versions.of(process, answer.version)
-        key = (answer.shard, answer.generation, answer.version)
+        key = (answer.shard, answer.term, answer.version)
         if not np.array_equal(self._shards.setdefault(key, seen.copy()), seen):
             raise self.broken(f"{process} has two states that are version {answer.version}")
         if is_rounded:
@@ -75,10 +75,10 @@ class FetchesChecker(Checker):
     ) -> None:
         self.whole += arrived.where is None
         self.sparse += arrived.where is not None
-        key = (channel.shard, arrived.generation, channel.basis.version)
+        key = (channel.shard, arrived.term, channel.basis.version)
         shard = self._shards.get(key)
         if shard is None or not np.array_equal(shard, model):
             raise self.broken(
-                f"the model of {worker} is not what server-{channel.shard} (generation "
-                f"{arrived.generation}) was at version {channel.basis.version}"
+                f"the model of {worker} is not what server-{channel.shard} (term "
+                f"{arrived.term}) was at version {channel.basis.version}"
             )

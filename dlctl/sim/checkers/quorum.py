@@ -15,8 +15,8 @@ ROUNDING_S = 1e-9
 
 
 class QuorumChecker(Checker):
-    """For methods whose shard sides record the pushes of `newest_step`. A decision never changes,
-    and all shards carry it out; except for lost pushes of dead workers.
+    """Checks that a decision never changes, and that all shards carry it out, except for lost
+    pushes of dead workers. For methods whose shard sides record the pushes of `newest_step`.
     """
 
     def __init__(self, rest_s: float = 0.0) -> None:
@@ -56,4 +56,4 @@ class QuorumChecker(Checker):
 
 
 def _workers(numbers: Any) -> Used:
-    return frozenset((slot, epoch) for slot, epoch in numbers.reshape(-1, 2).tolist())
+    return frozenset((slot, term) for slot, term in numbers.reshape(-1, 2).tolist())

@@ -18,8 +18,8 @@ from dlctl.wire.messages import Array
 
 
 class SamplesChecker(Checker):
-    """In a finished run every sample of the first `epochs` data epochs is computed, and just once
-    if `once`.
+    """Checks that in a finished run every sample of the first `epochs` data epochs is computed, and
+    just once if `once`.
     """
 
     def __init__(self, samples: int, epochs: int, *, once: bool) -> None:

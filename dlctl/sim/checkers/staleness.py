@@ -29,7 +29,7 @@ class StalenessChecker(Checker):
         self.book = book
         self._parameters = Versions()
         self.reported: list[int] = []
-        """For every applied push, in order."""
+        """The reported staleness of every applied push, in order."""
         self._applied: defaultdict[int, set[PushKey]] = defaultdict(set)
         self._known: set[Process] = set()
         self._before: dict[int, int] = {}
@@ -52,7 +52,7 @@ class StalenessChecker(Checker):
         if isinstance(effect, Compute):
             self._on_compute(process)
         if not isinstance(effect, Send) or getattr(effect.message, "table", None):
-            return  # Of the parameters only.
+            return  # Only the parameters have a bound.
         match effect.message:
             case m.Joined(shard) | m.Parameters(shard) | m.SparseParameters(shard) | m.Ack(shard):
                 self._meet(process, shard)
@@ -114,7 +114,7 @@ class StalenessChecker(Checker):
         self._asked[worker] = (worker.timeline.now, bases)
 
     def _on_push(self, worker: Process, peer: str, push: m.Push) -> None:
-        key = PushKey(push.slot, push.epoch, int(peer.rpartition("-")[2]), push.seq)
+        key = PushKey(push.slot, push.term, int(peer.rpartition("-")[2]), push.seq)
         if key in self._pushed:
             return
         self._pushed.add(key)

@@ -19,7 +19,7 @@ from dlctl.wire.machine import Effect, Send
 from dlctl.wire.messages import APPLIED, BUFFERED, DUPLICATE, Array
 
 Key = tuple[int, int, int]
-"""Slot, epoch and number of a push."""
+"""Slot, term and number of a push."""
 
 
 class TablesChecker(Checker):
@@ -37,15 +37,15 @@ class TablesChecker(Checker):
         if not isinstance(effect, Send):
             return
         match effect.message:
-            case m.Push(slot, epoch, _, seq, table=self.table) as push:
+            case m.Push(slot, term, _, seq, table=self.table) as push:
                 shard = int(str(effect.peer).rpartition("-")[2])
-                self._sent[shard].setdefault((slot, epoch, seq), push.delta.arrays[0].copy())
+                self._sent[shard].setdefault((slot, term, seq), push.delta.arrays[0].copy())
             case m.Ack(shard, _, seq, outcome, table=self.table) if outcome in (APPLIED, DUPLICATE):
                 worker = process.network.client(effect.peer)  # type: ignore[arg-type]
                 identity = getattr(getattr(worker, "machine", None), "joining", None)
                 me = identity.identity if identity is not None else None
                 if me is not None:
-                    self._acknowledged[shard].add((me.slot, me.epoch, seq))
+                    self._acknowledged[shard].add((me.slot, me.term, seq))
 
     def at_end(self, world: World) -> None:
         last: dict[int, Array] = {}
@@ -75,7 +75,7 @@ class AnswersChecker(Checker):
         members = getattr(process.machine, "members", None)
         if isinstance(message, m.PeerReply) and hasattr(members, "known"):
             known = members.known.get(message.slot)  # type: ignore[union-attr]
-            if known is None or known.epoch != message.epoch:
+            if known is None or known.term != message.term:
                 self._late[process] = message
 
     def on_effect(self, process: Process, effect: Effect) -> None:
@@ -176,13 +176,13 @@ class BufferedChecker(Checker):
             push = effect.message
             shard = int(str(effect.peer).rpartition("-")[2])
             if push.samples:
-                self._sent[shard].add((push.slot, push.epoch, push.seq))
+                self._sent[shard].add((push.slot, push.term, push.seq))
 
     def on_message(self, process: Process, peer: object, message: m.Message) -> None:
         me = getattr(getattr(process.machine, "joining", None), "identity", None)
         settles = (APPLIED, BUFFERED, DUPLICATE)
         if isinstance(message, m.Ack) and me is not None and message.outcome in settles:
-            key = (me.slot, me.epoch, message.seq)
+            key = (me.slot, me.term, message.seq)
             self._acknowledged[message.shard] |= {key} & self._sent[message.shard]
 
     def at_end(self, world: World) -> None:
@@ -190,5 +190,5 @@ class BufferedChecker(Checker):
             servings = [getattr(p.machine, "serving", None) for p in world.processes]
             version = [s.shard.version for s in servings if s is not None and s.index == shard][-1]
             if not len(known) <= version <= len(self._sent[shard]):
-                told = f"{len(known)} pushes are acknowledged, {len(self._sent[shard])} were sent"
-                raise self.broken(f"shard {shard} has counted {version}; {told}")
+                text = f"{len(known)} pushes are acknowledged, {len(self._sent[shard])} were sent"
+                raise self.broken(f"shard {shard} has counted {version}; {text}")

@@ -1,4 +1,4 @@
-"""Epochs and generations: they grow, are persisted before they are issued, have one owner."""
+"""Terms of slots and shards: they grow, are persisted before they are issued, have one owner."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dlctl.wire.messages import APPLIED, HELD
 
 
 class TermsChecker(Checker):
-    """Also: once a new generation of a shard has served, no older one accepts a push."""
+    """Also: once a new term of a shard has served, no older one accepts a push."""
 
     def __init__(self) -> None:
         self._store = Store()
-        """Of the run: while the disk is full, terms issued by a coordinator are lost if it dies."""
+        """The run's store: while the disk is full, a dying coordinator loses issued terms."""
         self._issued: dict[tuple[Process, str], int] = {}
         """(coordinator, name) -> the newest that it has issued."""
         self._given: dict[str, int] = {}
@@ -26,11 +26,11 @@ class TermsChecker(Checker):
         self._owners: dict[tuple[str, int], int] = {}
         """(name, term) -> the incarnation that received it."""
         self._serving: dict[int, int] = {}
-        """Shard -> the newest generation that has served it."""
+        """Shard -> the newest term that has served it."""
         self._workers: dict[tuple[Process, Peer], tuple[int, int]] = {}
-        """(server, connection) -> (slot, epoch) of its worker, even if that is gone."""
+        """(server, connection) -> (slot, term) of its worker, even if that is gone."""
         self._joined: dict[tuple[int, int], int] = {}
-        """(shard, slot) -> the newest epoch that the shard has admitted."""
+        """(shard, slot) -> the newest term that the shard has admitted."""
 
     def at_start(self, world: World) -> None:
         self._store = world.store
@@ -52,22 +52,22 @@ class TermsChecker(Checker):
 
     def on_message(self, process: Process, peer: Peer, message: m.Message) -> None:
         if isinstance(message, m.Join | m.Push):
-            self._workers[process, peer] = (message.slot, message.epoch)
+            self._workers[process, peer] = (message.slot, message.term)
         elif isinstance(message, m.Welcome) and message.term:
             self._on_welcomed(process, message)
 
     def _on_joined(self, server: Process, peer: Peer, joined: m.Joined) -> None:
         shard = joined.shard
-        self._serving[shard] = max(joined.generation, self._serving.get(shard, 0))
-        slot, epoch = self._workers.get((server, peer), (0, 0))
-        self._joined[shard, slot] = max(epoch, self._joined.get((shard, slot), 0))
+        self._serving[shard] = max(joined.term, self._serving.get(shard, 0))
+        slot, term = self._workers.get((server, peer), (0, 0))
+        self._joined[shard, slot] = max(term, self._joined.get((shard, slot), 0))
 
     def _on_taken(self, server: Process, peer: Peer, ack: m.Ack) -> None:
-        if ack.generation < self._serving.get(ack.shard, 0):
-            raise self.broken(f"{server} of generation {ack.generation} still takes pushes")
-        slot, epoch = self._workers.get((server, peer), (0, 0))
-        if 0 < epoch < self._joined.get((ack.shard, slot), 0):
-            raise self.broken(f"{server} takes a push of worker-{slot}'s old epoch {epoch}")
+        if ack.term < self._serving.get(ack.shard, 0):
+            raise self.broken(f"{server} of term {ack.term} still takes pushes")
+        slot, term = self._workers.get((server, peer), (0, 0))
+        if 0 < term < self._joined.get((ack.shard, slot), 0):
+            raise self.broken(f"{server} takes a push of worker-{slot}'s old term {term}")
 
     def _on_welcome(self, process: Process, peer: Peer, welcome: m.Welcome) -> None:
         assert isinstance(peer, bytes)

@@ -5,9 +5,9 @@ and servers. Field types are the schema: `codec.py` reads them, checks each rece
 sends arrays as separate raw frames after the header. Vectors are 1-d; units are the last part of
 names.
 
-Identity: a worker is (slot, epoch), a shard is (shard, generation). The coordinator issues epochs
-and generations, never twice. `token` proves to a server that the coordinator issued the epoch. A
-push is (slot, epoch, shard, seq) with seq dense from 0.
+Identity: a worker is (slot, term), a server is (shard, term). A term is a fencing token: the
+coordinator issues each once per slot or shard. `token` proves to a server that the coordinator has
+issued a worker's term. A push is (slot, term, shard, seq) with seq dense from 0.
 """
 
 from __future__ import annotations

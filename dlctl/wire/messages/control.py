@@ -12,7 +12,9 @@ from dlctl.wire.messages.base import Array, Json, Message, Signed, Sum
 
 @record
 class Register(Message):
-    """A daemon has started. Repeated until `Welcome` is received, so it must be idempotent."""
+    """A daemon has started, and this is its identity. Repeated until `Welcome` is received, so it
+    must be idempotent.
+    """
 
     run_id: str
     role: str
@@ -25,14 +27,14 @@ class Register(Message):
 
 @record
 class Welcome(Message):
-    """To a worker: its slot and epoch. To a server: its shard and generation."""
+    """To a worker: its slot. To a server: its shard."""
 
     name: str
     index: int
     term: int
-    """Epoch of the slot, or generation of the shard."""
+    """Of the slot, or of the shard."""
     token: bytes
-    """To a worker: the proof of its epoch. To a server: the key by which it verifies those."""
+    """To a worker: the proof of its term. To a server: the key by which it verifies those."""
     settings: Json
     """The initial settings."""
     finds: bool = False
@@ -69,8 +71,10 @@ class ModelReady(Message):
     clients: tuple[int, ...] = ()
     """The samples of each client, if the dataset is partitioned into clients."""
     names: bytes = b""
-    """Of the shards, one a line, in the order of its list; empty: they have only numbers. In every
-    other message a shard is a number: its place among the sorted names (`util/listing.py`)."""
+    """The names of the shards, one a line, in the order of the dataset's list; empty: they have
+    only numbers. In every other message a shard is a number: its place among the sorted names
+    (`util/listing.py`).
+    """
     files: str = ""
     """Digest of the files that a map-style dataset lists; "": it lists none."""
 
@@ -88,7 +92,7 @@ class Assign(Message):
     """Another server of this shard has sent `Serving`: resume from the state that it persisted, or
     fail. False: start over, whatever exists; `restore` applies only then."""
     samples: int = 0
-    """Of the dataset: a schedule depends on the length of the run."""
+    """The size of the dataset: a schedule depends on the length of the run."""
     step_samples: int = 0
     """The most samples of one step of a worker: no push has more per step."""
 
@@ -108,7 +112,7 @@ class Topology(Message):
 
     addresses: tuple[str, ...]
     keys: tuple[str, ...]
-    """Their public keys; "" for connections without."""
+    """The servers' public keys; "" for connections without."""
     initialise: bool
     restore: str
     under_way: bool = False
@@ -124,8 +128,7 @@ class Moved(Message):
     """To a worker: a new process owns this shard. Repeated until `Noted`."""
 
     shard: int
-    number: int
-    """Its generation."""
+    term: int
     address: str
     key: str
 
@@ -136,7 +139,7 @@ class Noted(Message):
 
     name: str
     what: str
-    """"guests", "peers", or "moved" and the number of a shard."""
+    """"allowed_peers", "peers", or "moved" and the number of a shard."""
     number: int
 
 
@@ -150,7 +153,7 @@ class Members(Message):
 
 
 @record
-class Guests(Message):
+class AllowedPeers(Message):
     """To a server: who may connect. Repeated until `Noted`; the newest `number` counts."""
 
     number: int
@@ -194,7 +197,7 @@ class LeaseRequest(Message):
     """Request a portion. Repeated with the same `request` until an answer is received."""
 
     slot: int
-    epoch: int
+    term: int
     request: int
     ahead: bool
     """The worker still has work: grant one more only if enough is left for the others."""
@@ -226,7 +229,7 @@ class PortionDone(Message):
     """
 
     slot: int
-    epoch: int
+    term: int
     data_epoch: int
     portion: int
     steps: int
@@ -345,7 +348,7 @@ class Spawn(Message):
     role: str
     incarnation: int
     secret: str
-    """Its secret key; "" for connections without."""
+    """The daemon's secret key; "" for connections without."""
 
 
 @record
@@ -442,7 +445,7 @@ class Peers(Message):
     joining: tuple[int, ...]
     """Of these slots, those that do not take part yet: they may send requests, but not answer any.
     """
-    epochs: tuple[int, ...]
+    terms: tuple[int, ...]
     addresses: tuple[str, ...]
     """"" for a worker that does not listen yet."""
     keys: tuple[str, ...]
@@ -454,7 +457,7 @@ class Listening(Message):
     `ListeningNoted`."""
 
     slot: int
-    epoch: int
+    term: int
     address: str
 
 
@@ -470,7 +473,7 @@ class Group(Message):
 
     generation: int
     slots: tuple[int, ...]
-    """In the order of their ranks."""
+    """The slots of the group's members, in the order of their ranks."""
     store: str
     """host:port of the rendezvous; "", to the first member: open it."""
     is_new: bool
@@ -491,7 +494,7 @@ class GroupBroken(Message):
     until the next generation."""
 
     slot: int
-    epoch: int
+    term: int
     generation: int
     reason: str
     why: str
@@ -502,7 +505,7 @@ class GroupBroken(Message):
 @record
 class ListeningNoted(Message):
     slot: int
-    epoch: int
+    term: int
 
 
 # ------------------------------------------------------------ control plane: one decider
@@ -511,16 +514,16 @@ class ListeningNoted(Message):
 @record
 class Holding(Message):
     """From a server: all pushes that it holds until the lead decides. Sent at every change and
-    resent a while later; the newest `number` of the newest generation counts.
+    resent a while later; the newest `number` of the newest term counts.
     """
 
     shard: int
-    generation: int
+    term: int
     number: int
     clock: int
-    """Of the shard: the steps before it are committed, and survive the server."""
+    """The clock of the shard: the steps before it are committed, and survive the server."""
     pushes: Array
-    """int64[3 n]: clock, slot and epoch of each."""
+    """int64[3 n]: clock, slot and term of each."""
 
 
 @record
@@ -531,7 +534,7 @@ class Decided(Message):
 
     clock: int
     used: Array
-    """int64[2 n]: slot and epoch of each."""
+    """int64[2 n]: slot and term of each."""
     gone: Array
     """int64[2 n]: of these, the processes that have died since. The set only grows."""
 
@@ -543,7 +546,7 @@ class NormPart(Message):
     """
 
     shard: int
-    generation: int
+    term: int
     clock: int
     squared: Sum
 
@@ -562,14 +565,15 @@ class NormTotal(Message):
 @record
 class SampleFailed(Message):
     """From a worker: a sample could not be loaded, and its batch continued without it. Repeated
-    until `SampleNoted`; each counts once in a data epoch. It is sent before `PortionDone`: a worker
-    that does not have the portion any more is not believed."""
+    until `SampleNoted`; each counts once in a data epoch. It is sent before `PortionDone`: the
+    report of a worker that does not have the portion any more is ignored.
+    """
 
     slot: int
-    epoch: int
+    term: int
     data_epoch: int
     sample: int
-    """Its number in the dataset."""
+    """The index of the sample in the dataset."""
     error: str
     detail: str
     """The traceback."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+from dlctl import outdated
 from dlctl.util.record import record
 from dlctl.wire.messages.base import Array, Message, Packed, Samples, Sum, Weight
 
@@ -14,14 +15,14 @@ class Join(Message):
 
     run_id: str
     slot: int
-    epoch: int
+    term: int
     token: bytes
 
 
 @record
 class Joined(Message):
     shard: int
-    generation: int
+    term: int
     version: int
     lo: int
     hi: int
@@ -34,7 +35,7 @@ class JoinAgain(Message):
     """A server does not know the sender of a message: its process or the connection is new."""
 
     shard: int
-    generation: int
+    term: int
 
 
 @record
@@ -45,7 +46,7 @@ class Initialise(Message):
     """
 
     slot: int
-    epoch: int
+    term: int
     values: Array
     averaged: Array
 
@@ -57,8 +58,9 @@ class Push(Message):
     """
 
     slot: int
-    epoch: int
-    generation: int
+    term: int
+    shard_term: int
+    """The term of the shard's process to which it is sent."""
     seq: int
     base_version: int
     first_step: int
@@ -70,22 +72,28 @@ class Push(Message):
     portion: int = 0
     """The portion of `clock` that is summed here, for methods that push portion by portion."""
     table: int = 0
-    """Its number in the method's shape; `seq` counts the pushes to this table's shard."""
+    """The number of the table in the method's shape; `seq` counts the pushes to this table's shard.
+    """
     is_part: bool = False
     """`delta` is of the elements [at, at + its length) of the shard's slice, not of all of it."""
     at: int = 0
     weight: Weight = 0.0
-    """Its weight, for methods that use weights."""
+    """The weight of the push, for methods that use weights."""
 
     def outcome(self, kind: str, staleness: int = 0, reason: str = "") -> PushOutcome:
-        return PushOutcome(self.slot, self.epoch, self.seq, kind, staleness, reason)
+        return PushOutcome(self.slot, self.term, self.seq, kind, staleness, reason)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            raise outdated.member(self, name)
 
 
 class PushOutcome(NamedTuple):
     """What has become of one push; `kind` is one of APPLIED, HELD, BUFFERED, LATE, REFUSED."""
 
     slot: int
-    epoch: int
+    term: int
     seq: int
     kind: str
     staleness: int = 0
@@ -111,11 +119,11 @@ class Ack(Message):
     APPLIED: it is in the shard. BUFFERED: it is in the shard's committed state and will be applied
     to its values later. DUPLICATE: it was applied before. LATE: the method dropped it, as intended.
     REFUSED: it was poison (`reason`). HELD: it waits in a barrier. GAP: resend from `next_seq`.
-    FENCED: a newer epoch owns this slot.
+    FENCED: a newer term owns this slot.
     """
 
     shard: int
-    generation: int
+    term: int
     seq: int
     outcome: str
     version: int
@@ -134,10 +142,10 @@ class Fetch(Message):
     """
 
     slot: int
-    epoch: int
+    term: int
     request: int
     clock_min: int
-    have_generation: int = 0
+    have_term: int = 0
     """0: the worker has nothing to update, send the whole slice."""
     have_version: int = 0
     exact: bool = False
@@ -145,7 +153,7 @@ class Fetch(Message):
     table: int = 0
     lo: int = 0
     hi: int = 0
-    """Only the elements [lo, hi) of the slice; hi = 0: all of it."""
+    """The fetch is for the elements [lo, hi) of the slice; hi = 0: all of it."""
     after: int = 0
     """Answer only once so many pushes of this worker to the table's shard are settled: it reads its
     own writes without waiting for their acks before the request."""
@@ -162,7 +170,7 @@ class Parameters(Message):
 
     borrows: ClassVar[bool] = True
     shard: int
-    generation: int
+    term: int
     request: int
     version: int
     values: Array
@@ -179,13 +187,13 @@ class Parameters(Message):
 
 @record
 class SparseParameters(Message):
-    """The changes of a slice between version `since` of this generation and `version`.
+    """The changes of a slice between version `since` of this term and `version`.
 
     Absolute values, too; but they only complete a slice of exactly version `since`.
     """
 
     shard: int
-    generation: int
+    term: int
     request: int
     version: int
     since: int
@@ -208,7 +216,7 @@ class PushBuffers(Message):
     """A replica's averaged buffers after `samples` samples: absolute, the newest message counts."""
 
     slot: int
-    epoch: int
+    term: int
     samples: int
     values: Array
 
@@ -216,7 +224,7 @@ class PushBuffers(Message):
 @record
 class FetchBuffers(Message):
     slot: int
-    epoch: int
+    term: int
     request: int
 
 
@@ -266,20 +274,20 @@ class PeerRequest(Message):
     """
 
     slot: int
-    epoch: int
+    term: int
     """Of the sender."""
-    to_epoch: int
+    to_term: int
     """Of the receiver: another process of that slot does not answer."""
     request: int
     op: str
     payload: Packed
-    """Its arrays, uncompressed; `kind` is "raw"."""
+    """The arrays of the request, uncompressed; `kind` is "raw"."""
 
 
 @record
 class PeerReply(Message):
     slot: int
-    epoch: int
+    term: int
     """Of the replica that answers."""
     request: int
     error: str
@@ -296,10 +304,10 @@ class FetchRows(Message):
     float32[n]; otherwise as `Fetch`.
     """
 
-    have_generation: ClassVar[int] = 0
+    have_term: ClassVar[int] = 0
     exact: ClassVar[bool] = True
     slot: int
-    epoch: int
+    term: int
     request: int
     clock_min: int
     table: int

@@ -64,8 +64,8 @@ def copies_die_with_the_original(patch: Patch) -> None:
     patch.setattr(Holders, "give_back", give_back)
 
 
-@mutant("a slot's epoch is not raised for its next worker", "TermsChecker")
-def epoch_is_not_raised(patch: Patch) -> None:
+@mutant("a slot's term is not raised for its next worker", "TermsChecker")
+def term_is_not_raised(patch: Patch) -> None:
     def issue_term(self, daemon):
         if daemon.role != "agent":
             daemon.term = self._terms.setdefault(daemon.name, 1)
@@ -74,8 +74,8 @@ def epoch_is_not_raised(patch: Patch) -> None:
     patch.setattr(Registration, "_issue_term", issue_term)
 
 
-@mutant("an epoch is given out before it is on record", "TermsChecker")
-def epoch_is_not_recorded(patch: Patch) -> None:
+@mutant("a term is given out before it is on record", "TermsChecker")
+def term_is_not_recorded(patch: Patch) -> None:
     def issue_term(self, daemon):
         if daemon.role != "agent":
             daemon.term = self._terms[daemon.name] = self._terms.get(daemon.name, 0) + 1
@@ -84,9 +84,9 @@ def epoch_is_not_recorded(patch: Patch) -> None:
 
 
 @mutant(
-    "an epoch is given out before it is on the disk", "TermsChecker", scenario="recovery", seeds=20
+    "a term is given out before it is on the disk", "TermsChecker", scenario="recovery", seeds=20
 )
-def epoch_is_not_synced(patch: Patch) -> None:
+def term_is_not_synced(patch: Patch) -> None:
     honest = TermLog.append
 
     def append(self):
@@ -167,7 +167,7 @@ def portions_are_not_remembered(patch: Patch) -> None:
 
 
 @mutant(
-    "the coordinator remembers no epoch that it has given out", "TermsChecker", "LivenessChecker",
+    "the coordinator remembers no term that it has given out", "TermsChecker", "LivenessChecker",
     scenario="recovery", seeds=20,
 )  # fmt: skip
 def terms_are_not_remembered(patch: Patch) -> None:
@@ -180,10 +180,10 @@ def terms_are_not_remembered(patch: Patch) -> None:
 
 
 @mutant(
-    "a server that comes back has the generation of the one before it", "TermsChecker", "Book",
+    "a server that comes back has the term of the one before it", "TermsChecker", "Book",
     "LivenessChecker", scenario="recovery", seeds=20,
 )  # fmt: skip
-def generation_is_not_raised(patch: Patch) -> None:
+def shard_term_is_not_raised(patch: Patch) -> None:
     honest = Registration._issue_term
 
     def issue_term(self, daemon):

@@ -7,11 +7,12 @@ from dataclasses import replace
 from planting import Patch, mutant
 
 from dlctl.algorithms import barrier
+from dlctl.algorithms.barrier import Barrier
 from dlctl.algorithms.base import Decision, View
+from dlctl.algorithms.holding import JointStep
 from dlctl.algorithms.methods.local_sgd import Replica
-from dlctl.algorithms.methods.quorum import Chosen
-from dlctl.algorithms.methods.sync import Barrier
 from dlctl.algorithms.needs import Gradient, Read, Write
+from dlctl.algorithms.quorum import Chosen
 from dlctl.algorithms.rounds import Rounds
 from dlctl.algorithms.tables import Parts
 from dlctl.compress.topk import TopK
@@ -33,14 +34,12 @@ def residual_is_lost(patch: Patch) -> None:
 
 @mutant("a barrier counts workers and not their samples", "LedgerChecker", scenario="sync", first=5)
 def mean_of_means(patch: Patch) -> None:
-    honest = Barrier._update
+    honest = JointStep.make
 
-    def update(self, clock):
-        for key, held in list(self._held.items()):
-            self._held[key] = held._replace(push=replace(held.push, samples=1))
-        return honest(self, clock)
+    def make(self, held):
+        return honest(self, [each._replace(push=replace(each.push, samples=1)) for each in held])
 
-    patch.setattr(Barrier, "_update", update)
+    patch.setattr(JointStep, "make", make)
 
 
 @mutant(
@@ -169,7 +168,7 @@ def quorum_per_shard(patch: Patch) -> None:
     def hold(self, held):
         outcomes = honest(self, held)
         clock = self.shard.version
-        here = [(slot, epoch) for at, slot, epoch in self._held if at == clock]
+        here = [(slot, term) for at, slot, term in self._held if at == clock]
         if len(here) < 2:
             return outcomes
         return [*outcomes, *self.decided(Decision(clock, frozenset(here[:2]), frozenset()))]
@@ -184,7 +183,7 @@ def quorum_per_shard(patch: Patch) -> None:
 )  # fmt: skip
 def lost_pushes_of_the_dead_are_waited_for(patch: Patch) -> None:
     def missing(self, decision):
-        here = {(slot, epoch) for clock, slot, epoch in self._held if clock == decision.clock}
+        here = {(slot, term) for clock, slot, term in self._held if clock == decision.clock}
         return decision.used - here
 
     patch.setattr(Chosen, "_missing", missing)

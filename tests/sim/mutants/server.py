@@ -86,15 +86,15 @@ def no_fencing(patch: Patch) -> None:
 
     def judge(self, push):
         slot = self._slots.get(push.slot)
-        if slot is not None and push.epoch < slot.epoch:
-            slot.epoch, slot.next_seq = push.epoch, push.seq
+        if slot is not None and push.term < slot.term:
+            slot.term, slot.next_seq = push.term, push.seq
             return NEW
         return honest(self, push)
 
-    def is_joined(self, peer, slot, epoch):
+    def is_joined(self, peer, slot, term):
         """Connections would be told apart otherwise, and fencing not be needed."""
         self._peers[slot] = peer
-        return self.parameters.dedup.is_current(slot, epoch)
+        return self.parameters.dedup.is_current(slot, term)
 
     patch.setattr(Dedup, "judge", judge)
     patch.setattr(ShardProtocol, "_is_joined", is_joined)
@@ -107,7 +107,7 @@ def no_fencing(patch: Patch) -> None:
 )  # fmt: skip
 def dedupe_is_not_saved(patch: Patch) -> None:
     def to_json(self):
-        return [[slot, known.epoch, 0] for slot, known in sorted(self._slots.items())]
+        return [[slot, known.term, 0] for slot, known in sorted(self._slots.items())]
 
     patch.setattr(Dedup, "to_json", to_json)
 

@@ -88,15 +88,15 @@ def local_steps_stay(patch: Patch) -> None:
 
 
 @mutant(
-    "nobody compares generations, and a server that comes back takes what it has not seen for "
+    "nobody compares terms, and a server that comes back takes what it has not seen for "
     "nothing", "FetchesChecker", scenario="recovery", seeds=30, first=2,
 )  # fmt: skip
-def generations_are_not_compared(patch: Patch) -> None:
+def shard_terms_are_not_compared(patch: Patch) -> None:
     honest_message, honest_since = Fetcher._message, History.since
 
     def message(self, fetched, client, again):
         asked = honest_message(self, fetched, client, again)
-        return replace(asked, have_generation=asked.have_generation and client.link.generation)
+        return replace(asked, have_term=asked.have_term and client.link.term)
 
     def since(self, base, version, w):
         known = honest_since(self, base, version, w)
@@ -210,4 +210,4 @@ def a_replaced_replica_answers(patch: Patch) -> None:
                 self._open.pop(number).then(self.newest)
 
     patch.setattr(Asking, "on_answer", on_answer)
-    patch.setattr(PeerMembers, "has", lambda self, slot, epoch: True)
+    patch.setattr(PeerMembers, "has", lambda self, slot, term: True)

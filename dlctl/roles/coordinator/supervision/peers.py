@@ -1,4 +1,4 @@
-"""Sends all workers the list of peers: their slots, epochs and addresses.
+"""Sends all workers the list of peers: their slots, terms and addresses.
 
 Every list has a number, and the newest counts. A worker receives it before it starts to train, and
 whenever a worker joins, leaves, dies or is replaced. Many such changes in a row are in one list:
@@ -58,19 +58,19 @@ class PeerLists:
         self._pause_until = 0.0
         self._has_members = False
         self._list: tuple[tuple[int, int, str, bool], ...] | None = None
-        """Slot, epoch, address, and whether it takes part."""
+        """Slot, term, address, and whether it takes part."""
 
     def on_listening(self, peer: Peer, message: m.Listening, now: float) -> None:
-        """Raises RemoteProtocolError for an invalid address, or if the method has no links between
-        workers.
+        """Record the address of a worker. Raises RemoteProtocolError if it is invalid, or if the
+        method has no links between workers.
         """
         if not self.has_links or not is_address(message.address):
             raise RemoteProtocolError("workers cannot be asked to connect to this address")
-        worker = self.run.members.worker(message.slot, message.epoch)
+        worker = self.run.members.worker(message.slot, message.term)
         if worker is None or worker.peer != peer:
             return
         worker.address = message.address
-        self.run.context.send(peer, m.ListeningNoted(message.slot, message.epoch))
+        self.run.context.send(peer, m.ListeningNoted(message.slot, message.term))
         self.advance(now)
 
     def advance(self, now: float) -> None:
@@ -111,11 +111,11 @@ class PeerLists:
         """The list; workers ignore one of a lower number."""
         keyring = self.run.keyring
         columns = zip(*self._list, strict=True) if self._list else ((), (), (), ())
-        slots, epochs, addresses, take_part = columns
+        slots, terms, addresses, take_part = columns
         joining = tuple(slot for slot, at_work in zip(slots, take_part, strict=True) if not at_work)
         keys = tuple(keyring.public(f"worker-{slot}") if self.has_links else "" for slot in slots)
         number = self.run.context.next_number()
-        return m.Peers(number, slots, joining, epochs, addresses, keys)
+        return m.Peers(number, slots, joining, terms, addresses, keys)
 
 
 def _hears(worker: Daemon) -> bool:

@@ -33,17 +33,17 @@ from dlctl.wire import messages as m
 from dlctl.wire.machine import Peer
 
 ROUNDING_S = 1e-6
-"""At a deadline the time since it was set may be rounded down."""
+"""The time since a deadline was set may be rounded down by so much when it is due."""
 
 
 class HoldingReport(NamedTuple):
     """The newest report of a shard."""
 
-    generation: int
+    term: int
     number: int
     clock: int
     pushes: frozenset[tuple[int, int, int, int]]
-    """(clock, slot, epoch, samples)"""
+    """(clock, slot, term, samples)"""
 
 
 class Quorums(Owner):
@@ -59,7 +59,7 @@ class Quorums(Owner):
         self._is_new = True
         """Which of these processes have died was not looked up yet."""
         self._reports: dict[int, HoldingReport] = {}
-        """By shard."""
+        """Shard -> its newest report of held pushes."""
         self._is_news = False
         """Whether a report has changed since the last decision."""
         self._members: tuple[int, ...] = ()
@@ -72,14 +72,16 @@ class Quorums(Owner):
         self._to_notify: set[int] = set()
 
     def on_holding(self, peer: Peer, message: m.Holding, now: float) -> None:
-        """Raises RemoteProtocolError for an unknown server, or if the method has no quorum."""
+        """Record the pushes that a shard holds. Raises RemoteProtocolError for an unknown server,
+        or if the method has no quorum.
+        """
         server = self.run.members.get(f"server-{message.shard}")
         if server is None or not self.is_asked:
             raise RemoteProtocolError("the method has no quorum, or the server is unknown")
-        if server.peer != peer or not is_current(server, message.generation):
+        if server.peer != peer or not is_current(server, message.term):
             return  # Its connection is new: its next report identifies it.
-        pushes = frozenset((c, slot, epoch, n) for c, slot, epoch, n in rows_in(message.pushes, 4))
-        report = HoldingReport(message.generation, message.number, message.clock, pushes)
+        pushes = frozenset((c, slot, term, n) for c, slot, term, n in rows_in(message.pushes, 4))
+        report = HoldingReport(message.term, message.number, message.clock, pushes)
         before = self._reports.get(message.shard)
         if before is not None and report[:2] < before[:2]:
             return
@@ -107,7 +109,7 @@ class Quorums(Owner):
     def _decide(self, now: float) -> None:
         servers = self.run.members.of_role("server")
         reports = ((server, self._reports.get(server.index)) for server in servers)
-        known = [r for server, r in reports if r and is_current(server, r.generation)]
+        known = [r for server, r in reports if r and is_current(server, r.term)]
         if len(known) < len(servers) or self._is_under_way(known):
             return
         clock = max(report.clock for report in known)
@@ -118,9 +120,9 @@ class Quorums(Owner):
             self._since = clock, now
         everywhere = frozenset.intersection(*(report.pushes for report in known))
         living = [
-            (slot, epoch, samples)
-            for at, slot, epoch, samples in sorted(everywhere)
-            if at == clock and self._is_alive((slot, epoch))
+            (slot, term, samples)
+            for at, slot, term, samples in sorted(everywhere)
+            if at == clock and self._is_alive((slot, term))
         ]
         if not living:
             return
@@ -134,7 +136,7 @@ class Quorums(Owner):
         if chosen is None:
             return
         assert chosen <= came.keys(), f"{sorted(chosen)} of {sorted(came)}"
-        used = tuple((slot, epoch) for slot, epoch, _ in living if slot in chosen)
+        used = tuple((slot, term) for slot, term, _ in living if slot in chosen)
         self._take(clock, used)
 
     def _take(self, clock: int, used: tuple[Process, ...]) -> None:
@@ -173,12 +175,12 @@ class Quorums(Owner):
         yield Entry(Quorum.KEY, self.newest)
 
     def recall(self, memory: Memory, now: float) -> None:
-        """Keep the predecessor's decision."""
+        """Continue with the decision of the previous coordinator."""
         if decided := memory.piece(Quorum):
-            used = tuple((slot, epoch) for slot, epoch in decided.processes)
+            used = tuple((slot, term) for slot, term in decided.processes)
             self.newest = Quorum(decided.clock, used)
 
 
-def is_current(server: Daemon, generation: int) -> bool:
-    """Whether this generation is the server's live process."""
-    return server.alive and server.registered and server.term == generation
+def is_current(server: Daemon, term: int) -> bool:
+    """Whether this term is the server's live process."""
+    return server.alive and server.registered and server.term == term

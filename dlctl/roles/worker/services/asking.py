@@ -1,9 +1,9 @@
 """Requests between replicas: questions, and answers to others' questions.
 
 A question is resent until its answer arrives, its deadline passes, or the replica that was asked
-has left or has another epoch. A repeated question gets the stored answer, so a method serves each
+has left or has another term. A repeated question gets the stored answer, so a method serves each
 question once; of several questions of one replica only the newest is served. A replica does not
-answer while it computes a gradient, and a process whose slot has a newer epoch never answers.
+answer while it computes a gradient, and a process whose slot has a newer term never answers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dlctl.wire import messages as m
 from dlctl.wire.machine import Peer
 
 GONE = "gone"
-"""The error of an answer: the process that was asked does not have the expected epoch."""
+"""The error of an answer: the process that was asked does not have the expected term."""
 RAW = "raw"
 """The arrays of a question, uncompressed."""
 NO_MODEL = "it has no model of this run"
@@ -77,7 +77,7 @@ class Question(NamedTuple):
     payload: m.Packed
     until: float
     then: Then
-    epoch: int | None = None
+    term: int | None = None
     """Of the replica that it was sent to; None: it is queued behind one to the same replica."""
 
 
@@ -112,14 +112,14 @@ class Asking:
     # ------------------------------------------------------------ the service
 
     def begin(self, need: Ask, now: float) -> None:
-        """Raises TypeError for a question that every replica would refuse."""
+        """Send or queue a question. Raises TypeError for one that every replica would refuse."""
         waits = need.then is None
         self._answer, self._waits_for = None, self._number + 1 if waits else 0
         then = self._on_awaited if need.then is None else partial(self._on_completed, need.then)
         self.ask(need.slot, need.op, need.arrays, now + need.within_s, then, now)
 
     def poll(self, now: float) -> tuple[bool, tuple[m.Array, ...] | None]:
-        self.go_on(now)
+        self.advance(now)
         return not self._waits_for, self._answer
 
     def phase(self) -> Phase:
@@ -127,7 +127,7 @@ class Asking:
         return Phase("asking", (f"worker-{waits_for.slot}",) if waits_for else ())
 
     def deadline(self) -> float | None:
-        """When to call `go_on`, whatever the replica waits for."""
+        """When to call `advance`, whatever the replica waits for."""
         every = self._open.values()
         return min((each.until for each in every if each.until < math.inf), default=None)
 
@@ -156,7 +156,7 @@ class Asking:
         """Send the oldest question to each replica that has none in flight."""
         asked = set()
         for number, question in list(self._open.items()):
-            if question.epoch is None and question.slot not in asked:
+            if question.term is None and question.slot not in asked:
                 self._send(number, question, now)
             if number in self._open:
                 asked.add(question.slot)
@@ -169,9 +169,9 @@ class Asking:
         if member is None or not can_answer or slot == self.identity.slot:
             self._give_up(number)
             return
-        self._open[number] = question._replace(epoch=member.epoch)
+        self._open[number] = question._replace(term=member.term)
         me, payload = self.identity, question.payload
-        ask = m.PeerRequest(me.slot, me.epoch, member.epoch, number, question.op, payload)
+        ask = m.PeerRequest(me.slot, me.term, member.term, number, question.op, payload)
         peer = f"worker-{slot}"
         self.rates.add("push_bytes", payload.nbytes)
         self.context.ask(_key(number), peer, ask, now, payload.nbytes)
@@ -180,11 +180,11 @@ class Asking:
         """Whether any question is unanswered."""
         return bool(self._open)
 
-    def go_on(self, now: float) -> None:
+    def advance(self, now: float) -> None:
         """Abandon the questions that cannot be answered any more, and send queued ones."""
         for number, question in list(self._open.items()):
-            slot, epoch = question.slot, question.epoch
-            has_left = epoch is not None and not self.members.has(slot, epoch)
+            slot, term = question.slot, question.term
+            has_left = term is not None and not self.members.has(slot, term)
             if has_left or now >= question.until:
                 self._give_up(number)
         self._send_next(now)
@@ -203,7 +203,7 @@ class Asking:
         question = self._open.get(answer.request)
         if question is None or peer != f"worker-{answer.slot}":
             return
-        if (question.slot, question.epoch) != (answer.slot, answer.epoch):
+        if (question.slot, question.term) != (answer.slot, answer.term):
             return
         wrong = fault(answer.payload, self._bytes_max)
         if answer.error or wrong:
@@ -244,44 +244,46 @@ class Answering:
         self._waiting: dict[int, tuple[Peer, m.PeerRequest]] = {}
         """Slot -> its newest question, not answered yet."""
         self._answers: dict[int, tuple[int, m.PeerReply]] = {}
-        """Slot -> its epoch at that time, and the newest answer to it."""
+        """Slot -> its term at that time, and the newest answer to it."""
 
     def on_ask(self, peer: Peer, ask: m.PeerRequest) -> None:
-        """Raises RemoteProtocolError for a question that no replica of this run would send."""
+        """Answer a question of another replica. Raises RemoteProtocolError for one that no replica
+        of this run would send.
+        """
         if wrong := fault(ask.payload, self._bytes_max, ask.op):
             raise RemoteProtocolError(wrong)
-        is_old = self.members.is_replaced(ask.slot, ask.epoch)
+        is_old = self.members.is_replaced(ask.slot, ask.term)
         # First: a fenced process must not even resend an earlier answer.
-        if self._is_fenced() or ask.to_epoch != self.identity.epoch or is_old:
+        if self._is_fenced() or ask.to_term != self.identity.term or is_old:
             self.context.send(peer, self._reply(ask, error=GONE))
             return
-        if not self.members.has(ask.slot, ask.epoch):
+        if not self.members.has(ask.slot, ask.term):
             return  # This replica does not know that member yet; the member will retry.
-        epoch, answer = self._answers.get(ask.slot, (-1, None))
-        if answer is None or epoch != ask.epoch or answer.request < ask.request:
+        term, answer = self._answers.get(ask.slot, (-1, None))
+        if answer is None or term != ask.term or answer.request < ask.request:
             _, newest = self._waiting.get(ask.slot, (peer, ask))
-            if newest.epoch != ask.epoch or newest.request <= ask.request:  # Else a duplicate.
+            if newest.term != ask.term or newest.request <= ask.request:  # Else a duplicate.
                 self._waiting[ask.slot] = peer, ask
         elif answer.request == ask.request:
             self.context.send(peer, answer)
 
     def _is_fenced(self) -> bool:
-        return self.members.is_replaced(self.identity.slot, self.identity.epoch)
+        return self.members.is_replaced(self.identity.slot, self.identity.term)
 
     def serve(self) -> None:
         """Answer the queued questions; to be called while no gradient is being computed."""
         if not self._waiting:
             return
-        # Drop the answers, which may be large, to epochs that are gone: none ever returns.
+        # Drop the answers, which may be large, to terms that are gone: none ever returns.
         answers, has = self._answers.items(), self.members.has
         self._answers = {slot: kept for slot, kept in answers if has(slot, kept[0])}
         waiting, self._waiting = self._waiting, {}
         for slot, (peer, ask) in waiting.items():
-            if not has(slot, ask.epoch) or self._is_fenced():
+            if not has(slot, ask.term) or self._is_fenced():
                 continue
             answer = self._answer(ask)
             if ask.op != MODEL:  # A model is large, and a retry may get the model of that time.
-                self._answers[slot] = ask.epoch, answer
+                self._answers[slot] = ask.term, answer
             self.context.send(peer, answer)
 
     def _answer(self, ask: m.PeerRequest) -> m.PeerReply:
@@ -308,7 +310,7 @@ class Answering:
         self, ask: m.PeerRequest, payload: m.Packed | None = None, error: str = ""
     ) -> m.PeerReply:
         me = self.identity
-        return m.PeerReply(me.slot, me.epoch, ask.request, error, payload or pack(()))
+        return m.PeerReply(me.slot, me.term, ask.request, error, payload or pack(()))
 
 
 def pack(arrays: tuple[Any, ...]) -> m.Packed:
