@@ -10,8 +10,8 @@ import pytest
 from dlctl import registry
 from dlctl.compress.base import Delta
 from dlctl.shards.base import Shard, Spec
-from dlctl.shards.journaled import JOURNAL_BYTES_MIN, JOURNAL_STATES, Journaled
 from dlctl.shards.journal_format import Bytes
+from dlctl.shards.journaled import JOURNAL_BYTES_MIN, JOURNAL_STATES, Journaled
 from dlctl.sim.states import MemoryLog
 
 SMALL, LARGE = 10_000, 400_000
