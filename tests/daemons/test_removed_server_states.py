@@ -193,7 +193,7 @@ def test_a_log_that_could_not_be_put_back_at_first_loses_no_push(
     then: str,
 ) -> None:
     """All files are there again after the first attempt, so that there need not be a second one."""
-    monkeypatch.setattr(Journaled, "_state_bytes", lambda self: 10**6)  # no base by itself
+    monkeypatch.setattr(Journaled, "_journal_bytes_max", lambda self: 10**6)  # no base by itself
     kept = make("disk")
     for number in range(3):
         kept.push(number)
