@@ -35,6 +35,7 @@ from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import (
     AcksChecker,
     AnswersChecker,
+    BasesChecker,
     Book,
     BufferedChecker,
     Checker,
@@ -217,6 +218,7 @@ def _ledger(
         heal_at_s=faults.heal_at_s,
     )  # fmt: skip
     checkers += (more(problem),) if more is not None else ()
+    checkers += (BasesChecker(),) if durability == "disk" else ()
     # Behind the checkers of a method's own: these say more of what it does wrong.
     ahead = int(job.algorithm.options.get("overlap", False))
     checkers += (ClockChecker(ahead=ahead),) if averages and in_step else ()

@@ -8,6 +8,7 @@ import numpy as np
 from planting import Patch, mutant
 
 from dlctl.algorithms.needs import Settle
+from dlctl.roles.protocol.loop_effects import GiveData
 from dlctl.roles.worker.fetching import Fetcher
 from dlctl.roles.worker.joining import Joining
 from dlctl.roles.worker.leases import Portions
@@ -16,6 +17,7 @@ from dlctl.roles.worker.received_slice import Basis
 from dlctl.roles.worker.services.asking import Asking
 from dlctl.roles.worker.services.computing import Computing
 from dlctl.roles.worker.services.engines import Engines
+from dlctl.roles.worker.services.looping import Looping
 from dlctl.roles.worker.services.reading import OneRead
 from dlctl.roles.worker.services.writing import Writing
 from dlctl.roles.worker.shard_client import ShardClient
@@ -211,3 +213,34 @@ def a_replaced_replica_answers(patch: Patch) -> None:
 
     patch.setattr(Asking, "on_answer", on_answer)
     patch.setattr(PeerMembers, "has", lambda self, slot, term: True)
+
+
+@mutant(
+    "a portion is done when a loop has got it, not when it was delivered",
+    "AcksChecker",
+    scenario="loops",
+)
+def a_lease_to_a_loop_is_work(patch: Patch) -> None:
+    honest = Looping._give
+
+    def give(self, now):
+        honest(self, now)
+        for portion in self.portions.open():
+            self._left[portion.lease.data_epoch, portion.lease.portion] = 1
+
+    patch.setattr(Looping, "_give", give)
+
+
+@mutant("a loop that waits in the middle of a group is not notified that no data follows",
+        "LivenessChecker", scenario="loops")  # fmt: skip
+def an_open_group_waits_for_ever(patch: Patch) -> None:
+    honest = Looping.on_lease
+
+    def on_lease(self, lease, now):
+        honest(self, lease, now)
+        if lease.start == lease.stop:
+            self.context.effects[:] = [
+                e for e in self.context.effects if not isinstance(e, GiveData)
+            ]
+
+    patch.setattr(Looping, "on_lease", on_lease)
