@@ -215,20 +215,16 @@ def a_replaced_replica_answers(patch: Patch) -> None:
     patch.setattr(PeerMembers, "has", lambda self, slot, term: True)
 
 
-@mutant(
-    "a portion is done when a loop has got it, not when it was delivered",
-    "AcksChecker",
-    scenario="loops",
-)
-def a_lease_to_a_loop_is_work(patch: Patch) -> None:
-    honest = Looping._give
+@mutant("a loop's portion is done when it was delivered", "AcksChecker", scenario="loops")
+def delivered_is_done(patch: Patch) -> None:
+    honest = Looping._deliver
 
-    def give(self, now):
-        honest(self, now)
-        for portion in self.portions.open():
-            self._left[portion.lease.data_epoch, portion.lease.portion] = 1
+    def deliver(self, portion, samples, now):
+        honest(self, portion, samples, now)
+        done, self.portions._computed = self.portions._computed, []
+        self.on_done(done, now)
 
-    patch.setattr(Looping, "_give", give)
+    patch.setattr(Looping, "_deliver", deliver)
 
 
 @mutant("a loop that waits in the middle of a group is not notified that no data follows",
@@ -239,8 +235,7 @@ def an_open_group_waits_for_ever(patch: Patch) -> None:
     def on_lease(self, lease, now):
         honest(self, lease, now)
         if lease.start == lease.stop:
-            self.context.effects[:] = [
-                e for e in self.context.effects if not isinstance(e, GiveData)
-            ]
+            effects = self.context._effects
+            effects[:] = [each for each in effects if not isinstance(each, GiveData)]
 
     patch.setattr(Looping, "on_lease", on_lease)
