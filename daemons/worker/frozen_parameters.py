@@ -16,15 +16,15 @@ from dlctl.errors import DlctlError, os_errors_as
 from dlctl.launch.base import HOST_FILE
 from dlctl.model import frozen
 from dlctl.model.flat import Layout
-from dlctl.roles.protocol.context import Birth
 from dlctl.roles.protocol.effects import FrozenLoaded, FrozenWritten, LoadFrozen
 from dlctl.roles.protocol.files import FilesMissing, WantedFile
 from dlctl.runs import checkpoints
 from dlctl.runs.tensorfile import CHUNK_BYTES
 from dlctl.util import cores, regular
+from dlctl.wire.messages import Register
 
 
-class HasFrozen(Protocol):
+class FrozenHolder(Protocol):
     """A model with frozen parameters, as `TorchReplica` is."""
 
     layout: Layout
@@ -34,19 +34,19 @@ class HasFrozen(Protocol):
     def load_frozen(self, values: Mapping[int, Tensor]) -> None: ...
 
 
-def digests(replica: HasFrozen) -> bytes:
+def digests(replica: FrozenHolder) -> bytes:
     """16 bytes for each frozen parameter, hashed on all cores."""
     with ThreadPoolExecutor(cores.usable()) as pool:
         return b"".join(pool.map(lambda tensor: frozen.digest(_bytes(tensor)), replica.frozen()))
 
 
-def write(replica: HasFrozen, path: Path) -> tuple[str, int]:
+def write(replica: FrozenHolder, path: Path) -> tuple[str, int]:
     """Write the frozen parameters; returns the file's SHA-256 and bytes. Raises DlctlError."""
     path.parent.mkdir(exist_ok=True)
     return checkpoints.write_chunks(path, _chunks(replica))
 
 
-def load(replica: HasFrozen, path: Path, theirs: bytes, mine: bytes = b"") -> list[int]:
+def load(replica: FrozenHolder, path: Path, theirs: bytes, mine: bytes = b"") -> list[int]:
     """Load the values with the digests `theirs` into the replica; only differing ones are read.
     Returns their positions. Raises DlctlError if the file does not have them. mine: the replica's
     own digests, if known.
@@ -70,7 +70,7 @@ def load(replica: HasFrozen, path: Path, theirs: bytes, mine: bytes = b"") -> li
     return others
 
 
-def _chunks(replica: HasFrozen) -> Iterator[bytes | memoryview]:
+def _chunks(replica: FrozenHolder) -> Iterator[bytes | memoryview]:
     plan, tensors = frozen.plan(replica.layout), replica.frozen()
     yield plan.head
     for n in plan.order:
@@ -87,25 +87,25 @@ def _bytes(tensor: Tensor) -> memoryview:
 class FrozenFile:
     """The run's file of frozen parameters, written and read by a worker on its host."""
 
-    def __init__(self, directory: Path, birth: Birth) -> None:
+    def __init__(self, directory: Path, registration: Register) -> None:
         """`directory`: the run directory, or the host directory."""
         self._writes_to = directory
         self._built = b""
-        self._away = Away(directory, birth) if (directory / HOST_FILE).exists() else None
+        self._away = Away(directory, registration) if (directory / HOST_FILE).exists() else None
 
-    def digests(self, replica: HasFrozen) -> bytes:
+    def digests(self, replica: FrozenHolder) -> bytes:
         """The digests of the parameters that the worker has built."""
         self._built = digests(replica)
         return self._built
 
-    def write(self, replica: HasFrozen, file: str) -> FrozenWritten:
+    def write(self, replica: FrozenHolder, file: str) -> FrozenWritten:
         try:
             return FrozenWritten(file, *write(replica, self._writes_to / file), "")
         except (DlctlError, OSError) as error:
             return FrozenWritten(file, "", 0, reason_of(error))
 
-    def load(self, replica: HasFrozen, effect: LoadFrozen) -> FrozenLoaded | FilesMissing:
-        """Raises DlctlError."""
+    def load(self, replica: FrozenHolder, effect: LoadFrozen) -> FrozenLoaded | FilesMissing:
+        """Load the run's frozen parameters, or report missing files. Raises DlctlError."""
         layout = replica.layout
         file = frozen.run_file(layout, effect.digests)
         root = self._away.root if self._away is not None else self._writes_to

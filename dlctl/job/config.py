@@ -191,7 +191,8 @@ class Servers:
     durability: Literal["process", "none", "disk"] = "process"
     """What an acknowledged push survives. "process": the death of its server at any instant; the
     shard is in mapped memory, twice. "disk": also a power loss; every push is on the disk before it
-    is acknowledged. "none": neither; pushes after the last checkpoint are lost."""
+    is acknowledged, in files of up to about six times the shard. "none": neither; pushes after the
+    last checkpoint are lost."""
     state_dir: str = ""
     """Where the servers store their shards, a full path. "": shared memory (/dev/shm) if there is
     room, else the run directory; with durability = "disk" always the run directory."""
@@ -493,12 +494,12 @@ class Host:
 
     @property
     def name(self) -> str:
-        """Its name in the job file; "": this machine."""
+        """The host's name in the job file; "": this machine."""
         return self.ssh
 
     @property
     def is_other(self) -> bool:
-        """Whether it has an agent of its own, with files of its own."""
+        """Whether the host has an agent of its own, with files of its own."""
         return bool(self.ssh)
 
 
@@ -640,6 +641,6 @@ def from_dict(kind: type[T], values: dict[str, Any]) -> T:
 def _built(hint: Any, value: Any) -> Any:
     if dataclasses.is_dataclass(hint):
         return from_dict(hint, value)  # type: ignore[arg-type]
-    if get_origin(hint) is tuple:  # Of as many dataclasses as there are.
+    if get_origin(hint) is tuple:  # A tuple of any number of dataclasses.
         return tuple(_built(get_args(hint)[0], item) for item in value)
     return value

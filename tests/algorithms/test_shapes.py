@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made import site
+from builders import site
 
+from dlctl.algorithms.barrier import Barrier
 from dlctl.algorithms.base import MODEL, Drives, Lead, Method, Shape, Table
+from dlctl.algorithms.means import SparseMean
 from dlctl.algorithms.methods.downpour import DOWNPOUR, Server
-from dlctl.algorithms.methods.quorum import Chosen
 from dlctl.algorithms.needs import (
     Ask,
     Collective,
@@ -27,6 +28,7 @@ from dlctl.algorithms.needs import (
     Settle,
     Write,
 )
+from dlctl.algorithms.quorum import Chosen
 from dlctl.algorithms.shapes import UNDECLARED, check_names, faults_of, served
 from dlctl.algorithms.tables import side_of
 from dlctl.errors import DlctlError
@@ -84,6 +86,12 @@ def test_a_shard_side_that_asks_needs_a_lead_that_answers() -> None:
     assert faults_of(replace(DOWNPOUR, shard=Chosen, lead=Deciding)) == []
 
 
+def test_who_averages_no_pushes_declares_no_mean() -> None:
+    (fault,) = faults_of(replace(DOWNPOUR, mean=SparseMean))
+    assert fault.startswith("it says how pushes are averaged")
+    assert faults_of(replace(DOWNPOUR, mean=SparseMean, shard=Barrier)) == []
+
+
 ALONE = Method(Options=dict, replica=DOWNPOUR.replica, shape=Shape(tables=(), model="replica"))
 
 
@@ -128,7 +136,7 @@ class Forgetful(Lead):
 def test_a_lead_that_declares_what_it_does_not_do_says_so() -> None:
     lead = Forgetful(None)
     for what in (lead.drive, lead.cut_epoch, lambda: lead.quorum(0, {}, frozenset(), 0.0)):
-        with pytest.raises(NotImplementedError, match=r"^Forgetful declares"):
+        with pytest.raises(NotImplementedError, match="Forgetful"):
             what()
 
 
@@ -140,19 +148,19 @@ class Holding(Server):
 
 def test_an_attribute_that_hides_a_hook_is_refused_by_name() -> None:
     method, shard = replace(DOWNPOUR, shard=Holding), in_memory(SGD(SGDOptions(lr=1.0)), ZEROS)
-    with pytest.raises(TypeError, match=r"Holding sets `self\.held`.* as `self\._held`"):
+    with pytest.raises(TypeError, match=r"`self\.held`.*`self\._held`"):
         side_of(MODEL, method, None, shard)
     side = site(None, ZEROS.copy())
     replica = DOWNPOUR.replica(side)
     check_names(replica)
     replica.leave = True  # type: ignore[assignment,method-assign]
-    with pytest.raises(TypeError, match=r"Replica sets `self\.leave`"):
+    with pytest.raises(TypeError, match=r"`self\.leave`"):
         check_names(replica)
 
 
 @pytest.mark.parametrize("size", [0, -3])
 def test_a_table_has_elements(size: int) -> None:
     shape = Shape(tables=(MODEL, Table(name="seen", rule="add", size=lambda layout: size)))
-    with pytest.raises(DlctlError, match=f'"seen" has {size} elements with this model'):
+    with pytest.raises(DlctlError, match=f'"seen".* {size} '):
         shape.check_sizes(layout_of(4))
     Shape().check_sizes(layout_of(4))

@@ -9,8 +9,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from launched import the_run
-from remains import save
+from dead_runs import save
+from stand_in_jobs import the_run
 
 from dlctl.runs import checkpoints, database, paths, terms
 from dlctl.util.text import DISCARDED, NO_WORKER
@@ -92,4 +92,4 @@ def test_a_run_that_cannot_be_gone_on_with_is_not_named_beside_its_checkpoint(
     (saved,) = checkpoints.complete(stopped)
     (stopped / database.FILE).write_bytes(b"torn" * 4096)
     code, _, err = dlctl_command("start", "--from", str(saved), "job.toml")
-    assert (code, "it is not used" in err) == (0, False), err
+    assert (code, "not used" in err) == (0, False), err

@@ -1,7 +1,7 @@
 """What every launcher of the registry must do; a new name gets all of these tests.
 
-Their agents are real processes. ssh and Slurm are pretended (`tests/pretended.py`): the launchers
-use them as they use the real ones.
+Their agents are real processes. ssh and Slurm are pretended (`tests/kit/fake_launchers.py`): the
+launchers use them as they use the real ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pretended
+import fake_launchers
 import psutil
 import pytest
 
@@ -49,6 +49,15 @@ TURN_S = 30.0
 every = pytest.mark.parametrize("name", NAMES)
 every_other = pytest.mark.parametrize("name", [name for name in NAMES if name != "toy-tied"])
 """toy-tied runs what toy-boxes runs, and only declares something else."""
+every_command = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.long] * (name == "toy-boxes"))
+        for name in NAMES
+        if name != "toy-tied"
+    ],
+)
+"""The boxes are reached as hosts are by ssh: one test of their processes is for every commit."""
 
 
 class Place(NamedTuple):
@@ -87,7 +96,7 @@ def place(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     # An agent beside the coordinator would start one.
     code = idle_agents(path) if name == "local" else ROOT
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (code, ROOT / "tests" / "toys"))))
-    monkeypatch.setenv("PATH", f"{pretended.install(path)}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{fake_launchers.install(path)}:{os.environ['PATH']}")
     job = load(path, name)
     run = path / "runs" / RUN_ID
     run.mkdir(parents=True)
@@ -219,7 +228,7 @@ def test_its_hosts_are_those_listed_or_its_own_and_each_gets_an_agent(
         assert own.folder(host)
     assert config.of_stored(json.loads(json.dumps(config.to_dict(job)))) == job
     assert {key.name for key in fields(own.options)} == job.launcher.options.keys()
-    assert [*own.check(), *own.doubts()] == []
+    assert [*own.check(), *own.warnings()] == []
 
 
 # ---------------------------------------------------------------- agents
@@ -243,7 +252,7 @@ def test_an_agent_is_started_killed_alone_told_once_and_replaced(
     finish(place, ours)
 
 
-@every_other
+@every_command
 def test_the_next_coordinator_can_kill_what_the_last_one_has_started(
     name: str, place: Place, control: str
 ) -> None:
@@ -263,7 +272,7 @@ def test_the_next_coordinator_can_kill_what_the_last_one_has_started(
     before.until(lambda: not before.watched)
 
 
-@every_other
+@every_command
 def test_whoever_can_be_asked_says_what_is_there(name: str, place: Place, control: str) -> None:
     own = place.launcher
     own.preflight()
@@ -286,7 +295,7 @@ def test_whoever_can_be_asked_says_what_is_there(name: str, place: Place, contro
     finish(place, ours)
 
 
-@every_other
+@every_command
 def test_an_agent_that_cannot_reach_its_coordinator_is_told_with_the_reason(
     name: str, place: Place
 ) -> None:

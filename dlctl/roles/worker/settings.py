@@ -47,15 +47,15 @@ class WorkerSettings:
         compressor: Compressor,
         send_queue: SendQueue,
     ) -> None:
-        """name: of this daemon."""
+        """name: the daemon's name."""
         self._job = job
         self._compressor = compressor
         self._limiters = send_queue.limiters
         self.options: Any = method.Options(**job.algorithm.options)
-        """Of the method."""
+        """The method's options, checked (`Method.Options`)."""
         has_inner = job.inner.name != inner.NONE
         self.own_rate = OwnRate(job.inner.options["lr"]) if has_inner else None
-        """Of the replica's own optimiser, if it has one."""
+        """The learning rate of the replica's own optimiser; None: it has none."""
         places: dict[str, Place] = {
             **{key: (limiter, "bytes_per_s") for key, limiter in self._limiters.items()},
             "push_window": (send_queue, "push_window_bytes"),
@@ -67,7 +67,7 @@ class WorkerSettings:
         self._live = LiveValues(context, name, places)
 
     def begin(self, settings: m.Json) -> None:
-        """Apply those that the run has at the moment."""
+        """Apply the live settings that the run has at the moment."""
         self._live.begin(settings)
 
     def on_change(self, message: m.ChangeSettings, now: float) -> None:

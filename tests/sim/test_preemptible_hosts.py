@@ -1,0 +1,80 @@
+"""Hosts that belong to a batch system: they come late, and may be taken away."""
+
+from __future__ import annotations
+
+import pytest
+from simulated import ACCOUNT, job_file, ledger_checkers
+
+from dlctl.job.config import Host
+from dlctl.roles.protocol.context import COORDINATOR
+from dlctl.roles.protocol.effects import AgentWaits, HostsTaken
+from dlctl.sim.drivers import ComputeOptions
+from dlctl.sim.faults import Faults
+from dlctl.sim.objectives import Ledger
+from dlctl.sim.simulation import Simulation
+
+HOSTS = (Host(ssh="h1"), Host(ssh="h2"))
+
+
+def on_hosts() -> Simulation:
+    problem = Ledger(shards=2, samples=1024, cells=300)
+    job = job_file(
+        workers=2, servers=2, optimizer=ACCOUNT, batch_size=8, portion_batches=2, epochs=2.0,
+        hosts=HOSTS, timeouts={"silent_s": 3.0, "host_s": 20.0, "grace_s": 20.0},
+    )  # fmt: skip
+    return Simulation(
+        job, problem, seed=0, faults=Faults(), compute=ComputeOptions(step_s=0.1, spread=0.1),
+        checkers=ledger_checkers(problem, 2, once=False, heal_at_s=30.0),
+    )  # fmt: skip
+
+
+def tell(simulation: Simulation, at_s: float, event: AgentWaits | HostsTaken) -> None:
+    simulation.at(at_s, lambda: simulation.world.process(COORDINATOR).post(event))
+
+
+def test_when_the_time_is_nearly_over_the_run_is_saved_and_stopped():
+    simulation = on_hosts()
+    tell(simulation, 3.0, HostsTaken("ending", "job 17 is about to reach its time limit"))
+    outcome = simulation.run()
+    assert outcome.state == "stopped"
+    states = outcome.store.texts("state")
+    assert states[-1].startswith("stopped: job 17 ")
+    assert outcome.store.checkpoints, "it goes on from here"
+    assert not outcome.world.living()
+
+
+@pytest.mark.long
+def test_before_the_hosts_are_taken_for_a_while_a_checkpoint_is_saved():
+    simulation = on_hosts()
+    tell(simulation, 3.0, HostsTaken("saving", "job 17 is about to lose its nodes"))
+    outcome = simulation.run()
+    assert outcome.state == "finished"
+    assert len(outcome.store.checkpoints) == 2, "and the one at the end"
+    (text,) = outcome.store.texts("notice")
+    assert text.startswith("job 17 ")
+
+
+def test_when_the_hosts_are_gone_the_run_has_failed_at_once_and_for_that_reason():
+    simulation = on_hosts()
+
+    def take() -> None:
+        simulation.world.lose_host("agent-1")
+        simulation.world.lose_host("agent-2")
+
+    simulation.at(3.0, take)
+    tell(simulation, 3.1, HostsTaken("over", "the Slurm job 17 was cancelled"))
+    outcome = simulation.run()
+    assert outcome.state == "failed"
+    assert "17" in outcome.store.texts("state")[-1]
+    assert not outcome.world.living()
+
+
+@pytest.mark.long
+def test_an_agent_that_waits_in_a_queue_is_told_once_and_is_not_late():
+    simulation = on_hosts()
+    waits = AgentWaits("agent-2", 1, "job 17 is pending: Resources")
+    for n in range(3):
+        tell(simulation, 0.001 + n / 10_000, waits)
+    outcome = simulation.run()
+    assert outcome.state == "finished"
+    assert outcome.store.texts("waits") == [waits.why]
