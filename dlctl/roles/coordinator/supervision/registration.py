@@ -28,6 +28,8 @@ from dlctl.wire.machine import Peer
 from dlctl.wire.messages import Json
 
 FINDS_BATCH_SIZE = "worker-0"
+BEFORE_ATTACH = "the script has not called dlctl.attach yet"
+"""A phase: nothing else is known of such a worker."""
 FEW = 8
 """Waiting workers that are sent the servers' addresses at every arrival of another one."""
 
@@ -136,6 +138,8 @@ class Registration(Owner):
             daemon.agent_incarnation = self.members.agent_of(daemon).incarnation
             self.context.retries.done(("spawn", message.name), now)
             daemon.pid = message.pid
+            if self.run.job.has_loop and daemon.role == "worker" and not daemon.registered:
+                daemon.phase = BEFORE_ATTACH
 
     def on_register(self, peer: Peer, message: m.Register, now: float) -> Daemon | None:
         """The daemon, if it is the incarnation that was started last; any other is sent away."""

@@ -1,0 +1,1 @@
+"""A worker inside of the user's own program: `dlctl.attach`."""
