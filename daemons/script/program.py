@@ -20,7 +20,7 @@ from dlctl.job.config import MAIN, Job
 
 
 def run(job: Job, directory: Path | None) -> ProgramEnd:
-    """job: resolved. directory: of the run whose stored code is used; None: the files as they are."""
+    """job: resolved. directory: of the run with the stored code; None: the files as they are."""
     file = Path(job.file)
     sys.argv = [str(file), *job.args]
     sys.path.insert(0, str(job.search_path))
