@@ -31,7 +31,8 @@ demo: $(VENV)/.torch
 	$(BIN)/dlctl run --fresh examples/digits/job.toml
 
 # What only computes and waits for no clock; then what starts processes, which wait for each other.
-MACHINES = $(addprefix tests/,algorithms compress contracts fuzz models optim roles shards sim wire)
+MACHINES = $(addprefix tests/,algorithms compress contracts daemons/worker fuzz optim records roles \
+	shards sim wire)
 # Without the last option, xdist waits for ever for the tests of a worker that has crashed.
 PYTEST = $(BIN)/python -m pytest --no-loadscope-reorder --max-worker-restart=0
 test: test-machines test-processes
@@ -98,7 +99,7 @@ bench: install
 
 # Every peer of the benchmarks that is installed trains for a moment.
 peers: install
-	$(BIN)/python -m pytest -m "long or not long" tests/test_benchmarks.py
+	$(BIN)/python -m pytest -m "long or not long" tests/benchmarks/test_benchmarks.py
 
 # What is generated of man and docs/methods: commands, keys, methods.
 man: install

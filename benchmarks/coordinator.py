@@ -133,8 +133,8 @@ class Crowd:
                 self._say(name, self._report(name), 1.0)
                 if name.startswith("worker"):
                     self._say(name, m.ModelReady(name, LAYOUT, SAMPLES), BUILD_S)
-            case m.Guests(number):
-                self._say(name, m.Noted(name, "guests", number))
+            case m.AllowedPeers(number):
+                self._say(name, m.Noted(name, "allowed_peers", number))
             case m.Peers(number):
                 self._say(name, m.Noted(name, "peers", number))
             case m.Assign():

@@ -239,9 +239,9 @@ def _assign(coordinator: End, size: int, keyring: Keyring, workers: list[str]) -
     """The coordinator's part; returns (the server's connection, the address that it serves at)."""
     layout = Layout((TensorEntry("w", TRAINED, (size,), "float32"),)).to_bytes()
     peer, _ = coordinator.wait_for(m.Register)
-    guests = json.dumps(keys_of(keyring, workers)).encode()
+    allowed_peers = json.dumps(keys_of(keyring, workers)).encode()
     coordinator.transport.send(peer, m.Welcome(SERVER, 0, SHARD_TERM, keyring.token_key, {}))
-    coordinator.transport.send(peer, m.Guests(1, guests))
+    coordinator.transport.send(peer, m.AllowedPeers(1, allowed_peers))
     coordinator.transport.send(peer, m.Assign(0, size, layout, "", step_samples=32))
     _, serving = coordinator.wait_for(m.Serving)
     return peer, serving.address

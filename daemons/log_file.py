@@ -75,8 +75,9 @@ class DaemonLogFile:
         self.descriptors = (os.dup(self.descriptors[0]),)
 
     def rotate_if_full(self) -> None:
-        """Raises OSError. A forked process never rotates: its descriptor still points at the full
-        file after a rotation, so each of its lines would rotate again.
+        """Rotate the file if it is full. Raises OSError. A forked process never rotates: its
+        descriptor still points at the full file after a rotation, so each of its lines would rotate
+        again.
         """
         is_full = os.fstat(self.descriptors[0]).st_size >= FILE_BYTES_MAX
         if is_full and os.getpid() == self._owner and self.path.exists():

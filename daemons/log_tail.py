@@ -14,14 +14,14 @@ from dlctl.util import regular
 
 LINES = 12
 DETAIL_LINES_MAX = 8
-"""Of one record, so that its message stays among the last lines despite a deep traceback."""
+"""Lines shown of one record, so that its message is among the last despite a deep traceback."""
 TAIL_BYTES = 256 * 1024
 """Fits a record with the longest message and the longest traceback, escaped as JSON."""
 LINE_CHARS_MAX = 400
 PRINTED_S_MAX, LOOK_S = 1.0, 0.002
 ERROR = "ERROR "
 CRASHED = "Fatal Python error: "
-"""Of faulthandler, which writes to stderr."""
+"""How faulthandler's output begins on standard error."""
 _GOODBYE = re.compile(r"exit ([0-9]{1,3}): ")
 """`Loop`'s last line, which contains the exit code."""
 

@@ -54,7 +54,7 @@ class Rotating(logging.Handler):
             self.handleError(record)
 
     def rotate_if_full(self) -> None:
-        """Also called regularly by `Loop`: raw output fills the file as well."""
+        """Rotate the log file if it is full. `Loop` calls it, too: raw output fills the file."""
         assert self.lock is not None
         with suppress(OSError), self.lock:  # On a full disk, logging continues in the old file.
             self.file.rotate_if_full()

@@ -26,8 +26,8 @@ from dlctl.wire.machine import (
     Effect,
     Event,
     Exit,
-    Hush,
     Machine,
+    Mute,
     Note,
     Send,
     Started,
@@ -68,7 +68,7 @@ class Signals:
 
 
 def _leave(handlers: Mapping[signal.Signals, Any]) -> None:
-    """In a process that the task has forked: restore the signal handlers."""
+    """Restore the signal handlers in a process that the task has forked."""
     signal.set_wakeup_fd(-1)
     for number, handler in handlers.items():
         signal.signal(number, handler)
@@ -94,7 +94,7 @@ class Loop:
             Send: lambda e: self.transport.send(e.peer, e.message),
             Connect: lambda e: self.transport.connect(e.peer, e.address, e.key),
             Admit: lambda e: self.transport.admit(e.names),
-            Hush: lambda e: self.transport.hush(e.name, e.for_s),
+            Mute: lambda e: self.transport.mute(e.name, e.for_s),
             Note: _write_note,
             Configure: _configure,
             Exit: self._exit,
@@ -104,7 +104,7 @@ class Loop:
         self._turn = threading.Lock()
         """Held while the machine handles events and their effects are performed."""
         self._unperformed: deque[Effect] = deque()
-        """Of events that were handled in another thread."""
+        """Effects of events that were handled in another thread; the loop performs them."""
         self._waits_until: float | None = None
         self._posted: deque[Event] = deque()
         self._failure: Exception | None = None

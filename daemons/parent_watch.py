@@ -1,4 +1,4 @@
-"""Ends daemons that have no parents: neither a coordinator nor an agent.
+"""Ends orphaned daemons, which have neither a coordinator nor an agent.
 
 An agent restarts its coordinator, and the coordinator its agents. This module handles the remaining
 cases: both are gone, or the run itself has ended.
@@ -23,11 +23,11 @@ from dlctl.util import processes
 
 log = logging.getLogger("dlctl")
 LOOK_S = 5.0
-"""Between two checks whether coordinator and agent are alive."""
+"""Interval between two checks whether coordinator and agent are alive."""
 ALONE_S = 3 * LOOK_S
 """Without an agent on another machine: the coordinator may be about to place the next one."""
 EXIT_S = 5.0
-"""For daemons to exit after a stop request; then they are killed."""
+"""Time for daemons to exit after a stop request; then they are killed."""
 
 
 def watch_parents(loop: Loop, context: DaemonContext) -> Callable[[], None]:

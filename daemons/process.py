@@ -18,10 +18,10 @@ from dlctl import __version__
 from dlctl.errors import DlctlError
 from dlctl.job import config
 from dlctl.launch.base import HOST_FILE, NO_CREDENTIALS, Credentials
-from dlctl.roles.protocol.context import Birth
 from dlctl.runs import paths
 from dlctl.util import hints, regular
 from dlctl.util.names import HOME_AGENT
+from dlctl.wire.messages import Register
 
 log = logging.getLogger("dlctl")
 
@@ -34,7 +34,7 @@ class DaemonContext:
     """The run directory, or its counterpart on another machine (`daemons.node`)."""
     control: str
     """The coordinator's address; "" for the coordinator itself."""
-    birth: Birth
+    registration: Register
     job: config.JobFile
     credentials: Credentials
     log_handler: logs.Rotating
@@ -111,11 +111,15 @@ def main(
     try:
         # The name of this machine: as set by the process that starts the daemons, or its own.
         host = os.environ.get("DLCTL_HOST") or socket.gethostname()
-        birth = Birth(directory.name, role, name, incarnation, os.getpid(), host, __version__)
+        registration = Register(
+            directory.name, role, name, incarnation, os.getpid(), host, __version__
+        )
         job, credentials = read_job(directory), read_credentials(sys.stdin.fileno())
         log.info("%s starts, pid %d", name, os.getpid())
         agent = agent_of(directory)
-        code = body(DaemonContext(directory, sys.argv[4], birth, job, credentials, handler, agent))
+        code = body(
+            DaemonContext(directory, sys.argv[4], registration, job, credentials, handler, agent)
+        )
     except DlctlError as error:
         log.error("%s", in_words(error))
         code = error.exit_code

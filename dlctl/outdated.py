@@ -16,7 +16,10 @@ _SYNC = f"{_METHODS}.sync"
 _DATA = "dlctl.wire.messages.data"
 _LIVE = "`Live[...]` (dlctl.job.settings) in the type of the option"
 _ARRIVAL = "of the `Arrival` in `self.arrival`; see `dlctl.algorithms.rounds.Reference`"
-_RULE = "of the side's `rule`; see `dlctl.algorithms.means.Mean`"
+_MEAN = "of the method's `mean`; see `dlctl.algorithms.means.Mean`"
+_NORM = "`self.shared_norm`; see `dlctl.algorithms.shared_norm.SharedNorm`"
+_HOLDING = f"{_ALGORITHMS}.holding"
+_BARRIER = f"{_ALGORITHMS}.barrier.Barrier"
 _ROUND = "`dlctl.algorithms.rounds.Rounds`"
 MOVED: Mapping[str, str] = {
     "dlctl.batches": "dlctl.job.batches",
@@ -36,28 +39,41 @@ MOVED: Mapping[str, str] = {
     **{
         f"{_ALGORITHMS}.{name}": f"{_METHODS}.{name}"
         for name in (
-            "allreduce", "async_diloco", "backups", "dc_asgd", "decoupled_diloco", "demo", "dgc",
+            "allreduce", "async_diloco", "dc_asgd", "decoupled_diloco", "demo", "dgc",
             "downpour", "easgd", "easgd_atomic", "epoch_cut", "fedavg", "fedbuff", "gossip",
-            "hogwild", "local_sgd", "loscar", "noloco", "quorum", "ringleader", "ringmaster",
+            "hogwild", "local_sgd", "loscar", "noloco", "ringleader", "ringmaster",
             "rows", "sandblaster", "softsync", "sparseloco", "ssp", "streaming_diloco", "sync",
         )
     },
+    f"{_ALGORITHMS}.backups": _SYNC,
+    f"{_METHODS}.backups": _SYNC,
+    f"{_METHODS}.quorum": f"{_ALGORITHMS}.quorum",
 }  # fmt: skip
 """Module of an earlier version -> what it is called now."""
 INSTEAD: Mapping[str, str] = {
     # modules, and names in modules
     **MOVED,
-    f"{_ALGORITHMS}.sparse": f"{_ALGORITHMS}.means, and `rule = SparseMean` in the shard side",
+    f"{_ALGORITHMS}.sparse": f"{_ALGORITHMS}.means, and `mean = SparseMean` in the Method",
     f"{_ALGORITHMS}.base.Outcome": "`push.outcome(kind)`, whose type is PushOutcome",
     f"{_METHODS}.local_sgd.LIVE": _LIVE,
+    "dlctl.compress.base.dice": "dlctl.compress.base.rng_of",
     f"{_ALGORITHMS}.base.Snapshot": f"{_ALGORITHMS}.base.DriveSnapshot",
     f"{_ALGORITHMS}.needs.Data": f"{_ALGORITHMS}.needs.NextBatch",
     f"{_ALGORITHMS}.needs.LEFT_OUT_MAX": f"{_ALGORITHMS}.rounds.DISCARDED_MAX, or Discards",
-    f"{_METHODS}.quorum.meet_all": f"{_ALGORITHMS}.barrier.meet_all",
+    f"{_ALGORITHMS}.base.dense": "`delta.dense(size)`",
+    f"{_ALGORITHMS}.quorum.meet_all": f"{_ALGORITHMS}.barrier.meet_all",
     f"{_ALGORITHMS}.shapes.needs_of": f"{_ALGORITHMS}.shapes.served",
     f"{_METHODS}.ssp.AHEAD_MAX": f"{_ALGORITHMS}.roster.AHEAD_MAX",
-    f"{_METHODS}.streaming_diloco.OfFragments": "`rule = FragmentMean` in a sync.Barrier",
+    f"{_METHODS}.streaming_diloco.OfFragments": "`mean = FragmentMean` in the Method",
     f"{_SYNC}.AHEAD_MAX": f"{_ALGORITHMS}.roster.AHEAD_MAX",
+    f"{_SYNC}.Accrues": f"{_ALGORITHMS}.stepwise.Accrues",
+    f"{_SYNC}.Barrier": _BARRIER,
+    f"{_SYNC}.HeldPush": f"{_HOLDING}.HeldPush",
+    f"{_SYNC}.HoldingSide": f"{_HOLDING}.HoldingSide",
+    f"{_SYNC}.NOISE_EVERY": f"{_HOLDING}.NOISE_EVERY",
+    f"{_SYNC}.PendingStep": f"{_HOLDING}.JointStep",
+    f"{_SYNC}.accrue": f"{_ALGORITHMS}.stepwise.accrue",
+    f"{_SYNC}.write": f"{_ALGORITHMS}.stepwise.write",
     "dlctl.compress.base.DENSITY": _LIVE,
     "dlctl.job.settings.count": _LIVE,
     "dlctl.job.settings.fraction": _LIVE,
@@ -66,29 +82,39 @@ INSTEAD: Mapping[str, str] = {
     f"{_ALGORITHMS}.base.ReplicaSide.answered": "`Ask(then=...)`",
     f"{_ALGORITHMS}.base.ReplicaSide.placed": f"`after` {_ARRIVAL}",
     f"{_ALGORITHMS}.base.ReplicaSide.placing": f"`before` {_ARRIVAL}",
+    "dlctl.launch.launcher.Launcher.doubts": "`warnings`",
     f"{_METHODS}.local_sgd.Replica._accrue": f"`steps` of {_ROUND}",
     f"{_METHODS}.local_sgd.Replica._push": f"`end` of {_ROUND}, and `self.write_residual`",
     f"{_METHODS}.local_sgd.Replica._take_way": f"`end` of {_ROUND}",
     f"{_METHODS}.local_sgd.Replica.owes": "`has_rest` of `local_sgd.averaged`",
     f"{_METHODS}.local_sgd.Replica.round_steps": f"the argument of `steps` of {_ROUND}",
     f"{_METHODS}.streaming_diloco.Replica._walk": "`steps` of `streaming_diloco.Fragments`",
-    f"{_SYNC}.Replica._accrue": "`sync.accrue(self)`",
+    f"{_SYNC}.Replica._accrue": "`stepwise.accrue(self)`",
     f"{_SYNC}.Replica._join": "`barrier.join()`",
     f"{_SYNC}.Replica._meet": "`barrier.meet(clock)`",
     f"{_SYNC}.Replica._next_step": "`barrier.next_step(clock)`",
-    f"{_SYNC}.Replica._write": "`yield sync.write(self, samples, clock)`",
-    f"{_SYNC}.HoldingSide._apply": f"`apply` {_RULE}",
-    f"{_SYNC}.HoldingSide._counts": f"`counts` {_RULE}",
-    f"{_SYNC}.HoldingSide._kept": f"`kept` {_RULE}",
-    f"{_SYNC}.HoldingSide._mean_of": f"`of` {_RULE}",
-    f"{_SYNC}.HoldingSide._members": "`self.roster.members`",
-    f"{_SYNC}.HoldingSide._shares": f"`shares` {_RULE}",
+    f"{_SYNC}.Replica._write": "`yield stepwise.write(self, samples, clock)`",
+    f"{_HOLDING}.HoldingSide._apply": f"`apply` {_MEAN}",
+    f"{_HOLDING}.HoldingSide._counts": f"`counts` {_MEAN}",
+    f"{_HOLDING}.HoldingSide._kept": f"`kept` {_MEAN}",
+    f"{_HOLDING}.HoldingSide._may_update": "`may_make` of `self.steps`",
+    f"{_HOLDING}.HoldingSide._mean_of": f"`of` {_MEAN}",
+    f"{_HOLDING}.HoldingSide._members": "`self.roster.members`",
+    f"{_HOLDING}.HoldingSide._shares": f"`shares` {_MEAN}",
+    f"{_HOLDING}.HoldingSide._update": "`make` of `self.steps`",
+    f"{_HOLDING}.HoldingSide.rule": "`mean` of the Method",
+    f"{_ALGORITHMS}.base.ShardSide.norm_known": _NORM,
+    f"{_ALGORITHMS}.base.ShardSide.norm_part": _NORM,
+    f"{_ALGORITHMS}.base.ShardSide.takes_parts": f"`takes_parts` {_MEAN}",
     # fields
     f"{_DATA}.Push.epoch": "`term`, the fencing token of the worker's slot",
     f"{_DATA}.Push.generation": "`shard_term`, the fencing token of the shard",
     # arguments
     "Ask(wait=)": "`then`: called with the answer",
     "Method(live=)": _LIVE,
+    "PushKind(is_way=)": "`is_displacement`",
+    "Shard.apply(told=)": "`counters`",
+    "Table(rows=)": "`copies`",
 }
 """Name of an earlier version -> what to use instead."""
 DECLARED: Mapping[str, tuple[str, Any]] = {
@@ -99,7 +125,9 @@ DECLARED: Mapping[str, tuple[str, Any]] = {
 }
 """Hook -> the attribute by which a class declares that it has it."""
 OURS = ("dlctl", "builtins", "abc")
-_KEYWORD = re.compile(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'")
+_KEYWORD = re.compile(
+    r"([\w.]+?)(?:\.__(?:init|new)__)?\(\) got an unexpected keyword argument '(\w+)'"
+)
 
 
 class Outdated(ImportError):

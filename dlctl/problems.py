@@ -112,7 +112,7 @@ def restart(chosen: Sequence[str], of: int) -> str:
 
 
 def cause_in(error: str) -> str:
-    """The cause of an error, if its text tells."""
+    """The cause of an error, if its text contains one that is known."""
     if NOT_FINITE in error or REFUSED in error:
         return "not finite"
     return "task" if ENDED_BY_ITSELF in error or BLAMED in error else ""

@@ -34,8 +34,8 @@ class Component:
     """The package that it is from, with its version; "": dlctl."""
 
     def load(self) -> Any:
-        """Raises ImportError and AttributeError, and for another package ImportError only, which
-        names the package whatever goes wrong in it.
+        """Import the component. Raises ImportError and AttributeError, and for another package
+        ImportError only, which names the package whatever goes wrong in it.
         """
         if not self.origin:
             return attribute(self.target)
@@ -60,7 +60,7 @@ BUILT_IN: dict[str, dict[str, Component]] = {
             "dlctl.algorithms.methods.downpour:DOWNPOUR", "asynchronous SGD (Dean 2012)"
         ),
         "sync": Component(
-            "dlctl.algorithms.methods.backups:SYNC",
+            "dlctl.algorithms.methods.sync:SYNC",
             "a barrier in the servers, averaged by samples; backup workers (Chen 2016)",
         ),
         "dgc": Component(
@@ -321,7 +321,7 @@ def is_known(kind: str, name: str) -> bool:
 
 
 def singular(kind: str) -> str:
-    """As it is called in errors: "inner optimizer"."""
+    """What one of this kind is called in errors: "inner optimizer"."""
     return kind[:-1].replace("_", " ")
 
 
@@ -330,7 +330,9 @@ def _by_path(kind: str, name: str) -> Component | None:
 
 
 def load(kind: str, name: str) -> Any:
-    """Raises ImportError or AttributeError if a component from elsewhere cannot be loaded."""
+    """Load a component by its kind and name. Raises ImportError or AttributeError if one from
+    elsewhere cannot be loaded.
+    """
     entry = find(kind, name)
     if name in BUILT_IN[kind] or name not in _third_party(kind):
         return entry.load()

@@ -68,8 +68,6 @@ ABOUT = {
 }
 PAGES = {"ssh": "dlctl-hosts", "slurm": "dlctl-slurm"}
 """Launcher -> its handwritten page."""
-ALSO_ABOUT = {"sync": ("dlctl.algorithms.methods.sync",)}
-"""Method -> further modules whose docstrings are on its page."""
 
 
 # ---------------------------------------------------------------- Markdown
@@ -260,8 +258,7 @@ def _sentence(text: str) -> str:
 
 def _method_page(name: str) -> str:
     entry = registry.BUILT_IN["algorithms"][name]
-    modules = [entry.target.partition(":")[0], *ALSO_ABOUT.get(name, ())]
-    texts = [inspect.getdoc(import_module(module)) or "" for module in modules]
+    text = inspect.getdoc(import_module(entry.target.partition(":")[0])) or ""
     method = entry.load()
     options = key_items(keys(method.Options))
     live = ", ".join(_code(key) for key in method.live)
@@ -273,7 +270,7 @@ def _method_page(name: str) -> str:
             "Four workers, one of which is three times as slow, in the simulator: see "
             "[how the figures are made](index.md#figures)."
         ),
-        *texts,
+        text,
         _section("Keys of `[algorithm]`", options),
         *_defaults(name),
         _wrap(f"`dlctl set` changes {live} during the run.") if live else "",

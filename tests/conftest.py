@@ -24,7 +24,12 @@ sys.path.insert(0, str(Path(__file__).parent / "toys"))
 START = 1_750_000_000.0
 """A time in June 2025, in seconds since 1970."""
 LONGEST_FIRST = ("sim", "integ", "cli", "daemons")
-ONE_BY_ONE = ("test_deaths.py", "test_ends.py", "test_recover.py", "test_surroundings.py")
+ONE_BY_ONE = (
+    "test_killed_daemons.py",
+    "test_stop_and_resume.py",
+    "test_recovery.py",
+    "test_environment_faults.py",
+)
 """Files whose tests share nothing and take long: each of them may run anywhere."""
 
 

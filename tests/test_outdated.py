@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from dlctl import jobfile, outdated, registry
-from dlctl.algorithms.base import Method
+from dlctl.algorithms.barrier import Barrier
+from dlctl.algorithms.base import Method, PushKind, Table
 from dlctl.algorithms.methods.downpour import DOWNPOUR
-from dlctl.algorithms.methods.sync import Barrier, Replica
+from dlctl.algorithms.methods.sync import Replica
 from dlctl.algorithms.needs import Ask
 from dlctl.outdated import DECLARED, INSTEAD, MOVED, Outdated
+from dlctl.shards.base import Shard
 from dlctl.wire.messages import Packed, Push
 
 METHOD = """
 from dataclasses import dataclass
 from dlctl.algorithms.base import Lead, Method
 from dlctl.algorithms.stepwise import Replica
-from dlctl.algorithms.methods.sync import Barrier
+from dlctl.algorithms.barrier import Barrier
 
 @dataclass(slots=True, kw_only=True)
 class Options:
@@ -68,8 +71,9 @@ def has(path: str) -> bool:
 
 PUSH = "dlctl.wire.messages.data.Push."
 FIELDS = [name for name in INSTEAD if name.startswith(PUSH)]
-MEMBERS = [name for name in INSTEAD if has(name.rpartition(".")[0]) and name not in FIELDS]
 ARGUMENTS = [name for name in INSTEAD if name.endswith("=)")]
+_OTHERS = INSTEAD.keys() - {*FIELDS, *ARGUMENTS}
+MEMBERS = [name for name in INSTEAD if name in _OTHERS and has(name.rpartition(".")[0])]
 SAMPLES = ("dlctl.messages", "dlctl.algorithms.sync")
 """Of the modules that are elsewhere now."""
 NAMES = [*SAMPLES, *sorted(INSTEAD.keys() - {*MEMBERS, *FIELDS, *ARGUMENTS, *MOVED})]
@@ -149,7 +153,23 @@ def test_an_argument_that_is_not_taken_any_more(outside: Outside) -> None:
     with pytest.raises(TypeError) as error:
         Ask(slot=1, op="x", wait=False)  # type: ignore[call-arg]
     assert INSTEAD["Ask(wait=)"] in outdated.argument(error.value)
-    assert {"Method(live=)", "Ask(wait=)"} == {*ARGUMENTS}
+    with pytest.raises(TypeError) as error:
+        Table(name="x", rule="add", rows=None)  # type: ignore[call-arg]
+    assert INSTEAD["Table(rows=)"] in outdated.argument(error.value)
+
+    class Old(Replica):
+        @classmethod
+        def one_push(cls, options: object) -> PushKind:
+            return PushKind(1, is_way=True)  # type: ignore[call-arg]
+
+    with pytest.raises(Outdated) as refused:
+        replace(DOWNPOUR, replica=Old).push_kind(None)
+    assert INSTEAD["PushKind(is_way=)"] in str(refused.value)
+    with pytest.raises(TypeError) as error:
+        Shard.apply(told={})  # type: ignore[call-arg]
+    assert INSTEAD["Shard.apply(told=)"] in outdated.argument(error.value)
+    classes = {"Method(live=)", "Ask(wait=)", "Table(rows=)", "PushKind(is_way=)"}
+    assert classes | {"Shard.apply(told=)"} == {*ARGUMENTS}
 
 
 def test_a_helper_that_a_side_once_had_says_so_when_it_is_used() -> None:

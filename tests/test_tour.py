@@ -28,7 +28,7 @@ from dlctl.algorithms.methods.downpour import DOWNPOUR
 from dlctl.compress.topk import TopK
 from dlctl.job.config import Choice, Job, JobFile
 from dlctl.optim.adagrad import Adagrad
-from dlctl.roles.protocol.context import COORDINATOR, Birth
+from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import BuildModel, Compute, Computed, ModelBuilt
 from dlctl.roles.protocol.token import sign
 from dlctl.roles.server.server import Server
@@ -36,6 +36,7 @@ from dlctl.roles.worker.worker import Worker
 from dlctl.wire import codec
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Effect, Received, Send, Started
+from dlctl.wire.messages import Register
 
 RUN, KEY = "tour-1", b"the key of this run"
 RATE, LOCAL_RATE = 0.1, 0.5
@@ -63,8 +64,8 @@ class Halves:
         return functional.mse_loss(model(x), y)
 
 
-def birth(role: str, name: str) -> Birth:
-    return Birth(RUN, role, name, 1, pid=1, host="here", version=dlctl.__version__)
+def registration(role: str, name: str) -> Register:
+    return Register(RUN, role, name, 1, pid=1, host="here", version=dlctl.__version__)
 
 
 def over_the_wire(message: m.Message) -> m.Message:
@@ -81,8 +82,12 @@ def test_one_gradient_goes_from_the_loss_to_a_server_and_comes_back_as_parameter
     # The model is one flat float32 vector.
     replica = TorchReplica(Task(Halves()), device="cpu", seed=0)
     batch, layout = default_collate(replica.task.dataset()), replica.layout.to_bytes()
-    worker = Worker(birth("worker", "worker-0"), JOB, DOWNPOUR, TopK(TopK.Options(**OPTIONS)))
-    server = Server(birth("server", "server-0"), JOB, "ipc://server-0", DOWNPOUR, Adagrad, TopK)
+    worker = Worker(
+        registration("worker", "worker-0"), JOB, DOWNPOUR, TopK(TopK.Options(**OPTIONS))
+    )
+    server = Server(
+        registration("server", "server-0"), JOB, "ipc://server-0", DOWNPOUR, Adagrad, TopK
+    )
 
     def to_worker(event: object, peer: str = COORDINATOR) -> list[Effect]:
         event = Received(peer, over_the_wire(event)) if isinstance(event, m.Message) else event

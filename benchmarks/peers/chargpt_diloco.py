@@ -67,11 +67,11 @@ def _train(task: Any, model: nn.Module, own: torch.Tensor, steps: int, workers: 
         schedule.step()
         optimizer.zero_grad()
         if (step + 1) % LOCAL_STEPS == 0 or step + 1 == steps:
-            way = outer - parameters_to_vector(model.parameters()).detach()
-            dist.all_reduce(way)
-            way /= workers
-            momentum.mul_(OUTER_MOMENTUM).add_(way)
-            outer.sub_(way.add_(momentum, alpha=OUTER_MOMENTUM), alpha=OUTER_LR)
+            displacement = outer - parameters_to_vector(model.parameters()).detach()
+            dist.all_reduce(displacement)
+            displacement /= workers
+            momentum.mul_(OUTER_MOMENTUM).add_(displacement)
+            outer.sub_(displacement.add_(momentum, alpha=OUTER_MOMENTUM), alpha=OUTER_LR)
             vector_to_parameters(outer.clone(), model.parameters())  # It stores views.
 
 

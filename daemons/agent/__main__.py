@@ -18,10 +18,10 @@ from dlctl.runs import paths
 def serve(context: process.DaemonContext) -> int:
     loop = Loop(context.log_handler.rotate_if_full, secret=context.credentials.secret)
     children = Children(context, loop)
-    FileSender(loop, context.directory, context.birth.name, ON_HOSTS)
+    FileSender(loop, context.directory, context.registration.name, ON_HOSTS)
     signals.stop_the_run(loop, context)
     loop.transport.connect(COORDINATOR, context.control, context.credentials.coordinator)
-    machine = Agent(context.birth, context.job.timeouts.resend_s, children.adopt())
+    machine = Agent(context.registration, context.job.timeouts.resend_s, children.adopt())
     if not context.is_home:
         code = loop.run(machine)
         if machine.is_over:

@@ -33,9 +33,9 @@ class _Child:
     pid: int
     pidfd: int
     popen: subprocess.Popen[bytes] | None
-    """None: a previous agent has started it."""
+    """The process; None: a previous agent has started it."""
     is_killed: bool = False
-    """By this agent, so no other cause needs to be found."""
+    """The agent has killed the process, so no other cause needs to be found."""
 
 
 class Children:
@@ -84,15 +84,15 @@ class Children:
         self.loop.unwatch(child.pidfd)
         os.close(child.pidfd)
         path = paths.log_path(self.context.directory, name, incarnation)
-        said = exit_code(path)
-        status = STATUS_UNKNOWN if said is None else said
+        recorded = exit_code(path)
+        status = STATUS_UNKNOWN if recorded is None else recorded
         if child.popen is not None:
             # Such as data loaders: every daemon leads its own process group.
             commands.kill_group(child.popen)
             status = child.popen.wait()
         is_another = status in (-signal.SIGKILL, STATUS_UNKNOWN) and not child.is_killed
         cause = self._oom.cause(child.pid) if is_another else ""
-        if status >= 0 and said is None:
+        if status >= 0 and recorded is None:
             cause = UNSAID
         self._oom.forget(child.pid)
         await_printed(path)

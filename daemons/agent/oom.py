@@ -1,6 +1,6 @@
 """Evidence that the kernel's OOM killer has killed a process.
 
-SIGKILL does not tell its sender. The evidence is a counter of the process's memory cgroup:
+SIGKILL does not show its sender. The evidence is a counter of the process's memory cgroup:
 `oom_kill` in `memory.events` (cgroup v2) or `memory.oom_control` (v1). It counts every OOM kill, by
 the cgroup's own limit or by the whole machine's. A limit is named only if the kernel reports that
 it was reached.
@@ -24,7 +24,7 @@ REACHED = {1: ("memory.failcnt", ""), 2: ("memory.events", "oom")}
 @dataclass(frozen=True, slots=True)
 class MemoryGroup:
     version: int
-    """Of the cgroup interface, 1 or 2."""
+    """The version of the cgroup interface, 1 or 2."""
     directories: tuple[Path, ...]
     """The group's own, then its ancestors', up to the mount point, as far as they are visible."""
 
@@ -96,7 +96,7 @@ class OomWatch:
             self._last[group] = group.kills() or 0
 
     def forget(self, pid: int) -> None:
-        """This process has ended."""
+        """Forget a process that has ended."""
         self._groups.pop(pid, None)
 
     def cause(self, pid: int) -> str:

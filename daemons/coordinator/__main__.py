@@ -68,7 +68,7 @@ def coordinate(context: process.DaemonContext) -> int:
 def _lead(context: process.DaemonContext, db: RunDb, lock: int) -> int:
     directory, job = context.directory, context.job
     keyring = keys.keyring(directory, job.is_encrypted)
-    before = db.run() if db.memory() else {}  # Of the coordinator that this one succeeds.
+    before = db.run() if db.memory() else {}  # The previous coordinator.
     secret = keyring.secret(COORDINATOR)
     loop = Loop(context.log_handler.rotate_if_full, secret=secret)
     loop.chores.append(lambda: _beat(directory, lock, loop))
@@ -82,7 +82,7 @@ def _lead(context: process.DaemonContext, db: RunDb, lock: int) -> int:
     FileReceiver(loop, directory)
     Mirrored(loop, directory)
     loop.perform(RenewKey, lambda _: loop.post(_renew_key(directory)))
-    key, incarnation = keyring.public(COORDINATOR), context.birth.incarnation
+    key, incarnation = keyring.public(COORDINATOR), context.registration.incarnation
     agents = Agents(context, loop, control, key)
     started_at = before.get("started_at") or time.time()
     recovery = db.run().get("recovery")

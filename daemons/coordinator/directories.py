@@ -58,7 +58,7 @@ class Directories:
         those that were saved after a failure.
         """
         try:
-            with closing(RunDb(self.directory, readonly=True)) as db:  # Of this thread.
+            with closing(RunDb(self.directory, readonly=True)) as db:  # This thread's own.
                 branch = lineage.chain(lineage.resumes(db))
             wanted = Best.parse(best)
             old = lineage.superfluous(self.directory, branch, keep=keep, good=newest, best=wanted)

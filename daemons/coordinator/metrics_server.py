@@ -19,11 +19,11 @@ from prometheus_client.exposition import MetricsHandler
 
 log = logging.getLogger("dlctl")
 REQUEST_S = 5.0
-"""From the connection of a client to the end of its answer."""
+"""Time from the connection of a client to the end of its answer."""
 CLIENTS_MAX = 64
 """Beyond that the oldest one is dropped: a scrape takes milliseconds."""
 HEAD_BYTES_MAX = 16 * 1024
-"""Of a request."""
+"""The largest head of an HTTP request."""
 CLOSE_S = 1.0
 """The longest that `close` waits for the thread."""
 
@@ -39,7 +39,7 @@ class _OfBytes(MetricsHandler):
 
 class MetricsServer:
     def __init__(self, address: str, port: int, registry: CollectorRegistry) -> None:
-        """Raises OSError."""
+        """Listen at an address. Raises OSError."""
         family, *_, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
         self._listener = socket.create_server(place, family=family, dualstack_ipv6=both)

@@ -33,7 +33,7 @@ from dlctl.wire.messages import Json
 
 log = logging.getLogger("dlctl")
 RETRY_S = 10.0
-"""Until the next attempt to bind a port that was in use."""
+"""Interval between two attempts to bind a port that was in use."""
 STATES = sorted({*NEXT, *(state for following in NEXT.values() for state in following)})
 GAUGES = {
     "loss": ("loss", "Running mean of the training loss."),
@@ -156,7 +156,7 @@ def _of_daemons(daemons: Sequence[Json]) -> Iterator[Metric]:
 
 
 def _gauge(name: str, text: str, value: Any) -> Metric:
-    """Without a sample, if there is no value."""
+    """A gauge with one sample; with none, if there is no value."""
     return GaugeMetricFamily(f"dlctl_{name}", text, value=_number(value))
 
 

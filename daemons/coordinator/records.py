@@ -37,23 +37,23 @@ from dlctl.wire.messages import Json
 log = logging.getLogger("dlctl")
 RETRY_S = 1.0
 FINISH_S = 5.0
-"""For the last rows: less than `dlctl stop` waits for the coordinator to exit."""
+"""Time to write the last rows: less than `dlctl stop` waits for the coordinator to exit."""
 FINISH_RETRY_S = 0.1
 ROWS_KEPT = 1000
-"""Of history, while the database cannot be written."""
+"""Rows of history that are kept in memory while the database cannot be written."""
 
 
 class Exporter:
     """Exports the records to another system. It never blocks; `export` calls it, as it may fail."""
 
     def add_row(self, at: float, name: str, step: int, values: Json) -> None:
-        """A row of a series (`runs/series.py`); at: seconds since 1970."""
+        """A row of a series (`records/series.py`); at: seconds since 1970."""
 
     def take_snapshot(self, run: Json, daemons: Sequence[Json]) -> None:
-        """The state that `status` shows now."""
+        """Store the state that `status` shows now."""
 
     def close(self) -> None:
-        """The run is over."""
+        """Write what is left and close: the run is over."""
 
 
 def export(exporters: list[Exporter], what: Callable[[Exporter], None]) -> None:
@@ -76,7 +76,7 @@ class RunRecords:
         self._overview: list[Callable[[], None]] = []
         """The writes of the newest snapshot, which supersedes all earlier ones."""
         self._memory: dict[str, Any] = {}
-        """To be remembered, not written yet."""
+        """Persisted values of the coordinator's parts that are not written yet."""
         self._terms_file = OnDisk(directory)
         self._terms = TermLog(self._terms_file, terms.newest(directory, db))
         self._lasting = Lasting()
@@ -87,9 +87,9 @@ class RunRecords:
         self.exporters: list[Exporter] = []
         self._names: set[str] = set()
         self.me: Json = {"pid": os.getpid(), "pid_start": processes.start_of(os.getpid())}
-        """Also the arguments of `begin`. Every snapshot writes them again: another coordinator,
-        started by mistake, may have overwritten them, and while the disk is full only the newest
-        rows are retained.
+        """The columns of the run that identify this coordinator, and the arguments of `begin`.
+        Every snapshot writes them again: another coordinator, started by mistake, may have
+        overwritten them, and while the disk is full only the newest rows are retained.
         """
         loop.perform(Send, self._on_send)
         loop.perform(j.Remember, self._on_remember)
@@ -216,7 +216,7 @@ class RunRecords:
         export(self.exporters, lambda exporter: exporter.add_row(*row))
 
     def _on_snapshot(self, effect: j.StatusSnapshot) -> None:
-        # `updated_by` tells a reader whether the current coordinator wrote this row.
+        # `updated_by` shows a reader whether the current coordinator wrote this row.
         run = to_wall_clock(effect.run) | self.me | {"updated_by": self.me["pid_start"]}
         export(self.exporters, lambda exporter: exporter.take_snapshot(run, effect.daemons))
         run["metric_every_s"] = dict(self._series.every_s)
@@ -266,7 +266,7 @@ def _start_of(directory: Path, role: str, name: str, incarnation: int, pid: int)
 
 
 def to_wall_clock(value: Any, offset_s: float | None = None) -> Any:
-    """The same JSON, its times (keys that end in at or since) as seconds since 1970."""
+    """A copy of a JSON value; its times (keys that end in at or since) are seconds since 1970."""
     if offset_s is None:
         offset_s = time.time() - time.monotonic()
     if isinstance(value, list):

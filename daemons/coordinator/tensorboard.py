@@ -29,7 +29,7 @@ from dlctl.wire.messages import Json
 
 log = logging.getLogger("dlctl")
 FOLDER = "tensorboard"
-"""In the run directory."""
+"""The directory of the event files in the run directory."""
 RECENT = 32
 """Rows that rates are measured over."""
 LINES = {

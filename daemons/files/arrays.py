@@ -22,13 +22,12 @@ from dlctl.errors import DlctlError, os_errors_as
 from dlctl.job.inner import SAVED_AS
 from dlctl.launch.base import HOST_FILE
 from dlctl.records.manifest import MANIFEST, state_of
-from dlctl.roles.protocol.context import Birth
 from dlctl.roles.protocol.effects import ArraysLoaded, ArraysSaved, LoadArrays, SaveArrays
 from dlctl.roles.protocol.files import FilesMissing, WantedFile, checkpoint_file
 from dlctl.runs import checkpoints
 from dlctl.runs.checkpoints import SLOT
 from dlctl.shards.base import W
-from dlctl.wire.messages import Json
+from dlctl.wire.messages import Json, Register
 
 
 class Files:
@@ -98,11 +97,11 @@ class Files:
 class Away:
     """Checkpoints on a host that only has files which its own daemons have just saved."""
 
-    def __init__(self, directory: Path, birth: Birth) -> None:
+    def __init__(self, directory: Path, registration: Register) -> None:
         """`directory`: the host directory."""
         self.directory = directory
-        self.name = birth.name
-        self.root = directory / "restore" / f"{birth.name}.{birth.incarnation}"
+        self.name = registration.name
+        self.root = directory / "restore" / f"{registration.name}.{registration.incarnation}"
         """Of fetched files."""
 
     def fetched(self, directory: Path) -> Path:
@@ -125,7 +124,7 @@ class Away:
         )
 
     def _parts(self, manifest: Json, effect: LoadArrays) -> list[Json]:
-        """For a worker its own file; for a server those of its slice, and the first for extras."""
+        """The files to load: a worker's own; of a server its slice's, and the first for extras."""
         if self.name.startswith("worker"):
             return [p for p in manifest["workers"] if p["name"] == self.name and p["file"]]
         shards: list[Json] = manifest["shards"]
@@ -159,9 +158,9 @@ class Away:
         return here
 
 
-def serve_files(loop: Loop, directory: Path, birth: Birth) -> None:
+def serve_files(loop: Loop, directory: Path, registration: Register) -> None:
     """Save and load the arrays of a daemon; `directory` is that of the run, or of the host."""
-    away = Away(directory, birth) if (directory / HOST_FILE).exists() else None
+    away = Away(directory, registration) if (directory / HOST_FILE).exists() else None
     if away is not None:
         FileReceiver(loop, away.root)
-    Files(loop, birth.name, away)
+    Files(loop, registration.name, away)

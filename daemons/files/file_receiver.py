@@ -64,7 +64,7 @@ class FileReceiver:
         if file not in self._open:
             path = self._beside(file)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.unlink(missing_ok=True)  # Of an earlier process.
+            path.unlink(missing_ok=True)  # Left by an earlier process.
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             self._open[file] = os.fdopen(os.open(path, flags, 0o644), "wb")
         return self._open[file]
@@ -107,7 +107,7 @@ class FileReceiver:
         self.loop.post(FileSealed(effect.file, error))
 
     def _on_progress(self) -> None:
-        """More bytes have been read."""
+        """Report that more bytes have been read."""
         if time.monotonic() - self._reported_at >= READING_S:
             self._reported_at = time.monotonic()
             self.loop.post(StillReading())

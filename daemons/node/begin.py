@@ -32,9 +32,9 @@ from dlctl.wire import codec
 TASK = "task"
 CONNECT_S = 3.0
 HELD_S = 10.0
-"""For another `begin` of the same agent to finish."""
+"""Time for another `begin` of the same agent to finish."""
 UP_S = 45.0
-"""For the agent to start its log; an import error is printed before that."""
+"""Time for the agent to start its log; an import error is printed before that."""
 POLL_S = 0.02
 
 
@@ -120,8 +120,8 @@ def _job(request: Request, directory: Path, files: dict[PurePosixPath, bytes]) -
 
 
 def _reach(control: str) -> None:
-    """Raises Unreachable if a connection to the coordinator's address fails: an agent would retry
-    for ever, without a report.
+    """Connect to the coordinator. Raises Unreachable if that fails: an agent would retry for ever,
+    without a report.
     """
     address = urlsplit(control)
     try:
@@ -205,8 +205,8 @@ def _wait_until_up(
     deadline = time.monotonic() + UP_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            said = " | ".join(last_lines(path)[-3:])
-            words = f"the agent has exited at its start (exit {process.returncode}): {said}"
+            log_end = " | ".join(last_lines(path)[-3:])
+            words = f"the agent has exited at its start (exit {process.returncode}): {log_end}"
             raise DlctlError(words, where=str(path))
         if any(line.endswith(f"starts, pid {process.pid}") for line in last_lines(path)):
             return

@@ -30,7 +30,7 @@ from dlctl.wire import codec
 
 SHARED_MEMORY = Path("/dev/shm")
 TORCH_S = 90.0
-"""For `import torch`, which may come over a network the first time."""
+"""Time for `import torch`, which may come over a network the first time."""
 SMI_S = 10.0
 WORDS_CHARS_MAX = 400
 TORCH = """
@@ -42,9 +42,9 @@ SMI = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
 LOGIND = Path("/etc/systemd/logind.conf")
 LINGER = Path("/var/lib/systemd/linger")
 BOOTED = Path("/run/systemd/system")
-"""Exists only if systemd runs."""
+"""A file that exists only if systemd runs."""
 USER_UID_MIN = 1000
-"""systemd exempts system users."""
+"""The least id of a user that systemd does not exempt."""
 YES = ("yes", "true", "1", "on")
 
 
@@ -76,7 +76,7 @@ def examine(request: Request) -> dict[str, Any]:
 
 
 def _user() -> str:
-    """Its number, if it has no name."""
+    """The user's name, or the number if there is no name."""
     return str(psutil.Process().username())
 
 
@@ -147,17 +147,17 @@ def _memory() -> dict[str, int]:
 def _gpu() -> dict[str, Any]:
     """{devices: ["name, driver"], problem}, from nvidia-smi."""
     try:
-        said = wait(SMI, SMI_S)
+        output = wait(SMI, SMI_S)
     except (FileNotFoundError, NotADirectoryError, PermissionError):  # Also for entries of PATH.
         return {"devices": [], "problem": ""}
     except OSError as error:
         return {"devices": [], "problem": str(error)}
-    if said.status == LATE:
+    if output.status == LATE:
         return {"devices": [], "problem": f"no answer in {SMI_S:.0f} s"}
-    if said.status:
-        words = said.last_line()[:WORDS_CHARS_MAX]
-        return {"devices": [], "problem": words or f"exit {said.status}"}
-    return {"devices": list(filter(None, map(str.strip, said.out.splitlines()))), "problem": ""}
+    if output.status:
+        words = output.last_line()[:WORDS_CHARS_MAX]
+        return {"devices": [], "problem": words or f"exit {output.status}"}
+    return {"devices": list(filter(None, map(str.strip, output.out.splitlines()))), "problem": ""}
 
 
 def _addresses() -> dict[str, list[str]]:
@@ -174,11 +174,11 @@ def _logout() -> dict[str, bool]:
     if os.getuid() < USER_UID_MIN or not BOOTED.exists() or (LINGER / _user()).exists():
         return {"kills": False, "removes_ipc": False}
     files = [LOGIND, *sorted(LOGIND.with_suffix(".conf.d").glob("*.conf"))]
-    said = {"KillUserProcesses": "no", "RemoveIPC": "yes"}
+    output = {"KillUserProcesses": "no", "RemoveIPC": "yes"}
     for path in files:
         pairs = [line.partition("=") for line in cores.text_of(path).splitlines()]
-        said |= {key.strip(): value.strip().lower() for key, _, value in pairs}
-    return {"kills": said["KillUserProcesses"] in YES, "removes_ipc": said["RemoveIPC"] in YES}
+        output |= {key.strip(): value.strip().lower() for key, _, value in pairs}
+    return {"kills": output["KillUserProcesses"] in YES, "removes_ipc": output["RemoveIPC"] in YES}
 
 
 # ---------------------------------------------------------------- torch
@@ -186,11 +186,11 @@ def _logout() -> dict[str, bool]:
 
 def _torch() -> dict[str, Any]:
     """{version, cuda, devices}, or {problem}."""
-    said = wait([sys.executable, "-P", "-c", TORCH], TORCH_S)
-    if said.status == LATE:
+    output = wait([sys.executable, "-P", "-c", TORCH], TORCH_S)
+    if output.status == LATE:
         return {"problem": f'"import torch" has not finished in {TORCH_S:.0f} s'}
     try:
-        version, cuda, devices = json.loads(said.out.splitlines()[-1])
+        version, cuda, devices = json.loads(output.out.splitlines()[-1])
     except (ValueError, IndexError):
-        return {"problem": said.last_line()[:WORDS_CHARS_MAX] or "no output"}
+        return {"problem": output.last_line()[:WORDS_CHARS_MAX] or "no output"}
     return {"version": version, "cuda": cuda, "devices": devices}

@@ -10,7 +10,7 @@ from typing import Any
 from dlctl.launch import commands
 
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
-"""Not in every user's PATH."""
+"""The directories of firewall programs, which are not in every user's PATH."""
 READ_S = 5.0
 _REFUSES = r".*\b(?:drop|reject)\b"
 _FAMILIES = {
@@ -31,21 +31,21 @@ def firewall() -> dict[str, Any]:
     for family, (command, sign) in _FAMILIES.items():
         tool, *arguments = command.split()
         path = shutil.which(tool, path=f"{os.environ.get('PATH', '')}:{SBIN}")
-        said = _said([path, *arguments]) if path is not None else None
-        if said is not None and re.match(sign, said, re.IGNORECASE | re.MULTILINE | re.DOTALL):
+        output = _output([path, *arguments]) if path is not None else None
+        if output is not None and re.match(sign, output, re.IGNORECASE | re.MULTILINE | re.DOTALL):
             words = f"{family} blocks some incoming packets"
             return {"family": family, "is_active": True, "words": words}
-        if said is not None:
+        if output is not None:
             is_active, words = False, "no rule blocks incoming packets"
         elif path is not None and is_active is None:
             words = "only root can read the rules"
     return {"family": "", "is_active": is_active, "words": words}
 
 
-def _said(command: list[str]) -> str | None:
+def _output(command: list[str]) -> str | None:
     """The output of a tool; None if it fails."""
     try:
-        said = commands.wait(command, READ_S)
+        output = commands.wait(command, READ_S)
     except OSError:
         return None
-    return said.out if said.status == 0 else None
+    return output.out if output.status == 0 else None

@@ -41,7 +41,7 @@ def prepare(connection: socket.socket) -> None:
 
 
 def read_exactly(connection: socket.socket, size_bytes: int) -> bytes:
-    """Raises ConnectionError if the other end closes the connection before."""
+    """Read so many bytes. Raises ConnectionError if the other end closes before."""
     data = bytearray()
     while len(data) < size_bytes:
         piece = connection.recv(size_bytes - len(data))

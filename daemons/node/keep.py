@@ -8,8 +8,8 @@ when ordered. It is the subreaper of orphaned processes on this node, so that th
 accounts all of them to the job.
 
 With SIGTERM the job ends on this node: the keeper starts nothing any more. When it exits, no
-process or file remains on the node, unless the job will be run there again: then shards may be
-reused.
+process or file of an order remains on the node, those of an earlier attempt there included, unless
+the job will be run there again: then shards may be reused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -39,9 +38,12 @@ IDLE_S_MAX = 600.0
 """Without an agent: the coordinator has died, or cannot write its orders to this directory."""
 BEGIN_S_MAX = 80.0
 GRACE_S = 4
-"""For the daemons of this node to exit before SIGKILL; soon the batch system kills the keeper."""
+"""Time for the daemons of this node to exit before SIGKILL; soon the batch system kills the keeper.
+"""
 PR_SET_CHILD_SUBREAPER = 36
 ENDED_BY_TERM = 143
+PLACE = ("run_id", "agent", "dir")
+"""Fields of a request that say where an agent's files are."""
 Json = dict[str, Any]
 
 
@@ -49,13 +51,13 @@ class Node(Protocol):
     """The node, as its batch system describes it."""
 
     owner: str
-    """What the batch system is called."""
+    """The name of the batch system."""
     shared: str
     """How to give the orders a directory that all nodes share, as a hint."""
     agent: str
     name: str
     attempt: int
-    """Of this job, from 0."""
+    """How often the batch system has restarted this job: 0, 1, ..."""
 
     def __init__(self, environment: Mapping[str, str], options: Sequence[str]) -> None:
         """Raises KeyError and ValueError if this process is not on such a node."""
@@ -77,12 +79,15 @@ class Keeper:
         self._done = int(before.get("incarnation", 0)) if is_of_another else 0
         self._seen: tuple[int, int] | None = None
         """Inode and modification time of the last order file read."""
-        self._request: Json = {}
-        """The newest accepted order."""
+        self._killed = 0
+        """The highest incarnation that was ordered to be killed: no order up to it counts."""
+        self._place = _place_of(before.get("place")) if before.get("node") == node.name else {}
+        """Where on this node the newest accepted order has its files, if only that of an earlier
+        attempt; {}: there was none."""
         self._begin: subprocess.Popen[bytes] | None = None
         self._begin_until = 0.0
         self._pid = 0
-        """Of the agent; 0 if there is none."""
+        """The process id of the agent; 0 if there is none."""
         self._busy_at = time.monotonic()
         self._is_terminated = False
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -97,6 +102,7 @@ class Keeper:
             self._reap()
             self._take_kill()
             self._take_order()
+            self._end_killed()
             if select.select([self._wakeup], [], [], POLL_S)[0]:
                 os.eventfd_read(self._wakeup)
         self._leave(why)
@@ -117,7 +123,7 @@ class Keeper:
         return f"no order received for {idle_s:.0f} s" if idle_s > IDLE_S_MAX else ""
 
     def _is_run_over(self) -> bool:
-        """False if the file server does not answer."""
+        """Whether the run is over; False if the file server does not answer."""
         try:
             return orderfiles.OVER in os.listdir(self.directory)
         except FileNotFoundError:
@@ -141,21 +147,21 @@ class Keeper:
         self._seen = info.st_ino, info.st_mtime_ns
         incarnation = request.get("incarnation")
         if type(incarnation) is int and incarnation > self._done:
-            self._done, self._request = incarnation, request
+            self._done, self._place = incarnation, _place_of(request) or self._place
             self._pid = 0  # An older agent is killed by `begin`: its end is no news.
             self._answer("begins")
             try:
-                self._start()
+                self._start(request)
             except OSError as error:
                 why = DlctlError(f"cannot start it: {error}")
                 self._answer("failed", value=answers.as_value(why), status=why.exit_code)
 
-    def _start(self) -> None:
+    def _start(self, request: Json) -> None:
         """Start what a login would run on a host: one request on standard input, one answer.
 
         Raises OSError.
         """
-        memory = commands.in_memory(json.dumps(self._request).encode())
+        memory = commands.in_memory(json.dumps(request).encode())
         try:
             self._begin = subprocess.Popen(
                 [sys.executable, "-P", "-m", "daemons.node"], stdin=memory, stdout=subprocess.PIPE
@@ -174,34 +180,55 @@ class Keeper:
             return
         assert begin.stdout is not None
         with begin.stdout as pipe:
-            said = answers.read(self.node.name, begin.returncode, pipe.read(), b"")
+            result = answers.read(self.node.name, begin.returncode, pipe.read(), b"")
         self._begin = None
-        if said.is_good and said.value is not None:
-            self._pid = int(said.value["pid"])
-            self._answer("up", value=said.value)
+        if self._is_killed:  # Whatever was said before.
+            self._end_killed()
+            self._answer("ended")
+        elif result.is_good and result.value is not None:
+            self._pid = int(result.value["pid"])
+            self._answer("up", value=result.value)
         else:
-            self._answer("failed", value=said.value, status=said.status, words=said.words)
+            self._answer("failed", value=result.value, status=result.status, words=result.words)
 
     def _take_kill(self) -> None:
-        """Kill only the agent: its daemons keep running, and the next agent adopts them."""
+        """Kill only the agent: its daemons keep running, and the next agent adopts them.
+
+        The order for it is cancelled, also if it is seen only later. So the file of the kill stays:
+        the next keeper may find both.
+        """
         path = orderfiles.kill(self.directory, self.agent)
         incarnation = orderfiles.read(path).get("incarnation")
-        if incarnation is None:
+        if type(incarnation) is not int or incarnation <= self._killed:
             return
-        with suppress(OSError):
-            path.unlink()
-        if self._request and self._done <= incarnation:
-            if self._begin is not None:
-                self._begin.kill()
-            kill(agents(host_directory(self._request)))
-            if not self._pid:
-                self._answer("ended")
+        self._killed = incarnation
+        if self._done > incarnation:
+            return  # A newer one has replaced it.
+        self._done = incarnation
+        if self._begin is not None:
+            self._begin.kill()  # `_look_at_begin` reports it.
+            return
+        self._end_killed()
+        if not self._pid:
+            self._answer("ended")
+
+    @property
+    def _is_killed(self) -> bool:
+        """Whether the newest order is cancelled."""
+        return 0 < self._done <= self._killed
+
+    def _end_killed(self) -> None:
+        """Not only once: what `begin` had started when it was killed may not be visible yet."""
+        if self._is_killed and self._begin is None and self._place:
+            there = agents(host_directory(self._place))
+            kill([agent for agent in there if agent.incarnation <= self._killed])
 
     def _answer(self, state: str, **more: Any) -> None:
         path = orderfiles.answer(self.directory, self.agent)
         value = {"attempt": self.node.attempt, "incarnation": self._done, "state": state, **more}
+        value |= {"node": self.node.name, "place": self._place}
         try:
-            orderfiles.write(path, {**value, "node": self.node.name})
+            orderfiles.write(path, value)
         except FileNotFoundError:
             pass  # The run is over: no answer is needed.
         except OSError as error:
@@ -241,16 +268,24 @@ class Keeper:
         if self._begin is not None:
             self._begin.kill()
             self._begin.wait()
-        if self._request:
-            names = ("run_id", "agent", "dir")
-            request = {name: self._request[name] for name in names}
+        if self._place:
             grace_s = GRACE_S if self._is_terminated else 0
             purge = {"purge": not returns, "only_agent": False, "grace_s": grace_s}
-            end({**request, **purge})
+            end({**self._place, **purge})
+
+
+def _place_of(order: Any) -> Json:
+    """The part of an order that says where its files are on this node; {} if it does not."""
+    place = {name: order.get(name) for name in PLACE} if type(order) is dict else {}
+    try:
+        host_directory(place)
+    except DlctlError:
+        return {}
+    return place
 
 
 def main(argv: list[str], environment: dict[str, str]) -> int:
-    """The exit code."""
+    """Run the keeper; returns its exit code."""
     try:
         kind: type[Node] = registry.attribute(argv[1])
         directory = Path(argv[2])

@@ -95,8 +95,8 @@ class Listeners:
             with connection, suppress(OSError):
                 flood.prepare(connection)
                 connection.settimeout(TOKEN_S)
-                said = flood.read_exactly(connection, flood.TOKEN_BYTES)
-                if hmac.compare_digest(said, self._token):
+                token = flood.read_exactly(connection, flood.TOKEN_BYTES)
+                if hmac.compare_digest(token, self._token):
                     connection.settimeout(flood.SILENT_S)
                     connection.sendall(flood.WELCOME)
                     self._answer(connection)

@@ -13,7 +13,7 @@ from daemons.node.requests import Request, field, natural
 
 CONNECT_S = 3.0
 SIGN_S = 1.0
-"""For any answer from an address whose port is silent."""
+"""Time to wait for any answer from an address whose port is silent."""
 PINGS = 9
 FLOOD_S_MIN, FLOOD_S_MAX = 0.3, 1.5
 ROUND_TRIPS = 10
@@ -81,7 +81,7 @@ def _ping_s(connection: socket.socket) -> float:
 
 
 def _silent(address: str) -> dict[str, Any]:
-    """If another port refuses or accepts a connection, the host is up, and this port is blocked."""
+    """Why a port does not answer: it is blocked if another port of the host refuses or accepts."""
     for port in SIGN_PORTS:
         try:
             socket.create_connection((address, port), SIGN_S).close()

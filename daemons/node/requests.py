@@ -25,7 +25,9 @@ _AGENT = re.compile(r"agent-[0-9]{1,5}")
 
 
 def field(request: Request, name: str, kind: type[T]) -> T:
-    """Raises UsageError if it is missing, or of another type (`True` is not a number)."""
+    """A field of a request. Raises UsageError if it is missing, or of another type (`True` is not a
+    number).
+    """
     value = request.get(name)
     if type(value) is not kind:
         raise UsageError(f'the field "{name}" of the request has to be of type {kind.__name__}')
@@ -60,7 +62,7 @@ def root(request: Request) -> Path:
 
 
 def full_path(request: Request, name: str) -> Path:
-    """Raises UsageError if it is not an absolute path."""
+    """A field that is an absolute path. Raises UsageError if it is none."""
     given = field(request, name, str)
     path = Path(given).expanduser()
     if not path.is_absolute() or "\0" in given:

@@ -28,9 +28,9 @@ EXIT_S = 30.0
 
 def run(context: process.DaemonContext) -> int:
     """Run the program; returns the exit code of the process."""
-    birth = context.birth
-    capture(context.log_handler, birth.name, birth.incarnation)
-    machine.give_share(context.job, birth.name)
+    me = context.registration
+    capture(context.log_handler, me.name, me.incarnation)
+    machine.give_share(context.job, me.name)
     started = attached.begin(context)
     end = program.run(context.job.job, context.directory if context.is_home else None)
     if started.session is not None:
@@ -52,7 +52,7 @@ def report(context: process.DaemonContext, failed: TaskFailed) -> int:
     method = registry.load("algorithms", job.algorithm.name)
     compressor = registry.load("compressors", job.compression.name)
     options = compressor.Options(**job.compression.options)
-    return loop.run(Worker(context.birth, job, method, compressor(options)))
+    return loop.run(Worker(context.registration, job, method, compressor(options)))
 
 
 def end(code: int) -> None:

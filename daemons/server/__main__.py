@@ -19,20 +19,22 @@ from dlctl.wire.messages import Push
 
 
 def serve(context: process.DaemonContext) -> int:
-    job, birth = context.job, context.birth
+    job, registration = context.job, context.registration
     loop = Loop(context.log_handler.rotate_if_full, secret=context.credentials.secret)
-    serve_files(loop, context.directory, birth)
+    serve_files(loop, context.directory, registration)
     signals.stop_the_run(loop, context)
     loop.chores.append(parent_watch.watch_parents(loop, context))
-    place = addresses.of_server(birth.run_id, birth.name, job, context.agent, context.control)
-    address = place.told(loop.transport.listen(place.bind))
+    place = addresses.of_server(
+        registration.run_id, registration.name, job, context.agent, context.control
+    )
+    address = place.advertise(loop.transport.listen(place.bind))
     loop.transport.connect(COORDINATOR, context.control, context.credentials.coordinator)
     point = failpoint.from_environment(os.environ)
     storages = choose_storages(context.directory, job.servers, point)
     loop.chores.append(Watch(storages, context.directory, Committing(loop).await_all))
     loop.transport.early = Push
     machine = Server(
-        birth,
+        registration,
         job,
         address,
         registry.load("algorithms", job.algorithm.name),

@@ -17,11 +17,15 @@ from collections import deque
 from itertools import islice
 
 from daemons.loop import Loop
+from dlctl.errors import TimedOut
 from dlctl.roles.server.commits import Commit, Committed
 from dlctl.shards.log import perform_first
 
 QUEUED_MAX = 64 << 20
 """Bytes. The commits of the messages that are already received come on top."""
+AWAIT_S = 5.0
+"""For the commits under way, while the loop stands still: well below `silent_s`, after which the
+server would be taken for dead."""
 TOGETHER_MAX = 1024
 """Commits that one sync covers at most."""
 
@@ -52,12 +56,22 @@ class Committing:
             self._changed.notify_all()
 
     def await_all(self) -> None:
-        """Return when no commit is under way."""
+        """Return when no commit is under way, or the server is about to end with the error of one.
+        Raises TimedOut, naming the first that is late.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._has_failed or not self._queue)
+            if self._changed.wait_for(lambda: self._has_failed or not self._queue, AWAIT_S):
+                return
+            late = self._queue[0]
+        where = late.write.log.where
+        raise TimedOut(
+            f"commit {late.number} is not on the disk after {AWAIT_S:g} s",
+            where=where,
+            hint=f"see why with dmesg; findmnt -T {where}",
+        )
 
     def _read_or_wait(self) -> None:
-        """Before the loop waits for messages again."""
+        """Read from workers only while the queued commits are small enough."""
         self._loop.transport.accept(self._queued_bytes <= QUEUED_MAX)
 
     # ------------------------------------------------------------ in the thread
@@ -65,7 +79,7 @@ class Committing:
     def _work(self) -> None:
         try:
             while True:
-                with self._changed:
+                with self._changed:  # For work, as long as there is none.
                     self._changed.wait_for(lambda: self._queue)
                     commits = list(islice(self._queue, TOGETHER_MAX))
                 count = perform_first([commit.write for commit in commits])

@@ -27,9 +27,9 @@ from daemons.server.files import (
 )
 from dlctl.errors import DlctlError, os_errors_as
 from dlctl.shards.base import Spec
+from dlctl.shards.journal_format import Bytes
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.log import Point
-from dlctl.shards.records import Bytes
 from dlctl.util import regular
 from dlctl.util.fsync import sync_directory
 
@@ -53,24 +53,26 @@ class DiskLog(TablesInFiles):
         self._storage: Journaled | None = None
 
     def create(self, spec: Spec) -> Journaled:
-        """Raises DlctlError, with path and size, if it cannot be written, and Unusable if a state
-        exists that must not be replaced."""
+        """Create the log of a shard. Raises DlctlError, with path and size, if it cannot be
+        written, and Unusable if a state exists that must not be replaced.
+        """
         self.open(spec)
         self._storage = Journaled.create(self, spec, self.point)
         return self._storage
 
     def reopen(self, spec: Spec) -> Journaled:
-        """Raises Held while another process has it open, NoRoom if there is no space to rewrite it;
-        `resume` reports an unusable state."""
-        self._storage = None  # Of an earlier attempt: the memory may not hold both.
+        """Open an existing log. Raises Held while another process has it open, NoRoom if there is
+        no space to rewrite it; `resume` reports an unusable state.
+        """
+        self._storage = None  # An earlier attempt's: memory may not hold both.
         self.open(spec)
         self.check_space(spec.vector_bytes)
         self._storage = Journaled(self, spec, self.point)
         return self._storage
 
     def open(self, spec: Spec) -> None:
-        """Raises DlctlError, or Held."""
-        self.close()  # Of an earlier attempt that found no space.
+        """Open the log of a shard. Raises DlctlError, or Held if another process has it."""
+        self.close()  # An earlier attempt may have found no space.
         own_directory(self.directory)
         self.shard = spec.place
         self._lock_path = self.directory / f"shard-{self.shard}.lock"

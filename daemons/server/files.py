@@ -117,14 +117,14 @@ def failure(what: str, path: Path, error: OSError, size_bytes: int = 0) -> Dlctl
     """A DlctlError that states what failed, where, why and what to do next; NoRoom if more disk
     space would help."""
     size = f" of {format_size(size_bytes)}" if size_bytes else ""
-    said = f"cannot {what}{size}: {error.strerror}"
+    text = f"cannot {what}{size}: {error.strerror}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = "free some space there, or set [servers] state_dir to a directory that has room"
-        return NoRoom(said, where=str(path), hint=hint)
+        return NoRoom(text, where=str(path), hint=hint)
     refused = error.errno in (errno.EACCES, errno.EPERM)
     place = shlex.quote(str(path.parent))
     hint = f"ls -ld {place}" if refused else f"see why with dmesg; findmnt -T {place}"
-    return DlctlError(said, where=str(path), hint=hint)
+    return DlctlError(text, where=str(path), hint=hint)
 
 
 class TablesInFiles(ABC):

@@ -44,8 +44,9 @@ class StateFile(TablesInFiles):
         self._storage: Mapped | None = None
 
     def create(self, spec: Spec) -> Mapped:
-        """Raises DlctlError, with place and size, if it cannot be created anywhere, and Unusable if
-        a state exists that must not be replaced."""
+        """Create the mapped file of a shard. Raises DlctlError, with place and size, if it cannot
+        be created anywhere, and Unusable if a state exists that must not be replaced.
+        """
         boot_id = kept_shards.boot_id()
         # The file of an earlier server must not be found instead of the new one.
         for path, old_bytes in self._open_each(spec):
@@ -63,7 +64,7 @@ class StateFile(TablesInFiles):
         return self._storage
 
     def reopen(self, spec: Spec) -> Mapped:
-        """Raises Unusable, or Held while another process has it open."""
+        """Open an existing file. Raises Unusable, or Held while another process has it open."""
         problem = "there is none"
         for path, size_bytes in self._open_each(spec):
             if not size_bytes:

@@ -12,9 +12,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from daemons.process import reason_of
+from daemons.process import in_words, reason_of
 from daemons.server.files import TablesInFiles
-from dlctl.errors import DlctlError
+from dlctl.errors import DlctlError, TimedOut
 from dlctl.shards.base import Storages
 
 log = logging.getLogger("dlctl")
@@ -33,7 +33,7 @@ class Watch:
     def __init__(
         self, storages: Storages, run_directory: Path, await_commits: Callable[[], None]
     ) -> None:
-        """await_commits: returns when no commit is under way."""
+        """await_commits: returns when no commit is under way, or raises TimedOut soon."""
         self._storages = storages
         self._run_directory = run_directory
         self._await_commits = await_commits
@@ -52,6 +52,9 @@ class Watch:
                     self._await_commits()
                     if place := table.put_back():
                         log.warning(RESTORED, place)
+            except TimedOut as error:  # The commits are those of all tables: wait for them once.
+                failed = in_words(error)
+                break
             except (DlctlError, OSError) as error:
                 # While this process is alive, the state exists, and this can be retried. Incomplete
                 # files are harmless: a commit writes everything, or ends the server.

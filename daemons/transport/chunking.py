@@ -35,13 +35,13 @@ SEGMENT_BYTES = 512 << 10
 (`sockets.py`): a segment must arrive sooner over the slowest supported link, 100 kB/s.
 """
 SEGMENTS_MAX = 400
-"""Of one message; those of a message of more than 200 MB are larger. ZeroMQ queues 1000 messages
-for a peer that does not read, and two large ones must fit.
+"""Segments of one message; those of a message of more than 200 MB are larger. ZeroMQ queues 1000
+messages for a peer that does not read, and two large ones must fit.
 """
 FRAME_BYTES_MIN = SEGMENT_BYTES
 """Frames of at least this size are segmented."""
 PATIENCE_S = 10.0
-"""For the next segment; then the incomplete message is discarded."""
+"""Timeout of the next segment; then the incomplete message is discarded."""
 STEP_BYTES = 4 << 20
 """A partial message is reported each time this many more bytes have arrived."""
 _HEAD = struct.Struct("<4sQQ")
@@ -75,7 +75,7 @@ class PartialMessage:
     left: deque[tuple[int, int, Array]]
     """The incomplete frames: (index, offset, uint8[n])."""
     seen_at: float
-    told: int = 0
+    reported: int = 0
     """Bytes already reported to the reader."""
     message: Message | None = None
     """The decoded message, for its reader."""
@@ -152,9 +152,9 @@ class Assembly:
         if arriving is None:
             return None
         there = sum(arriving.come)
-        if there - arriving.told < STEP_BYTES:
+        if there - arriving.reported < STEP_BYTES:
             return None
-        arriving.told = there
+        arriving.reported = there
         return arriving
 
     def trim(self) -> None:

@@ -57,7 +57,7 @@ def descriptors() -> int:
 
 
 class ConnectionLimit:
-    """For one TCP listener. Create it before the listener is bound, and call `begin` after."""
+    """Limits the connections of one TCP listener. Create it before the bind, call `begin` after."""
 
     def __init__(self, listener: Socket, poller: zmq.Poller) -> None:
         have = raise_limit()

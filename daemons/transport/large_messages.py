@@ -39,12 +39,12 @@ class LargeMessages:
         self.assembly = Assembly()
         _keep_freed_memory()
         self._numbers = itertools.count(secrets.randbits(48))
-        """Of segmented messages. The start is random, so that no segment seems to continue a
-        message of an earlier process.
+        """Numbers of segmented messages. The first is random, so that no segment seems to continue
+        a message of an earlier process.
         """
 
     def spare_memory(self) -> None:
-        """From now on retain no memory for the next message, and keep as few pages resident as
+        """Retain no memory for the next message from now on, and keep as few pages resident as
         possible: this process has a part of the host's memory, and its messages are larger.
         """
         self.lender.is_sparing = self.borrower.is_sparing = True

@@ -22,7 +22,7 @@ SAY_S = 3.0
 """A peer that refuses connections for this long is logged; then again every `AGAIN_S`."""
 AGAIN_S = 60.0
 SURE_S = 0.1
-"""If libzmq reconnects on its own, it reports that much sooner than this after a disconnect."""
+"""The longest time from a disconnect in which libzmq reconnects on its own."""
 _FAILED = {
     int(zmq.Event.HANDSHAKE_FAILED_AUTH): "it does not know this daemon's key",
     int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL): "it has not the expected key",
@@ -30,7 +30,7 @@ _FAILED = {
 }
 _LATER = "too many connections with this daemon's key, or it has not loaded its keys yet"
 _NO_KEYS = "another program listens there"
-"""If the connections of this run have no keys."""
+"""The cause of a failed handshake if the connections of this run have no keys."""
 _ENDED = int(zmq.Event.DISCONNECTED)
 _SUCCEEDED = int(zmq.Event.HANDSHAKE_SUCCEEDED)
 _CONTINUES = {int(zmq.Event.CONNECT_RETRIED), _SUCCEEDED}
@@ -61,7 +61,7 @@ class Handshakes:
     def __init__(self, poller: zmq.Poller) -> None:
         self.poller = poller
         self._links: dict[Socket, ReconnectingSocket] = {}
-        """By monitor."""
+        """Monitor socket -> the connection that it observes."""
         self._refusals: dict[str, tuple[float, float]] = {}
         """Peer -> (since when every attempt has failed, when to log it)."""
 

@@ -59,7 +59,7 @@ two rounds of many steps it would be an unused copy of the model.
 """
 SLOTS_MAX = 64
 BYTES_MAX = 1 << 30
-"""Of all slots of a process; a message that does not fit goes over the socket."""
+"""The memory of all slots of a process; a message that does not fit goes over the socket."""
 _PAGE = 4096
 _HEAD = struct.Struct("<4sQQ16sQ?")
 """Kind, the sender's pid, its descriptor, the slot's cookie, number of the loan, whether both ends
@@ -83,7 +83,7 @@ class Slot:
         self.nbytes = nbytes
         self.cookie = secrets.token_bytes(16)
         self.number = 0
-        """Of the newest loan."""
+        """The number of the newest loan."""
         self.used_at = -math.inf
         self.receiver: Hashable = None
         self.is_kept = False
@@ -119,11 +119,11 @@ class Slot:
 
 
 _descriptors: set[int] = set()
-"""Of the slots of this process."""
+"""File descriptors of the slots of this process."""
 
 
 def _forget_slots() -> None:
-    """In a forked child: an inherited descriptor would keep the memory allocated."""
+    """Close the slots in a forked child: an inherited descriptor would keep the memory."""
     for descriptor in _descriptors:
         os.close(descriptor)
     _descriptors.clear()
@@ -254,7 +254,7 @@ class _Seen:
     arrays: list[Array]
     """One uint8[n]: the content. Every view of a frame holds a reference to it."""
     number: int = 0
-    """Of the current loan, or the last one."""
+    """The number of the current loan, or the last one."""
     used_at: float = -math.inf
     is_kept: bool = False
     """Stays mapped when it is returned, because its owner keeps it."""
@@ -265,10 +265,10 @@ class Borrower:
 
     def __init__(self) -> None:
         self.is_sparing = False
-        """See `Lender`."""
+        """No memory is kept for the next message (`Lender.is_sparing`)."""
         self._seen: dict[_Key, _Seen] = {}
         self._lent: dict[_Key, _Seen] = {}
-        """Those of them that this process has not returned."""
+        """The slots that this process has not returned."""
 
     def read(self, frames: Frames, bytes_max: int) -> Frames | None:
         """The frames of a lent message; None if its slot is gone.

@@ -14,7 +14,7 @@ from dlctl.errors import RemoteProtocolError
 from dlctl.wire.codec import FRAMES_MAX, Frame, Frames
 
 ALIGNMENT = 64
-"""Of each frame in the memory, so that it may hold an array of any dtype."""
+"""Each frame begins at a multiple of so many bytes, so that it may hold an array of any dtype."""
 
 
 def split(frames: Frames, bytes_min: int) -> tuple[list[int], Frames]:
@@ -47,8 +47,8 @@ def pack(lengths: Sequence[int]) -> bytes:
 
 
 def unpack(packed: Frame, rest: Frames, bytes_max: int) -> list[int]:
-    """Raises RemoteProtocolError unless these are the frame lengths of a message with this rest,
-    and of at most `bytes_max` bytes.
+    """The lengths of a message's frames. Raises RemoteProtocolError unless they fit to this rest,
+    and the message has at most `bytes_max` bytes.
     """
     if len(rest) > FRAMES_MAX or len(packed) != 8 * len(rest):
         raise RemoteProtocolError(f"{len(packed)} bytes are not the lengths of {len(rest)} frames")

@@ -36,6 +36,6 @@ def receive(reader: Socket) -> tuple[int, int]:
 
 
 def stop(socket: Socket, reader: Socket) -> None:
-    """No more events of `socket`."""
+    """Stop watching `socket` for events."""
     socket.disable_monitor()
     reader.close()

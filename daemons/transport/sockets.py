@@ -32,7 +32,7 @@ from dlctl.wire.machine import Coming, Peer, Received, Reconnected
 from dlctl.wire.messages import Message
 
 LINGER_MS = 500
-"""For the last messages of a daemon that exits."""
+"""Time to send the last messages of a daemon that exits."""
 HANDSHAKE_MS = 3000
 CONNECT_MS = 2000
 """After this, a new attempt starts: the kernel's own retries back off exponentially."""
@@ -46,7 +46,7 @@ limits their bytes.
 ZERO_COPY_BYTES = 64 * 1024
 """Below this a copy is cheaper than the bookkeeping of sharing."""
 FRAMES_KEPT = codec.FRAMES_MAX + 4
-"""Of one message: the peer, two of a large message, and one to detect an excess."""
+"""Frames read of one message: the peer, two of a large message, and one to detect an excess."""
 RECEIVE_BATCH = 64
 """Messages taken from one socket before the machine's deadlines are checked again."""
 NOT_FREE = "choose another port in [network], or 0 for any free one"
@@ -80,7 +80,7 @@ class Transport:
         self._local: set[zmq.Socket[bytes]] = set()
         """Sockets that only reach processes of this machine and this user."""
         self._bytes_max = codec.FRAME_BYTES_MAX
-        """Of a segmented or lent message that the ROUTER receives."""
+        """The largest segmented or lent message that the ROUTER receives."""
         self.early: type[Message] | None = None
         """Large messages of this kind are also received while they are still arriving."""
         self.crowd: ConnectionLimit | None = None
@@ -90,7 +90,7 @@ class Transport:
         """Name -> time until which its messages are discarded."""
 
     def _socket(self, kind: int, address: str) -> zmq.Socket[bytes]:
-        """The only place where sockets are made."""
+        """Make a socket; no other place does."""
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.LINGER, LINGER_MS)
         socket.setsockopt(zmq.MAXMSGSIZE, codec.FRAME_BYTES_MAX)
@@ -147,12 +147,12 @@ class Transport:
         else:
             self.poller.unregister(self._router)
 
-    def hush(self, name: str, for_s: float) -> None:
+    def mute(self, name: str, for_s: float) -> None:
         """Discard all messages with this name's key for `for_s` seconds, without decoding them."""
         self._muted[name] = time.monotonic() + for_s
 
     def admit(self, names: Mapping[str, str]) -> None:
-        """From now on only these may connect: public key -> name."""
+        """Set who may connect from now on: public key -> name."""
         if self.gatekeeper is not None:
             self.gatekeeper.admit(names)
 
@@ -170,8 +170,9 @@ class Transport:
             self.connect(link.peer, link.address, link.key, time.monotonic())
 
     def connect(self, peer: str, address: str, key: str = "", lost_at: float | None = None) -> None:
-        """From now on messages to `peer` go to `address`, whose listener must have this public key.
-        lost_at: when messages queued for the same peer were lost, to be reported (`Reconnected`).
+        """Connect to `peer` at `address`, whose listener must have this public key; it replaces an
+        earlier connection. lost_at: when messages queued for the same peer were lost, to be
+        reported (`Reconnected`).
 
         Raises LocalProtocolError if only one end has a key.
         """
@@ -223,7 +224,7 @@ class Transport:
             self.unread.add(peer, tracker, nbytes)
 
     def receive(self, socket: zmq.Socket[bytes]) -> Iterator[Received | Coming | Reconnected]:
-        """At most `RECEIVE_BATCH` messages that have arrived on one socket."""
+        """Receive at most `RECEIVE_BATCH` messages that have arrived on one socket."""
         if (reports := self.handshakes.look(socket)) is not None:
             yield from reports
             return

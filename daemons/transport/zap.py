@@ -33,7 +33,7 @@ UNDECIDED_S = 2.0
 COMINGS_MAX, COMINGS_PER_S = 256.0, 10.0
 """Connections that one key may open: as a burst, and per second. A correct client needs a few."""
 QUIET_S = 60.0
-"""Between two log lines about one source."""
+"""Interval between two log lines about one source."""
 SOURCES_MAX = 256
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 class Gatekeeper:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self.refused = 0
-        """Connections refused."""
+        """The number of refused connections."""
         self._names: Mapping[bytes, bytes] | None = None
         """Public key -> name; None: not set yet."""
         self.decided = threading.Event()
@@ -57,7 +57,7 @@ class Gatekeeper:
         self.thread.start()
 
     def admit(self, names: Mapping[str, str]) -> None:
-        """From now on only these may connect: public key as text -> name. Thread-safe."""
+        """Set who may connect from now on: public key as text -> name. Thread-safe."""
         self._names = {z85.decode(key): name.encode() for key, name in names.items()}
         self.decided.set()
 

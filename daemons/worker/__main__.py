@@ -68,24 +68,26 @@ class Main:
 
 
 def serve(main: Main, context: process.DaemonContext) -> int:
-    job, birth = context.job, context.birth
-    capture(context.log_handler, birth.name, birth.incarnation)
+    job, registration = context.job, context.registration
+    capture(context.log_handler, registration.name, registration.incarnation)
     loop = Loop(context.log_handler.rotate_if_full, secret=context.credentials.secret)
-    serve_files(loop, context.directory, birth)
-    acks = Acks(context.directory, birth.name, birth.incarnation, job.servers.count)
+    serve_files(loop, context.directory, registration)
+    acks = Acks(context.directory, registration.name, registration.incarnation, job.servers.count)
     method = registry.load("algorithms", job.algorithm.name)
     ranks = _later_ranks(context, loop)
     run = context.directory if context.is_home else None  # Other hosts have unchanging copies.
     shares = "memory" in method.shape.links
     thread = ComputeThread(
-        loop, job, (context.directory, birth), method.shape.engine, ranks, run, shares=shares
+        loop, job, (context.directory, registration), method.shape.engine, ranks, run, shares=shares
     )
     main.begin.put(thread)
     loop.perform(Settled, acks.write)
     loop.stop_on_signals(main.signals)
     loop.chores += [parent_watch.watch_parents(loop, context), values.MEMORY.check]
     if {"group", "peers"} & {*method.shape.links}:
-        reached = addresses.of_worker(birth.run_id, birth.name, job, context.agent, context.control)
+        reached = addresses.of_worker(
+            registration.run_id, registration.name, job, context.agent, context.control
+        )
     if "group" in method.shape.links:
         host = addresses.host_of(reached.bind) if job.has_other_hosts else addresses.LOOPBACK
         group = GroupThread(loop, host, thread.device)
@@ -96,11 +98,11 @@ def serve(main: Main, context: process.DaemonContext) -> int:
         thread.sum_by(group.begin_sum)
     address = ""
     if "peers" in method.shape.links:
-        address = reached.told(loop.transport.listen(reached.bind))
+        address = reached.advertise(loop.transport.listen(reached.bind))
     loop.transport.connect(COORDINATOR, context.control, context.credentials.coordinator)
     compressor = registry.load("compressors", job.compression.name)
     machine = Worker(
-        context.birth,
+        context.registration,
         job,
         method,
         compressor(compressor.Options(**job.compression.options)),
@@ -120,7 +122,7 @@ def serve(main: Main, context: process.DaemonContext) -> int:
 
 def _later_ranks(context: process.DaemonContext, loop: Loop) -> Ranks | None:
     """The other processes of this replica; None: it has only one."""
-    job, birth = context.job, context.birth
+    job, registration = context.job, context.registration
     if job.ranks == 1:
         return None
     if job.replica.ranks > 1:
@@ -129,7 +131,7 @@ def _later_ranks(context: process.DaemonContext, loop: Loop) -> Ranks | None:
         job.ranks,
         loop.fail,
         loop.post,
-        argv=(str(context.directory), birth.name, str(birth.incarnation)),
+        argv=(str(context.directory), registration.name, str(registration.incarnation)),
         ready_s=job.timeouts.ready_s,
         silent_s=job.timeouts.silent_s,
     )

@@ -48,7 +48,7 @@ def _mapped(path: Path, content: bytes) -> memoryview:
     path.parent.mkdir(exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        temporary.unlink(missing_ok=True)  # Of an earlier attempt.
+        temporary.unlink(missing_ok=True)  # Left by an earlier attempt.
         with temporary.open("x+b") as file:
             file.write(content)
             file.flush()

@@ -18,7 +18,9 @@ from collections.abc import Callable
 log = logging.getLogger("dlctl")
 BUSY_S = 0.5
 LIMIT_S = 3.5
-"""In total less than the coordinator waits for a daemon to exit (`shutdown.EXIT_S`)."""
+"""The limit of all of this: less than the coordinator waits for a daemon to exit
+(`shutdown.EXIT_S`).
+"""
 
 
 def end_user_code(ask_main: Callable[[Callable[[], None]], None], limit_s: float = LIMIT_S) -> None:

@@ -35,7 +35,7 @@ SPARE = 0.1
 SHARE = 0.5
 """The part of the available CPU memory that is used."""
 SLOW_S = 5.0
-"""On the CPU a batch that takes longer gains nothing from a larger size."""
+"""The longest useful batch on the CPU: a slower one gains nothing from a larger size."""
 VECTORS = 3
 """Reserved vectors of the model's size: a flat gradient, an optimiser's state."""
 
@@ -134,7 +134,7 @@ class _Memory:
         self.budget = int((1 - SPARE) * (free + ours) / self._sharers) - self._reserve
 
     def end(self) -> bool:
-        """Whether it fits."""
+        """Whether the trial's memory fits into the budget."""
         if self.is_of_cpu:
             peak_kb = _kb("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             self.used = max(0, peak_kb * 1024 - self._before)

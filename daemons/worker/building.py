@@ -41,7 +41,7 @@ class Built(NamedTuple):
     """A Stepper, or a CutStepper."""
     loader: PortionLoader
     samples: int
-    """Of a data epoch; 0: it is a stream."""
+    """The samples of a data epoch; 0: the dataset is a stream."""
     batch_size: int
     """The largest that fits into memory; 0: it was not measured."""
 
@@ -91,9 +91,9 @@ def build(
         batch_size=size if isinstance(size, int) else found or batch_size_search.FIRST,
         accumulate=job.gradient.accumulate,
     )
-    for line in parameter_groups.told(job.parameters, replica.layout) if slot == 0 else ():
+    for line in parameter_groups.described(job.parameters, replica.layout) if slot == 0 else ():
         log.info("%s", line)
-    for line in (*task.unused(), *replica.modes.told()) if slot == 0 else ():
+    for line in (*task.unused(), *replica.modes.described()) if slot == 0 else ():
         log.warning("%s", line)
     stepper: Any
     if ranks is not None:

@@ -38,7 +38,6 @@ from dlctl.algorithms import engines
 from dlctl.algorithms.engines import Operations
 from dlctl.errors import DlctlError
 from dlctl.job.config import JobFile
-from dlctl.roles.protocol.context import Birth
 from dlctl.roles.protocol.effects import (
     BringRows,
     BuffersLoaded,
@@ -67,11 +66,11 @@ from dlctl.roles.protocol.effects import (
 )
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
 from dlctl.wire.machine import Effect, Event
-from dlctl.wire.messages import Array, ModelReady
+from dlctl.wire.messages import Array, ModelReady, Register
 
 log = logging.getLogger("dlctl")
 TEXT_CHARS_MAX = 8_000
-"""At most 4 bytes each: they fit into a message's header."""
+"""The largest text in a message, at most 4 bytes a character: it fits into the header."""
 
 
 class ComputeThread:
@@ -81,7 +80,7 @@ class ComputeThread:
         self,
         loop: Loop,
         job: JobFile,
-        place: tuple[Path, Birth],
+        place: tuple[Path, Register],
         engine: str = "",
         ranks: Ranks | None = None,
         run: Path | None = None,
@@ -359,8 +358,8 @@ class ComputeThread:
         )  # fmt: skip
 
     def _keep_or_restore(self, *, is_good: bool) -> None:
-        """Undo what a poisoned batch did to the buffers: a running mean that was NaN once stays NaN
-        for ever. Even the variance of a good batch may overflow float32.
+        """Undo what a batch that is not finite did to the buffers: a running mean that was NaN once
+        stays NaN for ever. Even the variance of a good batch may overflow float32.
         """
         before, after = self._averaged, self._replica.averaged()
         # A mask may contain -inf on purpose; only finite values have to stay finite.

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from dlctl.wire.messages import Array
 
 PARTS = 4
-"""Of a small model: the step waits for the sum of the last part only."""
+"""The parts that a small model is cut into: the step waits for the sum of the last part only."""
 PART_MIN, PART_MAX = 1 << 18, 6_250_000
 """Elements: 1 MB, below which latency dominates a sum, and 25 MB; as in torch."""
 LOOKED_AT = 4
@@ -46,12 +46,12 @@ class EarlySum:
         self.summed = summed
         self.cuts = cuts(len(summed))
         self.works: list[Any] = []
-        """One for each started part."""
+        """The operations of torch, one for each started part."""
         self.is_void = False
         """This member has discarded the gradient whose sum it had started."""
         self.error: Exception | None = None
         self._gradient = 0
-        """Its address in memory."""
+        """The address of the gradient in memory."""
         self._start = start
 
     def begin(self, gradient: Tensor) -> None:
@@ -129,12 +129,12 @@ class GradientParts:
             [n for n, (lo, hi) in enumerate(bounds) if lo < cut.stop and cut.start < hi]
             for cut in cuts(bounds[-1][1])
         ]
-        """The parameters in each."""
+        """The numbers of the parameters in each part."""
         self._early: EarlySum | None = None
         self._before: list[_State] = []
-        """Of all parameters before the pass: they may have gradients of earlier batches."""
+        """The state of each gradient before the pass: it may be of earlier batches."""
         self._begun: dict[int, _State] = {}
-        """Of the parameters in started parts."""
+        """Number of a parameter in a started part -> the state of its gradient."""
         self._may_begin = True
         for number in {number for part in self._parts[:-1] for number in part[:LOOKED_AT]}:
             parameters[number].register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]

@@ -16,12 +16,12 @@ from daemons.worker.replica import TorchReplica
 from dlctl.errors import DlctlError, os_errors_as
 from dlctl.launch.base import HOST_FILE
 from dlctl.model import frozen
-from dlctl.roles.protocol.context import Birth
 from dlctl.roles.protocol.effects import FrozenLoaded, FrozenWritten, LoadFrozen
 from dlctl.roles.protocol.files import FilesMissing, WantedFile
 from dlctl.runs import checkpoints
 from dlctl.runs.tensorfile import CHUNK_BYTES
 from dlctl.util import cores, regular
+from dlctl.wire.messages import Register
 
 
 def digests(replica: TorchReplica) -> bytes:
@@ -77,11 +77,11 @@ def _bytes(tensor: Tensor) -> memoryview:
 class FrozenFile:
     """The run's file of frozen parameters, written and read by a worker on its host."""
 
-    def __init__(self, directory: Path, birth: Birth) -> None:
+    def __init__(self, directory: Path, registration: Register) -> None:
         """`directory`: the run directory, or the host directory."""
         self._writes_to = directory
         self._built = b""
-        self._away = Away(directory, birth) if (directory / HOST_FILE).exists() else None
+        self._away = Away(directory, registration) if (directory / HOST_FILE).exists() else None
 
     def digests(self, replica: TorchReplica) -> bytes:
         """The digests of the parameters that the worker has built."""
@@ -95,7 +95,7 @@ class FrozenFile:
             return FrozenWritten(file, "", 0, reason_of(error))
 
     def load(self, replica: TorchReplica, effect: LoadFrozen) -> FrozenLoaded | FilesMissing:
-        """Raises DlctlError."""
+        """Load the run's frozen parameters, or report missing files. Raises DlctlError."""
         layout = replica.layout
         file = frozen.run_file(layout, effect.digests)
         root = self._away.root if self._away is not None else self._writes_to

@@ -73,7 +73,7 @@ def _files(place: Path) -> list[Path]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """Raises DlctlError."""
+    """Open a safetensors file. Raises DlctlError."""
     try:
         with regular.opened(path) as source, safe_open(regular.name_of(source), "pt") as file:
             yield file

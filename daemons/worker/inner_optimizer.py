@@ -102,7 +102,7 @@ class InnerOptimizer:
             tensor.grad = None
 
     def _perform(self, step: Callable[[], Any]) -> None:
-        """Raises TaskError."""
+        """Perform a step of the optimiser; errors name the parameter. Raises TaskError."""
         try:
             step()
         except Exception as error:
@@ -349,7 +349,7 @@ def _additions(
 
 
 def _is_of_elements(value: Any) -> bool:
-    """Whether it may have a number for each element of a parameter, unlike a step count."""
+    """Whether a value may have a number for each element of a parameter, unlike a step count."""
     return isinstance(value, Tensor) and value.ndim > 0
 
 

@@ -52,7 +52,7 @@ class Rank:
         self.rank = rank
         self.step = 0
         self._lock = threading.Lock()
-        """Held while a message is sent."""
+        """A lock that is held while a message is sent."""
         self._calls: queue.SimpleQueue[RankMessage] = queue.SimpleQueue()
         for does in (self._listen, self._send_heartbeats):
             threading.Thread(target=does, daemon=True).start()

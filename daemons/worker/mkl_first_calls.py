@@ -18,7 +18,7 @@ THROUGH_MKL = (
     "expm1", "floor", "lgamma", "log", "log10", "log1p", "log2", "round", "sin", "sinh", "sqrt",
     "tan", "tanh", "trunc",
 )  # fmt: skip
-"""Those that torch computes with MKL in some version; an extra one costs microseconds."""
+"""The functions that torch computes with MKL in some version; an extra one costs microseconds."""
 
 
 def make_first_calls() -> None:

@@ -43,11 +43,11 @@ class Measured(NamedTuple):
     """The results of one batch."""
 
     loss: float
-    """May be NaN or infinite."""
+    """The loss of the batch, which may be NaN or infinite."""
     metrics: dict[str, float]
     """The finite ones of the metrics that the task's loss returns."""
     weight: float | None = None
-    """Of the batch among those of its step, if the task's loss returns one."""
+    """The weight of the batch among those of its step, if the task's loss returns one."""
 
 
 class TorchReplica:
@@ -101,7 +101,7 @@ class TorchReplica:
         self._autocast = AUTOCAST[precision]
         self._compiled: Any = torch.compile(self.model) if compiled else None
         self._parts: GradientParts | None = None
-        """If gradients are summed while they are computed."""
+        """The parts of the gradient, if they are summed while they are computed; else None."""
         self._weights: Tensor | None = None
         """The sum of the weights of the step's batches so far, if the task's loss returns any."""
 
@@ -237,7 +237,7 @@ class TorchReplica:
         if self._weights is None:
             self._weights = torch.zeros_like(weight)
         total = self._weights + weight
-        least = torch.finfo(torch.float64).tiny  # Of nothing but empty batches the sum is 0.
+        least = torch.finfo(torch.float64).tiny  # Empty batches only: the sum is 0.
         before, self._weights = self._weights / total.clamp(min=least), total
         for parameter, _ in self._bound:
             if parameter.grad is not None:
@@ -276,7 +276,7 @@ class TorchReplica:
         return True
 
     def gathered_early(self) -> Vector:
-        """As `gathered`, right after the pass of `sum_early`."""
+        """The gathered gradient, right after the pass of `sum_early`."""
         assert self._parts is not None
         return _own(self._parts.end())
 
@@ -410,16 +410,16 @@ def in_numbers(task: Task, loss: LossResult) -> Measured:
     """Convert a loss, its metrics and weight; those on the loss's device take a single transfer.
     Raises TaskError for a weight that is none.
     """
-    said = [*loss.metrics.values(), *([] if loss.weight is None else [loss.weight])]
-    if not said:
+    extra = [*loss.metrics.values(), *([] if loss.weight is None else [loss.weight])]
+    if not extra:
         return Measured(float(loss.value.detach()), {})
-    is_beside = [isinstance(v, Tensor) and v.device == loss.value.device for v in said]
-    beside = [v for v, is_it in zip(said, is_beside, strict=True) if is_it]
+    is_beside = [isinstance(v, Tensor) and v.device == loss.value.device for v in extra]
+    beside = [v for v, is_it in zip(extra, is_beside, strict=True) if is_it]
     together = [t.detach().reshape(()).to(torch.float64) for t in (loss.value, *beside)]
     value, *rest = torch.stack(together).tolist()
     moved = iter(rest)
     numbers = [
-        next(moved) if is_it else number_of(v) for v, is_it in zip(said, is_beside, strict=True)
+        next(moved) if is_it else number_of(v) for v, is_it in zip(extra, is_beside, strict=True)
     ]
     weight = None if loss.weight is None else numbers.pop()
     if weight is not None and not 0 <= weight < math.inf:
@@ -520,5 +520,5 @@ def _put(into: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
 
 
 def _own(vector: Tensor) -> Vector:
-    """The same memory as callers get it: a numpy array on the CPU, a torch tensor on a GPU."""
+    """The vector as callers get it: a numpy array on the CPU, a torch tensor on a GPU."""
     return vector.numpy() if vector.device.type == "cpu" else vector

@@ -91,7 +91,7 @@ class GroupThread:
         self.host = host
         self.device = device
         self.has_nccl = True
-        """Until it has failed."""
+        """NCCL is available and has not failed."""
         self._loop = loop
         self._lock = threading.Lock()
         """Held while the records or the generation change."""
@@ -274,15 +274,15 @@ class _Member:
         store = dist.TCPStore(host, int(port), None, False, timeout, wait_for_workers=False)
         self._store = dist.PrefixStore(f"generation-{effect.generation}", store)
         own = device_of(self._owner.device()) if self._owner.has_nccl else Device()
-        told = self._exchange("claim", (self._owner.claim(), own), effect.timeout_s)
+        claims = self._exchange("claim", (self._owner.claim(), own), effect.timeout_s)
         if self._size > 1:
-            self._group = self._joined([Device(*device) for _, device in told])
+            self._group = self._joined([Device(*device) for _, device in claims])
         self._is_made = True
-        self._owner.agree(self, [Claim(*claim) for claim, _ in told])
+        self._owner.agree(self, [Claim(*claim) for claim, _ in claims])
 
     def _joined(self, devices: list[Device]) -> Gloo | Nccl:
-        """Raises what torch raises if the group cannot be made; the next one of this process is not
-        tried with NCCL then.
+        """Form the group. Raises what torch raises if that fails; the next one of this process is
+        not tried with NCCL then.
         """
         within_s = self._timeout_s
         if not uses_nccl(devices):
@@ -296,7 +296,7 @@ class _Member:
         return made
 
     def begin_sum(self, size: int, weight: float) -> EarlySum | None:
-        """Called in the compute thread."""
+        """Start the sum of a gradient's parts; called in the compute thread."""
         with self._in_group:
             if self._early is not None:  # That gradient was discarded.
                 self._early.is_void = True

@@ -27,8 +27,9 @@ _TABLE = (
     '("uniform", from, to) or ("normal", mean, standard deviation)'
 )
 MARKED = 16
-"""If a table has up to so many rows per named row, duplicates are found by marks in an array. That
-is faster than sorting, and takes much less memory than the fetched rows."""
+"""The most rows of a table per named row for which duplicates are found by marks in an array. That
+is faster than sorting, and takes much less memory than the fetched rows.
+"""
 
 
 def entries_of(task: Task) -> tuple[TensorEntry, ...]:
@@ -59,7 +60,7 @@ class _Used:
     where: Tensor
     """int64[k], their positions among all named rows of the table."""
     rows: Tensor
-    """Their values, k rows in the shape of their indices."""
+    """The values of the named rows: k rows in the shape of their indices."""
     change: Tensor | None = None
     """The gradient of each of the k rows, or what is added to it."""
 
@@ -74,14 +75,15 @@ class RowSteps:
         self.fetch: Callable[[Array], Array] | None = None
         """Fetches these rows from the servers; set by the compute thread."""
         self._places: list[dict[str, Tensor]] = []
-        """For each coming batch: table -> positions among the table's named rows, in the shape of
-        the task's indices."""
+        """One entry for each coming batch: table -> positions among the table's named rows, in the
+        shape of the task's indices.
+        """
         self._counts: dict[str, int] = {}
         """Table -> number of named rows."""
         self._values: dict[str, Tensor] = {}
         """Table -> its named rows, after the steps so far."""
         self._begun: Array | None = None
-        """The rows as fetched."""
+        """The fetched rows, before the step."""
         self._used: list[_Used] = []
         """The rows of the batches of the current step."""
         self._rate, self._scale = 0.0, 1.0

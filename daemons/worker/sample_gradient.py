@@ -59,11 +59,11 @@ def gradient(job: JobFile, checkpoint: Path | None) -> Array:
         _load(replica, checkpoint)
     method = registry.load("algorithms", job.algorithm.name)
     options = method.Options(**job.algorithm.options)
-    push = method.replica.one_push(options)
+    push = method.push_kind(options)
     step_samples = loader.batch_size * job.gradient.accumulate
     wanted = push.batches * step_samples
     samples = min(loader.order.length or wanted, wanted)
-    own_lr = job.inner.options["lr"] if push.is_way else None
+    own_lr = job.inner.options["lr"] if push.is_displacement else None
     total = np.zeros(replica.layout.size(), np.float32)
     before = to_host(replica.parameters).copy()
     for number in range(-(-samples // step_samples)):
@@ -80,7 +80,7 @@ def gradient(job: JobFile, checkpoint: Path | None) -> Array:
                 where=replica.task.place("loss"),
                 hint="torch.autograd.set_detect_anomaly(True) shows where a NaN comes from",
             )
-    return before - to_host(replica.parameters) if push.is_way else total
+    return before - to_host(replica.parameters) if push.is_displacement else total
 
 
 def _load(replica: TorchReplica, checkpoint: Path) -> None:

@@ -41,7 +41,7 @@ class SharedVectors:
         return np.ndarray(hi - lo, np.float32, self.mapped, at)  # No view of a larger one.
 
     def vector(self, number: int) -> Tensor:
-        """float32[size]."""
+        """float32[size]: the vector with this number, in the shared memory."""
         return torch.from_numpy(self.array(number, 0, self.size))
 
     def place(self, array: npt.NDArray[np.generic]) -> tuple[int, int] | None:
@@ -73,7 +73,7 @@ class SharedVectors:
 
 
 def nbytes(size: int, count: int, *, header_bytes: int = 0) -> int:
-    """Of the file; two sizes of one vector have different ones."""
+    """Bytes of the file for `count` vectors; two sizes of one vector have different ones."""
     return header_bytes + max(0, count - 1) * _stride(size) + 4 * size
 
 

@@ -36,7 +36,7 @@ CLOSE = 1e-3
 float32 arithmetic.
 """
 SCALE_MIN = 1.0
-"""At or below this scale, an infinite gradient has another cause than the scale."""
+"""The least loss scale: at or below it an infinite gradient has another cause than the scale."""
 
 
 class Stepped(NamedTuple):
@@ -48,9 +48,9 @@ class Stepped(NamedTuple):
     norm: float
     """Euclidean, before clipping; not finite if it overflows, or was not needed."""
     is_usable: bool
-    """If not, no step was made."""
+    """Whether the gradient was usable; if not, no step was made."""
     is_skipped: bool = False
-    """It is unusable because of the loss scale."""
+    """The gradient is unusable because of the loss scale."""
     metrics: Mapping[str, float] = MappingProxyType({})
     """The metrics that the task's loss returns: means of the same kind."""
 
@@ -71,7 +71,7 @@ class Stepper:
         """The limit for gradients from elsewhere (`along`)."""
         self.inner = inner
         self.steps = 0
-        """Made so far, by this process."""
+        """The steps that this process has made so far."""
         self._along: tuple[int, list[Tensor]] | None = None
         """The address of the newest gradient from elsewhere, and its views, which keep its memory
         alive.
@@ -297,7 +297,7 @@ def together(measured: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str,
 
 
 def _parts(gradients: Sequence[Tensor | None]) -> list[Tensor]:
-    """Their values, dense."""
+    """The values of all gradients that exist, as dense tensors."""
     found = [gradient for gradient in gradients if gradient is not None]
     return [g.coalesce().values() if g.is_sparse else g for g in found]
 

@@ -26,7 +26,7 @@ dist: Any = torch.distributed  # Its types lack the stores.
 NEVER = timedelta(days=7)
 """Timeout of a part of a sum that is begun early."""
 LOOK_S = 0.0005
-"""Between two looks at an operation of NCCL; a sum of 100 MB takes some milliseconds."""
+"""Interval between two looks at an operation of NCCL; a sum of 100 MB takes some milliseconds."""
 REPORTS_ONLY = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_BLOCKING_WAIT": "0"}
 """Otherwise torch ends the process after an error or a timeout of NCCL."""
 
@@ -39,9 +39,9 @@ class Device(NamedTuple):
     """What a member can sum on besides its host's memory; empty if on nothing else."""
 
     gpu: str = ""
-    """Its UUID."""
+    """The UUID of the GPU; "": the member has none for this."""
     nccl: str = ""
-    """The version."""
+    """The version of NCCL."""
 
 
 def uses_nccl(devices: Sequence[Device]) -> bool:
@@ -52,7 +52,7 @@ def uses_nccl(devices: Sequence[Device]) -> bool:
 
 
 def device_of(device: torch.device) -> Device:
-    """Of the replica's model. NCCL does not sum over the parts of one GPU (MIG)."""
+    """The GPU of the replica's model, if NCCL can sum there: not over parts of one GPU (MIG)."""
     if device.type != "cuda" or not dist.is_nccl_available():
         return Device()
     properties: Any = torch.cuda.get_device_properties(device)
@@ -82,7 +82,7 @@ class Gloo:
         return self._group.allreduce([part], options)
 
     def sum(self, vector: Tensor, limit_s: float, is_over: Callable[[], bool]) -> None:
-        """In place."""
+        """Sum a vector over the group in place."""
         self._group.allreduce([vector]).wait(timedelta(seconds=limit_s))
 
     def end(self) -> None:
@@ -100,8 +100,8 @@ class Nccl:
         raise ConnectionError("NCCL sums whole vectors only")
 
     def sum(self, vector: Tensor, limit_s: float, is_over: Callable[[], bool]) -> None:
-        """In place, by way of the GPU. Raises GivenUp if the generation ends meanwhile,
-        TimeoutError, and ConnectionError; each of them ends the communicator.
+        """Sum a vector over the group in place, by way of the GPU. Raises GivenUp if the generation
+        ends meanwhile, TimeoutError, and ConnectionError; each of them ends the communicator.
         """
         try:
             on_gpu = vector.to(self._device, copy=True)
@@ -133,9 +133,9 @@ def join_nccl(
     store: Any, rank: int, size: int, device: torch.device, timeout_s: float,
     is_over: Callable[[], bool],
 ) -> Nccl:  # fmt: skip
-    """With its communicator, which the first sum makes. Raises GivenUp, and what NCCL raises."""
+    """Join a group on GPUs; a first sum makes its communicator. Raises as `Nccl.sum`."""
     os.environ.update(REPORTS_ONLY)
-    torch.cuda.set_device(device)  # Of this thread.
+    torch.cuda.set_device(device)  # It holds for this thread only.
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=timeout_s)
     made = Nccl(dist.ProcessGroupNCCL(store, rank, size, options), device)

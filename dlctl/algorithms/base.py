@@ -25,7 +25,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from dlctl import outdated
+from dlctl.algorithms.means import Mean
 from dlctl.algorithms.needs import PARAMETERS, Need, View, Write
+from dlctl.algorithms.shared_norm import SharedNorm
 from dlctl.compress.base import Delta
 from dlctl.errors import DlctlError
 from dlctl.job.clients import Cohort
@@ -71,13 +73,13 @@ class Table:
     size: Callable[[Layout], int] = whole
     """Elements, at least one unless it is `of_rows`."""
     dtype: Literal["float32", "float64"] = "float32"
-    """Of the values on the servers; pushes and reads are float32."""
+    """The element type on the servers. Pushes and reads are always float32."""
     of_rows: bool = False
     """It combines all tables of rows of the task (`dlctl/shards/rows.py`), perhaps none. Replicas
     read and write single rows of it."""
-    rows: Callable[[Any], int] | None = None
-    """Options -> the number of copies, each a separate table, for the lead alone: "s0", "s1" ...
-    for "s"."""
+    copies: Callable[[Any], int] | None = None
+    """Options -> how many tables like this there are, for the lead alone: "s0", "s1" ... for
+    "s"."""
 
     def bounds(self, layout: Layout, parts: int, index: int) -> tuple[int, int]:
         """The elements [lo, hi) that server `index` of `parts` owns."""
@@ -96,7 +98,7 @@ MODEL = Table(name=PARAMETERS, rule="optimizer")
 class Shape:
     tables: tuple[Table, ...] = (MODEL,)
     """(): the run has no servers. Else the parameters are the first table. `tables_of` expands
-    `Table.rows`."""
+    `Table.copies`."""
     progress: str = PARAMETERS
     """The table whose pushes hold a replica's steps: a step is done when such a push is settled."""
     model: Literal["tables", "replica", "mean"] = "tables"
@@ -109,7 +111,7 @@ class Shape:
     """"module:Class", the torch part of the method (`engines.py`): Class(replica, rank, ranks,
     group), with the worker's `Replica`. rank, ranks: 0 of 1, unless `ranks` is set."""
     twin: str = ""
-    """The same in numpy, for the simulator: Class(problem, parameters), with its `Problem`."""
+    """The engine in numpy, for the simulator: Class(problem, parameters), with its `Problem`."""
     ranks: bool = False
     """A replica may be several processes (`workers.processes`), each with an engine; group is then
     their torch.distributed group, else None. Only rank 0 reads and writes tables."""
@@ -172,11 +174,11 @@ class Shape:
 
     def tables_of(self, options: Any) -> tuple[Table, ...]:
         """All tables, with these options, in the order of their numbers."""
-        return tuple(table for declared in self.tables for table in _rows(declared, options))
+        return tuple(table for declared in self.tables for table in _copies(declared, options))
 
     def of_replicas(self) -> tuple[Table, ...]:
-        """The tables that replicas may use: the first ones, without rows."""
-        return tuple(table for table in self.tables if table.rows is None)
+        """The tables that replicas may use: the first ones, which have no copies."""
+        return tuple(table for table in self.tables if table.copies is None)
 
     def table(self, name: str) -> int:
         """The number of a table that replicas may use. Raises KeyError."""
@@ -186,12 +188,12 @@ class Shape:
         raise KeyError(name)
 
 
-def _rows(table: Table, options: Any) -> Iterator[Table]:
-    if table.rows is None:
+def _copies(table: Table, options: Any) -> Iterator[Table]:
+    if table.copies is None:
         yield table
         return
-    for row in range(table.rows(options)):
-        yield replace(table, name=f"{table.name}{row}", rows=None)
+    for number in range(table.copies(options)):
+        yield replace(table, name=f"{table.name}{number}", copies=None)
 
 
 # ---------------------------------------------------------------- replicas
@@ -228,7 +230,7 @@ class PushKind(NamedTuple):
     """What one push of a replica holds."""
 
     batches: int
-    is_way: bool = False
+    is_displacement: bool = False
     """False: the sum of their gradients. True: the displacement by the replica's own steps. Then
     the servers' optimiser takes no gradients and follows no schedule."""
     is_all: bool = True
@@ -284,7 +286,7 @@ class ReplicaSide(ABC):
         """
         self.arrival = Arrival()
         self.view = View(0, 0)
-        """Of the newest read that is completely in the model."""
+        """The clocks of the newest read that is completely in the model."""
 
     @property
     def residual(self) -> Vector:
@@ -295,7 +297,7 @@ class ReplicaSide(ABC):
 
     @residual.setter
     def residual(self, vector: Vector | None) -> None:
-        """None: nothing is left."""
+        """Set what pushes have not sent yet; None: nothing is left."""
         self._residual = vector
 
     def has_residual(self) -> bool:
@@ -303,7 +305,7 @@ class ReplicaSide(ABC):
         return self._residual is not None
 
     def accrue(self, gradient: Vector) -> None:
-        """Add to the residual."""
+        """Add a gradient to the residual."""
         if self._residual is None:
             self._residual = copy_of(gradient)
         else:
@@ -407,24 +409,24 @@ class Decision(NamedTuple):
     used: frozenset[Process]
     """The processes whose pushes of that clock count."""
     gone: frozenset[Process]
-    """Of these, the ones that have died since: they do not resend a push that a shard has lost."""
+    """The used processes that have died since: they do not resend a push that a shard has lost."""
 
 
 class ShardSide(ABC):
     """One shard. Every method returns the pushes that it settled, in order."""
 
     takes_pushes: ClassVar[bool] = True
-    """Whether replicas push to it at all."""
+    """Whether replicas push to the table at all."""
     applies_as_pushed: ClassVar[bool] = False
     """Whether `push` passes a delta to the shard at once and unchanged, so that the shard may
     process it while it is being received."""
-    takes_parts: ClassVar[bool] = False
-    """Whether a push may contain only some elements, and leave the others undefined."""
     averages: ClassVar[bool] = False
     """Whether an update is made of the mean of all members' pushes for a step."""
     asks_lead: ClassVar[bool] = False
-    """Whether it holds pushes until the lead has decided which of them count. Then it implements
-    `held` and `decided`, and `Shard.version` is its clock. Only for the table of parameters."""
+    """Whether the shard holds pushes until the lead has decided which of them count. Then it
+    implements `held` and `decided`, and `Shard.version` is its clock. Only for the table of
+    parameters.
+    """
 
     @classmethod
     def of(cls, options: Any) -> type[ShardSide]:
@@ -438,6 +440,10 @@ class ShardSide(ABC):
         """Where the shard begins in its table; set by the server role."""
         self.measures_noise = False
         """Whether to measure how much the gradients of a step differ."""
+        self.mean = Mean(self)
+        """How one step is made of several pushes, for sides that average: `Method.mean`."""
+        self.shared_norm: SharedNorm | None = None
+        """By which all shards clip a step together, for sides that average."""
 
     @classmethod
     def optimizer(cls, options: Any, optimizer: Optimizer, workers: int) -> Optimizer:
@@ -467,7 +473,7 @@ class ShardSide(ABC):
         """Handle a push that is new, in order and finite. Exactly one outcome must be of it."""
 
     def left_out(self, push: messages.Push, reason: str) -> list[PushOutcome]:
-        """Handle a push that is new and in order, but poison: nothing of it may be used.
+        """Handle a push that is new and in order, but not usable, such as one that is not finite.
 
         Exactly one outcome must be of it, REFUSED or at first HELD, with the reason.
         """
@@ -488,24 +494,12 @@ class ShardSide(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} asks no lead")
 
-    def norm_part(self) -> tuple[int, float] | None:
-        """(the clock of the step that waits for the norm of all shards' updates, the square of this
-        shard's norm), for sides that average, where `Shard.shares_norm`; None: no step waits.
-        """
-        return None
-
-    def norm_known(self, clock: int, squared: float) -> list[PushOutcome]:
-        """The squared norm of what all shards are about to apply at this clock is known. It is
-        binding for all of them, even if this shard's own part has changed since.
-        """
-        raise NotImplementedError(f"{type(self).__name__} shares no norm")
-
     def joined(self, slot: int) -> list[PushOutcome]:
         """A new term of `slot` has joined; no more pushes of its old terms will arrive."""
         return []
 
     def members(self, slots: frozenset[int]) -> list[PushOutcome]:
-        """Only these slots take part from now on."""
+        """Set the slots that take part from now on."""
         return []
 
     def figures(self) -> messages.Json:
@@ -606,7 +600,7 @@ class DataEpoch(NamedTuple):
     portions: int
     """Portions that the run will lease; 0: it ends before."""
     left: int
-    """Of these, the ones that no worker has leased."""
+    """The number of those portions that no worker has leased yet."""
     under_way: Mapping[int, int]
     """Slot -> the number of portions that it has leased."""
 
@@ -622,9 +616,9 @@ class Lead:
     """What a worker leases: a part of the dataset; a client of it (`cohort`); or, if the
     coordinator drives the method (`drive`), a part of the batch that is the whole dataset."""
     cuts_epochs: ClassVar[bool] = False
-    """Whether it ends data epochs early (`cut_epoch`)."""
+    """Whether the lead ends data epochs early (`cut_epoch`)."""
     chooses: ClassVar[bool] = False
-    """Whether it decides which pushes count (`quorum`), for a shard side that asks."""
+    """Whether the lead decides which pushes count (`quorum`), for a shard side that asks."""
 
     options: Any
     steps_done: int = 0
@@ -722,6 +716,8 @@ class Method:
     replica: type[ReplicaSide]
     shard: type[ShardSide] | None = None
     """Of the table of parameters, if its rule is "optimizer"; all others follow their rules."""
+    mean: type[Mean] = Mean
+    """How one step is made of several pushes, for a shard side that averages."""
     lead: type[Lead] = Lead
     optimizer: Choice = field(default_factory=partial(Choice, name="sgd"))
     """The servers' default optimiser."""
@@ -733,8 +729,9 @@ class Method:
     check: Callable[[JobFile], list[Fault]] = lambda job: []
     """The settings of a job file that conflict with this method, beyond what the shape declares."""
     check_steps: Callable[[JobFile, float], list[Fault]] = lambda job, steps: []
-    """The same for a run in which all workers together make at most so many steps. It is called
-    where the job file implies that, and again when the dataset is known."""
+    """Like `check`, for a run in which all workers together make at most so many steps. It is
+    called where the job file implies that, and again when the dataset is known.
+    """
     experimental: bool = False
     """The method is marked in lists, and runs a reduced contract suite."""
 
@@ -745,27 +742,27 @@ class Method:
 
     @property
     def is_driven(self) -> bool:
-        """Whether the coordinator drives it."""
+        """Whether the coordinator drives the method (`Lead.drive`)."""
         return self.lead.portions == "batch"
 
     @property
     def takes_parts(self) -> bool:
         """Whether its servers take pushes of only some elements."""
-        return self.shard is not None and self.shard.takes_parts
+        return self.mean.takes_parts
+
+    def push_kind(self, options: Any) -> PushKind:
+        """What one push of a replica holds. Raises Outdated."""
+        try:
+            return self.replica.one_push(options)
+        except TypeError as error:
+            if why := outdated.argument(error):
+                raise outdated.Outdated(f"{self.replica.__name__}.one_push: {why}") from error
+            raise
 
     def pushes_gradients(self, options: Any) -> bool:
         """Whether the servers' optimiser takes gradients, not the displacements of whole rounds:
         then it follows the schedule, the groups of parameters and the global clipping."""
-        return self.shard is not None and not self.replica.one_push(options).is_way
-
-
-def dense(delta: Delta, size: int) -> Array:
-    """A delta as a full vector, float32[size]; the array itself if it is dense already."""
-    if delta.indices is None:
-        return delta.values
-    full = np.zeros(size, np.float32)
-    full[delta.indices] = delta.values
-    return full
+        return self.shard is not None and not self.push_kind(options).is_displacement
 
 
 if not TYPE_CHECKING:

@@ -115,7 +115,7 @@ def _are_arrays(values: Any) -> bool:
 
 
 def _kinds(value: Any) -> str:
-    """As in "a tuple of float, ndarray"."""
+    """The types in a value, for errors: "a tuple of float, ndarray"."""
     inside = value.values() if isinstance(value, dict) else value
     if not isinstance(value, tuple | dict):
         return f"a value of type {type(value).__name__}"

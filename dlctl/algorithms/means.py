@@ -1,37 +1,49 @@
-"""How a step of several pushes is made of them: a rule that a holding side is given.
+"""How a step of several pushes is made of them: of a side that holds them (`holding.py`).
 
-A method declares one: `class Shard(sync.Barrier): rule = SparseMean`.
+A method declares one beside its shard side: `Method(shard=Barrier, mean=SparseMean)`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from dlctl.algorithms.base import ShardSide, dense
 from dlctl.compress.base import Delta
+from dlctl.shards.base import Shard
 from dlctl.util import threads
 from dlctl.util.threads import BLOCK, scratch
 from dlctl.wire.messages import Array, Push
 
 
+class Holder(Protocol):
+    """What a mean knows of its shard side."""
+
+    options: Any
+    shard: Shard
+    lo: int
+    """Where the shard begins in its table."""
+
+
 class Mean:
     """The mean by samples, of pushes that are dense once they have arrived."""
 
-    is_of_gradients: ClassVar[bool] = True
-    """Whether a push is the gradient of a batch, so that their differences tell the noise."""
+    takes_parts: ClassVar[bool] = False
+    """Whether a push may contain only some elements, and leave the others undefined."""
 
-    def __init__(self, side: ShardSide) -> None:
+    is_of_gradients: ClassVar[bool] = True
+    """Whether a push is the gradient of a batch: then differences of pushes measure the noise."""
+
+    def __init__(self, side: Holder) -> None:
         self.side = side
 
     def counts(self, push: Push) -> bool:
-        """Whether it contributes to the mean."""
+        """Whether a push contributes to the mean."""
         return push.samples > 0
 
     def brings(self, push: Push) -> int:
-        """Its samples, as the lead is told: 0 if it takes part without a result."""
+        """The samples of a push that the lead counts: 0 if it takes part without a result."""
         return push.samples
 
     def shares(self, pushes: Sequence[Push]) -> list[np.float32]:
@@ -41,7 +53,7 @@ class Mean:
 
     def kept(self, delta: Delta) -> Any:
         """What of a push is held until the step is made."""
-        return dense(delta, self.side.shard.size)
+        return delta.dense(self.side.shard.size)
 
     def of(self, kept: Sequence[Any], shares: Sequence[np.float32]) -> Delta:
         """The mean of what was kept. shares: the weights, in the same order."""
@@ -53,7 +65,7 @@ class Mean:
 
 
 class SparseMean(Mean):
-    """The same of pushes that are held as received; the mean is as sparse as possible."""
+    """The mean by samples, of pushes that are held as received; it is as sparse as possible."""
 
     def kept(self, delta: Delta) -> Delta:
         return delta
@@ -92,7 +104,7 @@ def _where(delta: Delta) -> Any:
 
 
 def _union(indices: Sequence[Array | None], size: int) -> Array:
-    """int64[n], ascending."""
+    """int64[n]: the positions that are in any of these, ascending."""
     flags = np.zeros(size, bool)
     for where in indices:
         flags[where] = True

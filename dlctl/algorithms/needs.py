@@ -58,15 +58,15 @@ class NextBatch(NamedTuple):
     """The next batch to compute."""
 
     data_epoch: int
-    """For methods that the coordinator drives, the number of the batch."""
+    """The pass over the data; for methods that the coordinator drives, the number of the batch."""
     portion: int
     is_last: bool
-    """Of its portion."""
+    """This is the last batch of its portion."""
 
 
 @record
 class NextRows(NextData):
-    """The same, for one or several batches. Resumed with the `Named` rows that they need of the
+    """The next data, as one or several batches. Resumed with the `Named` rows that they need of the
     task's tables of rows, or None: no data for now. `Gradient` has to compute these batches.
     """
 
@@ -84,7 +84,7 @@ class Named(NamedTuple):
 
 
 class Pull(NamedTuple):
-    """strength * (parameters - toward)."""
+    """A term of the gradient: strength * (parameters - toward)."""
 
     strength: float
     toward: Vector
@@ -107,7 +107,7 @@ class Gradient(Need):
     gather: bool = True
     """False: the `Step` has no gradient; to gather it into one vector takes time."""
     pull: Pull | None = None
-    """Added to the gradient of an own step."""
+    """A pull that is added to the gradient of an own step."""
     fresh: bool = False
     """The replica's optimiser resets its state before this step."""
     steps: int = 1
@@ -133,7 +133,7 @@ class Step(NamedTuple):
     """
 
     gradient: Vector | None
-    """None: without `Gradient.gather`."""
+    """The gradient; None: `Gradient.gather` was not set."""
     samples: int
     loss: float
     norm: float = math.inf
@@ -177,7 +177,7 @@ class Engine(Need):
 
     op: str
     arrays: tuple[Array, ...] = ()
-    """They must not change before it is resumed."""
+    """Arguments of the operation. They must not change before it is resumed."""
     shapes: tuple[Extent, ...] | None = None
     """The shapes of the result; others fail the run, too. None: any."""
 
@@ -219,7 +219,7 @@ class Read(Need):
     request is sent right behind them, so that `Write` and such a `Read` take one round trip."""
     table: str = PARAMETERS
     ranges: tuple[Range, ...] = ()
-    """Of the table; (): all of it."""
+    """The elements of the table to fetch, as half-open ranges; (): all of them."""
     rows: Array | None = None
     """Rows of the tables of rows, instead of ranges: int64[n], ascending, each once, at least one.
     They are read beside."""
@@ -266,7 +266,7 @@ class Write(Need):
     """With `ranges`: the number of successive writes that together hold all of a step. Steps are
     done when so many later writes are settled. 1: when `Done` says so."""
     weight: float = 0.0
-    """Its weight, for shard sides that use weights."""
+    """The weight of the push, for shard sides that use weights."""
     holds_steps: bool = True
     """False: the write holds no step, and steps that are only in a part of it count as in none."""
     density_min: float = 0.0
@@ -292,7 +292,7 @@ class Receipt(NamedTuple):
     """Shard -> APPLIED, BUFFERED, LATE, REFUSED or DUPLICATE."""
 
     def is_applied(self) -> bool:
-        """Whether all of it is in the table."""
+        """Whether all of the write is in the table."""
         return all(kind in ("applied", "duplicate") for kind in self.outcomes.values())
 
 
@@ -344,11 +344,11 @@ class Collective(Need):
     vector: Vector
     """float32[d]; it is not changed."""
     weight: float = 1.0
-    """Of this replica; 0: it contributes nothing."""
+    """The weight of this replica's vector in the sum; 0: it contributes nothing."""
     step: int = 0
     """The step that is summed: all members must be at the same one; a joining member adopts it."""
     hands_on: bool = False
-    """It transfers the state of the group to members that have joined (`passed_on`)."""
+    """The member transfers the state of the group to members that have joined (`passed_on`)."""
     beside: float = 0.0
     """A number that is averaged along with it, in float64 whatever the `dtype`."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"

@@ -22,7 +22,7 @@ KEPT = 0.95
 
 
 class NoiseScale:
-    """Of one shard."""
+    """Running means of the two parts of the gradient noise scale that one shard measures."""
 
     def __init__(self) -> None:
         self._noise = self._signal = self._weight = 0.0
@@ -47,6 +47,6 @@ class NoiseScale:
 
 
 def noise_scale(parts: Sequence[tuple[float, float]]) -> float | None:
-    """In samples, from the parts of all shards; None while the noise dominates the gradient."""
+    """The gradient noise scale in samples, from all shards' parts; None: too noisy to measure."""
     noise, signal = (sum(values) for values in zip(*parts, strict=True)) if parts else (0.0, 0.0)
     return noise / signal if noise > 0 and signal > 0 else None

@@ -34,7 +34,9 @@ def accounting() -> Any:
 
 
 def epsilon(clients: int, drawn: int, noise_multiplier: float, rounds: int, delta: float) -> float:
-    """Of (epsilon, delta)-differential privacy, for a client as a whole. Raises ImportError."""
+    """The epsilon of (epsilon, delta)-differential privacy after so many rounds, for a client as a
+    whole. Raises ImportError.
+    """
     _, rdp = accounting()
     divergences = [each * rounds for each in _of_round(clients, drawn, noise_multiplier)]
     return float(rdp.compute_epsilon(_ORDERS, divergences, delta)[0]) if rounds else 0.0

@@ -1,6 +1,6 @@
 """Who counts on a shard, and from which clock on: for shard sides that wait for their replicas.
 
-A shard side gives its roster what it is told, and asks it for whom to wait:
+A shard side passes events to its roster, and asks it for whom to wait:
 
     self.roster = Roster()
     def push(...):     self.roster.count(push.slot, push.clock)        # or `rest`: it has no data
@@ -26,8 +26,8 @@ limit one push could take a shard to the largest clock."""
 
 
 def absurd(push: messages.Push, clock: int) -> str:
-    """Why no honest replica could push this to a shard at this clock; "" if one could. `IDLE` is
-    absurd, too, where a method does not use it.
+    """Why no correct replica could push this to a shard at this clock; "" if one could. `IDLE` is
+    never valid where a method does not use it.
     """
     if push.clock - clock <= AHEAD_MAX:
         return ""
@@ -41,7 +41,7 @@ class Roster:
         """The slots that take part."""
         self._newcomers = newcomers
         self._clocks: dict[int, int | None] = {}
-        """Of slots that take part, or did: they may return. None: no clock."""
+        """Slot -> its clock (None: it has none), also of slots that have left and may return."""
         self._is_new = True
         """The members are not known yet."""
 
@@ -49,11 +49,11 @@ class Roster:
         return self._clocks.get(slot, self._newcomers)
 
     def count(self, slot: int, clock: int) -> None:
-        """From now on the slot counts, with this clock."""
+        """Count a slot from now on, with this clock."""
         self._clocks[slot] = clock
 
     def rest(self, slot: int) -> None:
-        """It does not count until its next push."""
+        """Do not count a slot until its next push."""
         self._clocks[slot] = None
 
     def join(self, slot: int, *, is_under_way: bool) -> None:
@@ -82,8 +82,8 @@ class Roster:
         return {"clocks": [[slot, -1 if clock is None else clock] for slot, clock in rows]}
 
     def resume(self, state: Json) -> None:
-        """Replace the roster that returned `state`. One that was not told the members before it
-        died has left none.
+        """Restore the roster that returned `state`. One that died before it knew the members has no
+        state.
         """
         rows = state["clocks"] if "clocks" in state else state.get("due_from", [])  # As once named.
         self._clocks = {slot: None if clock < 0 else clock for slot, clock in rows}

@@ -52,7 +52,7 @@ class StepsMade(NamedTuple):
     steps: int
     samples: int
     has_data: bool = True
-    """False: the data has ended before."""
+    """False: the data has ended before all steps were made."""
     is_diverged: bool = False
     """`Discards.is_diverged`; fewer steps were made."""
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dlctl import outdated
 from dlctl.algorithms.base import Method, ReplicaSide, ShardSide
+from dlctl.algorithms.means import Mean
 from dlctl.algorithms.needs import (
     PARAMETERS,
     Ask,
@@ -27,7 +28,7 @@ from dlctl.algorithms.needs import (
 from dlctl.job.inner import NONE
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
-"""Of a table: it is used in file names and headers."""
+"""The names that a table may have: they are used in file names and headers."""
 
 
 def faults_of(method: Method) -> list[str]:
@@ -47,11 +48,13 @@ def faults_of(method: Method) -> list[str]:
         found.append("it needs a shard side if a table follows the optimiser, and none without")
     if names and shape.progress not in names:
         found.append(f'its progress is that of "{shape.progress}", which is none of its tables')
-    rows = [table.rows is not None for table in shape.tables]
-    if rows != sorted(rows):
-        found.append("its tables with rows come last, or the others' numbers would depend on them")
-    if any(table.rows is not None and table.rule != "lead" for table in shape.tables):
-        found.append('tables with rows are the lead\'s: their rule is "lead"')
+    copies = [table.copies is not None for table in shape.tables]
+    if copies != sorted(copies):
+        found.append(
+            "its tables with copies come last, or the others' numbers would depend on them"
+        )
+    if any(table.copies is not None and table.rule != "lead" for table in shape.tables):
+        found.append('tables with copies are the lead\'s: their rule is "lead"')
     if any(table.of_rows and table.rule != "add" for table in shape.tables):
         found.append('what is pushed to tables of rows is added: their rule is "add"')
     if method.is_driven != any(table.rule == "lead" for table in shape.tables):
@@ -61,6 +64,8 @@ def faults_of(method: Method) -> list[str]:
         found.append(
             "its shard side asks the lead which pushes count, and the lead does not choose"
         )
+    if method.mean is not Mean and not (method.shard is not None and method.shard.averages):
+        found.append("it says how pushes are averaged, and its shard side averages none")
     if bool(shape.engine) != bool(shape.twin):
         found.append("it needs an engine and its twin, or neither")
     if shape.ranks and not shape.engine:

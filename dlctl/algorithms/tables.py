@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlctl.algorithms.base import Method, PushOutcome, ShardSide, Table, dense
+from dlctl.algorithms.barrier import Barrier
+from dlctl.algorithms.base import Method, PushOutcome, ShardSide, Table
 from dlctl.algorithms.methods.downpour import Server
-from dlctl.algorithms.methods.sync import Barrier
 from dlctl.algorithms.shapes import check_names
 from dlctl.compress.base import Delta
 from dlctl.optim.base import Optimizer
@@ -42,6 +42,7 @@ def side_of(table: Table, method: Method, options: Any, shard: Shard) -> ShardSi
         case "optimizer":
             assert method.shard is not None, "shapes.faults_of has seen to it"
             side = method.shard.of(options)(options, shard)
+            side.mean = method.mean(side)
             check_names(side)
             return side
         case "mean":
@@ -62,7 +63,7 @@ PARTS_MAX = 2**17
 
 
 class Led(ShardSide):
-    """Only the coordinator changes the table."""
+    """A table that only the coordinator changes."""
 
     takes_pushes = False
 
@@ -92,7 +93,7 @@ class Parts(ShardSide):
         if is_newer or (push.clock == self._clock and not self._parts & part):
             self._clock, self._parts = push.clock, part if is_newer else self._parts | part
             self.shard.lr = 0.0 if is_newer else 1.0
-            self.shard.apply(Delta(dense(delta, self.shard.size)))
+            self.shard.apply(Delta(delta.dense(self.shard.size)))
             kind = APPLIED
         return [push.outcome(kind)]
 

@@ -82,7 +82,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """The console script."""
+    """The entry point of the console script."""
     sys.exit(run(sys.argv[1:]))
 
 

@@ -52,7 +52,7 @@ class Documented(click.Command):
 
 
 class CommandGroup(Documented, click.Group):
-    """Its commands stay in the order in which they are defined."""
+    """A group of commands, which stay in the order in which they are defined."""
 
     def subcommand(self, *examples: str) -> Callable[[Callable[..., Any]], click.Command]:
         """A command of this group, from a function, with its name; see `Documented`."""

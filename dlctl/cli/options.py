@@ -113,7 +113,7 @@ job_option = click.option(
     help="Name or run id of the job.  [default: the only running one, else the newest; of those "
     "in ./runs, if any]",
 )
-"""As the argument `job: str | None`; a group's applies to its commands."""
+"""Passes the argument `job: str or None`; a group's applies to its commands."""
 _run_argument = click.argument(
     "run",
     required=False,
@@ -134,16 +134,16 @@ json_option = click.option(
     callback=_set_up_console,
     help="Print JSON for programs.",
 )
-"""For `console.show`."""
+"""Makes `console.show` print JSON."""
 force_option = click.option("--force", is_flag=True, help="Overwrite existing files.")
-"""As `force: bool`, for `require_free`."""
+"""Passes `force: bool`, for `require_free`."""
 follow_option = click.option(
     "-f", "--follow", is_flag=True, help="Wait for more until the job ends."
 )
 since_option = click.option(
     "--since", type=moment, metavar="TIME", help='Only since "10m" ago or an ISO time.'
 )
-"""As `since: float | None`, in seconds since 1970."""
+"""Passes `since: float or None`, in seconds since 1970."""
 _no_wait = click.option(
     "-d", "--no-wait", is_flag=True, help="Return once the request is accepted."
 )

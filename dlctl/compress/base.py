@@ -42,6 +42,14 @@ class Delta(NamedTuple):
     positions: Array | None = None
     """The indices as packed by `compress/indices.py`, if they were received like that."""
 
+    def dense(self, size: int) -> Array:
+        """As a full vector, float32[size]; the array itself if it is dense already."""
+        if self.indices is None:
+            return self.values
+        full = np.zeros(size, np.float32)
+        full[self.indices] = self.values
+        return full
+
 
 class Compressor(ABC):
     """`Options` is a frozen dataclass of this compressor's keys in the job file.
@@ -104,7 +112,7 @@ def take(compressor: Compressor, u: Vector, shard: int) -> Packed:
     return u.packed(shard, {key: getattr(compressor, key) for key in compressor.live})
 
 
-def dice(numbers: tuple[int, ...]) -> np.random.Generator:
+def rng_of(numbers: tuple[int, ...]) -> np.random.Generator:
     """A random generator seeded by these natural numbers, for `reseed`."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(numbers)))
 

@@ -15,7 +15,7 @@ from dlctl.model.vector import Vector, copy_into, host_view, to_host
 from dlctl.wire.messages import Array
 
 BLOCK = 1024
-"""Elements of a row."""
+"""The number of elements of a row of the blocks."""
 ROWS = 64
 """Rows at a time on the host: 256 kB of float32."""
 

@@ -158,12 +158,12 @@ def _quantised(values: Array, chunks: Array, count: int) -> tuple[Array, Array]:
 
 
 def _sums(groups: Array, values: Array, count: int) -> Array:
-    """float64[count]"""
+    """float64[count]: the sum of the values of each group."""
     return np.bincount(groups, weights=values, minlength=count)
 
 
 def _looked_up(codes: Array, lookup: Array, chunks: Array) -> Array:
-    """float32[n]"""
+    """float32[n]: the values that the codes stand for in the tables of their chunks."""
     found: Array = lookup[LEVELS * chunks + codes]
     return found
 
@@ -173,7 +173,7 @@ def _like(u: Vector, values: Array) -> Vector:
 
 
 def _pack(codes: Array) -> Array:
-    """uint8[ceil(n/4)]"""
+    """uint8[ceil(n/4)]: codes of two bits, four in a byte."""
     padded = np.zeros(-(-codes.size // 4) * 4, np.uint8)
     padded[: codes.size] = codes
     fours = padded.reshape(-1, 4)
@@ -182,6 +182,6 @@ def _pack(codes: Array) -> Array:
 
 
 def _unpack(packed: Array, count: int) -> Array:
-    """uint8[count]"""
+    """uint8[count]: the codes of two bits in packed bytes."""
     fours = packed[:, None] >> np.array([0, 2, 4, 6], np.uint8) & np.uint8(3)
     return fours.reshape(-1)[:count]

@@ -112,7 +112,7 @@ class DCT(Compressor):
 
     @staticmethod
     def expand(packed: Packed, size: int) -> Delta:
-        """A dense delta."""
+        """Decode a push to a dense delta."""
         if is_plain(packed):
             return expand_plain(packed, size)
         outline, values, positions = arrays_of(packed, size, 3)

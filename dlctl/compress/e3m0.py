@@ -68,7 +68,7 @@ class E3M0(Compressor):
 
     @staticmethod
     def expand(packed: Packed, size: int) -> Delta:
-        """A dense delta."""
+        """Decode a push to a dense delta."""
         if is_plain(packed):
             return expand_plain(packed, size)
         pairs, scales = arrays_of(packed, size, 2)
@@ -118,7 +118,7 @@ def _like(rows: Vector, values: Array) -> Vector:
 
 
 def _pack(codes: Array) -> Array:
-    """uint8[ceil(n/2)]"""
+    """uint8[ceil(n/2)]: codes of four bits, two in a byte."""
     padded = np.zeros(-(-codes.size // 2) * 2, np.uint8)
     padded[: codes.size] = codes
     packed: Array = padded[::2] | padded[1::2] << 4

@@ -32,7 +32,7 @@ class GaussianRefOptions(GaussianOptions):
 
 
 class GaussianRef(Gaussian):
-    """As `Gaussian`, except for the selection."""
+    """The `gaussian` compressor with the selection of the published code, for comparison."""
 
     KIND: ClassVar[str] = "gaussian-ref"
     Options: ClassVar[type[Any]] = GaussianRefOptions

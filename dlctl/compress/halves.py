@@ -23,7 +23,7 @@ from dlctl.wire.messages import Packed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HalfOptions:
-    """No options."""
+    """The options of the 16-bit compressors: there are none."""
 
     __pydantic_config__ = STRICT
 
@@ -41,7 +41,7 @@ class Float16(Compressor):
     Options: ClassVar[type[Any]] = HalfOptions
 
     def __init__(self, options: HalfOptions) -> None:
-        """It has no options."""
+        """options: empty, as the compressor has none."""
 
     def take(self, u: Vector, shard: int = 0) -> Packed:
         """Take all of `u`; rounding errors stay."""

@@ -30,7 +30,7 @@ from dlctl.errors import RemoteProtocolError
 from dlctl.wire.messages import Array
 
 LOW_BITS_MAX = 56
-"""With up to 7 bits before them they are in one word."""
+"""The most low bits of a position: with up to 7 bits before them they are in one word."""
 
 
 def pack(indices: Array, size: int) -> Array:

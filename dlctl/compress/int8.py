@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from dlctl.compress import blocks
-from dlctl.compress.base import Compressor, Delta, dice
+from dlctl.compress.base import Compressor, Delta, rng_of
 from dlctl.compress.plain import (
     DENSE_BELOW,
     Least,
@@ -64,7 +64,7 @@ class Int8(Compressor):
 
     def reseed(self, *numbers: int) -> None:
         """Seeds stochastic rounding."""
-        self._random = dice(numbers)
+        self._random = rng_of(numbers)
 
     def take(self, u: Vector, shard: int = 0) -> Packed:
         """Take every element of `u` in 8 bits."""
@@ -97,7 +97,7 @@ class Int8(Compressor):
 
     @staticmethod
     def expand(packed: Packed, size: int) -> Delta:
-        """A dense delta."""
+        """Decode a push to a dense delta."""
         if is_plain(packed):
             return expand_plain(packed, size)
         codes, scales = arrays_of(packed, size, 2)

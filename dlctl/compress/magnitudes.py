@@ -75,7 +75,7 @@ class Magnitudes:
         return Found(where, self.u[where])
 
     def above(self, threshold: float) -> Found:
-        """The same for > threshold, which is first rounded to the precision of `u`."""
+        """Elements with magnitudes > threshold, which is first rounded to the precision of `u`."""
         if not self._on_host:
             return self._chosen(~(self._abs <= threshold))
         kind = self.u.dtype.type

@@ -85,7 +85,7 @@ class OneBit(Compressor):
 
     @staticmethod
     def expand(packed: Packed, size: int) -> Delta:
-        """A dense delta."""
+        """Decode a push to a dense delta."""
         if is_plain(packed):
             return expand_plain(packed, size)
         bits, means = arrays_of(packed, size, 2)

@@ -89,7 +89,7 @@ def joined(parts: Sequence[Packed]) -> Packed:
 
 
 def _parts(packed: Packed, size: int) -> list[Packed]:
-    """Raises RemoteProtocolError for a push that `joined` would not have made."""
+    """The parts of a push. Raises RemoteProtocolError for what `joined` does not make."""
     arrays = list(packed.arrays[1:])
     outline = packed.arrays[0][: 2 * len(arrays) + 1].tolist()  # A part has an array at least.
     lengths, counts = outline[::2], outline[1::2]
@@ -137,8 +137,8 @@ def is_plain(packed: Packed) -> bool:
 
 
 def expand_plain(packed: Packed, size: int) -> Delta:
-    """Raises RemoteProtocolError for a push that neither `take_whole` nor `take_chosen` would have
-    made, before anything is allocated.
+    """Decode a plain push. Raises RemoteProtocolError for one that neither `take_whole` nor
+    `take_chosen` would have made, before anything is allocated.
     """
     return expand_whole(packed, size) if len(packed.arrays) == 1 else expand_chosen(packed, size)
 

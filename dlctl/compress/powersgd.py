@@ -29,7 +29,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from annotated_types import Ge, Le
 
-from dlctl.compress.base import Compressor, Delta, dice
+from dlctl.compress.base import Compressor, Delta, rng_of
 from dlctl.compress.plain import (
     DENSE_BELOW,
     Least,
@@ -79,7 +79,7 @@ class PowerSGD(Compressor):
 
     def reseed(self, *numbers: int) -> None:
         """Seeds the first Q of every shard."""
-        self._random = dice(numbers)
+        self._random = rng_of(numbers)
 
     def take(self, u: Vector, shard: int = 0) -> Packed:
         """Take the product of the two factors out of `u`."""
@@ -134,7 +134,7 @@ class PowerSGD(Compressor):
 
     @staticmethod
     def expand(packed: Packed, size: int) -> Delta:
-        """A dense delta."""
+        """Decode a push to a dense delta."""
         if is_plain(packed):
             return expand_plain(packed, size)
         ranks, left, right = arrays_of(packed, size, 3)

@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from annotated_types import Gt, Le
 
-from dlctl.compress.base import Compressor, Delta, dice
+from dlctl.compress.base import Compressor, Delta, rng_of
 from dlctl.compress.magnitudes import Found, Magnitudes, Scratch, largest_of, smallest_of
 from dlctl.compress.plain import DENSE_BELOW, Least, expand_plain, take_chosen, take_whole
 from dlctl.compress.values import Precision
@@ -35,9 +35,9 @@ from dlctl.wire.messages import Packed
 KIND = "topk-sampled"
 PASSES_MAX = 10
 ENOUGH = 0.8
-"""Of k; with fewer the threshold is lowered."""
+"""The least fraction of k to find: with fewer elements the threshold is lowered."""
 AIM = 1.05
-"""Of k; a little more than needed, since too many elements cost less than another pass."""
+"""The fraction of k to aim at: a few elements too many cost less than another pass."""
 SAMPLED_MIN = 400
 """Elements of a sample that should reach the threshold: their number is within 20 % then."""
 STEEPNESS = 8
@@ -77,7 +77,7 @@ class SampledTopK(Compressor):
 
     def reseed(self, *numbers: int) -> None:
         """Seeds the start positions of samples."""
-        self._random = dice(numbers)
+        self._random = rng_of(numbers)
 
     def take(self, u: Vector, shard: int = 0) -> Packed:
         """Take about the k largest elements of `u`; their rounding errors stay."""
@@ -97,10 +97,9 @@ class SampledTopK(Compressor):
         return take_chosen(KIND, u, found.where, self.options.values, found.values)
 
     def _select(self, magnitudes: Magnitudes, k: int, known: float) -> tuple[Found, float]:
-        """At least 0.8 k elements, or all nonzero ones, and their threshold.
-
-        After a pass that finds too few, the next one asks for twice as many; the last pass takes
-        all nonzero elements.
+        """Select at least 0.8 k elements, or all nonzero ones; returns their threshold, too. After
+        a pass that finds too few, the next one asks for twice as many; the last pass takes all
+        nonzero elements.
         """
         least = magnitudes.smallest_positive()
         threshold = known or self._sampled(magnitudes, k)

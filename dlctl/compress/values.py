@@ -22,7 +22,8 @@ from dlctl.wire.messages import Array, Packed
 Precision = Literal["float32", "float16", "bfloat16"]
 
 MEMORY = BufferPool(free_max=1)
-"""For the values of large pushes. A process that makes them calls its `check` once a second."""
+"""Memory for the values of large pushes. A process that makes them calls its `check` once a second.
+"""
 WIRE_DTYPES = (np.dtype("<f4"), np.dtype("<f2"), np.dtype("<u2"))
 LARGEST: dict[Precision, float] = {
     "float32": 3.4028234663852886e38,
@@ -68,7 +69,7 @@ def _take_all(u: Array) -> Array:
 
 
 def _take_bfloat16(u: Vector) -> Array:
-    """As uint16. On the host by whole-array operations on the bits, on a GPU by torch."""
+    """uint16[n]: bfloat16 values, made by whole-array operations on the bits, on a GPU by torch."""
     here = host_view(u)
     if isinstance(here, np.ndarray):
         on_host = bfloat16.encode(here)

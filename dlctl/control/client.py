@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
 RESEND_S = 1.0
 REFUSED_S = 2.0
-"""If all connections fail for this long, the cause is permanent."""
+"""How long all connections must fail for their cause to be permanent."""
 NO_REPLY_S = 15.0
 """A responsive coordinator acknowledges at once; without a reply for this long, it is mute."""
 CONNECT_S = 0.2
-"""Between two checks for an address that is not known yet."""
+"""Interval between two checks for an address that is not known yet."""
 LAST_REPLY_S = 0.2
 RESULT_BYTES_MAX = 4 * 1024 * 1024
-"""Of a result that travels compressed: a few bytes could stand for gigabytes."""
+"""The largest decompressed size of a result: a few compressed bytes could stand for gigabytes."""
 REQUEST_BITS = 53
 """So that every JSON reader represents the number exactly."""
 
@@ -94,7 +94,9 @@ def answer(question: PendingRequest, on_progress: Callable[[Result], None] | Non
 
 
 def _uncompressed(data: bytes) -> Result:
-    """Raises RemoteProtocolError for what is no object in JSON of at most `RESULT_BYTES_MAX`."""
+    """Decode a compressed result. Raises RemoteProtocolError for what is no object in JSON of at
+    most `RESULT_BYTES_MAX`.
+    """
     try:
         result = json.loads(zlib.decompressobj().decompress(data, RESULT_BYTES_MAX))
     except (zlib.error, ValueError, RecursionError) as error:

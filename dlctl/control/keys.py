@@ -23,7 +23,7 @@ from dlctl.util import regular
 FILE = "key"
 KEY_BYTES = 32
 KEY_LETTERS = 40
-"""Of a CURVE key as text (Z85)."""
+"""The length of a CURVE key as text (Z85)."""
 
 
 class KeyPair(NamedTuple):
@@ -75,10 +75,9 @@ def read(directory: Path) -> bytes:
 
 
 def read_private(path: Path, bytes_max: int, what: str, if_known: str) -> bytes:
-    """At most one byte more than `bytes_max` of a key file. Raises DlctlError, which never contains
-    the content, if other users may have read the file.
-
-    what: its name in errors, "the run's key". if_known: what to do if another user has read it.
+    """Read at most one byte more than `bytes_max` of a key file. Raises DlctlError, which never
+    contains the content, if other users may have read the file. what: its name in errors, "the
+    run's key". if_known: what to do if another user has read it.
     """
     with os_errors_as(f"cannot read {what}", path):
         descriptor = regular.descriptor(path, os.O_NOFOLLOW)
@@ -91,7 +90,7 @@ def read_private(path: Path, bytes_max: int, what: str, if_known: str) -> bytes:
 
 def renew(directory: Path) -> None:
     """Replace the run's key atomically. Raises OSError; then the old key stays."""
-    for left in directory.glob(f".{FILE}.*.tmp"):  # Of a process that was killed during this.
+    for left in directory.glob(f".{FILE}.*.tmp"):  # From a killed process.
         left.unlink(missing_ok=True)
     paths.write(directory / FILE, secrets.token_bytes(KEY_BYTES), 0o600)
 

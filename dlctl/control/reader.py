@@ -32,7 +32,7 @@ class ReaderKey(NamedTuple):
     run: str
     address: str
     coordinator: str
-    """Its public key."""
+    """The coordinator's public key."""
     secret: str
 
     def to_bytes(self) -> bytes:
@@ -76,7 +76,7 @@ def status(key: ReaderKey, timeout_s: float = NO_REPLY_S) -> Result:
 
 
 def of_clock(value: Any, offset_s: float) -> Any:
-    """The same JSON, its times (keys that end in at or since) shifted by `offset_s` seconds."""
+    """A copy of a JSON value; its times (keys that end in at or since) are shifted by seconds."""
     if isinstance(value, list):
         return [of_clock(item, offset_s) for item in value]
     if not isinstance(value, dict):

@@ -23,7 +23,7 @@ STILL_S = 5.0
 class Way(NamedTuple):
     command: str
     what: str
-    """Its effect, as the rest of a sentence that begins with the command."""
+    """The effect of the command, as the rest of a sentence that begins with it."""
 
 
 def way(directory: Path, run: Mapping[str, Any]) -> Way:
@@ -77,7 +77,7 @@ def mute(directory: Path, run: Mapping[str, Any], lasts: str, where: str) -> Unr
     if beat_age_s is not None and beat_age_s < STILL_S:  # It works: killing it would not help.
         hint = hints.either(f"dlctl status -j {run_id}", f"dlctl logs coordinator -j {run_id}")
     else:
-        hint = hints.told(*way(directory, run))
+        hint = hints.command(*way(directory, run))
         if has_agent(run["daemons"]):
             hint += f"; else {replaced(paths.STILL_LIMITS * limit_s(directory))}"
     return Unreachable(

@@ -47,5 +47,5 @@ def by_place(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
 
 
 def duration_text(seconds: float) -> str:
-    """As in "0.021 ms", "41 s", "3600.1 s"."""
+    """A duration for people: "0.021 ms", "41 s", "3600.1 s"."""
     return f"{seconds * 1e3:.2g} ms" if abs(seconds) < 1 else f"{seconds:.6g} s"

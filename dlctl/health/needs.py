@@ -24,24 +24,24 @@ class Model(NamedTuple):
     parameters: int
     """Trainable ones."""
     stored_bytes: int
-    """Of all parameters and optimiser slots."""
+    """Bytes of all parameters and optimiser slots in the checkpoint."""
     step: int
-    """Of the checkpoint."""
+    """The step at which the checkpoint was made."""
 
 
 class HostNeed(NamedTuple):
     name: str
-    """As in the job file, or `HERE`."""
+    """The agent's name in the job file, or `HERE`."""
     host: Host
     servers: tuple[str, ...]
     workers: int
     threads: int
     """Requested by each worker; 0: a share of the cores."""
     loader_processes: int
-    """Of each worker; they pass batches in shared memory."""
+    """Processes that load data, for each worker; they pass batches in shared memory."""
     device: str
     daemons: int
-    """Of the whole job if the coordinator is here, else of this host and its agent."""
+    """On the coordinator's host all daemons of the job; elsewhere the host's own and its agent."""
     shm_bytes: int
     """Shared memory for the shards on this host; 0: none."""
     is_model_known: bool
@@ -52,7 +52,7 @@ class HostNeed(NamedTuple):
 
 
 NOTHING = HostNeed(HERE, Host(), (), 0, 0, 0, "auto", 1, 0, False)
-"""Of a machine without a job."""
+"""What this machine needs while it has no job."""
 
 
 def of(job: JobFile, model: Model | None, *, others: bool = True) -> dict[str, HostNeed]:

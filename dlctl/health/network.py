@@ -48,8 +48,10 @@ def listening(
         daemon = place["name"]
         where = f"{place['address']}, port {place['port'] or 'any'}"
         if "told" in place:
-            told = "" if place["told"] == place["address"] else f", advertised as {place['told']}"
-            yield Finding(need.name, daemon, OK, f"can listen at {where}{told}", facts=place)
+            advertised = (
+                "" if place["told"] == place["address"] else f", advertised as {place['told']}"
+            )
+            yield Finding(need.name, daemon, OK, f"can listen at {where}{advertised}", facts=place)
         else:
             yield _cannot_listen(need, facts, place, where, run_of)
 
@@ -87,7 +89,7 @@ def _taken(need: HostNeed, place: Facts, run_of: Mapping[int, str]) -> Finding:
     if not owner:
         text = f"port {port} is taken by a process that this user may not see"
         look = f"sudo ss -ltnp 'sport = :{port}'"
-        fix = hints.either(hints.told(look, "shows the process"), "another port in [network]")
+        fix = hints.either(hints.command(look, "shows the process"), "another port in [network]")
         return Finding(need.name, place["name"], FAULT, text, fix, place)
     command = shlex.join(owner["command"])[:COMMAND_CHARS_MAX]
     text = f"port {port} is taken by pid {pid}: {command}"
@@ -108,7 +110,7 @@ def link(
     reached: Facts,
     fixed_port: bool,
 ) -> Finding:
-    """From one host to a daemon's `place` on another: round trip and throughput, or the failure."""
+    """A finding about one host's link to a daemon's `place` on another."""
     subject = f"{source.name} -> {target.name}"
     where = f"{place['name']} at {place['told']}, port {place['port']}"
     facts = {**reached, "daemon": place["name"], "address": place["told"], "port": place["port"]}
@@ -182,6 +184,6 @@ def _open_door(facts: Facts, port: int, source: str, fixed_port: bool) -> str:
 
 
 def count_text(faults: int, warnings: int) -> str:
-    """As in "2 faults, 1 warning"; "" if there are none."""
+    """The number of faults and warnings: "2 faults, 1 warning"; "" if there are none."""
     parts = [plural(faults, "fault")] if faults else []
     return ", ".join(parts + ([plural(warnings, "warning")] if warnings else []))

@@ -46,7 +46,10 @@ def open_runs(need: HostNeed, modes: Mapping[str, str]) -> Finding:
     text = f"other users can read the files of {plural(len(modes), 'run')}: {names}"
     fix = f"chmod 700 {shlex.join(listed)}"
     if more := len(modes) - len(listed):
-        text, fix = f"{text} and {more} more", hints.told(fix, "dlctl doctor then lists the others")
+        text, fix = (
+            f"{text} and {more} more",
+            hints.command(fix, "dlctl doctor then lists the others"),
+        )
     return Finding(need.name, "runs", WARNING, text, fix, {"open": len(modes)})
 
 

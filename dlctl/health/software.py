@@ -84,7 +84,7 @@ def _torch(need: HostNeed, facts: Facts, here: Facts) -> Finding:
 
 
 def _counted(devices: Sequence[str]) -> str:
-    """As in "8 x NVIDIA H200, 570.1"."""
+    """Devices of one kind: "8 x NVIDIA H200, 570.1"."""
     many = Counter(devices)
     return "; ".join(name if count == 1 else f"{count} x {name}" for name, count in many.items())
 

@@ -17,6 +17,8 @@ from dlctl.job.config import JobFile
 AUTO = "auto"
 FOUND_MAX = 2**20
 """No worker finds more."""
+LOOP_STEP_MAX = 2**40
+"""Samples that a training loop of the user's own may say that a step has."""
 Fault = tuple[tuple[str, ...], str, str]
 
 
@@ -50,7 +52,9 @@ def largest(job: JobFile) -> int:
 
 
 def bound(job: JobFile) -> int:
-    """The same, also while the size is open."""
+    """The same, also while the size is open, or chosen by a training loop of the user's own."""
+    if job.has_loop:
+        return LOOP_STEP_MAX
     return FOUND_MAX * job.gradient.accumulate if is_open(job) else largest(job)
 
 

@@ -517,12 +517,12 @@ class Host:
 
     @property
     def name(self) -> str:
-        """Its name in the job file; "": this machine."""
+        """The host's name in the job file; "": this machine."""
         return self.ssh
 
     @property
     def is_other(self) -> bool:
-        """Whether it has an agent of its own, with files of its own."""
+        """Whether the host has an agent of its own, with files of its own."""
         return bool(self.ssh)
 
 
@@ -664,6 +664,6 @@ def from_dict(kind: type[T], values: dict[str, Any]) -> T:
 def _built(hint: Any, value: Any) -> Any:
     if dataclasses.is_dataclass(hint):
         return from_dict(hint, value)  # type: ignore[arg-type]
-    if get_origin(hint) is tuple:  # Of as many dataclasses as there are.
+    if get_origin(hint) is tuple:  # A tuple of any number of dataclasses.
         return tuple(_built(get_args(hint)[0], item) for item in value)
     return value

@@ -174,7 +174,7 @@ class MuonOptions:
     __pydantic_config__ = STRICT
 
     lr: LocalRate = 1e-3
-    """Of the parameters with two dimensions. Live: `dlctl set inner_lr`; `adamw.lr` moves along."""
+    """The learning rate of matrices. Live: `dlctl set inner_lr`; `adamw.lr` moves along."""
     weight_decay: WeightDecay = 0.1
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.95
     nesterov: bool = True
@@ -198,7 +198,7 @@ class Inner:
     """The options with which it takes no sparse gradients; None: it never does, or is a third
     party's."""
     sparse_alone: bool = False
-    """It takes no others."""
+    """The optimiser takes no dense gradients."""
     live: Mapping[str, Setting] = field(default_factory=lambda: {"inner_lr": INNER_LR})
 
 
@@ -222,7 +222,7 @@ MUON = Inner(MuonOptions, "Muon")
 
 
 def identity(choice: Choice) -> bytes:
-    """Its name, and the options that determine its state."""
+    """The optimiser's name, and the options that determine its state."""
     flags = {key: value for key, value in choice.options.items() if isinstance(value, bool)}
     flags["momentum"] = bool(choice.options.get("momentum"))
     return json.dumps([choice.name, flags], sort_keys=True).encode()
@@ -234,5 +234,5 @@ def keeps_nothing(choice: Choice) -> bool:
 
 
 def is_plain(choice: Choice) -> bool:
-    """Whether it is stateless in torch, if known here: then a step is an addition."""
+    """Whether an optimiser is stateless in torch, if known here: then a step is an addition."""
     return ":" in choice.name or keeps_nothing(choice)

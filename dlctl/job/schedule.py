@@ -68,7 +68,7 @@ class Scale(NamedTuple):
         return self.before + (self.after - self.before) * passed / warmup
 
     def to(self, after: float, samples: float, warmup: float) -> Scale:
-        """Its successor from there on."""
+        """The next scale, which holds from there on."""
         return Scale(float(samples), self.at(samples, warmup), after)
 
 
@@ -136,7 +136,7 @@ def scales(schedule: Schedule) -> bool:
 
 
 def needs_whole(schedule: Schedule) -> bool:
-    """Whether it depends on the length of the run."""
+    """Whether a schedule depends on the length of the run."""
     is_part = schedule.warmup.strip().endswith("%")
     return schedule.kind != "constant" or (is_part and length(schedule.warmup, 1, 1.0) > 0)
 

@@ -54,7 +54,7 @@ def accept_any(value: Any, options: Mapping[str, Any]) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     help: str = ""
-    """What it is; "": the first words about the option of that name."""
+    """What the setting means; "": the first words about the option of that name."""
     parse: Callable[[str], Any]
     """The JSON value of a user's text. Raises ValueError with the fault, for example with the valid
     range."""
@@ -73,7 +73,7 @@ class Setting:
 
 
 def number(text: str) -> float:
-    """A finite number."""
+    """Parse a finite number."""
     try:
         found = float(text)
     except ValueError:
@@ -100,7 +100,7 @@ class ValueForm(NamedTuple):
     """One way in which users may write a value."""
 
     what: str
-    """As in "a number > 0"."""
+    """What users may write, for errors: "a number > 0"."""
     read: Callable[[str], Any]
     """The value of a text. Raises ValueError."""
 
@@ -144,7 +144,7 @@ def _one_of(words: Mapping[str, str], text: str) -> str:
 
 
 def _whole(hint: Any, text: str) -> int:
-    """No more digits than of the largest number: a longer text takes long to convert."""
+    """Parse a whole number. Longer texts than the largest number are slow, and refused."""
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(COUNT_MAX))):
         raise ValueError(text)
     if (found := int(text)) > COUNT_MAX or not bounds.holds(hint, found):
@@ -205,7 +205,7 @@ class LiveSettings:
     the groups of parameters, if there are any, as `GROUPS`."""
 
     def find(self, key: str) -> Setting:
-        """Raises UsageError with a suggestion."""
+        """The setting with this key. Raises UsageError with a suggestion if there is none."""
         if key not in self.by_key:
             meant = did_you_mean(key, self.by_key, registry.ALIASES)
             raise UsageError(
@@ -307,7 +307,7 @@ def declared(kind: str, name: str) -> Mapping[str, Setting]:
 
 
 def _explained(key: str, setting: Setting, options: type[Any]) -> Setting:
-    """With the first words about its option, where it has no text of its own."""
+    """The setting with the first words about its option, where it has no text of its own."""
     if setting.help:
         return setting
     (option,) = (option for option in keydocs.keys(options) if option.name == key)

@@ -7,9 +7,9 @@
     programs.py   what workers run        task, script or module, and what goes with each
     hosts.py      checks of [[hosts]]     names, addresses, daemons on each
     launchers.py  [launcher]              its older forms, options, abilities, hosts
-    problems.py   faults -> JobFileError  all of them at once, each with its line
+    faults.py     faults -> JobFileError  all of them at once, each with its line
     replicas.py   checks of [replica]     conflicts
-    doubtful.py   warnings                valid settings without an effect
+    no_effect.py  warnings                valid settings without an effect
 
 Nothing of the job is imported or started here, and torch is not needed.
 """
@@ -29,11 +29,11 @@ from dlctl.errors import UsageError
 from dlctl.job import batches, inner, placement, schedule
 from dlctl.job.config import COUNT_MAX, DEFAULT_ALGORITHM, Choice, JobFile
 from dlctl.jobfile import checks, launchers, programs, reading, replicas, schema
-from dlctl.jobfile.doubtful import doubts as doubts
-from dlctl.jobfile.errors import Fault as Fault
-from dlctl.jobfile.errors import JobFileError as JobFileError
-from dlctl.jobfile.errors import JobFileProblem as JobFileProblem
-from dlctl.jobfile.errors import locate
+from dlctl.jobfile.faults import Fault as Fault
+from dlctl.jobfile.faults import JobFileError as JobFileError
+from dlctl.jobfile.faults import JobFileProblem as JobFileProblem
+from dlctl.jobfile.faults import locate
+from dlctl.jobfile.no_effect import warnings as warnings
 from dlctl.jobfile.positions import KeyPath, find_keys, get
 from dlctl.launch.launcher import load as load_launcher
 from dlctl.model import parameter_groups
@@ -284,7 +284,7 @@ def effective_options(kind: str, choice: Choice) -> dict[str, Any]:
 
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:
-    """As in JSON: daemons read a list instead of a tuple."""
+    """Options as they are in JSON: daemons read a list instead of a tuple."""
     return {key: _without_tuples(value) for key, value in options.items()}
 
 
@@ -378,8 +378,8 @@ def _check_inner(resolved: Mapping[str, Choice], document: dict[str, Any]) -> li
     if method.inner.name == inner.NONE and chosen.name != inner.NONE:
         what = f"replicas of {name} make no steps of their own: the servers' optimiser does"
         return [Fault(("inner", "name"), what, "remove [inner]")]
-    if chosen.name == inner.NONE and method.replica.one_push(method.Options()).is_way:
-        what = f"{name} pushes the way of its replicas' own steps"
+    if chosen.name == inner.NONE and method.push_kind(method.Options()).is_displacement:
+        what = f"{name} pushes the displacement by its replicas' own steps"
         usual = programs.inner_of(method, has_loop=programs.has_loop(document)).name
         return [Fault(("inner", "name"), what, f'use "{usual}", or remove [inner]')]
     lr = chosen.options.get("lr")

@@ -16,7 +16,7 @@ from typing import Any
 from dlctl.job.config import Network, Servers
 from dlctl.job.settings import GENERAL
 from dlctl.jobfile import hosts, launchers, programs
-from dlctl.jobfile.errors import Fault
+from dlctl.jobfile.faults import Fault
 from dlctl.jobfile.positions import KeyPath, get
 from dlctl.records.best import Best, Target
 from dlctl.util import extras, regular

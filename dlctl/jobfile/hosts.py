@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dlctl.job.config import Servers, Workers
-from dlctl.jobfile.errors import Fault
+from dlctl.jobfile.faults import Fault
 from dlctl.jobfile.positions import KeyPath, get
 from dlctl.util.hostnames import FULL_PATH, address_fault, ssh_fault
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from dlctl import registry
 from dlctl.job.config import Choice, JobFile, Launch
-from dlctl.jobfile.errors import Fault
+from dlctl.jobfile.faults import Fault
 from dlctl.jobfile.positions import KeyPath
 from dlctl.launch import launcher
 

@@ -12,7 +12,7 @@ KeyPath = tuple[str | int, ...]
 PARTS_MAX = 32
 """Deeper keys count as their 32nd ancestor."""
 PLACES_MAX = 50_000
-"""Only so many keys and array elements are located, the first ones."""
+"""The number of keys and array elements that are located: the first ones."""
 
 # No group is possessive: Python before 3.11.5 (Debian 12 has 3.11.2) has a bug with such groups.
 _TOKEN = re.compile(
@@ -80,7 +80,7 @@ class _Scanner:
     def _new_statement(self) -> None:
         self._parts: list[str] = []
         self._place: TextPlace | None = None
-        """Of the key that is being read."""
+        """The position of the key that is being read."""
         self._header = ""
         self._owner: KeyPath | None = None
         """The key whose value follows; None while a key is read."""

@@ -16,7 +16,7 @@ from dlctl.algorithms.base import Method
 from dlctl.algorithms.shapes import why_no_loop
 from dlctl.job import inner
 from dlctl.job.config import MAIN, Choice, Gradients, Job, JobFile, ReplicaProcesses
-from dlctl.jobfile.errors import Fault
+from dlctl.jobfile.faults import Fault
 from dlctl.jobfile.positions import KeyPath, get
 from dlctl.util import regular
 from dlctl.util.regular import NotRegular
@@ -74,8 +74,8 @@ def inner_of(method: Method, *, has_loop: bool) -> Choice:
     """
     if not has_loop:
         return method.inner
-    is_way = method.replica.one_push(method.Options()).is_way
-    is_needed = method.inner.name != inner.NONE and (is_way or method.shape.model != "tables")
+    is_displaced = method.push_kind(method.Options()).is_displacement
+    is_needed = method.inner.name != inner.NONE and (is_displaced or method.shape.model != "tables")
     return Choice(name=inner.OF_SCRIPT if is_needed else inner.NONE)
 
 

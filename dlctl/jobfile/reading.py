@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from dlctl.jobfile.errors import UNREADABLE, Fault, JobFileError, JobFileProblem, locate
+from dlctl.jobfile.faults import UNREADABLE, Fault, JobFileError, JobFileProblem, locate
 from dlctl.jobfile.positions import KeyPath, Spot, TextPlace
 from dlctl.util import regular
 from dlctl.util.regular import NotRegular
@@ -19,7 +19,7 @@ SIZE_MAX_BYTES = 1_000_000
 DEPTH_MAX = 16
 INTEGER_MAX = 2**63 - 1
 DOTS_MAX = 100
-"""In one line. `tomllib` needs seconds for a key of ten thousand parts."""
+"""Dots in one line. `tomllib` needs seconds for a key of ten thousand parts."""
 _TOML_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 

@@ -56,8 +56,8 @@ def _microbatches(job: JobFile) -> Iterator[tuple[KeyPath, str, str]]:
     chosen, size = job.replica, job.workers.batch_size
     if chosen.pipeline == 1 and chosen.microbatches:
         yield ("replica", "microbatches"), "there are no stages", "remove it"
-    is_said = chosen.pipeline == 1 or chosen.microbatches
-    if isinstance(size, int) and is_said and chosen.pieces > size:
+    is_given = chosen.pipeline == 1 or chosen.microbatches
+    if isinstance(size, int) and is_given and chosen.pieces > size:
         what = f"a batch is cut into {chosen.pieces}, and has {size} samples"
         instead = f"use {chosen.pieces} or more"
         yield ("workers", "batch_size"), what, instead

@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from dlctl.jobfile.errors import Fault
+from dlctl.jobfile.faults import Fault
 from dlctl.jobfile.positions import KeyPath
 from dlctl.registry import ALIASES
 from dlctl.util import bounds
@@ -20,7 +20,7 @@ from dlctl.util.did_you_mean import closest, did_you_mean
 
 T = TypeVar("T")
 SUGGESTIONS_MAX = 100
-"""Of one table; each takes a comparison with every key that there is."""
+"""Suggestions for misspelt keys of one table; each takes a comparison with every known key."""
 _MISSING = "\0 nothing"
 _GOT = " (got "
 _TYPES = {
@@ -121,7 +121,7 @@ def _fault(
 
 
 def _range(kind: Any, path: KeyPath, detail: ErrorDetails) -> str:
-    """The whole range; pydantic names only the violated bound."""
+    """The whole range of a value: pydantic names only the violated bound."""
     (limit,) = detail["ctx"].values()
     beyond = bounds.bound(_BOUNDS[detail["type"]](limit))
     whole = (ends for ends in bounds.bounds(_hint_at(kind, path)) if beyond in ends)

@@ -64,7 +64,7 @@ def _work(job: JobFile) -> str:
     step = batches.mean(job)
     lengths = [stop.samples / step] if stop.samples else []
     lengths += [stop.steps] if stop.steps else []
-    push = method.replica.one_push(method.Options(**job.algorithm.options)).batches
+    push = method.push_kind(method.Options(**job.algorithm.options)).batches
     if method.shard.averages:
         # Some methods make updates without all workers, with fewer samples.
         least = "at least " if method.lead.chooses else ""
@@ -73,7 +73,7 @@ def _work(job: JobFile) -> str:
 
 
 def _cut(replica: ReplicaProcesses) -> str:
-    """As in " of 2 processes (fsdp)"; "" if a worker is one process."""
+    """How a replica is cut: " of 2 processes (fsdp)"; "" if a worker is one process."""
     ways = [way for way in ("fsdp", "tensor", "pipeline", "hogwild") if getattr(replica, way) > 1]
     return f" of {replica.ranks * replica.hogwild} processes ({', '.join(ways)})" if ways else ""
 

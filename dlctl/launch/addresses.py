@@ -25,14 +25,14 @@ class ListenPlace(NamedTuple):
     bind: str
     advertised: str = ""
 
-    def told(self, endpoint: str) -> str:
+    def advertise(self, endpoint: str) -> str:
         """The advertised address of a bound endpoint, with its port."""
         port = endpoint.rpartition(":")[2]
         return f"tcp://{_bracketed(self.advertised)}:{port}" if self.advertised else endpoint
 
 
 def of_coordinator(run_id: str, job: JobFile) -> ListenPlace:
-    """Raises DlctlError if this machine's address cannot be determined."""
+    """Where the coordinator listens. Raises DlctlError if the address is unknown."""
     if not job.uses_tcp:
         return ListenPlace(paths.socket_address(run_id, "control"))
     host = LOOPBACK
@@ -52,7 +52,7 @@ def of_server(run_id: str, name: str, job: JobFile, agent: str, control: str) ->
 
 
 def of_worker(run_id: str, name: str, job: JobFile, agent: str, control: str) -> ListenPlace:
-    """The same for a worker that serves other replicas. Its port follows those of the servers."""
+    """Where a worker listens that serves other replicas. Its port follows those of the servers."""
     if not job.uses_tcp:
         return ListenPlace(paths.socket_address(run_id, name))
     port = port_of(name, job)

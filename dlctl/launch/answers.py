@@ -19,7 +19,7 @@ from dlctl.util.text import escape
 MARK = b"=== dlctl answers ==="
 ANSWER_BYTES_MAX = 1 << 20
 SHOWN_CHARS_MAX = 300
-"""Of one line of other programs' output in an error."""
+"""Characters that an error shows of one line of another program's output."""
 NO_COMMAND, NO_ANSWER, TOO_MUCH, NOT_OURS = -1001, -1002, -1003, -1004
 """Statuses that no process has: the command could not be started; it was killed after the timeout,
 because its output was too long, or because its output is not an answer of dlctl."""
@@ -31,7 +31,7 @@ class CallResult(NamedTuple):
     """The result of one call to another machine."""
 
     host: str
-    """As in the job file."""
+    """The host's name in the job file."""
     value: dict[str, Any] | None
     """The answer of `daemons.node`; None: none was received."""
     status: int
@@ -50,7 +50,7 @@ class CallResult(NamedTuple):
 
 def read(host: str, status: int, output: bytes, words: bytes) -> CallResult:
     """The answer in standard output: the line after the mark."""
-    said = words.decode(errors="replace")
+    text = words.decode(errors="replace")
     _, mark, rest = output.rpartition(MARK + b"\n")
     line, end, _ = rest.partition(b"\n")
     try:
@@ -58,10 +58,10 @@ def read(host: str, status: int, output: bytes, words: bytes) -> CallResult:
     except (ValueError, RecursionError):
         value = None
     if type(value) is dict:
-        return CallResult(host, value, status, said)
+        return CallResult(host, value, status, text)
     # `last` shows the last line, so standard error (ssh, the shell or Python) goes last.
     return CallResult(
-        host, None, status, f"{output[:2000].decode(errors='replace')}\n{said}".strip()
+        host, None, status, f"{output[:2000].decode(errors='replace')}\n{text}".strip()
     )
 
 

@@ -21,7 +21,7 @@ from dlctl.runs import paths
 from dlctl.util import regular
 
 HOST_FILE = "host.json"
-"""Only in a directory that stands for a run directory on another machine than the coordinator's."""
+"""Marks a directory that stands for a run directory on a host without the coordinator."""
 
 
 class Credentials(NamedTuple):
@@ -170,7 +170,7 @@ class Waiting(NamedTuple):
     name: str
     incarnation: int
     why: str
-    """As in "job 17 is pending: Resources"."""
+    """The reason for the user: "job 17 is pending: Resources"."""
 
 
 class Notice(NamedTuple):

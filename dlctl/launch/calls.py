@@ -28,7 +28,7 @@ from dlctl.launch.answers import (
 from dlctl.launch.commands import in_memory, kill_group
 
 WORDS_BYTES_MAX = 64 * 1024
-"""Of standard error only the last part is stored."""
+"""The last bytes of standard error that are stored; those before are dropped."""
 CHUNK_BYTES = 64 * 1024
 
 
@@ -79,7 +79,7 @@ class Call:
         assert self._popen.stdout is not None
         assert self._popen.stderr is not None
         pipes = ((self._popen.stdout, self._output), (self._popen.stderr, self._words))
-        self._open = {pipe.fileno(): said for pipe, said in pipes}
+        self._open = {pipe.fileno(): buffer for pipe, buffer in pipes}
         self._pidfd = os.pidfd_open(self._popen.pid)
         for fd in self._open:
             os.set_blocking(fd, False)
@@ -119,14 +119,14 @@ class Call:
             piece = os.read(fd, CHUNK_BYTES)
         except BlockingIOError:
             return False
-        said = self._open[fd]
-        said += piece
-        if said is self._words:
-            del said[:-WORDS_BYTES_MAX]
+        buffer = self._open[fd]
+        buffer += piece
+        if buffer is self._words:
+            del buffer[:-WORDS_BYTES_MAX]
         if not piece:
             self._epoll.unregister(fd)
             del self._open[fd]
-        return bool(piece) and len(said) <= ANSWER_BYTES_MAX
+        return bool(piece) and len(buffer) <= ANSWER_BYTES_MAX
 
     def _end(self, why: int | None) -> None:
         """`why`: a status of `answers`; then the command is killed. None: it has exited."""

@@ -14,29 +14,29 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 OUTPUT_BYTES_MAX = 4 << 20
-"""On a large cluster `sinfo` prints every node."""
+"""The largest output that is read: on a large cluster `sinfo` prints every node."""
 LATE = -1001
 """A status that no process has: it was killed after its timeout."""
 KILLED_S_MAX = 1.0
-"""For a killed command to exit."""
+"""Time for a killed command to exit."""
 
 
 class CommandOutput(NamedTuple):
     """Status and output of a command."""
 
     status: int
-    """Its exit code, minus a signal, or `LATE`."""
+    """The exit code, minus the number of the signal that ended the command, or `LATE`."""
     out: str
     err: str
 
     def last_line(self) -> str:
-        """Of standard error, or of standard output if that is empty; "" if both are."""
+        """The last line of standard error, or of standard output if it is empty; "": both are."""
         lines = [line.strip() for line in (self.err or self.out).splitlines() if line.strip()]
         return lines[-1] if lines else ""
 
 
 class Command:
-    """Raises OSError, as FileNotFoundError, if it cannot be started."""
+    """A running command. Raises OSError, as FileNotFoundError, if it cannot be started."""
 
     def __init__(self, argv: Sequence[str], timeout_s: float) -> None:
         self.until = time.monotonic() + timeout_s
@@ -59,7 +59,7 @@ class Command:
     def is_late(self) -> bool:
         return time.monotonic() >= self.until
 
-    def said(self) -> CommandOutput:
+    def output(self) -> CommandOutput:
         """Its status and output. Call it once, after it has exited; kills it if it is late."""
         has_ended = self._popen.poll() is not None
         if not has_ended:
@@ -71,8 +71,8 @@ class Command:
         os.close(self.pidfd)
         out, err = (os.pread(file, OUTPUT_BYTES_MAX, 0) for file in self._files)
         self._close_files()
-        said = (out.decode(errors="replace"), err.decode(errors="replace"))
-        return CommandOutput(status if has_ended else LATE, *said)
+        texts = (out.decode(errors="replace"), err.decode(errors="replace"))
+        return CommandOutput(status if has_ended else LATE, *texts)
 
     def _close_files(self) -> None:
         for file in self._files:
@@ -100,7 +100,7 @@ def in_memory(data: bytes) -> int:
 
 
 def wait_for_any(fds: Iterable[int], timeout_s: float) -> None:
-    """Wait until one of them is readable."""
+    """Wait until one of the descriptors is readable."""
     poller = select.poll()
     for fd in fds:
         poller.register(fd, select.POLLIN)
@@ -117,5 +117,5 @@ def wait(argv: Sequence[str], timeout_s: float) -> CommandOutput:
     try:
         wait_for_any([command.pidfd], timeout_s)
     finally:
-        said = command.said()
-    return said
+        output = command.output()
+    return output

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dlctl.launch.session import Session
 
 KIND = "launchers"
-"""Of the registry."""
+"""The group of the registry that launchers are in."""
 DECLARED = (
     "Options", "title", "noun", "takes_hosts", "can_ask", "outlives", "is_reclaimed",
     "copies_files",
@@ -40,7 +40,7 @@ class Left(NamedTuple):
     done: tuple[str, ...] = ()
     """Sentences about what has ended, and what has not."""
     error: DlctlError | None = None
-    """Why it is unknown what is there."""
+    """Why it is unknown what is left on the host."""
     may_run: bool = False
     """Processes of the run may still be there."""
 
@@ -51,22 +51,22 @@ class Launcher:
     # ------------------------------------------------------------ declarations
 
     Options: ClassVar[type[Any]]
-    """Its keys of [launcher], as a dataclass; the texts below the fields are their manual."""
+    """The launcher's keys of [launcher], as a dataclass with their manual below the fields."""
     title: ClassVar[str]
-    """What it is called in findings: "Slurm"."""
+    """The launcher's name in findings: "Slurm"."""
     noun: ClassVar[str]
     """What one of its hosts is called: "Slurm node"."""
     takes_hosts: ClassVar[bool]
-    """Its hosts are those that [[hosts]] lists; otherwise it brings its own, see `places`."""
+    """The hosts are those that [[hosts]] lists; otherwise the launcher brings its own (`places`).
+    """
     can_ask: ClassVar[bool]
-    """Its hosts answer requests at any time, see `ask` and `session`. Otherwise only their agents
-    can be asked, while they run."""
+    """The hosts answer requests at any time (`ask`, `session`), not only while their agents run."""
     outlives: ClassVar[bool]
     """Agents and their daemons go on when the coordinator that has started them has ended."""
     is_reclaimed: ClassVar[bool]
     """The owner of the hosts may take them back during a run: `agents` may report `base.Notice`."""
     copies_files: ClassVar[bool]
-    """Its hosts have no files of the run: the Python files of the task are sent to them."""
+    """The hosts have no files of the run: the Python files of the task are sent to them."""
 
     def __init__(self, options: Any) -> None:
         self.options = options
@@ -81,7 +81,7 @@ class Launcher:
         """What is wrong with the options beyond their types: key or path, fault, suggestion."""
         return iter(())
 
-    def doubts(self) -> Iterator[str]:
+    def warnings(self) -> Iterator[str]:
         """Sentences about options that are valid, and probably not meant."""
         return iter(())
 
@@ -162,8 +162,8 @@ class Launcher:
 
 
 def load(name: str) -> type[Launcher]:
-    """Raises UsageError for an unknown name, and ImportError, with the package, for one that cannot
-    be imported or does not declare what a launcher has to.
+    """Load a launcher's class. Raises UsageError for an unknown name, and ImportError, with the
+    package, for one that cannot be imported or does not declare what a launcher has to.
     """
     entry = registry.find(KIND, name)
     found = entry.load()
@@ -206,7 +206,7 @@ def that_have(ability: str) -> list[str]:
         try:
             kind = load(name)
         except ImportError:
-            continue  # It is told when somebody names it.
+            continue  # It is reported when somebody names it.
         if getattr(kind, ability):
             found.append(name)
     return found

@@ -147,7 +147,7 @@ class _Agent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """It has none."""
+    """No options: the local launcher needs none."""
 
 
 class Local(Launcher):
@@ -220,10 +220,10 @@ class LocalAgents:
         return {name: agent.incarnation for name, agent in self._running.items()}
 
     def look(self) -> None:
-        """No local operation can be overdue."""
+        """Nothing to do: no local operation can be overdue."""
 
     def close(self) -> None:
-        """There are no hosts to release."""
+        """Nothing to do: there are no hosts to release."""
 
     def _living(self) -> list[Living]:
         return [daemon for daemon in living(self.directory) if daemon.role == "agent"]

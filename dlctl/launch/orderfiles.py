@@ -6,7 +6,7 @@ no files of another job. Attempts of the same job, which may be requeued, are di
 number. Its mode is 0700, and that of its files 0600: orders hold secret keys.
 
     agent-N.order       the request to `daemons.node begin` on the host of that agent
-    agent-N.kill        the incarnation to kill
+    agent-N.kill        the incarnation to kill; orders up to it are cancelled, seen or not
     agent-N.answer      {attempt, incarnation, state, ...}: the result
     over                the run is over: keepers exit, and start nothing any more
 
@@ -31,7 +31,9 @@ Json = dict[str, Any]
 
 
 def make(directory: Path, hint: str) -> None:
-    """Raises DlctlError, with this hint, if it cannot be created or other users can enter it."""
+    """Create a directory of orders. Raises DlctlError, with this hint, if it cannot be created or
+    other users can enter it.
+    """
     with os_errors_as("cannot create a directory for the orders to the hosts", directory, hint):
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.mkdir(mode=0o700)

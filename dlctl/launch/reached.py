@@ -20,7 +20,7 @@ from dlctl.launch.launcher import Launcher, Left
 from dlctl.launch.session import Session
 
 ANSWER_S = 20.0
-"""For a host to answer, on top of the time that its work may take."""
+"""Time for a host to answer, on top of the time that its work may take."""
 
 
 class Reached(Launcher):

@@ -72,21 +72,19 @@ def begin_request(shared: Mapping[str, Any], order: base.StartOrder) -> dict[str
 
 
 def look_request(run_id: str) -> dict[str, Any]:
-    """For `Launcher.ask`: query what exists of this run on the host."""
+    """A request for `Launcher.ask`: query what exists of this run on the host."""
     return {"verb": "look", "run_id": run_id}
 
 
 def end_request(
     run_id: str, *, grace_s: int = 0, purge: bool = False, only_agent: bool = False
 ) -> dict[str, Any]:
-    """For `Launcher.ask`: end the daemons on the host with SIGTERM, and after `grace_s` seconds
-    with SIGKILL.
-
-    purge: also remove all files, including the states of servers. only_agent: kill only the agent;
-    its daemons keep running.
+    """A request for `Launcher.ask`: end the daemons on the host with SIGTERM, and after `grace_s`
+    seconds with SIGKILL. purge: also remove all files, including the states of servers. only_agent:
+    kill only the agent; its daemons keep running.
     """
-    said = {"grace_s": grace_s, "purge": purge, "only_agent": only_agent}
-    return {"verb": "end", "run_id": run_id, **said}
+    options = {"grace_s": grace_s, "purge": purge, "only_agent": only_agent}
+    return {"verb": "end", "run_id": run_id, **options}
 
 
 # ---------------------------------------------------------------- for the coordinator

@@ -38,7 +38,7 @@ END_S = 2.0
 
 
 class Session:
-    """Must be closed. Not thread-safe."""
+    """A session of requests to one host. Must be closed. Not thread-safe."""
 
     def __init__(
         self, host: str, command: list[str], explained: Callable[[CallResult], DlctlError] = explain
@@ -73,7 +73,7 @@ class Session:
         if self._failure is not None:
             raise self._failure
         until = time.monotonic() + timeout_s
-        with suppress(BrokenPipeError):  # Its last output tells the cause.
+        with suppress(BrokenPipeError):  # Its last output has the cause.
             self._put(json.dumps(request).encode() + b"\n")
         try:
             if not self._is_known:

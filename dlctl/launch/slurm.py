@@ -90,7 +90,7 @@ class Slurm(Launcher):
             elif name in OWN:
                 yield path, f"--{name} is dlctl's own", "dlctl algorithms slurm shows its keys"
 
-    def doubts(self) -> Iterator[str]:
+    def warnings(self) -> Iterator[str]:
         for option in self.options.extra:
             _, _, value = option.partition("=")
             if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":

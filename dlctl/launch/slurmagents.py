@@ -28,10 +28,13 @@ log = logging.getLogger("dlctl")
 POLL_S = 2.0
 SOON_S = 0.2
 PICKUP_S = 20.0
-"""For a keeper to accept an order, while the job runs."""
+"""Time for a keeper to accept an order, while the job runs."""
 BEGIN_S = 90.0
 KILL_S = 5.0
 SUBMIT_S = 5.0
+LISTED_S = 60.0
+"""For a job whose number is not known to appear in the queue: sbatch may outlive the coordinator
+that has called it, and squeue may lag behind it. An empty list is the end of the job only later."""
 MINUTE_S = 60.0
 """Slurm's resolution of time limits."""
 Json = orderfiles.Json
@@ -41,7 +44,7 @@ Json = orderfiles.Json
 class _Agent:
     incarnation: int
     state: str
-    """ordered begins up killing gone"""
+    """The phase of the agent: ordered, begins, up, killing or gone."""
     since: float
     """Time of the latest change of `state`."""
 
@@ -67,6 +70,7 @@ class SlurmAgents:
         self._attempt: int | None = None
         self._running_since: float | None = None
         self._queued_at = time.monotonic()
+        """Or when this coordinator began."""
         self._command: tuple[Command, Callable[[CommandOutput], None]] | None = None
         self._due_at = 0.0
         self._noticed = -1
@@ -91,12 +95,12 @@ class SlurmAgents:
         self._due_at = min(self._due_at, time.monotonic() + SOON_S)
 
     def kill(self, name: str) -> None:
-        """If the keeper does not answer, its node is taken for dead, and the agent for gone."""
+        """Kill an agent by its keeper. Without an answer the node counts as dead."""
         agent = self._agents.get(name)
         if agent is None:
             return
         agent.state, agent.since = "killing", time.monotonic()
-        if self._handle is None or self._is_over or (self._facts and self._facts.waits):
+        if self._handle is None or self._is_over:
             self._ended(name, None)
             return
         try:
@@ -104,6 +108,9 @@ class SlurmAgents:
             orderfiles.write(path, {"incarnation": agent.incarnation})
         except OSError as error:
             self._ended(name, None, DlctlError(f"cannot write the order to kill it: {error}"))
+            return
+        if self._facts and self._facts.waits:  # Once it runs, its keeper finds order and kill.
+            self._ended(name, None)
 
     def adopt(self, recorded: dict[str, int]) -> dict[str, int]:
         """Nothing is known before the first answer; recorded agents can be killed."""
@@ -138,7 +145,7 @@ class SlurmAgents:
     # ------------------------------------------------------------ the job
 
     def _submit(self) -> None:
-        """Raises DlctlError and OSError; then nothing was submitted, and a retry is possible."""
+        """Submit the job. Raises DlctlError and OSError; then it may be tried again."""
         root = slurmcalls.root(self.asked.dir)
         handle = slurmcalls.new_handle(self.directory.name, root)
         orderfiles.make(handle.directory, slurmwords.SHARED)
@@ -152,10 +159,10 @@ class SlurmAgents:
             raise
         self._handle, self._queued_at = handle, time.monotonic()
 
-    def _submitted(self, said: CommandOutput) -> None:
-        job_id = slurmwords.job_id(said)
+    def _submitted(self, output: CommandOutput) -> None:
+        job_id = slurmwords.job_id(output)
         if not job_id:
-            self._fail(slurmwords.refused(said))
+            self._fail(slurmwords.refused(output))
             return
         self._note(job_id)
         nodes = f"{self.asked.nodes} nodes" if self.asked.nodes > 1 else "1 node"
@@ -180,17 +187,23 @@ class SlurmAgents:
         except (DlctlError, OSError) as error:  # Possibly temporary: retry.
             log.warning("cannot query the state of the Slurm job: %s", error)
 
-    def _on_job_id(self, said: CommandOutput) -> None:
-        words = said.out.split()
+    def _on_job_id(self, output: CommandOutput) -> None:
+        words = output.out.split()
         if words:
             self._note(words[0])
-        elif said.status == 0:
+        elif output.status != 0:
+            log.warning("Slurm does not report its queue: %s", output.last_line() or "no answer")
+            self._due_at = time.monotonic() + 5 * POLL_S
+        elif time.monotonic() - self._queued_at < LISTED_S:
+            limit = format_duration(LISTED_S)
+            self._tell_waiting(f"job {self._job} is not in the queue yet (for at most {limit})")
+        else:
             self._over(JobFacts(slurmwords.GONE))
 
-    def _on_state(self, said: CommandOutput) -> None:
-        facts, before = slurmwords.read(said), self._facts
+    def _on_state(self, output: CommandOutput) -> None:
+        facts, before = slurmwords.read(output), self._facts
         if facts is None:
-            log.warning("Slurm does not report the state of its job: %s", said.last_line())
+            log.warning("Slurm does not report the state of its job: %s", output.last_line())
             self._due_at = time.monotonic() + 5 * POLL_S
             return
         self._facts = facts
@@ -214,7 +227,8 @@ class SlurmAgents:
 
     @property
     def _job(self) -> str:
-        return self._handle.job_id if self._handle is not None else ""
+        """Its number, or its name until that is known."""
+        return "" if self._handle is None else self._handle.job_id or self._handle.name
 
     def _wait(self, facts: JobFacts) -> None:
         """Report that the job is queued; fail after `queue_s`."""
@@ -225,6 +239,9 @@ class SlurmAgents:
             hint = "queue_s of launcher slurm limits the wait; sinfo -s shows what is free"
             self._fail(TimedOut(f"{text} for {limit}", where=slurmwords.WHERE, hint=hint))
             return
+        self._tell_waiting(text)
+
+    def _tell_waiting(self, text: str) -> None:
         for name, agent in self._agents.items():
             if agent.state == "ordered":
                 self.tell(base.Waiting(name, agent.incarnation, text))
@@ -260,7 +277,7 @@ class SlurmAgents:
         return shared_request(self.directory)
 
     def _write(self, order: base.StartOrder) -> None:
-        """Raises DlctlError and OSError."""
+        """Write an order for a keeper. Raises DlctlError and OSError."""
         assert self._handle is not None
         scratch = self.asked.scratch or f"/tmp/dlctl-slurm-{os.getuid()}"
         request = {**begin_request(self._shared, order), "dir": scratch}
@@ -298,8 +315,8 @@ class SlurmAgents:
             last = orderfiles.last_error(self._directory / slurmscript.LOG)
             text = f"the agent could not start on {node} (exit {status}): {last or 'no output'}"
             return DlctlError(text, where=node)
-        said = answers.CallResult(node, answer["value"], status if type(status) is int else 1, "")
-        return slurmwords.in_our_terms(answers.explain(said))
+        output = answers.CallResult(node, answer["value"], status if type(status) is int else 1, "")
+        return slurmwords.in_our_terms(answers.explain(output))
 
     def _check_timeout(self, name: str, agent: _Agent) -> None:
         if self._running_since is None or self._facts is None or not self._facts.is_at_work:
@@ -335,10 +352,10 @@ class SlurmAgents:
             return
         path = self._directory / slurmscript.NOTICE
         try:
-            said = regular.read_bytes(path).decode(errors="replace").strip()
+            output = regular.read_bytes(path).decode(errors="replace").strip()
         except OSError:
             return
-        if said != str(self._attempt):
+        if output != str(self._attempt):
             return  # Of an earlier attempt.
         self._noticed = self._attempt if self._attempt is not None else -1
         left_s, limit = self._facts.left_s, self._facts.time_limit
@@ -364,4 +381,4 @@ class SlurmAgents:
         command, then = self._command
         self._command = None
         self.watcher.unwatch(command.pidfd)
-        then(command.said())
+        then(command.output())

@@ -22,9 +22,9 @@ from dlctl.util.fsync import replacing
 
 HANDLE = "slurm.json"
 COMMAND_S = 20.0
-"""For a Slurm command: by default it waits up to 10 s for the controller."""
+"""Timeout of a Slurm command, which by default waits up to 10 s for the controller."""
 ORDERLY_S = 8.0
-"""For the keepers to notice that the run is over; then the job is cancelled."""
+"""Time for the keepers to notice that the run is over; then the job is cancelled."""
 CANCEL_S = 5.0
 POLL_S = 0.5
 
@@ -33,14 +33,14 @@ class Handle(NamedTuple):
     """A job that was submitted, or is about to be."""
 
     directory: Path
-    """Of its orders, see `orderfiles`."""
+    """The directory of the job's orders (`orderfiles`)."""
     name: str
-    """As squeue shows it."""
+    """The name of the job in squeue."""
     job_id: str = ""
     """"": not known yet."""
 
     def write(self, run_directory: Path) -> None:
-        """Raises OSError."""
+        """Write the handle to the run directory. Raises OSError."""
         value = {**self._asdict(), "directory": str(self.directory)}
         orderfiles.write(run_directory / HANDLE, value)
 
@@ -62,7 +62,7 @@ def new_handle(run_id: str, root: Path) -> Handle:
 
 
 def read_handle(run_directory: Path) -> Handle | None:
-    """None: this run has no job."""
+    """The handle in the run directory; None: this run has no job."""
     value = orderfiles.read(run_directory / HANDLE)
     with suppress(KeyError, TypeError):
         return Handle(Path(value["directory"]), str(value["name"]), str(value["job_id"]))
@@ -87,18 +87,18 @@ def nodes(partition: str) -> list[str]:
     """The nodes of a partition; "": of all. Raises DlctlError if Slurm does not list any."""
     only = [f"--partition={partition}"] if partition else []
     try:
-        said = commands.wait(["sinfo", "-h", "-N", "-o", "%o", *only], COMMAND_S)
+        output = commands.wait(["sinfo", "-h", "-N", "-o", "%o", *only], COMMAND_S)
     except OSError as error:
         raise slurmwords.not_run(error) from error
-    if said.status or not said.out.split():
-        what = said.last_line() or "it knows no node" + (f" in {partition}" if partition else "")
+    if output.status or not output.out.split():
+        what = output.last_line() or "it knows no node" + (f" in {partition}" if partition else "")
         raise DlctlError(
             f"Slurm does not list its nodes: {what}",
             where=slurmwords.WHERE,
             hint="sinfo has to work on this machine, as on a login node, and partition of launcher "
             "slurm has to be a partition of the cluster",
         )
-    return said.out.split()
+    return output.out.split()
 
 
 # ---------------------------------------------------------------- the end of a job
@@ -123,7 +123,7 @@ def end(run_directory: Path, *, at_once: bool = False) -> None:
 
 
 def _keep_log(handle: Handle, run_directory: Path) -> None:
-    """Save the output of the job: only it tells why a keeper could not be started."""
+    """Save the output of the job: only there is the reason why a keeper could not be started."""
     log = handle.directory / slurmscript.LOG
     with suppress(OSError):
         if log.stat().st_size:
@@ -146,10 +146,10 @@ def _end_job(handle: Handle, orderly_s: float) -> None:
         return
     facts = _wait_until_over(job_id, orderly_s)
     if facts is None or not facts.is_over:
-        said = commands.wait(["scancel", job_id], COMMAND_S)
+        output = commands.wait(["scancel", job_id], COMMAND_S)
         facts = _wait_until_over(job_id, CANCEL_S, more_for_completing=True)
         if facts is None or not facts.is_over:
-            words = said.last_line() or (facts.state if facts else "Slurm does not answer")
+            words = output.last_line() or (facts.state if facts else "Slurm does not answer")
             raise Unreachable(
                 f"the Slurm job {job_id} may still exist: {words}",
                 where=f"job {job_id}",
@@ -161,15 +161,15 @@ def find(handle: Handle) -> str:
     """The id of a job whose submitter died before it recorded the id; "" if no such job exists.
     Raises Unreachable if Slurm does not answer, and OSError.
     """
-    said = commands.wait(find_argv(handle.name), COMMAND_S)
-    if said.status:
-        words = said.last_line() or "no answer"
+    output = commands.wait(find_argv(handle.name), COMMAND_S)
+    if output.status:
+        words = output.last_line() or "no answer"
         raise Unreachable(
             f"Slurm does not report whether the job {handle.name} exists: {words}",
             where="squeue",
             hint=f"check with sinfo that Slurm answers; then: squeue --name={handle.name}",
         )
-    return next(iter(said.out.split()), "")
+    return next(iter(output.out.split()), "")
 
 
 def _wait_until_over(

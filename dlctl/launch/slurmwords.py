@@ -14,13 +14,13 @@ from dlctl.launch import answers
 from dlctl.launch.commands import LATE, CommandOutput
 
 WHERE = "launcher slurm"
-"""Its section of the job file, whichever form that has."""
+"""The launcher's section of the job file, whichever form that has."""
 SHARED = f"set dir of {WHERE} to a directory that this machine and all nodes share"
 UNKNOWN_JOB = "Invalid job id"
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "CONFIGURING")
 AT_WORK = ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING", "COMPLETING")
 COMPLETING = "COMPLETING"
-"""Its processes are being terminated, also before a requeue."""
+"""The processes of the job are being terminated, also before a requeue."""
 GONE = "GONE"
 """State of a job that Slurm does not know any more."""
 NO_OUTPUT = ":53"
@@ -47,10 +47,10 @@ class JobFacts(NamedTuple):
 
     state: str
     reason: str = ""
-    """Why it waits; "" for none."""
+    """Why the job waits; "" for none."""
     restarts: int = 0
     nodes: str = ""
-    """As Slurm writes them: "n[1-3]"."""
+    """The nodes of the job as Slurm writes them: "n[1-3]"."""
     time_limit: str = ""
     left_s: float | None = None
     """Seconds until its time limit; None: no limit, or not running."""
@@ -70,11 +70,11 @@ class JobFacts(NamedTuple):
         return not self.waits and not self.is_at_work
 
 
-def read(said: CommandOutput) -> JobFacts | None:
+def read(output: CommandOutput) -> JobFacts | None:
     """None: unknown, because Slurm's controller does not answer."""
-    if said.status != 0:
-        return JobFacts(GONE) if UNKNOWN_JOB in said.err else None
-    fields = _fields(said.out)
+    if output.status != 0:
+        return JobFacts(GONE) if UNKNOWN_JOB in output.err else None
+    fields = _fields(output.out)
     if "JobState" not in fields:
         return None
     limit = fields.get("TimeLimit", "")
@@ -120,7 +120,7 @@ def seconds(text: str) -> float | None:
 
 
 def waiting(job_id: str, facts: JobFacts) -> str:
-    """As `status` shows it: "job 17 is pending: Resources"."""
+    """Why a job waits, for `status`: "job 17 is pending: Resources"."""
     what = f"job {job_id} is {facts.state.lower().replace('_', ' ')}"
     again = " again" if facts.restarts else ""
     return f"{what}{again}: {facts.reason}" if facts.reason else f"{what}{again}"
@@ -134,15 +134,15 @@ def ending(job_id: str, facts: JobFacts, last_line: str) -> str:
         words = f"could not write its output: dir of {WHERE} has to be on a shared file system"
     limit = f" of {facts.time_limit}" if facts.state == "TIMEOUT" else ""
     is_cause = last_line and facts.state not in TAKEN_AWAY
-    said = f": {last_line}" if is_cause else ""
-    return f"the Slurm job {job_id} {words}{limit} ({facts.state}){said}"
+    output = f": {last_line}" if is_cause else ""
+    return f"the Slurm job {job_id} {words}{limit} ({facts.state}){output}"
 
 
-def job_id(said: CommandOutput) -> str:
+def job_id(output: CommandOutput) -> str:
     """The job id that sbatch --parsable has printed, perhaps after other output and before the
     cluster's name; "" if there is none.
     """
-    last = said.out.split()[-1:] if said.status == 0 else []
+    last = output.out.split()[-1:] if output.status == 0 else []
     number = last[0].partition(";")[0] if last else ""
     return number if number.isascii() and number.isdecimal() else ""
 
@@ -152,12 +152,12 @@ def in_our_terms(error: DlctlError) -> DlctlError:
     return answers.of_launcher(error, WHERE, directory="scratch")
 
 
-def refused(said: CommandOutput) -> DlctlError:
+def refused(output: CommandOutput) -> DlctlError:
     """The error if sbatch has refused the job."""
-    lines = [line.strip().removeprefix("sbatch: error: ") for line in said.err.splitlines()]
-    words = "; ".join(filter(None, lines)) or f"exit {said.status}"
+    lines = [line.strip().removeprefix("sbatch: error: ") for line in output.err.splitlines()]
+    words = "; ".join(filter(None, lines)) or f"exit {output.status}"
     text = f"Slurm has refused the job: {words}"
-    if said.status == LATE or "Unable to contact" in said.err:
+    if output.status == LATE or "Unable to contact" in output.err:
         return Unreachable(text, where="sbatch", hint="check with sinfo that Slurm answers")
     exists = "sinfo -s and sacctmgr show assoc list what exists"
     hint = f"correct the keys of {WHERE} in the job file; {exists}"

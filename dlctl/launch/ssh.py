@@ -18,7 +18,7 @@ ADDRESS_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """It has none: what ssh needs stands in [[hosts]] and in the user's ssh configuration."""
+    """No options: what ssh needs stands in [[hosts]] and in the user's ssh configuration."""
 
 
 class Ssh(Reached):
@@ -50,12 +50,12 @@ def address_of(host: Host) -> str:
     Raises DlctlError if ssh does not report it.
     """
     try:
-        said = wait(sshwords.address_argv(host), ADDRESS_S)
+        output = wait(sshwords.address_argv(host), ADDRESS_S)
     except OSError as error:
         raise DlctlError(f"ssh does not report the address of {host.ssh}: {error}") from error
-    if said.status:
-        why = f"no answer in {ADDRESS_S:.0f} s" if said.status == LATE else said.last_line()
-        why = why or f"exit {said.status}"
+    if output.status:
+        why = f"no answer in {ADDRESS_S:.0f} s" if output.status == LATE else output.last_line()
+        why = why or f"exit {output.status}"
         raise DlctlError(f"ssh does not report the address of {host.ssh}: {why}")
-    keys = dict(line.partition(" ")[::2] for line in said.out.splitlines())
+    keys = dict(line.partition(" ")[::2] for line in output.out.splitlines())
     return keys.get("hostname", host.ssh.rpartition("@")[2])

@@ -24,7 +24,7 @@ SSH_FAILED = 255
 CONTROL = "ssh"
 """The directory of shared connections, beside those of the runs: every run id has a dash."""
 CONTROL_NAME_CHARS = 40 + 17
-"""Of %C, and of the suffix that ssh temporarily appends."""
+"""The length of ssh's %C, and of the suffix that ssh temporarily appends to it."""
 OPTIONS = {
     "BatchMode": "yes",
     "ConnectTimeout": "5",

@@ -95,7 +95,7 @@ def _cannot_read(error: OSError) -> None:
 
 
 def _size_bytes(path: Path, directory: Path) -> int | None:
-    """None: a link out of the directory, a broken link, or not a regular file."""
+    """Bytes of a file; None: a link out of the directory, a broken link, or no regular file."""
     if path.is_symlink() and not path.resolve().is_relative_to(directory):
         return None
     try:

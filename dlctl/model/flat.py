@@ -30,7 +30,7 @@ INITS = ("constant", "uniform", "normal")
 """Initial values of rows: (value, 0), (from, to), (mean, standard deviation)."""
 KINDS = (TRAINED, AVERAGED, CONSTANT, ROWS)
 DIMENSIONS_MAX = 64
-"""As in torch and numpy."""
+"""The largest number of dimensions of a tensor in torch and numpy."""
 ELEMENTS_MAX = 2**48
 """Elements of all tensors of one kind: a petabyte, in numbers that fit into every message."""
 
@@ -45,11 +45,11 @@ class TensorEntry:
     dtype: str
     aliases: tuple[str, ...] = ()
     init: tuple[str, float, float] | None = None
-    """Of a table of rows: the initial values of its rows (`rows.initial`)."""
+    """How the rows of a table of rows are initialised (`rows.initial`); None: no table of rows."""
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements of the tensor."""
         product = 1
         for extent in self.shape:
             product *= extent
@@ -108,7 +108,7 @@ class Layout:
 
     @staticmethod
     def from_bytes(data: bytes) -> Layout:
-        """Raises RemoteProtocolError for what `to_bytes` would not have made."""
+        """Decode a layout. Raises RemoteProtocolError for what `to_bytes` would not have made."""
         try:
             rows = json.loads(data)
             check_rows(rows)

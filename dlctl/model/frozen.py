@@ -17,9 +17,9 @@ from dlctl.errors import DlctlError
 from dlctl.model.flat import CONSTANT, Layout, TensorEntry
 
 FOLDER = "frozen"
-"""Of a run directory."""
+"""The directory of the frozen parameters in a run directory."""
 DIGEST_BYTES = 16
-"""Of the SHA-256 of one tensor's bytes."""
+"""Bytes that are stored of the SHA-256 of each tensor's content."""
 DTYPES = {
     "float64": ("F64", 8), "int64": ("I64", 8), "uint64": ("U64", 8),
     "float32": ("F32", 4), "int32": ("I32", 4), "uint32": ("U32", 4),
@@ -44,7 +44,7 @@ class FrozenPlan:
 
     head: bytes
     places: tuple[Range, ...]
-    """Of each tensor, in the order of `entries`."""
+    """The position of each tensor in the file, in the order of `entries`."""
 
     @property
     def nbytes(self) -> int:
@@ -64,7 +64,7 @@ class FrozenPlan:
 
 
 def plan(layout: Layout) -> FrozenPlan:
-    """Raises DlctlError for a dtype that is not in `DTYPES`."""
+    """Plan the file of a layout. Raises DlctlError for a dtype that is not in `DTYPES`."""
     frozen = entries(layout)
     for entry in frozen:
         if entry.dtype not in DTYPES:
@@ -112,5 +112,5 @@ def file_name(layout: Layout, digests: bytes) -> str:
 
 
 def run_file(layout: Layout, digests: bytes) -> str:
-    """The same, in a run directory."""
+    """The path of the parameters' file, relative to the run directory."""
     return f"{FOLDER}/{file_name(layout, digests)}"

@@ -66,7 +66,7 @@ def runs(groups: Sequence[ParameterGroup], layout: Layout, lo: int, hi: int) -> 
     return found
 
 
-def told(groups: Sequence[ParameterGroup], layout: Layout) -> list[str]:
+def described(groups: Sequence[ParameterGroup], layout: Layout) -> list[str]:
     """A summary of each group for this model, one line each; [] without groups."""
     if not groups:
         return []

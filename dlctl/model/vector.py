@@ -32,7 +32,7 @@ class Spread(np.ndarray[Any, np.dtype[Any]], ABC):
 
     @abstractmethod
     def squared_norm(self) -> float:
-        """See the function below."""
+        """The sum of the squares of all elements (`squared_norm` below)."""
 
     @abstractmethod
     def packed(self, shard: int, settings: Json) -> Packed:

@@ -1,8 +1,9 @@
 """The history of a run, as values.
 
-A run records one `Point` a second, later fewer (`runs/series.py`). They are in the order in which
-they were written. Where the run went back to a checkpoint the steps begin again below those before;
-against steps and samples only what counts in the end is drawn, against time and bytes all of it.
+A run records one `Point` a second, later fewer (`records/series.py`). They are in the order in
+which they were written. Where the run went back to a checkpoint the steps begin again below those
+before; against steps and samples only what counts in the end is drawn, against time and bytes all
+of it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ RATE_S = 5.0
 PAUSE_S = 5.0
 RATES = ("lr", "inner_lr")
 AT_MAX = 1e11
-"""A time in the year 5138."""
+"""An upper bound of times, in the year 5138."""
 Line = list[float | None]
 """One value for each point; None: there is none."""
 
@@ -54,7 +55,7 @@ class Point:
     pushes: int = 0
     """Acknowledged pushes."""
     staleness_sum: int = 0
-    """Of all pushes; the staleness of one is the updates by others since its fetch."""
+    """The summed staleness of all pushes; that of one is the updates by others since its fetch."""
     loss: float | None = None
     """Running mean."""
     task: Mapping[str, float] = field(default_factory=dict)
@@ -65,7 +66,7 @@ class Point:
     """Samples."""
 
     def on(self, axis: str) -> float:
-        """Its position on one of `AXES`."""
+        """The position of the point on one of `AXES`."""
         return {
             "seconds": self.seconds, "steps": float(self.step), "samples": float(self.samples),
             "epochs": self.epoch, "bytes": float(self.push_bytes + self.fetch_bytes),
@@ -107,7 +108,7 @@ class RunHistory:
     run: Mapping[str, Any]
     """The run's keys, as `status` shows them."""
     points: Sequence[Point]
-    """At least one."""
+    """The points of the run in order; at least one."""
     evaluations: Sequence[EvaluationPoint] = ()
     workers: Mapping[str, Sequence[WorkerPoint]] = field(default_factory=dict)
     events: Sequence[RunEvent] = ()
@@ -137,7 +138,7 @@ class RunHistory:
         return {name: [*line] for name, line in found.items() if any(v is not None for v in line)}
 
     def task_lines(self) -> dict[str, Line]:
-        """The same of the further metrics of the task's loss, under its names."""
+        """The lines of the further metrics of the task's loss, under its names."""
         return _lines([point.task for point in self.points])
 
     def evaluation_lines(self) -> dict[str, Line]:
@@ -145,7 +146,7 @@ class RunHistory:
         return _lines([found.metrics for found in self.evaluations])
 
     def method_lines(self) -> dict[str, Line]:
-        """The same of the method's figures about the evaluated models."""
+        """The lines of the method's figures about the evaluated models."""
         return _lines([found.method for found in self.evaluations])
 
     def _staleness(self) -> Line:
@@ -163,7 +164,7 @@ class RunHistory:
         return [point.step <= low for point, low in zip(self.points, lowest, strict=False)]
 
     def counting_evaluations(self) -> list[bool]:
-        """The same for each evaluation."""
+        """For each evaluation, whether the run was not rolled back behind it later."""
         lowest = self._lowest_from()
         return [e.step <= lowest[self._number_until(e.at)] for e in self.evaluations]
 
@@ -255,7 +256,7 @@ def read(directory: Path, *, whole: bool = True) -> RunHistory:
         raise DlctlError(
             f"the history of {directory.name} is damaged: {error}",
             where=str(directory / "run.db"),
-            hint=hints.told(
+            hint=hints.command(
                 f"dlctl checkpoint export -j {directory.name}", "writes the model that it has"
             ),
         ) from error
@@ -274,7 +275,9 @@ def read(directory: Path, *, whole: bool = True) -> RunHistory:
 
 
 def point_of(row: Mapping[str, Any]) -> Point:
-    """Raises KeyError, TypeError or ValueError for rows that no coordinator writes."""
+    """The point that a row of the database holds. Raises KeyError, TypeError or ValueError for rows
+    that no coordinator writes.
+    """
     numbers: dict[str, Any] = {name: _number(row[name]) for name in ("step", "samples", "seconds")}
     optional = ("epoch", "workers", "push_bytes", "fetch_bytes", "pushes", "staleness_sum")
     numbers |= {name: _number(row.get(name, 0)) for name in optional}
@@ -291,8 +294,8 @@ def _evaluation(row: Mapping[str, Any]) -> EvaluationPoint:
 
 def _worker(row: Mapping[str, Any]) -> WorkerPoint:
     """The values in a worker's own report may be of any type."""
-    said = row.get("samples_per_s")
-    return WorkerPoint(_time(row), _maybe(said) if type(said) in (int, float) else None)
+    rate = row.get("samples_per_s")
+    return WorkerPoint(_time(row), _maybe(rate) if type(rate) in (int, float) else None)
 
 
 def _time(row: Mapping[str, Any]) -> float:

@@ -239,14 +239,14 @@ def _style(kind: str) -> str:
 
 def _events(events: Sequence[RunEvent]) -> str:
     """A table; the number of omitted events is above it."""
-    told = [event for event in events if event.kind != "evaluation"]
+    shown = [event for event in events if event.kind != "evaluation"]
     rows = "".join(
         f"<tr><td>{_time(event.at)}</td><td>{_shown(event.daemon or 'run')}</td>"
         f'<td class="{_style(event.kind)}">{_shown(event.kind)}</td>'
         f"<td>{_shown(event.text)}</td></tr>"
-        for event in told[-EVENTS_MAX:]
+        for event in shown[-EVENTS_MAX:]
     )
-    left = len(told) - EVENTS_MAX
+    left = len(shown) - EVENTS_MAX
     note = f"<p>{left:,} earlier ones are left out.</p>" if left > 0 else ""
     head = "<tr><th>time</th><th>who</th><th>kind</th><th>what</th></tr>"
     return f'{note}<table class="events"><thead>{head}</thead><tbody>{rows}</tbody></table>'

@@ -21,7 +21,7 @@ LABELS = {
 }
 TASK, EVALUATION, METHOD = "task.", "evaluation.", "method."
 _PREFIXES = (TASK, EVALUATION, METHOD)
-"""Of names that a task or a method has chosen."""
+"""Prefixes of the curves whose names a task or a method has chosen."""
 Curve = tuple[list[float], list[float]]
 
 

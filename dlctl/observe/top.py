@@ -152,8 +152,8 @@ def _head(view: TopView) -> list[Text]:
     if (progress := values.number(run.get("progress"))) is not None:
         parts.append(f"{progress:.0%} done")
     evaluation, waiting = run.get("evaluation"), run.get("waiting")
-    said = f"waiting for {escape(waiting)}" if isinstance(waiting, str) and waiting else ""
-    lines = [first, Text("  ".join(parts)), Text(""), Text(said, style="yellow")]
+    waiting_text = f"waiting for {escape(waiting)}" if isinstance(waiting, str) and waiting else ""
+    lines = [first, Text("  ".join(parts)), Text(""), Text(waiting_text, style="yellow")]
     if isinstance(evaluation, Mapping):
         shown = escape(values.measured(evaluation))
         lines[2] = Text(f"evaluation {shown} at step {values.count(run.get('evaluation_step'))}")

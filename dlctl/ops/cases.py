@@ -39,7 +39,7 @@ class Start(NamedTuple):
     file: Path
     job: JobFile
     content: Json
-    """Its resolved content."""
+    """The resolved content of the job file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Case:
     """The requested checkpoint."""
     findings: Findings | None = None
     checkpoint: Good | None = None
-    """To start from: the newest good one, or the requested one."""
+    """The checkpoint to start from: the newest good one, or the requested one."""
     damaged: list[str] = field(default_factory=list)
     """What is wrong with checkpoints newer than `checkpoint`."""
 
@@ -101,7 +101,7 @@ def _state(run: Snapshot) -> RunCase:
 
 
 def read(file: Path) -> Start:
-    """Raises UsageError for an invalid job file."""
+    """Read a job file. Raises UsageError if it is invalid."""
     from dlctl import jobfile
     from dlctl.job import config  # imported late: they pull in pydantic
 
@@ -206,7 +206,7 @@ def _shards(case: Case, findings: Findings) -> Shards:
 
 
 def _with_checkpoint(case: Case, run: Snapshot) -> Case:
-    """With the newest good checkpoint, or the requested one; reads every byte of it."""
+    """The case with the newest good checkpoint, or the requested one; reads every byte of it."""
     damaged: list[str] = []
     if case.number is not None:
         path = checkpoint_choice.numbered(run, str(case.number), [0])
@@ -246,7 +246,7 @@ HEADLINES = {
     Action.BEGIN: "a new run starts",
     Action.BEGIN_FROM: "a new run starts from the checkpoint of {run} at step {step}",
     Action.RESUME: "{run} resumes from step {step}, from its checkpoint",
-    Action.GO_ON: "{run} resumes where it stopped, at step {step}: nothing is lost",
+    Action.CONTINUE: "{run} resumes where it stopped, at step {step}: nothing is lost",
     Action.ALREADY_RUNNING: "{run} is already {state}",
     Action.OVER: "{run} has already {state}",
 }
@@ -272,7 +272,7 @@ def next_command(case: Case) -> str:
         return refused.hint or ""
     if case.action is Action.OVER and case.run.state == RunCase.FINISHED:
         return f"dlctl start {next_step.job_file(case.run)}"
-    acts = case.action in (Action.GO_ON, Action.RESUME)
+    acts = case.action in (Action.CONTINUE, Action.RESUME)
     if not acts or (case.run.run.get("state") == "failed" and not case.facts.back):
         return next_step.command(case.run)
     option = " --from-checkpoint" if case.facts.back else ""

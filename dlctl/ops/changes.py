@@ -13,7 +13,7 @@ from dlctl.runs.snapshot import Snapshot
 Json = dict[str, Any]
 WORKERS = "workers.count"
 DERIVED = "launcher.places"
-"""It follows from the other keys of [launcher]."""
+"""A key that follows from the other keys of [launcher]."""
 
 
 class KeyChange(NamedTuple):
@@ -25,7 +25,7 @@ class KeyChange(NamedTuple):
     """The live setting whose initial value the key gives; "" if there is none."""
 
     def text(self) -> str:
-        """As in "workers.count: 4 -> 8"."""
+        """The change for people: "workers.count: 4 -> 8"."""
         return f"{self.key}: {_shown(self.before)} -> {_shown(self.after)}"
 
     def how_live(self) -> str:

@@ -31,7 +31,7 @@ class CodeEntry(NamedTuple):
     cause: str
     remedy: str
     fixes: Mapping[str, str] = {"": ""}
-    """By the fact `cause`; "" is the default."""
+    """The remedy by the fact `cause`; "" is the default."""
 
 
 _LOGS = "dlctl logs {daemon} -j {run}"

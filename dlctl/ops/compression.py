@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlctl import jobfile, registry
-from dlctl.algorithms.base import dense
 from dlctl.job.config import JobFile, to_dict
 from dlctl.launch.base import same_hashes
 from dlctl.model.flat import slice_bounds
@@ -73,7 +72,7 @@ def _measure(name: str, job: JobFile, gradient: Array) -> dict[str, Any]:
         packed = [compressor.take(u[lo:hi], shard) for shard, (lo, hi) in enumerate(bounds)]
         took_s = time.thread_time() - started
     for part, (lo, hi) in zip(packed, bounds, strict=True):
-        missing[lo:hi] -= dense(kind.expand(part, hi - lo), hi - lo)
+        missing[lo:hi] -= kind.expand(part, hi - lo).dense(hi - lo)
     push_bytes = sum(part.nbytes for part in packed)
     return {
         "used": used,

@@ -116,7 +116,7 @@ def wait(
 
     def waiting(now: Snapshot) -> str | None:
         rows = [now.daemon(name) for name in leaving]
-        late = [*_not_at_work(now, before), *(told(row, now.now) for row in rows if row)]
+        late = [*_not_at_work(now, before), *(describe(row, now.now) for row in rows if row)]
         if late:
             _require_hope(now, what, len(late), before)
         return ", ".join(late[:NAMED_MAX]) or None
@@ -165,11 +165,11 @@ def _not_at_work(snapshot: Snapshot, before: Mapping[str, int]) -> list[str]:
         if not row:
             late.append(f"{name} (not started yet)")
         elif facts.incarnation(row) <= old or row.get("state") not in AT_WORK:
-            late.append(told(row, snapshot.now))
+            late.append(describe(row, snapshot.now))
     return late
 
 
-def told(row: Row, now: float) -> str:
+def describe(row: Row, now: float) -> str:
     """As in "worker-3 (importing torch)"; for a hung worker, with the time of its kill if known."""
     name, state = escape(str(row["name"])), row.get("state")
     if state in ("stopped", "failed", "unknown", GONE):

@@ -22,17 +22,18 @@ class RunCase(StrEnum):
     STOPPED = "stopped"
     FINISHED = "finished"
     FAILED = "failed"
-    """It failed, or its coordinator is gone; to `start` it is live while an agent restarts it."""
+    """The run failed, or its coordinator is gone; to `start` it is live while an agent restarts it.
+    """
 
 
 class Shards(StrEnum):
     WHOLE = "whole"
     """The coordinator's memory and every shard exist: the run can resume where it stopped."""
     EMPTY = "empty"
-    """The same, for a run that has not applied any update."""
+    """The coordinator's memory and every shard exist, and no update was applied."""
     LOST = "lost"
     AWAY = "away"
-    """They are on hosts that are unreachable or were not queried."""
+    """The shards are on hosts that are unreachable or were not queried."""
 
 
 class SavedCase(StrEnum):
@@ -68,19 +69,19 @@ class Action(StrEnum):
     BEGIN = "begin"
     BEGIN_FROM = "begin from"
     """A new run from the checkpoint of the last one."""
-    GO_ON = "go on"
+    CONTINUE = "go on"
     """Resume where it stopped; nothing is lost."""
     RESUME = "resume"
-    """From its checkpoint."""
+    """Resume a run from its checkpoint."""
     ALREADY_RUNNING = "alive"
     OVER = "over"
-    """It has stopped or finished in an orderly way."""
+    """Do nothing: the run has stopped or finished in an orderly way."""
 
     LOOK_AT_SHARDS = "look at shards"
     READ_CHECKPOINTS = "read checkpoints"
 
     REFUSE_SECOND = "second"
-    """It would be a second concurrent run of the job."""
+    """Refuse: it would be a second concurrent run of the job."""
     REFUSE_CHANGED = "changed"
     REFUSE_DAMAGED = "damaged"
     REFUSE_KEPT = "kept"
@@ -105,7 +106,7 @@ START: Sequence[Row] = (
     ({"fresh": True}, Action.BEGIN),
     ({"run": RunCase.FINISHED, "goal_reached": True}, Action.OVER),
     ({"run": RunCase.FAILED, "begun": True, "shards": None}, Action.LOOK_AT_SHARDS),
-    ({"shards": Shards.WHOLE, "back": False}, Action.GO_ON),
+    ({"shards": Shards.WHOLE, "back": False}, Action.CONTINUE),
     ({"shards": Shards.AWAY, "back": False}, Action.WAIT_FOR_HOSTS),
     ({"saved": None}, Action.READ_CHECKPOINTS),
     ({"saved": SavedCase.DAMAGED, "shards": Shards.WHOLE}, Action.REFUSE_KEPT),
@@ -122,8 +123,8 @@ RECOVER: Sequence[Row] = (
     ({"run": RunCase.SILENT}, Action.REFUSE_SILENT),
     ({"run": RunCase.LIVE}, Action.ALREADY_RUNNING),
     ({"shards": None}, Action.LOOK_AT_SHARDS),
-    ({"shards": Shards.WHOLE, "back": False}, Action.GO_ON),
-    ({"shards": Shards.EMPTY, "back": False}, Action.GO_ON),
+    ({"shards": Shards.WHOLE, "back": False}, Action.CONTINUE),
+    ({"shards": Shards.EMPTY, "back": False}, Action.CONTINUE),
     ({"shards": Shards.AWAY}, Action.WAIT_FOR_HOSTS),
     ({"saved": None}, Action.READ_CHECKPOINTS),
     ({"saved": SavedCase.GOOD}, Action.RESUME),

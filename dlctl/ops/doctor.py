@@ -191,7 +191,7 @@ class Visit:
     error: DlctlError | None = None
     """Why no more is known; without `facts`, why nothing is."""
     login_s: float = 0.0
-    """Until its first answer."""
+    """Time from the login to the first answer."""
     offset_s: float = 0.0
     """How far its clock is ahead of ours."""
     error_s: float = 0.0
@@ -309,7 +309,7 @@ class Visits:
             return [(place, {"kind": "lost", "words": error.message}) for place in places]
 
     def each(self, do: Callable[[Visit], None]) -> None:
-        """For all machines that have answered so far; an error ends that of its machine."""
+        """Do this for all machines that have answered so far; an error ends that of its machine."""
 
         def attempt(visit: Visit) -> None:
             try:

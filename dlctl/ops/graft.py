@@ -89,7 +89,9 @@ def in_words(good: Good, job: JobFile) -> str:
 
 
 def _translated(good: Good, job: JobFile) -> Translation | None:
-    """None: the job resumes from it unchanged. Raises UsageError or DlctlError."""
+    """The translation of a checkpoint for a job; None: the job resumes from it unchanged. Raises
+    UsageError or DlctlError.
+    """
     if not manifest.otherwise(good[1], job):
         return None
     source = translation.Source(

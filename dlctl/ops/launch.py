@@ -74,8 +74,8 @@ def launch(file: Path, *, fresh: bool, source: Path | None = None) -> Launched:
 
 
 def _is_pending(run: Snapshot) -> bool:
-    """Whether it has no coordinator on record yet. The command that created it was killed: it held
-    the lock that we hold now.
+    """Whether a run has no coordinator on record yet. The command that created it was killed: it
+    held the lock that we hold now.
     """
     return run.is_live and run.run.get("pid") is None
 
@@ -94,16 +94,16 @@ def _act(case: Case, new: Start) -> Launched:
         return Launched(previous.directory, None)
     notes.note(summary.of(new.job))
     source = case.checkpoint
-    if source is not None and manifest.is_doubtful(source[1]):
+    if source is not None and manifest.is_suspect(source[1]):
         number = source[1]["number"]
         notes.warn(f"checkpoint {number} was saved when the run failed: {next_step.RUINED}")
     if previous is None or case.action in (Action.BEGIN, Action.BEGIN_FROM):
         if previous is not None:
             _leave(case, previous)
         return _begin(new, source)
-    if case.action is Action.GO_ON:
+    if case.action is Action.CONTINUE:
         notes.note(cases.headline(case))
-        return recover.go_on(case)
+        return recover.continue_run(case)
     return _resume(case, previous, new)
 
 

@@ -13,7 +13,7 @@ from dlctl.control import unresponsive
 from dlctl.errors import DlctlError
 from dlctl.ops import codes, other_hosts
 from dlctl.problems import of_reason
-from dlctl.records.manifest import Manifest, has_updates, is_doubtful
+from dlctl.records.manifest import Manifest, has_updates, is_suspect
 from dlctl.runs import database, facts, lineage, lock, select
 from dlctl.runs.snapshot import Snapshot, Unreadable, check_records, read_job
 from dlctl.util import hints, values
@@ -25,7 +25,7 @@ RUINED = "the model may be ruined where it stopped"
 class NextStep(NamedTuple):
     command: str
     what: str
-    """What it does, as the rest of a sentence that begins with the command."""
+    """The effect of the command, as the rest of a sentence that begins with it."""
     first: str = ""
     """What has to be done before, or it fails again: "fix train.py:45"."""
     other: str = ""
@@ -36,7 +36,7 @@ class NextStep(NamedTuple):
         step 9"; see `dlctl.util.hints`.
         """
         before = f"{self.first} first, then\n" if self.first else ""
-        return hints.either(before + hints.told(self.command, self.what), self.other)
+        return hints.either(before + hints.command(self.command, self.what), self.other)
 
 
 def of(snapshot: Snapshot) -> NextStep | None:
@@ -60,7 +60,7 @@ def command(snapshot: Snapshot) -> str:
 
 
 def job_file(snapshot: Snapshot) -> str:
-    """As typed in a shell."""
+    """The job file, as typed in a shell."""
     file = snapshot.run.get("job_file")
     return shlex.quote(values.path(file)) if isinstance(file, str) and file else "JOBFILE"
 
@@ -81,7 +81,7 @@ def _fix(snapshot: Snapshot) -> str:
 
 
 def task_file(snapshot: Snapshot) -> str:
-    """As in "train.py"; "the task" if the file is unknown."""
+    """The task's file, "train.py"; "the task" if the file is unknown."""
     file = str(read_job(snapshot.directory).get("job", {}).get("task", "")).rpartition(":")[0]
     return shlex.quote(values.path(file)) if file else "the task"
 
@@ -133,7 +133,7 @@ def _from_checkpoint(snapshot: Snapshot, manifest: Manifest) -> str:
 
 
 def _anew(file: str) -> str:
-    return hints.told(f"dlctl start --fresh {file}", "starts over at step 0")
+    return hints.command(f"dlctl start --fresh {file}", "starts over at step 0")
 
 
 def _of_diverged(snapshot: Snapshot) -> NextStep:
@@ -147,7 +147,7 @@ def _of_diverged(snapshot: Snapshot) -> NextStep:
         return NextStep(f"dlctl start --fresh {file}", what, first)
     what = f"{_from_checkpoint(snapshot, found[1])}; {RUINED}"
     other = f"dlctl recover -j {snapshot.run_id} --from-checkpoint\ndiscards values set live"
-    if is_doubtful(found[1]):  # There is no other: that one may be ruined too.
+    if is_suspect(found[1]):  # There is no other: that one may be ruined too.
         other = f"dlctl start --fresh {file}"
     return NextStep(f"dlctl start {file}", what, first, other)
 
@@ -158,7 +158,7 @@ def _of_diverged(snapshot: Snapshot) -> NextStep:
 
 
 def explained(error: Unreadable) -> Unreadable:
-    """The same error with the next command."""
+    """The error with the next command."""
     from dlctl.launch import local
 
     directory, text = error.directory, error.message
@@ -171,9 +171,9 @@ def explained(error: Unreadable) -> Unreadable:
         hint = hints.either(f"{look} {shlex.quote(str(found[0]))}", hint if has_saved else "")
     elif there := [found.name for found in local.living(directory)]:
         text += f"\n  daemons of it are alive: {', '.join(there)}"
-        hint = hints.told(f"dlctl stop --kill -j {typed}", "ends them")
+        hint = hints.command(f"dlctl stop --kill -j {typed}", "ends them")
         if snapshot.coordinator_pid is not None:
-            hint = hints.told(f"dlctl stop -j {typed}", "ends the run with a checkpoint")
+            hint = hints.command(f"dlctl stop -j {typed}", "ends the run with a checkpoint")
     return Unreadable(directory, text, hint, is_copy=found is not None)
 
 
@@ -185,11 +185,11 @@ def new_run(directory: Path, job_file: str) -> str:
     if found is None:
         return _anew(job_file)
     path, step = shlex.quote(values.path(found[0])), values.count(found[1]["step"])
-    return hints.told(f"dlctl start --from {path} {job_file}", f"resumes from step {step}")
+    return hints.command(f"dlctl start --from {path} {job_file}", f"resumes from step {step}")
 
 
 def _job_file_of(directory: Path) -> str:
-    """As typed in a shell: the file beside the runs that equals the run's copy, or the only one."""
+    """The job file in a shell: the one beside the runs that equals the run's, or the only one."""
     files = sorted(directory.resolve().parents[1].glob("*.toml"))
     same = [file for file in files if select.is_started_from(directory, file)] or files
     return shlex.quote(values.path(same[0])) if len(same) == 1 else "JOBFILE"

@@ -29,7 +29,7 @@ def launcher_of(job: Job) -> Launcher | None:
 
 
 def _known(snapshot: Snapshot) -> Launcher | None:
-    """The same for what is only shown: None if it is not installed any more, too."""
+    """The launcher of a run, for what is only shown: None if it is not installed any more, too."""
     try:
         return launcher_of(read_job(snapshot.directory))
     except DlctlError:

@@ -40,7 +40,7 @@ class Placed(NamedTuple):
     """None: any free port, or none at all."""
     parameters: int | None = None
     size_bytes: int | None = None
-    """Of a server's shard, with its optimiser state; None: unknown, or no server."""
+    """Bytes of a server's shard with its optimiser state; None: unknown, or no server."""
     batch_size: int | str | None = None
     """Samples per batch of a worker; "auto": the worker determines it."""
 
@@ -146,7 +146,7 @@ def files(case: Case, job: JobFile, file: Path) -> Iterator[tuple[str, str]]:
 
 
 def known_model(file: Path, job: JobFile) -> Model | None:
-    """From the newest checkpoint of the newest run that has one; None if there is none."""
+    """The model's size in the newest checkpoint of the newest run that has one, or None."""
     from dlctl.runs import checkpoints
 
     for run in reversed(select.of_job(select.job_file(file), job.job.name)):

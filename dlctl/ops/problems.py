@@ -22,7 +22,7 @@ from dlctl.util.names import COORDINATOR
 from dlctl.util.text import KILLED
 
 FULL_BYTES = 1_000_000
-"""With less free space than this, a run cannot write its state any more."""
+"""The least free space with which a run can write its state."""
 RECENT_S = 60.0
 """How long the takeover by a new coordinator is shown."""
 LASTING: Mapping[Code, Code] = {
@@ -122,7 +122,7 @@ def _of_coordinator(snapshot: Snapshot) -> Iterator[Problem]:
 
 
 def _full(snapshot: Snapshot) -> dict[str, str]:
-    """That the disk is full, as the facts of a problem; {} if there is room for the run's state."""
+    """The facts of the problem that the disk is full; {} if there is room for the run's state."""
     try:
         free: float = shutil.disk_usage(snapshot.directory).free
     except OSError:
@@ -185,7 +185,7 @@ class Cause(NamedTuple):
     waiting: list[Cause]
 
     def names(self) -> Iterator[str]:
-        """Its daemon, and all that wait for it."""
+        """The problem's daemon, and all that wait for it."""
         facts = self.problem.facts
         yield from (self.problem.daemon, *names_in(facts.get("workers")))
         yield from names_in(facts.get("waiting"))

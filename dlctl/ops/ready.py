@@ -15,7 +15,7 @@ from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import ENDED, READY, Snapshot, load
 from dlctl.util import hints, notes, values
 from dlctl.util.names import COORDINATOR
-from dlctl.util.text import is_birth, is_poisoned
+from dlctl.util.text import is_first_line, is_poisoned
 
 LAST_LINES = 12
 DEATH_S = 2.0
@@ -57,12 +57,12 @@ def is_back(snapshot: Snapshot) -> bool:
 def waiting_for(snapshot: Snapshot) -> str:
     """The daemons that the run waits for and that wait for no other, and what they are doing."""
     if snapshot.coordinator["state"] != "running":
-        return control.told(snapshot.coordinator, snapshot.now)
+        return control.describe(snapshot.coordinator, snapshot.now)
     if waiting := facts.text(snapshot.run.get("waiting")):
         return waiting
     late = _late(snapshot)
     causes = [row for row in late if not row.get("waiting_for")] or late
-    return ", ".join(control.told(row, snapshot.now) for row in causes[: control.NAMED_MAX])
+    return ", ".join(control.describe(row, snapshot.now) for row in causes[: control.NAMED_MAX])
 
 
 def _late(snapshot: Snapshot) -> list[dict[str, Any]]:
@@ -125,4 +125,4 @@ def quoted(snapshot: Snapshot) -> str:
 def _is_known(line: str, reason: str) -> bool:
     """Whether a log line adds nothing: the start of a daemon, or the reason of the run's end."""
     text = line.partition(" ")[2] if line.startswith(("ERROR ", "WARNING ")) else line
-    return is_birth(line) or (not line.startswith(" ") and text.strip() in reason)
+    return is_first_line(line) or (not line.startswith(" ") and text.strip() in reason)

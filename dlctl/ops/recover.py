@@ -19,7 +19,7 @@ from dlctl.ops import control, other_hosts, remains, stop
 from dlctl.ops.cases import Case, Start
 from dlctl.ops.decide import Action
 from dlctl.records.memory import End, Memory, RunMemory
-from dlctl.runs import lineage, lock, paths, task_code
+from dlctl.runs import lineage, lock, paths, task_code, terms
 from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import ENDED, Snapshot
 from dlctl.util import notes, regular, values
@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from dlctl.job.config import JobFile
 
 LED_S = 5.0
-"""For an agent to restart its coordinator, and for that to put itself on record."""
+"""Time for an agent to restart its coordinator, and for that to put itself on record."""
 OVER_S = 60.0
-"""For a coordinator to terminate the daemons of its run, including those on unreachable hosts."""
+"""Time for a coordinator to terminate the daemons of its run, including those on unreachable hosts.
+"""
 JOB_MODE = 0o644
 Json = dict[str, Any]
 
@@ -77,8 +78,8 @@ def perform(case: Case) -> Launched | None:
     """Perform the action of `dlctl recover`; None if there is nothing to do. Raises DlctlError if
     the directory cannot be written or the process cannot be started.
     """
-    if case.action is Action.GO_ON:
-        return go_on(case)
+    if case.action is Action.CONTINUE:
+        return continue_run(case)
     # Without live settings: one of them may be the reason for the rollback.
     return resume(case, settings={}) if case.action is Action.RESUME else None
 
@@ -90,7 +91,7 @@ def _dead_s(snapshot: Snapshot, *, is_dead: bool) -> float:
     return before_s + (max(0.0, snapshot.now - last) if is_dead and last is not None else 0.0)
 
 
-def go_on(case: Case) -> Launched:
+def continue_run(case: Case) -> Launched:
     """Start the next coordinator of a resumable run; it finds everything else on its own. On
     failure the run is unchanged.
     """
@@ -156,6 +157,7 @@ def resume(case: Case, settings: Json) -> Launched:
         with closing(RunDb(directory)) as db:
             db.put_run(**row)
             lineage.record(db, directory, checkpoint, cost)
+            terms.carry_over(directory, db)
             db.clear_memory()
             db.commit()
         try:

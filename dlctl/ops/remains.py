@@ -38,7 +38,7 @@ class Remains:
     """What is left of a run on all of its hosts."""
 
     kept: dict[int, KeptShard]
-    """By shard. A path on another host begins with that host's name."""
+    """Shard -> its stored state. A path on another host begins with that host's name."""
     living: list[str]
     """Live daemons on other hosts."""
     away: dict[str, str]
@@ -149,7 +149,7 @@ class RollbackLoss(NamedTuple):
     """Otherwise servers may have applied more updates than they reported."""
 
     def text(self) -> str:
-        """As in "60 steps done again, at least 21 updates lost"."""
+        """The loss for people: "60 steps done again, at least 21 updates lost"."""
         parts = [f"{plural(self.steps, 'step')} done again"] if self.steps else []
         if None in self.updates.values():
             parts.append("an unknown number of updates lost")
@@ -163,7 +163,7 @@ class RollbackLoss(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Its fields are keys of `dlctl recover --json`."""
+    """The result of an inspection. The fields are keys of `dlctl recover --json`."""
 
     alive: list[str]
     """Daemons on all hosts."""

@@ -18,13 +18,13 @@ from dlctl.util.text import KILLED, plural
 
 Tell = Callable[[Mapping[str, Any]], None]
 SAVE_S = 600.0
-"""For the checkpoint, on top of the grace period."""
+"""Time for the checkpoint, on top of the grace period."""
 
 
 NO_REPLY_S = 3.0
 """How long --kill waits for the coordinator before it kills the processes itself."""
 EXIT_S = 15.0
-"""For the coordinator to exit after it has reported that all is done."""
+"""Time for the coordinator to exit after it has reported that all is done."""
 LOST = "the coordinator died while the run was being stopped"
 
 

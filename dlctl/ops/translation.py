@@ -69,7 +69,7 @@ class TranslatedPart(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Translation:
     manifest: Manifest
-    """Of the new checkpoint, except "shards" and "workers"."""
+    """The manifest of the new checkpoint, except "shards" and "workers"."""
     parts: tuple[TranslatedPart, ...]
     """One for each file."""
     is_of_servers: bool
@@ -79,11 +79,11 @@ class Translation:
     afresh: tuple[str, ...]
     """State of the checkpoint or the job that is not converted."""
 
-    def completed(self, told: Mapping[str, Json]) -> Manifest:
-        """The manifest; told: file -> its "sha256" and "nbytes"."""
+    def completed(self, digests: Mapping[str, Json]) -> Manifest:
+        """The manifest; digests: file -> its "sha256" and "nbytes"."""
         parts = [
             {"name": part.name, "file": part.file, "state": part.state, "lo": part.lo,
-             "hi": part.hi, **told[part.file]}
+             "hi": part.hi, **digests[part.file]}
             for part in self.parts
         ]  # fmt: skip
         return self.manifest | {"shards": parts, "workers": [] if self.is_of_servers else parts}
@@ -188,7 +188,7 @@ def _of_choice(inner: Choice) -> Mapping[str, str]:
 
 
 def _of_saved(saved: Mapping[str, Array]) -> Mapping[str, str]:
-    """Of the optimiser whose state a replica has saved; {}: there is no counterpart."""
+    """Slot of the servers' optimiser -> its name in the saved optimiser; {}: no counterpart."""
     name, flags = json.loads(saved[OF].tobytes()) if OF in saved else (NONE, {})
     if name in ("adam", "adamw") and not flags.get("amsgrad"):
         return ADAM
@@ -229,7 +229,7 @@ def _as_replicas(kept: Moments, inner: Choice, model: Layout) -> Arrays:
 def _shards(
     source: Source, job: JobFile, method: Method, kept: Moments | None
 ) -> list[TranslatedPart]:
-    """With the bounds of the old shards."""
+    """The translated shards, with the bounds of the old ones."""
     before, found = source.manifest, list[TranslatedPart]()
     more_tables = method.shape.tables_of(_options(job))[1:]
     for index, (lo, hi) in enumerate((shard["lo"], shard["hi"]) for shard in before["shards"]):

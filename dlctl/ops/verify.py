@@ -32,7 +32,7 @@ from dlctl.runs.snapshot import Snapshot
 from dlctl.util.names import HOME_AGENT
 
 LOOKS = 5
-"""At a state that a live server is writing."""
+"""Attempts to read a state that a live server is writing."""
 Table = dict[tuple[int, int], int]
 """(slot, term) -> pushes that were applied."""
 
@@ -85,7 +85,7 @@ class Judgement(NamedTuple):
 
     @property
     def unchecked(self) -> Counter[str]:
-        """Why -> acknowledged pushes whose fate is unknown."""
+        """Why -> acknowledged pushes whose outcome is unknown."""
         found: Counter[str] = Counter()
         for verdict in self.verdicts:
             if verdict.lost is None:

@@ -21,7 +21,7 @@ class Alarm:
         """Whether an update may have produced values that are not finite, even if temporarily."""
 
     def over(self, rule: Rule) -> Rule:
-        """The same rule, monitored. It runs to its end even if the alarm has rung."""
+        """The same update rule, monitored: it runs to its end even if the alarm has rung."""
 
         def heard(blocks: Iterable[Block]) -> None:
             with np.errstate(over="call", invalid="call", divide="call", call=self._ring):

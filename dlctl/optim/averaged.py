@@ -32,10 +32,10 @@ class Averaged(Wrapping):
         return lambda blocks: step(self._averaging(blocks))
 
     def _averaging(self, blocks: Iterable[Block]) -> Iterator[Block]:
-        """The same blocks for the optimiser; its results are added to the average."""
+        """Blocks for the inner optimiser; its results are added to the average."""
         for block in blocks:
             yield block._replace(slots=block.slots[:-1], slots_next=block.slots_next[:-1])
-            average, way = block.slots[-1], scratch(block.w.size)
-            np.subtract(block.w_next, average, out=way)
-            way *= self._part
-            np.add(average, way, out=block.slots_next[-1])
+            average, displacement = block.slots[-1], scratch(block.w.size)
+            np.subtract(block.w_next, average, out=displacement)
+            displacement *= self._part
+            np.add(average, displacement, out=block.slots_next[-1])

@@ -27,7 +27,7 @@ def _allows_decay(lr: float, options: Mapping[str, Any]) -> None:
             most = numeric_limits.most_with(scale * decay)
             raise UsageError(
                 f"lr: {fault}",
-                hint=hints.told(
+                hint=hints.command(
                     f"dlctl set lr={most}", "that is the most with the job's weight_decay"
                 ),
             )

@@ -35,7 +35,7 @@ class Block(NamedTuple):
     place: BlockPlace
     w: Array
     g: Array
-    """Their gradient; read-only."""
+    """The gradient of these elements; read-only."""
     slots: tuple[Array, ...]
     w_next: Array
     """Output for the next values: `w` itself, or memory that does not overlap."""
@@ -50,7 +50,7 @@ class Block(NamedTuple):
         return Block(place, w, g, slots, w, slots)
 
     def part(self, lo: int, hi: int) -> Block:
-        """Its elements [lo, hi)."""
+        """The elements [lo, hi) of this block, as a block."""
         at, indices = self.place
         place = BlockPlace(at + lo, None if indices is None else indices[lo:hi])
         slots = tuple(slot[lo:hi] for slot in self.slots)

@@ -53,7 +53,7 @@ def _accumulate(blocks: Iterable[Block]) -> None:
 
 
 def _emptied(blocks: Iterable[Block], share: np.float32) -> Iterator[Block]:
-    """The same blocks for the optimiser: their gradient is the mean, and the buffer is empty."""
+    """Blocks for the inner optimiser: their gradient is the mean, and the buffer is empty."""
     for block in blocks:
         mean = (block.slots[-1] + block.g) * share
         yield block._replace(g=mean, slots=block.slots[:-1], slots_next=block.slots_next[:-1])

@@ -82,7 +82,7 @@ class DelayedNesterov:
         for _, w, g, (m, arrived), w_next, (m_next, arrived_next) in blocks:
             step = scratch(g.size)
             np.multiply(m, self.spread * self.momentum, out=step)
-            self._walk(w, g, step, w_next)
+            self._descend(w, g, step, w_next)
             np.add(arrived, g, out=arrived_next)
             keep(m, m_next)
 
@@ -96,10 +96,10 @@ class DelayedNesterov:
             m_next += mean
             step = scratch(g.size)
             np.multiply(m_next, rest * self.momentum, out=step)
-            self._walk(w, g, step, w_next)
+            self._descend(w, g, step, w_next)
             arrived_next[:] = 0
 
-    def _walk(self, w: Any, g: Any, step: Any, w_next: Any) -> None:
+    def _descend(self, w: Any, g: Any, step: Any, w_next: Any) -> None:
         """w - lr (step + g / N); changes `step`."""
         part = scratch(g.size, 2)
         np.divide(g, self.every, out=part)

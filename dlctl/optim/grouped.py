@@ -21,7 +21,8 @@ from dlctl.optim.blocks import Block, BlockPlace, Rule
 from dlctl.wire.messages import Json
 
 PIECES_MAX = 8
-"""Of a block. With more pieces it is faster to copy those of a group into one than to process each.
+"""The largest number of pieces that a block is processed in. With more it is faster to copy those
+of a group into one than to process each.
 """
 Piece = tuple[int, int, int]
 """(group, lo, hi), elements of a block."""
@@ -48,7 +49,7 @@ class Grouped:
 
     @property
     def lr(self) -> float:
-        """The unscaled rate."""
+        """The learning rate before the groups' factors."""
         return self._lr
 
     @lr.setter

@@ -19,7 +19,7 @@ class NoOptions:
 
 
 class Add:
-    """w += g."""
+    """Adds a push to the parameters: w += g."""
 
     Options: ClassVar[type[Any]] = NoOptions
     live: ClassVar[Mapping[str, Setting]] = {}

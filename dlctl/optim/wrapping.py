@@ -43,7 +43,7 @@ class Wrapping(ABC):
 
     @abstractmethod
     def begin_update(self) -> Rule:
-        """As `Optimizer.begin_update`."""
+        """Begin an update of the inner optimiser (`Optimizer.begin_update`)."""
 
 
 def keep(array: Array, following: Array) -> None:

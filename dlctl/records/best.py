@@ -88,7 +88,7 @@ class Target:
 
     @staticmethod
     def parse(text: str) -> Target:
-        """Raises ValueError."""
+        """Parse a target of the job file. Raises ValueError."""
         match = _TARGET.fullmatch(text)
         if match is None or not math.isfinite(float(match[3])):
             raise ValueError(

@@ -23,7 +23,7 @@ Json = dict[str, Any]
 @dataclass(frozen=True, slots=True)
 class Result:
     step: int
-    """Of the evaluated model."""
+    """The step of the evaluated model."""
     metrics: Mapping[str, float]
     """What the task's `evaluate` returned."""
     method: Mapping[str, float] = field(default_factory=dict)
@@ -34,14 +34,14 @@ class Result:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Result:
-        """Also from the old form: the metrics, with the step among them."""
+        """Read a result, also from the old form: the metrics, with the step among them."""
         if isinstance(value.get("metrics"), Mapping):
             return Result(value["step"], value["metrics"], value.get("method") or {})
         return Result(value.get("step", 0), {k: v for k, v in value.items() if k != "step"})
 
     @staticmethod
     def of_keys(row: Mapping[str, Any]) -> Result | None:
-        """From the keys of a run or of a manifest; None if nothing was evaluated."""
+        """The result in the keys of a run or of a manifest; None if nothing was evaluated."""
         row = in_new_form(row)
         found = row.get(METRICS)
         return Result(row[STEP] or 0, found) if isinstance(found, Mapping) else None

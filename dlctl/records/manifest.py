@@ -29,12 +29,13 @@ MANIFEST = "manifest.json"
 NUMBER_MAX = 2**63 - 1
 SCHEMA = "dlctl.checkpoint/1"
 FAILURE = "failure"
-"""Only in a checkpoint saved because its run had failed: the reason."""
+"""The key of the reason for which the run had failed when the checkpoint was saved."""
 FROZEN = "frozen"
-"""Only for a model with frozen parameters: their file, which all checkpoints of a run share, and
-the concatenated digests of the tensors, hexadecimal."""
+"""The key of the frozen parameters, if the model has any: their file, which all checkpoints of a
+run share, and the concatenated digests of the tensors, hexadecimal.
+"""
 MEAN = "mean"
-"""Only if the run's model is the mean of those of all workers: true."""
+"""The key that says that the run's model is the mean of those of all workers: true."""
 Manifest = dict[str, Any]
 
 CHOICES = ("algorithm", "optimizer", "inner")
@@ -133,12 +134,12 @@ def otherwise(manifest: Manifest, job: JobFile) -> str:
 
 
 def has_updates(manifest: Manifest) -> bool:
-    """Whether it has more than the model's initial values."""
+    """Whether a checkpoint has more than the model's initial values."""
     versions = [part["state"].get("version") for part in manifest["shards"]]
     return manifest["step"] > 0 or versions != [0] * len(versions)
 
 
-def is_doubtful(manifest: Manifest) -> bool:
+def is_suspect(manifest: Manifest) -> bool:
     """Whether its model may be ruined: results computed from it were unusable."""
     return is_poisoned(str(manifest.get(FAILURE, "")))
 

@@ -64,13 +64,13 @@ class RunMemory(Piece):
 
 @dataclass(frozen=True, slots=True)
 class Clock(Piece):
-    """Once the workers have been released."""
+    """The clock of a run, which starts when the workers are released."""
 
     KEY: ClassVar[str] = "clock"
     worked_s: float = 0.0
-    """Whole seconds since then."""
+    """Whole seconds since the workers were released."""
     checkpoint_s: float = 0.0
-    """At that time: seconds since the newest attempt to save a checkpoint."""
+    """Seconds since the newest attempt to save a checkpoint, when this was recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +97,11 @@ class EvaluationMemory(Piece):
 
 @dataclass(frozen=True, slots=True)
 class Finish(Piece):
-    """Of a task that has a `finish`."""
+    """The progress of the task's `finish`, which runs once after the training."""
 
     KEY: ClassVar[str] = "finish"
     started: int = 0
-    """How often."""
+    """How often `finish` was started."""
     result: Json | None = None
 
 
@@ -136,7 +136,7 @@ class LeadState(Piece):
     clock: int
     state: Json
     journal: Json
-    """Of a lead that drives the method."""
+    """The recorded results of a lead that drives the method, for a replay; see `Lead.drive`."""
 
 
 Kind = TypeVar("Kind", bound=Piece)

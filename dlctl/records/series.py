@@ -20,10 +20,10 @@ from collections.abc import Mapping
 RUN, EVALUATION = "run", "evaluation"
 """Names of series, beside those of daemons, which all end in a number."""
 ROWS_MAX = 1000
-"""Per series; a row has some 300 to 1,500 bytes."""
+"""The rows of one series; a row has some 300 to 1,500 bytes."""
 EVERY_S = {RUN: 1.0, EVALUATION: 0.0}
 DAEMON_EVERY_S = 10.0
-"""Between two rows of a series that has not been thinned."""
+"""Interval between two rows of a series that has not been thinned."""
 THINNED_EVERY_S_MIN = 1.0
 
 
@@ -33,7 +33,7 @@ class Series:
     def __init__(self, counts: Mapping[str, int], every_s: Mapping[str, float]) -> None:
         """counts: existing rows. every_s: that of the previous coordinator."""
         self.every_s = dict(every_s)
-        """Of thinned series."""
+        """Name of a thinned series -> seconds between two of its rows."""
         self._counts = dict(counts)
         self._due_at: dict[str, float] = {}
 

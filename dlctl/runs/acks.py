@@ -39,7 +39,7 @@ class AckRecord:
     incarnation: int
     term: int
     counts: tuple[int, ...]
-    """By shard: pushes settled without a gap; the next one has this number."""
+    """Shard -> pushes settled without a gap; the next one has this number."""
 
 
 def path_of(run_directory: Path, name: str, incarnation: int) -> Path:

@@ -208,7 +208,7 @@ class RunDb:
     # ------------------------------------------------------------ memory
 
     def put_memory(self, values: dict[str, Any]) -> None:
-        """None deletes the key."""
+        """Store the values of these keys; None deletes a key."""
         gone = [(key,) for key, value in values.items() if value is None]
         self._db.executemany("DELETE FROM memory WHERE key = ?", gone)
         self._put("memory", {k: v for k, v in values.items() if v is not None})

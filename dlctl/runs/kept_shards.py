@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from dlctl.errors import DlctlError
 from dlctl.job.config import Servers
-from dlctl.shards import image, records
+from dlctl.shards import image, journal_format
 from dlctl.shards.base import check_state
 from dlctl.shards.errors import Unusable
 from dlctl.util import regular
@@ -45,14 +45,14 @@ class KeptShard:
 
     shard: int
     path: Path
-    """Of the parameters."""
+    """The stored state of the parameters' shard."""
     in_use: bool
     """A live server has it open; the facts are a moment old."""
     problem: str
     """Why a server cannot resume from it; "" if one can."""
     initialised: bool = False
     version: int = 0
-    """Of the parameters."""
+    """The version of the parameters: how many updates they have."""
     deliveries: list[list[int]] = field(default_factory=list)
     """[[slot, term, next number, ...], ...]: which pushes of each worker the parameters have."""
 
@@ -63,9 +63,9 @@ class _Found(NamedTuple):
     path: Path
     in_use: bool
     problem: str
-    """Why it cannot be read; "" if it was."""
+    """Why the state cannot be read; "" if it was."""
     state: Json
-    """Of its last commit; {} if there was none or it cannot be read."""
+    """The role's state in the last commit; {} if there was none or it cannot be read."""
 
 
 def shared_memory() -> Path:
@@ -84,7 +84,7 @@ def places(run_directory: Path, servers: Servers) -> list[Path]:
 
 
 def _may_be_ours(directory: Path) -> bool:
-    """Whether it is absent or ours: in shared memory, any user may create this name."""
+    """Whether a directory is absent or ours: in shared memory any user may create this name."""
     try:
         info = directory.lstat()
     except OSError:
@@ -145,7 +145,9 @@ def _look(identity: _Identity, path: Path) -> _Found:
 
 
 def _read_image(path: Path, identity: _Identity, in_use: bool) -> Json:
-    """Raises Unusable or OSError. in_use: a server may write to it during the read."""
+    """Read the state in a mapped file. Raises Unusable or OSError. in_use: a server may write to it
+    during the read.
+    """
     descriptor = regular.descriptor(path, os.O_NOFOLLOW)
     try:
         if not os.fstat(descriptor).st_size:
@@ -169,12 +171,12 @@ def _read_image(path: Path, identity: _Identity, in_use: bool) -> Json:
 def _read_log(path: Path, identity: _Identity) -> Json:
     """The state of a base and its journal. Raises Unusable or OSError."""
     journal = path.with_name(path.name.replace(".base-", ".journal-"))
-    base = records.read(regular.read_bytes(path))
+    base = journal_format.read(regular.read_bytes(path))
     if base is None:
         raise Unusable("it is damaged")
     body = base[0].body
     _check_is((body.get("run_id"), body.get("shard"), body.get("table", "")), identity)
-    since, _ = records.read_all(regular.read_bytes(journal)) if journal.exists() else ([], 0)
+    since, _ = journal_format.read_all(regular.read_bytes(journal)) if journal.exists() else ([], 0)
     if not path.exists():  # Its journal may be gone too: the newest state is elsewhere.
         raise Unusable("a server is writing it")
     return [check_state(record.body.get("state")) for record in (base[0], *since)][-1]

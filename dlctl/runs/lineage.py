@@ -22,7 +22,7 @@ from pathlib import Path
 
 from dlctl.errors import DlctlError
 from dlctl.records.best import Best
-from dlctl.records.manifest import FAILURE, Manifest, checkpoint_row, is_doubtful
+from dlctl.records.manifest import FAILURE, Manifest, checkpoint_row, is_suspect
 from dlctl.runs import checkpoints, terms
 from dlctl.runs.database import RunDb
 from dlctl.util import values
@@ -37,7 +37,7 @@ class Resume:
     """One resume of a run from a checkpoint."""
 
     checkpoint: int
-    """Its number."""
+    """The number of the checkpoint."""
     highest: int
     """Number of the newest checkpoint at that time, good or not."""
     terms: Mapping[str, int]
@@ -77,8 +77,8 @@ def is_of_branch(number: int, branch: Sequence[Resume]) -> bool:
     return number <= newest
 
 
-def record(db: RunDb, directory: Path, checkpoint: Path, told: str) -> None:
-    """Record that the run resumes; `told`: the cost and its reason. No commit.
+def record(db: RunDb, directory: Path, checkpoint: Path, detail: str) -> None:
+    """Record that the run resumes; `detail`: the cost and its reason. No commit.
 
     From now on this is its newest checkpoint: later ones do not count any more.
     """
@@ -94,7 +94,7 @@ def record(db: RunDb, directory: Path, checkpoint: Path, told: str) -> None:
         "terms": terms.newest(directory, db),
     }
     text = f"resumed from the checkpoint at step {values.count(step)}"
-    db.add_event(time.time(), KIND, "", text + (f": {told}" if told else ""), data)
+    db.add_event(time.time(), KIND, "", text + (f": {detail}" if detail else ""), data)
 
 
 # ---------------------------------------------------------------- the order in which to try them
@@ -106,7 +106,7 @@ def order(run_directory: Path) -> list[Path]:
 
     def rank(path: Path) -> tuple[bool, bool, tuple[int, int]]:
         number = checkpoints.number(path)
-        return is_of_branch(number[0], branch), not is_doubtful(readable.get(path, {})), number
+        return is_of_branch(number[0], branch), not is_suspect(readable.get(path, {})), number
 
     return sorted(checkpoints.finished(run_directory), key=rank, reverse=True)
 

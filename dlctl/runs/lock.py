@@ -66,7 +66,7 @@ def require_own(snapshot: Snapshot) -> None:
 
 def origin(snapshot: Snapshot) -> tuple[Path, str] | None:
     """(the original's directory, the evidence) if this directory is a copy; None if not, or if its
-    database cannot be read and nothing else tells. A live run is often damaged in copying.
+    database cannot be read and there is no other evidence. A live run is often damaged in copying.
     """
     directory, run_id, recorded = snapshot.directory, _run_id(snapshot), _recorded(snapshot)
     is_itself = run_id == directory.name and _is_at(directory, recorded)
@@ -128,7 +128,7 @@ def _running_elsewhere(snapshot: Snapshot) -> Iterator[tuple[str, Path]]:
 
 @contextmanager
 def claimed(directory: Path) -> Iterator[None]:
-    """Only one command at a time recovers a run. Raises DlctlError if another one holds it."""
+    """Hold the lock for the recovery of a run. Raises DlctlError if another command has it."""
     with ExitStack() as held:
         try:
             held.enter_context(paths.held(directory))
@@ -170,7 +170,7 @@ def has_unknown_coordinator(snapshot: Snapshot) -> bool:
 
 
 HELD_S = 600.0
-"""For another command: it may be verifying a large checkpoint, or waiting for daemons to exit."""
+"""Time to wait for another command, which may verify a large checkpoint, or await exits."""
 NO_LOCKS = (
     "this directory must be writable, on a file system with locks; XDG_STATE_HOME moves it, and "
     "with it the index of runs"

@@ -40,9 +40,9 @@ class LogFile(NamedTuple):
     age: int
     """0: the current file; 1, 2 ...: rotated, higher is older."""
     inode: int
-    """Of the file with this name at the time of listing."""
+    """The inode of the file with this name at the time of listing."""
     nbytes: int
-    """At that time. What is written later is for the next listing."""
+    """The size at the time of listing. What is written later is for the next listing."""
 
     @property
     def identity(self) -> tuple[str, int, int]:
@@ -217,7 +217,7 @@ class Follower:
         return in_order([*self.poll(), *self.poll(at_end=True)])
 
     def _read(self, file: LogFile, at_end: bool) -> list[Line] | None:
-        """Its new lines; None if another file has its name by now."""
+        """The new lines of a file; None if another file has its name by now."""
         offset, lines = self._offsets.get(file.identity, 0), list[Line]()
         if file.nbytes == offset:
             return lines

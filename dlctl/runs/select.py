@@ -179,5 +179,5 @@ def _unknown(job: str, found: list[Path]) -> NotFound:
 def _ambiguous(what: str, snapshots: Sequence[Snapshot]) -> UsageError:
     same = len({s.run_id for s in snapshots}) < len(snapshots)
     names = [str(s.directory) if same else s.run_id for s in snapshots[:LISTED_MAX]]
-    hint = hints.told("dlctl ps", "lists them; choose one with -j")
+    hint = hints.command("dlctl ps", "lists them; choose one with -j")
     return UsageError(f"{what}: {', '.join(names)}", hint=hint)

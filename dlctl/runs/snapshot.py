@@ -58,10 +58,10 @@ class Snapshot:
     """The corrected state: "failed" if the run should be live but its coordinator is gone."""
     reason: str
     is_live: bool
-    """Its coordinator is running or about to; or an agent is alive, which restarts it."""
+    """The run's coordinator is running or about to; or an agent is alive, which restarts it."""
     now: float
     coordinator_pid: int | None = None
-    """Of the live coordinator; None if there is none."""
+    """The process id of the live coordinator; None if there is none."""
     beat_age_s: float | None = None
     """How long ago the coordinator showed that it runs, see `paths.beat_age_s`."""
 

@@ -31,7 +31,7 @@ def as_it_was(directory: Path, path: Path, now: bytes | None) -> bytes | None:
     temporary = kept.with_name(f".{kept.name}.{os.getpid()}")
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
-        temporary.unlink(missing_ok=True)  # Of an earlier process.
+        temporary.unlink(missing_ok=True)  # Left by an earlier process.
         with temporary.open("xb") as file:
             file.write(now)
         os.link(temporary, kept)

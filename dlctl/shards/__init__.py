@@ -8,7 +8,7 @@
     image.py      the bytes of a mapped state: header, commits, undo record, two buffers
     mapped.py     "process": the same arrays in a mapped file, every commit atomic under kill -9
     undo.py       old values that roll back a sparse update if it is not committed
-    records.py    the bytes of a journal: one record per commit
+    journal_format.py the bytes of a journal: one record per commit
     journaled.py  "disk": plain arrays, and every commit on the disk before it is acknowledged
 
 Nothing here opens a file: storages work on any writable buffer, or on a driver's `Log`, so the same

@@ -51,7 +51,7 @@ NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 def no_point(name: str) -> None:
-    """Without kill points."""
+    """Does nothing: the default of a storage's `point`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Spec:
     table: str = ""
     """The table of the method; "": the parameters."""
     dtype: str = "float32"
-    """Of every vector."""
+    """The element type of every vector in the state."""
 
     @property
     def place(self) -> str:
@@ -87,7 +87,7 @@ class Spec:
 
     @property
     def vector_bytes(self) -> int:
-        """Of all vectors together; the rest of a state is small."""
+        """Bytes of all vectors together; the rest of a state is small."""
         return np.dtype(self.dtype).itemsize * self.size * len(self.names)
 
     @property
@@ -121,14 +121,14 @@ def check_state(state: Any, optimizer: Optimizer | None = None) -> Json:
 
 
 def is_natural(value: Any) -> bool:
-    """At most what no number of updates reaches, so the next commit stays readable, and a message
-    can hold it.
+    """Whether a value is a plausible counter: no number of updates exceeds it, so the next commit
+    stays readable, and a message can hold it.
     """
     return type(value) is int and 0 <= value <= NATURAL_MAX
 
 
 def unusable(spec: Spec, error: DlctlError, where: str) -> Unusable:
-    """The same reason, with the shard, the place and a hint."""
+    """The error that a stored state cannot be used, with the shard, the place and a hint."""
     return Unusable(
         f"the stored state of shard {spec.shard} cannot be used: {error.message}",
         where=where,
@@ -154,7 +154,7 @@ class Extras:
     """Data that only the first shard holds; set once, with the initial values."""
 
     averaged: Array
-    """float64"""
+    """float64: the averaged buffers of the model."""
 
 
 class Storage(Protocol):
@@ -192,10 +192,11 @@ class Storage(Protocol):
         ...
 
     def update(
-        self, delta: Delta, rule: Rule, lr: float, told: Mapping[str, int] = NOTHING
+        self, delta: Delta, rule: Rule, lr: float, counters: Mapping[str, int] = NOTHING
     ) -> None:
-        """Apply `rule` to all elements that `delta`, of the shard's length, touches. lr, told: the
-        rule's learning rate and the counters that were set for it, stored for a replay.
+        """Apply `rule` to all elements that `delta`, of the shard's length, touches. lr,
+        counters: the rule's learning rate and the counters that were set for it, stored for a
+        replay.
         """
         ...
 
@@ -253,11 +254,9 @@ class Shard:
         self.storage = storage
         self.version = 0
         self.samples = 0
-        """In the updates so far."""
+        """The number of samples in the updates so far."""
         self.clip_norm = 0.0
         """Maximum norm of an update's gradient, which is scaled down to it; 0: no limit."""
-        self.shares_norm = False
-        """Whether clipping uses the norm over all shards, which `apply` is then given."""
         self._peak = optimizer.lr
         self._factor: Callable[[int], float] | None = None
         self.size = storage.w.size
@@ -307,7 +306,7 @@ class Shard:
         self._set_rate()
 
     def follow(self, factor: Callable[[int], float]) -> None:
-        """From now on the learning rate is lr times this function of `samples`."""
+        """Set the learning rate to lr times this function of `samples` from now on."""
         self._factor = factor
         self._set_rate()
 
@@ -344,19 +343,19 @@ class Shard:
         delta: Delta,
         samples: int = 0,
         norm: float | None = None,
-        told: Mapping[str, int] = NOTHING,
+        counters: Mapping[str, int] = NOTHING,
         changes: Array | None = None,
     ) -> None:
         """Apply one update by the optimiser's rule, of this number of samples. A sparse update
         costs O(its length), unless the rule then sweeps all elements. Raises Diverged.
 
-        norm: for clipping; None: the delta's own. told: optimiser counters to set for this update,
-        integers >= 0, by which a method's shard side passes values to the rule that wraps the
-        optimiser. changes: the only positions where the parameters change, int64[n], strictly
+        norm: for clipping; None: the delta's own. counters: of the optimiser, to set for this
+        update, integers >= 0, by which a method's shard side passes values to the rule that wraps
+        the optimiser. changes: the only positions where the parameters change, int64[n], strictly
         increasing; None: all that the delta has, or that the rule sweeps.
         """
         check_length(delta, self.size)
-        self.optimizer.counters.update(told)
+        self.optimizer.counters.update(counters)
         if delta.values.dtype != self.w.dtype:
             delta = Delta(delta.values.astype(self.w.dtype), delta.indices, delta.positions)
         if self.clip_norm:
@@ -371,7 +370,7 @@ class Shard:
             self.history.note(self.version + 1, changes)
         else:
             rule = self.history.watch(self.version + 1, delta, rule)
-        self.storage.update(delta, rule, self.optimizer.lr, told)
+        self.storage.update(delta, rule, self.optimizer.lr, counters)
         if self._alarm.has_rung:
             self._raise_if_diverged()
         self.version += 1
@@ -430,7 +429,7 @@ class Shard:
 
 
 def _clipped(delta: Delta, norm_max: float, norm: float) -> Delta:
-    """As torch.nn.utils.clip_grad_norm_."""
+    """Scale a delta down to `norm_max`, as torch.nn.utils.clip_grad_norm_ does."""
     factor = norm_max / (norm + 1e-6)
     if factor >= 1.0:
         return delta

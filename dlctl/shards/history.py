@@ -26,8 +26,9 @@ from dlctl.wire.messages import Array
 
 VERSIONS_MAX = 64
 PART = 8
-"""At most 1/8 of a shard's elements are recorded, in about 0.6 bytes per parameter. Within one
-machine sending all elements is faster from a third of that on; over a 10 Gbit/s network it is not.
+"""Divisor of the most elements to record: 1/8 of a shard's, in about 0.6 bytes per parameter.
+Within one machine sending all elements is faster from a third of that on; over a 10 Gbit/s network
+it is not.
 """
 
 
@@ -41,7 +42,7 @@ class Changes(NamedTuple):
     counts: tuple[int, ...]
     """How many of the n each update touched."""
     lengths: tuple[int, ...]
-    """Bytes of its positions."""
+    """Bytes of the packed positions of each update."""
 
 
 @dataclass(slots=True)
@@ -51,7 +52,7 @@ class _Update:
     where: Array
     """uint32[n], or int64[n] if the shard is too large for that."""
     positions: Array | None
-    """The same, packed; None: not needed yet."""
+    """The positions of `where`, packed; None: not needed yet."""
 
     def packed(self, size: int) -> Array:
         if self.positions is None:
@@ -61,7 +62,7 @@ class _Update:
 
 class History:
     def __init__(self, size: int) -> None:
-        """Of a shard of `size` elements."""
+        """size: the number of elements of the shard."""
         self._size = size
         self._dtype = np.uint32 if size <= 2**32 else np.int64
         self._version: int | None = None
@@ -69,11 +70,12 @@ class History:
         self._updates: deque[_Update] = deque()
         """The updates of the newest versions, oldest first."""
         self._total = 0
-        """Positions in all of them."""
+        """The number of positions in all recorded updates."""
         self._values: Array | None = None
         """The values that the newest update wrote; None: not recorded."""
         self.forgotten = 0
-        """How often `forget` was called: the values may have changed while the version has not."""
+        """The number of calls of `forget`: the values may have changed while the version has not.
+        """
 
     def forget(self) -> None:
         """The shard was written to directly: no difference from an earlier version is known."""

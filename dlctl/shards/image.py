@@ -29,7 +29,7 @@ from dlctl.errors import DlctlError
 from dlctl.model.vector import all_finite
 from dlctl.shards.base import Spec, W
 from dlctl.shards.errors import Unusable
-from dlctl.shards.records import read_body
+from dlctl.shards.journal_format import read_body
 from dlctl.shards.undo import Undo
 from dlctl.util.threads import PLACES
 from dlctl.wire.messages import Array, Json
@@ -64,8 +64,9 @@ class ImageForm:
     averaged: int
     commit_bytes: int
     boot_id: str
-    """Of the boot in which the state was created: before a power loss the kernel may have written
-    some pages and not others."""
+    """The id of the boot in which the state was created: before a power loss the kernel may have
+    written some pages and not others.
+    """
     table: str = ""
     dtype: str = "float32"
 
@@ -213,7 +214,7 @@ def read_header(buffer: Any) -> ImageForm:
 
 
 def _form_of(found: Json) -> ImageForm:
-    """Raises Unusable if a value has the wrong type; sizes are natural numbers."""
+    """The form in a header, with natural sizes. Raises Unusable if a type is wrong."""
     values: dict[str, Any] = {field.name: found.get(field.name) for field in fields(ImageForm)}
     texts = [values["run_id"], values["boot_id"], values["table"], values["dtype"]]
     slots = values["slots"]

@@ -25,7 +25,7 @@ from dlctl.compress.base import Delta
 from dlctl.errors import DlctlError
 from dlctl.optim.base import Optimizer
 from dlctl.optim.blocks import Rule
-from dlctl.shards import records
+from dlctl.shards import journal_format
 from dlctl.shards.base import (
     FLOAT32_MAX,
     NOTHING,
@@ -38,9 +38,9 @@ from dlctl.shards.base import (
     unusable,
 )
 from dlctl.shards.errors import Unusable
+from dlctl.shards.journal_format import Bytes, JournalRecord
 from dlctl.shards.log import LogWrite, Point, ShardLog
 from dlctl.shards.memory import ArraysInMemory, fresh
-from dlctl.shards.records import Bytes, JournalRecord
 from dlctl.wire.messages import Array, Json
 
 FORMAT = 5
@@ -52,7 +52,7 @@ class Journaled(ArraysInMemory):
     survives = True
 
     def __init__(self, log: ShardLog, spec: Spec, point: Point = no_point) -> None:
-        """For an existing log, which `resume` reads."""
+        """log: an existing one, which `resume` reads."""
         super().__init__(fresh(spec.size, spec.slots, spec.dtype))
         self._dtype = np.dtype(spec.dtype).newbyteorder("<").str
         self._log = log
@@ -62,15 +62,15 @@ class Journaled(ArraysInMemory):
         self._deltas: list[tuple[Delta, float, Mapping[str, int]]] = []
         """Updates since the last commit."""
         self._was_filled = False
-        self._is_doubtful = False
+        self._is_uncertain = False
         """Whether the content of the log is unknown, because it could not be rewritten. Then the
         next commit writes a base."""
         self._updated = False
         """Whether there was an update since the values were set."""
         self._state: Json = {}
-        """Of the last commit."""
+        """The role's state in the last commit."""
         self._journal_bytes = 0
-        """Of the records since the last base."""
+        """Bytes of the records since the last base."""
         self._rotate_at_bytes = self._state_bytes()
 
     @staticmethod
@@ -88,9 +88,9 @@ class Journaled(ArraysInMemory):
         return storage
 
     def update(
-        self, delta: Delta, rule: Rule, lr: float, told: Mapping[str, int] = NOTHING
+        self, delta: Delta, rule: Rule, lr: float, counters: Mapping[str, int] = NOTHING
     ) -> None:
-        self._deltas.append((delta, lr, told))
+        self._deltas.append((delta, lr, counters))
         self._updated = True
         super().update(delta, rule, lr)
 
@@ -105,13 +105,13 @@ class Journaled(ArraysInMemory):
         self._number += 1
         self._state = state
         record = base = b""
-        if not (self._was_filled or self._is_doubtful):
+        if not (self._was_filled or self._is_uncertain):
             record = b"".join(self._record())
             self._journal_bytes += len(record)
         if not record or self._journal_bytes > self._rotate_at_bytes:
             # If there is no room for it, the next attempt is as many records later.
             base, self._journal_bytes = b"".join(self._base()), 0
-        self._deltas, self._was_filled, self._is_doubtful = [], False, False
+        self._deltas, self._was_filled, self._is_uncertain = [], False, False
         return LogWrite(self._log, self._number, record, base, self._point)
 
     def rewrite(self) -> None:
@@ -121,7 +121,7 @@ class Journaled(ArraysInMemory):
         Uncommitted updates are left to their commit, which then writes everything. If this fails,
         the caller may continue: the next commit writes everything, or fails, too.
         """
-        self._is_doubtful = True
+        self._is_uncertain = True
         if not self._deltas and not self._was_filled:
             self._number += 1
             self._write_base()
@@ -130,7 +130,7 @@ class Journaled(ArraysInMemory):
         """Write a last record, so that damage before it is distinguished from a truncated end. No
         write may be under way.
         """
-        if self._deltas or self._was_filled or self._is_doubtful or not self._state:
+        if self._deltas or self._was_filled or self._is_uncertain or not self._state:
             return
         self._number += 1
         with suppress(DlctlError):  # The last commit is what counts, and it is on the disk.
@@ -139,21 +139,25 @@ class Journaled(ArraysInMemory):
     def _record(self) -> list[Bytes]:
         arrays: list[Array] = []
         updates: list[list[Any]] = []
-        for (values, indices, _), lr, told in self._deltas:
+        for (values, indices, _), lr, counters in self._deltas:
             arrays += [values] if indices is None else [values, indices]
-            updates.append([values.size, indices is not None, lr, *([dict(told)] if told else [])])
-        return records.pack(self._number, {"state": self._state, "updates": updates}, arrays)
+            updates.append(
+                [values.size, indices is not None, lr, *([dict(counters)] if counters else [])]
+            )
+        return journal_format.pack(self._number, {"state": self._state, "updates": updates}, arrays)
 
     def _base(self) -> list[Bytes]:
         body = {**self._identity(), "state": self._state, "updated": self._updated}
         body["extras"] = self.extras.averaged.size
-        return records.pack(self._number, body, [*self._vectors.values(), self.extras.averaged])
+        return journal_format.pack(
+            self._number, body, [*self._vectors.values(), self.extras.averaged]
+        )
 
     def _write_base(self) -> None:
         """Between two commits: when this returns, it is on the disk."""
-        self._is_doubtful = True
+        self._is_uncertain = True
         self._log.begin(self._number, self._base())
-        self._is_doubtful, self._journal_bytes = False, 0
+        self._is_uncertain, self._journal_bytes = False, 0
         self._point("base written")
 
     def _identity(self) -> Json:
@@ -185,7 +189,7 @@ class Journaled(ArraysInMemory):
         self._state = check_state(base.body.get("state"), optimizer)
         _load_optimizer(optimizer, self._state)
         self._number = number
-        for record in records.read_all(self._log.read_journal(number))[0]:
+        for record in journal_format.read_all(self._log.read_journal(number))[0]:
             self._state = self._repeat(record, optimizer)
         self._number += 1
         self._write_base()
@@ -201,7 +205,7 @@ class Journaled(ArraysInMemory):
         if any(base.body.get(key) != identity[key] for key in ("run_id", "shard", "table")):
             return False
         try:
-            found, _ = records.read_all(self._log.read_journal(number))
+            found, _ = journal_format.read_all(self._log.read_journal(number))
         except Unusable:
             return True  # It is damaged, and has records behind the damage.
         return bool(base.body.get("updated")) or any(record.body.get("updates") for record in found)
@@ -211,7 +215,7 @@ class Journaled(ArraysInMemory):
         only when the newer one is on the disk, and its journal reaches as far."""
         numbers = self._log.bases()
         for number in numbers:
-            found = records.read(self._log.read_base(number))
+            found = journal_format.read(self._log.read_base(number))
             if found is not None and found[0].number == number:
                 return number, found[0]
             if self._log.read_journal(number):
@@ -220,7 +224,7 @@ class Journaled(ArraysInMemory):
 
     def _take_base(self, base: JournalRecord) -> None:
         for what, wanted in self._identity().items():
-            records.same(base.body.get(what), wanted, what)
+            journal_format.same(base.body.get(what), wanted, what)
         averaged = base.body.get("extras")
         if type(averaged) is not int or averaged < 0:
             raise Unusable("it does not state the size of its averaged buffers")
@@ -230,7 +234,7 @@ class Journaled(ArraysInMemory):
         self._updated = bool(base.body.get("updated"))
 
     def _repeat(self, record: JournalRecord, optimizer: Optimizer) -> Json:
-        """Replay one commit."""
+        """Replay the updates of one commit from the journal."""
         if record.number != self._number + 1:
             raise Unusable(f"record {record.number} of its journal follows {self._number}")
         self._number = record.number
@@ -240,11 +244,11 @@ class Journaled(ArraysInMemory):
         updates = record.body.get("updates")
         if type(updates) is not list or not all(map(_is_update, updates)):
             raise Unusable(f"record {record.number} of its journal has no list of updates")
-        for delta, lr, told in self._deltas_of(record, updates):
-            if not told.keys() <= optimizer.counters.keys():
+        for delta, lr, counters in self._deltas_of(record, updates):
+            if not counters.keys() <= optimizer.counters.keys():
                 raise Unusable(f"record {record.number} of its journal is of another optimiser")
             optimizer.lr = lr
-            optimizer.counters.update(told)
+            optimizer.counters.update(counters)
             super().update(delta, optimizer.begin_update(), lr)
             self._updated = True
         optimizer.lr = state["lr"]
@@ -264,12 +268,12 @@ class Journaled(ArraysInMemory):
             for shape in [(self._dtype, count), *([("<i8", count)] if is_sparse else [])]
         ]
         arrays = record.arrays(shapes)
-        for _, is_sparse, lr, *told in updates:
+        for _, is_sparse, lr, *counters in updates:
             values = next(arrays)
             indices = next(arrays) if is_sparse else None
             if not _fits(values, indices, self._spec.size):
                 raise Unusable(f"record {record.number} of its journal is for another shard")
-            yield Delta(values, indices), lr, told[0] if told else {}
+            yield Delta(values, indices), lr, counters[0] if counters else {}
 
 
 def _fits(values: Array, indices: Array | None, size: int) -> bool:
@@ -281,13 +285,13 @@ def _fits(values: Array, indices: Array | None, size: int) -> bool:
 
 
 def _is_update(value: Any) -> bool:
-    """Whether it is [elements, whether it has indices, rate, optional counters]."""
+    """Whether a value is [elements, whether it has indices, rate, optional counters]."""
     if type(value) is not list or len(value) not in (3, 4):
         return False
-    is_told = len(value) == 3 or (
+    is_well_formed = len(value) == 3 or (
         type(value[3]) is dict and all(map(is_natural, value[3].values()))
     )
-    return is_told and type(value[2]) in (int, float) and abs(value[2]) <= FLOAT32_MAX
+    return is_well_formed and type(value[2]) in (int, float) and abs(value[2]) <= FLOAT32_MAX
 
 
 def _load_optimizer(optimizer: Optimizer, state: Json) -> None:

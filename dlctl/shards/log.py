@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dlctl.shards.errors import NoRoom
-from dlctl.shards.records import Bytes, joined
+from dlctl.shards.journal_format import Bytes, joined
 
 Point = Callable[[str], None]
 """Called with a name at every step at which tests and failpoints may kill the process."""
@@ -39,7 +39,7 @@ class ShardLog(Protocol):
     def read_base(self, number: int) -> bytes: ...
 
     def read_journal(self, number: int) -> bytes:
-        """b"" if it does not exist."""
+        """The content of a journal; b"" if it does not exist."""
         ...
 
     def begin(self, number: int, parts: Sequence[Bytes]) -> None:
@@ -59,9 +59,9 @@ class LogWrite:
 
     log: ShardLog
     number: int
-    """Of the commit."""
+    """The number of the commit."""
     record: bytes = field(repr=False)
-    """b"": the base alone has the commit."""
+    """The record in the journal; b"": the base alone has the commit."""
     base: bytes = field(repr=False)
     """b"": none. Behind a record it only starts the journal over: if the disk has no room for it,
     the journal goes on."""
@@ -75,7 +75,7 @@ class LogWrite:
         return len(self.record) + len(self.base)
 
     def perform(self) -> None:
-        """Raises DlctlError if the disk fails."""
+        """Write and sync the commit. Raises DlctlError if the disk fails."""
         perform_first([self])
 
 

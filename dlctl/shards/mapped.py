@@ -41,7 +41,7 @@ class Mapped:
     survives = True
 
     def __init__(self, buffer: Any, form: ImageForm, newest: CommittedState, point: Point) -> None:
-        """Use `create` or `reopen`."""
+        """Not to be called directly: use `create` or `reopen`."""
         self._form = form
         self._point = point
         self._newest = newest
@@ -139,7 +139,7 @@ class Mapped:
             ahead.drop()
 
     def update(
-        self, delta: Delta, rule: Rule, lr: float, told: Mapping[str, int] = NOTHING
+        self, delta: Delta, rule: Rule, lr: float, counters: Mapping[str, int] = NOTHING
     ) -> None:
         self._updated = True
         if self._ahead is not None and self._ahead.is_of(delta):
@@ -269,7 +269,7 @@ class Mapped:
 
     @property
     def size_bytes(self) -> int:
-        """Of the buffer of this state."""
+        """Bytes of the buffer that this state needs."""
         return self._form.total_bytes
 
     def move(self, buffer: Any) -> None:

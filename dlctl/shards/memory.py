@@ -42,14 +42,14 @@ class ArraysInMemory:
         return self._extras
 
     def prepare(self, delta: Delta, count: int, next_rule: Callable[[], Rule] | None) -> bool:
-        """An update in place cannot be rolled back."""
+        """False: an update in place cannot be rolled back."""
         return False
 
     def forget_prepared(self) -> None:
         """There is nothing."""
 
     def update(
-        self, delta: Delta, rule: Rule, lr: float, told: Mapping[str, int] = NOTHING
+        self, delta: Delta, rule: Rule, lr: float, counters: Mapping[str, int] = NOTHING
     ) -> None:
         update_in_place(self.w, delta, self._slots, rule)
 

@@ -36,7 +36,7 @@ class RowTables:
         self.rows = np.cumsum([0, *(entry.shape[0] for entry in self.entries)], dtype=np.int64)
         """Where each table begins, in rows; and the total number of rows."""
         self.elements = np.cumsum([0, *(entry.size for entry in self.entries)], dtype=np.int64)
-        """The same, in elements."""
+        """Where each table begins, in elements; and the total number of elements."""
         self.widths = np.array([entry.shape[1] for entry in self.entries], np.int64)
 
     @property
@@ -148,7 +148,7 @@ class RowSlice:
         return max(self.lo, int(self.tables.rows[table]))
 
     def _begin(self, table: int) -> int:
-        """The position of that row."""
+        """The position of a table's first row in the slice."""
         return self.tables.element_of(self._from(table)) - self._first
 
     def _as_rows(self, w: Array, table: int) -> Array:

@@ -40,20 +40,21 @@ from dlctl.util.threads import BLOCK
 from dlctl.wire.messages import Array
 
 _DTYPES = {"float16": np.float16, "bfloat16": np.uint16}
-"""As `compress/values.py` has them on the wire."""
+"""The numpy types that these have on the wire (`compress/values.py`)."""
 _NOTHING = np.empty(0, np.float32)
 
 
 class Summary:
     def __init__(self, precision: Precision) -> None:
         self.precision: Precision = precision
-        """Of the values sent; "float32" once a value does not fit into the configured one."""
+        """The type of the values sent; "float32" once a value does not fit into the configured one.
+        """
         self._version: int | None = None
         """The version summarised last; None: there was none."""
         self._forgotten = 0
         """`History.forgotten` at that version."""
         self._seen: Array = _NOTHING
-        """16 bits [n]"""
+        """[n], 16 bits each: what workers have seen last."""
         self._rest: Array = _NOTHING
         """float32[n], the rounding error of each."""
 

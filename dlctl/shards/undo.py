@@ -49,7 +49,7 @@ class Undo:
         self.marks[lo // PLACES] = self._mark(lo, hi)
 
     def _mark(self, lo: int, hi: int) -> int:
-        """If a part ends within a word, the sum includes the rest of the word: it never changes."""
+        """A checksum of a part, with all of its last word, whose rest never changes."""
         total = 0
         for words, part in zip(self.words, (self.indices, *self.values), strict=True):
             begin, end = lo * part.itemsize // 8, -(-hi * part.itemsize // 8)

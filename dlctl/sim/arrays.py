@@ -22,7 +22,7 @@ LOAD_S = 0.05
 
 
 class FilesDriver:
-    """On the coordinator's host in the store, elsewhere on the disk of the host."""
+    """Reads and writes checkpoints: the coordinator's host in the store, others on their disks."""
 
     def __init__(self, process: Process, store: Store, disk: Disk, hosts: HostDisks) -> None:
         self.process = process

@@ -6,7 +6,7 @@ from dlctl.wire import codec
 from dlctl.wire.messages import Message
 
 _NOT_COME = b"\xff"
-"""As a float of any length it is NaN."""
+"""Fills memory that has not arrived: as a float of any length it is NaN."""
 
 
 class PushInParts:

@@ -8,7 +8,7 @@ from dlctl.wire.messages import Json, Reply, Request
 
 REPEAT_S = 1.0
 PATIENCE_S = 60.0
-"""The run may have ended before it could answer."""
+"""Time to wait for an answer: the run may have ended before it could answer."""
 
 
 class Client:

@@ -106,7 +106,7 @@ class Stepping(Protocol):
     def step(self, gradient: Array, lr: float) -> None: ...
 
     def state(self) -> Mapping[str, Array]:
-        """By the names in a checkpoint; copies."""
+        """The state by the names in a checkpoint; copies."""
 
     def restore(self, state: Mapping[str, Array]) -> None: ...
 
@@ -114,7 +114,7 @@ class Stepping(Protocol):
         """Reset to the initial state."""
 
     def packed(self) -> Array:
-        """Its whole state: float32[n]."""
+        """float32[n]: the whole state of the optimiser."""
 
     def take_packed(self, packed: Array) -> None:
         """Replace the state by that of another optimiser."""
@@ -140,7 +140,7 @@ class PlainSGD:
         assert not state
 
     def forget(self) -> None:
-        """It is stateless."""
+        """Nothing to forget: the optimiser is stateless."""
 
     def packed(self) -> Array:
         return np.zeros(0, np.float32)
@@ -197,7 +197,7 @@ class ComputeDriver:
         self.rng = rng
         self.computed = 0
         self._lengths: tuple[int, ...] = getattr(objective, "lengths", ())
-        """Of the shards of a stream."""
+        """Samples of each shard, if the dataset is a stream."""
         self._names = getattr(objective, "names", ()) or shard_names(len(self._lengths))
         self._clients: Clients | None = getattr(objective, "clients", None)
         self.parameters = objective.initial()
@@ -254,7 +254,7 @@ class ComputeDriver:
         self.process.post(built, self.options.build_s)
 
     def _samples(self) -> int:
-        """Of a data epoch; 0: the dataset is a stream."""
+        """The samples of a data epoch; 0: the dataset is a stream."""
         if self._clients is not None:
             return epoch_samples(self._clients.sizes, self._cohort(len(self._clients.sizes)))
         return 0 if self._lengths or self._own_samples else self.objective.samples
@@ -452,7 +452,7 @@ class ChildrenDriver:
         process.perform(SignalProcess, self._signal)
 
     def adopt(self, child: Process) -> None:
-        """From now on this agent is notified of the child's exit, and signals it."""
+        """Notify this agent of the child's exit, and let it signal the child, from now on."""
         name, incarnation = child.name, child.incarnation
         self._children[name, incarnation] = child
         child.ended = lambda status: self.process.post(
@@ -509,13 +509,14 @@ class RecordsDriver:
         self.unreachable = unreachable
         self.disk = disk
         self._rows: list[Callable[[], None]] = []
-        """Not persisted yet."""
+        """Writes of rows that are not persisted yet."""
         self._terms = TermLog(store.terms_file)
         self._lasting = Lasting()
         self._trouble = ""
         self._agents: dict[str, Process] = {}
         self._incarnations = _recorded(store)
-        """Of the agents that this coordinator or an earlier one has placed, found here or not."""
+        """The newest incarnation of each agent that any coordinator has placed, found here or not.
+        """
         for kind, how in (
             (Send, self._send),
             (Exit, self._exit),
@@ -646,8 +647,7 @@ class RecordsDriver:
         self.process.post(j.KeyRenewed(""))
 
     def adopt(self, agent: Process) -> None:
-        """From now on this coordinator may kill the agent, and is notified of the exit of the agent
-        on its own host."""
+        """Let this coordinator kill the agent, and learn of the agent's exit on its own host."""
         self._agents[agent.name] = agent
         name, incarnation = agent.name, agent.incarnation
         if name == HOME_AGENT:
@@ -671,7 +671,7 @@ class RecordsDriver:
         self.adopt(self.spawn("agent", effect.name, effect.incarnation, effect.secret, key))
 
     def _kill(self, effect: j.KillAgent) -> None:
-        """On another host the agent then counts as gone, found or not, as in `launch/remote.py`."""
+        """Kill an agent; on another host it then counts as gone (as in `launch/remote.py`)."""
         agent = self._agents.get(effect.name)
         if agent is not None and effect.name not in self.unreachable:
             agent.signal(9)

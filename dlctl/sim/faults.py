@@ -53,7 +53,7 @@ class Faults:
     blackouts: int = 0
     """All processes of the run killed at once."""
     recoveries: int = 0
-    """The same; a while later the run is recovered from its persisted state."""
+    """Kills of all processes; a while later the run is recovered from its persisted state."""
     recovery_s: float = 3.0
     freezes: int = 0
     """Workers and servers frozen."""
@@ -202,8 +202,8 @@ class Injector:
                 process.end(-9)
 
     def _recover(self) -> None:
-        world, dice = self.world, self.world.fault_rng
-        after_s = float(dice.uniform(0.0, self.faults.recovery_s))
+        world, rng = self.world, self.world.fault_rng
+        after_s = float(rng.uniform(0.0, self.faults.recovery_s))
 
         def strike() -> None:
             if not world.over():
@@ -233,13 +233,13 @@ class Injector:
         return freeze, thaw
 
     def _freeze_for_long(self) -> None:
-        faults, job, dice = self.faults, self.world.job, self.world.fault_rng
+        faults, job, rng = self.faults, self.world.job, self.world.fault_rng
         kept = self._servers if job.servers.durability != "none" else []
         name = self._one_of([*self._workers, *kept, AGENT, COORDINATOR])
         silent_s = job.timeouts.silent_s
         limit_s = still_s(silent_s) if name == COORDINATOR else silent_s
-        begun_s = float(dice.uniform(faults.from_s, (faults.from_s + self._until_s) / 2))
-        ends_s = begun_s + limit_s * float(dice.uniform(*ABOUT_AS_LONG))
+        begun_s = float(rng.uniform(faults.from_s, (faults.from_s + self._until_s) / 2))
+        ends_s = begun_s + limit_s * float(rng.uniform(*ABOUT_AS_LONG))
         freeze, thaw = self._freezing(name)
         self._at(begun_s, "long freeze", freeze, name)
         self.world.timeline.at(min(ends_s, faults.heal_at_s), thaw)

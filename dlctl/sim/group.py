@@ -35,7 +35,7 @@ LATENCY_S = 0.01
 NOTICED_S = 0.2
 """From a member's death in a sum to the notification of the others."""
 WORD_S = 1.0
-"""Between two reports of the members that a member waits for."""
+"""Interval between two reports of the members that a member waits for."""
 
 
 def _rounded(vector: m.Array, dtype: str) -> m.Array:

@@ -27,5 +27,5 @@ class SimulatedKeys(Keyring):
 
 
 def public_of(secret: str) -> str:
-    """ "" for a process that has no keys."""
+    """The public key of a secret one; "" for a process that has no keys."""
     return secret.replace(_SECRET, _PUBLIC, 1)

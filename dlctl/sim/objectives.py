@@ -37,7 +37,7 @@ class Objective(Protocol):
     layout: Layout
 
     def initial(self) -> Array:
-        """float32[d], fresh."""
+        """float32[d]: the initial parameters, a new array."""
         ...
 
     def gradient(self, w: Array, batch: Batch) -> tuple[float, Array]:
@@ -49,7 +49,7 @@ class Objective(Protocol):
         ...
 
     def evaluate(self, w: Array) -> Json:
-        """Raises JobFailed for an error of the task."""
+        """The metrics of an evaluation at w. Raises JobFailed for an error of the task."""
         ...
 
 
@@ -149,7 +149,7 @@ class LeastSquares:
 
 
 class WithFrozen(LeastSquares):
-    """The same with two frozen parameters, "base" of so many bytes and "table"; `others`: slots
+    """An objective with two frozen parameters, "base" of so many bytes and "table"; `others`: slots
     whose model() makes another "table".
     """
 
@@ -171,7 +171,7 @@ class WithFrozen(LeastSquares):
 
 
 class WithBuffers(LeastSquares):
-    """The same with a buffer of one number: 1 and how many samples this replica has seen."""
+    """An objective with a buffer of one number: 1 and how many samples this replica has seen."""
 
     def __init__(self, samples: int = 256, size: int = 12, seed: int = 0) -> None:
         super().__init__(samples, size, seed)
@@ -264,9 +264,9 @@ class Ledger:
 
 @dataclass
 class StreamedLedger(Ledger):
-    """The same of a dataset that is a stream."""
+    """A ledger whose dataset is a stream."""
 
     lengths: tuple[int, ...] = ()
     """The samples of each shard of the stream; `samples` means nothing."""
     names: tuple[str, ...] = ()
-    """Of the shards; (): the usual ones."""
+    """The names of the stream's shards; (): the usual ones."""

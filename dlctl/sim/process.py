@@ -19,8 +19,8 @@ from dlctl.wire.machine import (
     Effect,
     Event,
     Exit,
-    Hush,
     Machine,
+    Mute,
     Note,
     Peer,
     Received,
@@ -84,18 +84,18 @@ class Process:
         self.alive = True
         self.frozen = False
         self.given_up = False
-        """All other processes believe that it has exited."""
+        """All other processes consider this one dead, though it may only be frozen."""
         self.observers: list[Observer] = []
         self.ended: Callable[[int], None] = lambda status: None
         """Called once, with the exit status."""
         self.log = bytearray()
-        """Its log file; `last_lines` are its last lines."""
+        """The daemon's log file; `last_lines` are its last lines."""
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self.acks = b""
         """A worker's record of what was settled."""
         self.exit_code: int | None = None
         self.status: int | None = None
-        """Its exit status; None while it is alive."""
+        """The exit status; None while the process is alive."""
         self.machine: Machine
         self._clock_s = clock_s
         self._note = note
@@ -103,7 +103,7 @@ class Process:
             Send: lambda e: network.send(self, e.peer, e.message),
             Connect: lambda e: network.connect(self, e.peer, e.address, e.key),
             Admit: self._admit,
-            Hush: lambda e: note(f"{self} does not hear {e.name} for {e.for_s:g} s"),
+            Mute: lambda e: note(f"{self} does not hear {e.name} for {e.for_s:g} s"),
             Note: self._write,
             Configure: lambda e: note(f"{self} sets {e.key} {e.value}"),
             Exit: self.leave,

@@ -20,7 +20,7 @@ class _Memory:
 
 
 class SharedModels:
-    """Of all hosts of a simulated run."""
+    """The models in shared memory on all hosts of a simulated run."""
 
     def __init__(self) -> None:
         self.made = 0

@@ -34,7 +34,7 @@ class Outcome:
     weights: Array
     """float32[d], the servers' final parameters."""
     seconds: float
-    """Until the last coordinator's exit."""
+    """Virtual time until the last coordinator's exit."""
     trace: list[str]
     digest: str
     network: SimNetwork

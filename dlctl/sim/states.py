@@ -19,11 +19,11 @@ from dlctl.roles.server.commits import Commit, Committed
 from dlctl.shards.base import Spec, Storage, no_point, not_replaced
 from dlctl.shards.errors import NoRoom, StateHeld, Unusable
 from dlctl.shards.image import ImageForm, has_updates
+from dlctl.shards.journal_format import Bytes
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.log import Point, by_log, perform_first, together
 from dlctl.shards.mapped import Mapped
 from dlctl.shards.memory import ArraysInMemory, fresh
-from dlctl.shards.records import Bytes
 from dlctl.sim.disk import NO_SPACE, Disk
 from dlctl.sim.process import Crashed, Process
 from dlctl.wire.messages import Array
@@ -42,9 +42,9 @@ class SurvivingShard:
     """The state of a shard that survives its server."""
 
     image: bytearray | None = None
-    """Of durability "process"."""
+    """The mapped file that survives a kill, with durability "process"."""
     log: MemoryLog | None = None
-    """Of durability "disk"."""
+    """The journal that survives a power loss, with durability "disk"."""
     holder: Process | None = None
 
 
@@ -70,15 +70,15 @@ class MemoryLog:
         return bytes(self.files[number][1])
 
     def copy(self) -> MemoryLog:
-        """The same on a disk that is never full."""
+        """A copy of the log on a disk that is never full."""
         files = {n: (base, bytearray(journal)) for n, (base, journal) in self.files.items()}
         return MemoryLog(files=files, current=self.current)
 
     def crash(self) -> None:
         """Its process has died: what becomes of records that were not synced depends on them only,
         so that it is the same in every run of a seed."""
-        dice = zlib.crc32(self.unsynced)
-        kept = (0, len(self.unsynced), dice % (len(self.unsynced) + 1))[dice % 3]
+        checksum = zlib.crc32(self.unsynced)
+        kept = (0, len(self.unsynced), checksum % (len(self.unsynced) + 1))[checksum % 3]
         self.files[self.current][1].extend(self.unsynced[:kept])
         self.unsynced = b""
 
@@ -141,13 +141,13 @@ class KeptStates:
         return Mapped.reopen(kept.image, spec, BOOT_ID, self.point)
 
     def _take(self, spec: Spec) -> SurvivingShard:
-        """As a lock on the file: its holder has to be dead before another process gets it."""
+        """Take the state if no live process has it, as with a lock on the file."""
         kept = self.kept.setdefault(_key(spec), SurvivingShard())
         holder = kept.holder
         if holder is not None and holder is not self.process and holder.alive:
             if not holder.given_up and holder.timeline is self.process.timeline:
                 raise StateHeld(f"{holder} has this state open")
-            # The old holder believes that it owns the state, and must not write into this server's.
+            # The old holder, not fenced yet, must not write into this server's state.
             kept.image = bytearray(kept.image) if kept.image is not None else None
             kept.log = kept.log.copy() if kept.log is not None else None
         if kept.log is not None and holder is not self.process:

@@ -33,6 +33,9 @@ class TermsFile:
     def write(self, at: int, data: bytes) -> None:
         self.data = self.data[:at] + data
 
+    def write_again(self, at: int, data: bytes) -> None:
+        self.data = self.data[:at] + data + self.data[at + len(data) :]
+
     def sync(self) -> None:
         self._synced = self.data
 
@@ -153,7 +156,7 @@ class Store:
         )
 
     def _numbers(self) -> list[int]:
-        """Of the checkpoints that have a directory."""
+        """The numbers of the checkpoints that have a directory."""
         return [int(directory.rpartition("-")[2]) for directory in self.files]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Timeline:
-    """Of two functions at the same instant, the one scheduled first runs first."""
+    """Runs functions in virtual time. At the same instant the one scheduled first runs first."""
 
     def __init__(self) -> None:
         self.now = 0.0

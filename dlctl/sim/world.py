@@ -19,7 +19,7 @@ from dlctl.model.flat import slice_bounds
 from dlctl.roles.agent.agent import Agent
 from dlctl.roles.coordinator.coordinator import Coordinator
 from dlctl.roles.coordinator.supervision.registration import Past
-from dlctl.roles.protocol.context import COORDINATOR, EXIT_RESTART, Birth
+from dlctl.roles.protocol.context import COORDINATOR, EXIT_RESTART
 from dlctl.roles.protocol.effects import CoordinatorGone, RestartCoordinator
 from dlctl.roles.server.server import Server
 from dlctl.roles.worker.interface import MakeSteps
@@ -53,7 +53,7 @@ from dlctl.sim.supervision import SimSupervision
 from dlctl.sim.timeline import Timeline
 from dlctl.util.names import HOME_AGENT
 from dlctl.wire.machine import Machine, Started, StopRequested
-from dlctl.wire.messages import Array, Spawned
+from dlctl.wire.messages import Array, Register, Spawned
 
 RUN_ID = "simulated-0000"
 KEY = b"the key of a simulated run"
@@ -142,7 +142,7 @@ class World:
         return [p for p in self.processes if p.alive and p.name.partition("-")[0] in roles]
 
     def wall_s(self) -> float:
-        """Seconds since 1970, as all hosts of the run believe. No role can ask for it."""
+        """Seconds since 1970 by the clocks of all hosts of the run. No role can ask for it."""
         return WALL_S + self.timeline.now + self.wall_jumped_s
 
     def over(self) -> bool:
@@ -223,10 +223,10 @@ class World:
         process = self.new_process(name, incarnation, secret)
         process.coordinator_key = coordinator_key
         process.agent = name if role == "agent" else HOME_AGENT
-        birth = Birth(RUN_ID, role, name, incarnation, process.pid, "simulated", "0")
+        registration = Register(RUN_ID, role, name, incarnation, process.pid, "simulated", "0")
         make = {"agent": self._agent, "server": self._server, "worker": self._worker}[role]
         process.log += f"INFO {name} starts, pid {process.pid}\n".encode()
-        process.machine = make(process, birth)
+        process.machine = make(process, registration)
         self.network.connect(process, COORDINATOR, CONTROL, coordinator_key)
         process.post(Started(), SPAWN_S)
         return process
@@ -243,7 +243,7 @@ class World:
         self.note(f"{process} starts")
         return process
 
-    def _agent(self, process: Process, birth: Birth) -> Machine:
+    def _agent(self, process: Process, registration: Register) -> Machine:
         driver = ChildrenDriver(process, self.spawn)
         adopted = [c for c in self.children("server", "worker") if c.agent == process.name]
         for child in adopted:
@@ -254,7 +254,7 @@ class World:
         find = hostfiles.on_host(disk, self.processes)
         hostfiles.OutgoingDriver(process, find, partial(self.host_disks.remove, process.name))
         found = tuple(Spawned(c.name, c.incarnation, c.pid) for c in adopted)
-        return Agent(birth, self.job.timeouts.resend_s, found)
+        return Agent(registration, self.job.timeouts.resend_s, found)
 
     def _supervise(self, agent: Process) -> None:
         """An agent detects the coordinator's exit, and starts the next one; it terminates a
@@ -270,14 +270,14 @@ class World:
         agents = {p.name: p.incarnation for p in self.children("agent") if p.name == HOME_AGENT}
         return self.store.past(agents=agents)
 
-    def _server(self, process: Process, birth: Birth) -> Machine:
+    def _server(self, process: Process, registration: Register) -> Machine:
         FilesDriver(process, self.store, self.disk, self.host_disks)
         CommitDriver(process, self.disk)
-        address = f"sim://{birth.name}"
+        address = f"sim://{registration.name}"
         self.network.listen(address, process)
         job = self.job
         return Server(
-            birth,
+            registration,
             job,
             address,
             registry.load("algorithms", job.algorithm.name),
@@ -292,7 +292,7 @@ class World:
             ),
         )
 
-    def _worker(self, process: Process, birth: Birth) -> Machine:
+    def _worker(self, process: Process, registration: Register) -> Machine:
         job = self.job
         files = FilesDriver(process, self.store, self.disk, self.host_disks)
         method = registry.load("algorithms", job.algorithm.name)
@@ -308,11 +308,11 @@ class World:
             GroupDriver(process, self.groups)
         address = ""
         if "peers" in method.shape.links:
-            address = f"sim://{birth.name}"
+            address = f"sim://{registration.name}"
             self.network.listen(address, process)
         compressor = registry.load("compressors", job.compression.name)
         return Worker(
-            birth,
+            registration,
             job,
             method,
             compressor(compressor.Options(**job.compression.options)),
@@ -351,7 +351,7 @@ class World:
             process.end(-9)
 
     def give_up(self, name: str) -> None:
-        """Its host is unreachable: its agent is notified of its exit, but it is only frozen."""
+        """Make a host unreachable: its agent sees the exit of the process, which is only frozen."""
         process = self.process(name)
         if process.alive and not process.given_up:
             self.note(f"{process} is given up")

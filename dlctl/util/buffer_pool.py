@@ -91,4 +91,4 @@ def _references(arrays: Sequence[Array], at: int) -> int:
 
 
 _UNUSED = _references([np.empty(0, np.uint8)], 0)
-"""For an array that only its list refers to: interpreters count in different ways."""
+"""References to an array that only its list refers to: interpreters count in different ways."""

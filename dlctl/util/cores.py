@@ -20,7 +20,7 @@ MOUNTS_V2 = ("", "unified")
 
 
 def usable() -> int:
-    """At least one."""
+    """The number of cores that this process may use, at least 1."""
     return within(len(os.sched_getaffinity(0)), quotas(Path("/")))
 
 
@@ -57,7 +57,7 @@ def groups(text: str, controller: str) -> Iterator[tuple[int, str]]:
     for line in text.splitlines():
         _, _, rest = line.partition(":")
         controllers, colon, path = rest.partition(":")
-        if ".." in path.split("/"):  # Of another cgroup namespace.
+        if ".." in path.split("/"):  # A path of another cgroup namespace.
             path = ""
         if not controllers and colon:
             yield 2, path.lstrip("/")
@@ -84,7 +84,7 @@ def _quota(group: Path, version: int) -> Iterator[float]:
 
 
 def text_of(path: Path) -> str:
-    """Of a small file, such as those of /proc; "" if it cannot be read."""
+    """The content of a small file, such as those of /proc; "" if it cannot be read."""
     try:
         return path.read_text(errors="replace")
     except OSError:

@@ -15,7 +15,7 @@ class Deadlines:
         self._count = 0
 
     def set(self, key: Hashable, due: float | None) -> None:
-        """None: it is not due any more."""
+        """Set when a key is due; None: it is not due any more."""
         if due is None:
             self._due.pop(key, None)
         elif self._due.get(key) != due:

@@ -27,7 +27,7 @@ def closest(
 
 
 def meant(word: str, known: Iterable[str], aliases: Mapping[str, str] = NO_ALIASES) -> str:
-    """As the end of an error: '; did you mean "x"?', or "" if nothing is likely."""
+    """The end of an error: '; did you mean "x"?', or "" if nothing is likely."""
     found = _closest(word, list(known), aliases)
     return f"; {_question(found)}" if found else ""
 

@@ -12,7 +12,7 @@ Progress = Callable[[], None]
 
 
 def no_progress() -> None:
-    """Report nothing."""
+    """Does not report any progress."""
 
 
 def sha256_of(file: IO[bytes], nbytes: int, progress: Progress = no_progress) -> str:

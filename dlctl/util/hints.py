@@ -30,9 +30,9 @@ def either(*hints: str | None) -> str:
     return f"\n{OR}".join(hint for hint in hints if hint)
 
 
-def told(command: str, what: str) -> str:
+def command(text: str, what: str) -> str:
     """A command, and its effect, or when to use it."""
-    return f"{command}\n{what}" if what else command
+    return f"{text}\n{what}" if what else text
 
 
 def lines(hint: str, label: str = NEXT) -> list[str]:
@@ -52,18 +52,18 @@ def each(hint: str) -> list[str]:
 
 
 def as_data(hint: str) -> dict[str, Any]:
-    """For `--json`: `next` is the best alternative, and `or` are the others."""
+    """The hint for `--json`: `next` is the best alternative, and `or` are the others."""
     first, *others = each(hint) or [""]
     return {"next": first, "or": others}
 
 
 def in_a_line(hint: str | None) -> str:
-    """For a log, and for the end of a sentence."""
+    """The hint in one line, for a log, and for the end of a sentence."""
     return f"; {OR}".join(each(hint or ""))
 
 
 def about(hint: str, run: str) -> str:
-    """The same commands with the name of the run that the user has given; without it they would
+    """The hint's commands with the name of the run that the user has given; without it they would
     refer to the newest run. run: "" if the user has not given any.
     """
     return "\n".join(_about(line, run) for line in hint.split("\n")) if run else hint

@@ -31,7 +31,7 @@ class KeyDoc(NamedTuple):
     limits: str
     """ ">= 1, <= 4096", or ""."""
     default: str
-    """As written in a job file; "" if the key is required."""
+    """The default as written in a job file; "" if the key is required."""
     text: str
 
 

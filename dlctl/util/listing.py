@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
 ROW = "\n"
-"""Between two names in the text of all; no name has one."""
+"""The separator of names in the text of all; no name has one."""
 
 
 def names(paths: Sequence[str]) -> Iterator[str]:

@@ -27,13 +27,13 @@ _warn: Listener = _drop
 
 
 def listen(on_note: Listener, on_warn: Listener) -> None:
-    """From now on only these receive messages."""
+    """Set the functions that receive messages from now on."""
     global _note, _warn
     _note, _warn = on_note, on_warn
 
 
 def note(text: str) -> None:
-    """Progress."""
+    """Report the progress of an operation to the user."""
     _note(text)
 
 

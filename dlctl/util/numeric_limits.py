@@ -32,9 +32,9 @@ from typing import Annotated
 from annotated_types import Ge, Gt, Le
 
 LearningRate = Annotated[float, Gt(0), Le(1e6)]
-"""Of the servers' optimiser."""
+"""A learning rate of the servers' optimiser."""
 LocalRate = Annotated[float, Ge(0), Le(1e9)]
-"""Of a replica's own steps. Values that it makes infinite are never pushed."""
+"""A learning rate of a replica's own steps. Values that it makes infinite are never pushed."""
 WeightDecay = Annotated[float, Ge(0), Le(1e6)]
 PushNorm = Annotated[float, Gt(0), Le(1e12)]
 DECAY_MAX = 1.0

@@ -26,7 +26,7 @@ STDOUT = Path("/dev/stdout")
 BROKEN_PIPE_EXIT_CODE = 141
 """The exit status of a program that wrote to a pipe without a reader: 128 + SIGPIPE."""
 READER_S = 60.0
-"""For a process to open a FIFO for reading."""
+"""Time for another process to open a FIFO for reading."""
 POLL_S = 0.05
 
 
@@ -121,11 +121,11 @@ def _opened(path: Path) -> int:
         return os.dup(1)
     if _is_open_as(2, path):
         return os.dup(2)
-    began, is_told = time.monotonic(), False
+    began, is_announced = time.monotonic(), False
     while (descriptor := _attempt(path)) is None:
-        if not is_told:
+        if not is_announced:
             notes.note(f"waiting for a process that reads {path}")
-        is_told = True
+        is_announced = True
         if time.monotonic() - began >= READER_S:
             raise OSError(errno.ENXIO, f"no process reads this FIFO for {READER_S:.0f} s")
         time.sleep(POLL_S)
@@ -134,7 +134,7 @@ def _opened(path: Path) -> int:
 
 
 def _attempt(path: Path) -> int | None:
-    """None: a FIFO that nobody has opened for reading yet."""
+    """Open the file; None: a FIFO that nobody has opened for reading yet."""
     try:
         return os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:

@@ -18,7 +18,7 @@ from typing import Any
 
 POLL_S = 0.02
 KILL_S = 5.0
-"""For the kernel to end a killed process; one that waits for a bad disk may take longer."""
+"""Time for the kernel to end a killed process; one that waits for a bad disk may take longer."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _STATE, _START_TICKS, _RSS_PAGES = 0, 19, 21
 """Fields 3, 22 and 24 of /proc/PID/stat, see proc(5), counted after the command's name."""
@@ -28,7 +28,7 @@ _STOPPED = (b"T", b"t")
 
 @cache
 def boot_id() -> str:
-    """It changes at every boot."""
+    """The id of this boot of the machine; every boot has another."""
     return _BOOT_ID.read_text().strip()
 
 
@@ -66,7 +66,7 @@ def is_alive(pid: Any, start: Any) -> bool:
 
 
 def rss_bytes(pid: Any, start: Any) -> int | None:
-    """Its resident memory, including shared memory; None if it is not alive."""
+    """The resident memory of a process, including shared memory; None if it is not alive."""
     fields = _stat(pid) if is_alive(pid, start) else []
     return int(fields[_RSS_PAGES]) * os.sysconf("SC_PAGE_SIZE") if fields else None
 

@@ -25,7 +25,7 @@ _FLAGS = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
 class NotRegular(OSError):
-    """As in "it is a FIFO, not a regular file"."""
+    """The path is no regular file, as in "it is a FIFO, not a regular file"."""
 
     def __init__(self, path: Path | str, mode: int) -> None:
         self.kind = kind(mode)
@@ -74,7 +74,7 @@ def opened(path: Path, flags: int = os.O_RDONLY) -> IO[bytes]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Raises NotRegular and OSError."""
+    """Read a regular file. Raises NotRegular and OSError."""
     with opened(path) as file:
         return file.read()
 

@@ -18,8 +18,7 @@ DISCARDED = f"{NOT_FINITE} or too large"
 ENDED_BY_ITSELF = "it ended by itself"
 """The beginning of the reason for a worker that repeatedly exited on its own."""
 OTHER_NUMBERS = "the shards in the records of this run are numbered by their places in the list"
-"""In the reason of a run of a stream, recovered from an earlier version, whose records
-do not fit its shards."""
+"""Part of the reason of a run from an earlier version, whose records do not fit its shards."""
 BLAMED = "something in the task ends the process"
 """Reported of an exit that dlctl did not cause."""
 ALIKE_LIFE_S = 600.0
@@ -34,7 +33,7 @@ _EXITS = {
     79: "nothing that it computes can be used",
 }
 """The meanings of exit codes that only daemons use."""
-_BIRTH = re.compile(r"INFO (?:\w+ )?[\w-]+ starts, pid \d+")
+_FIRST_LINE = re.compile(r"INFO (?:\w+ )?[\w-]+ starts, pid \d+")
 _HARMLESS_SPACES = "\u00a0\u202f\u3000"
 
 
@@ -63,9 +62,9 @@ def grave(lines: Iterable[str]) -> list[str]:
     return [line for line in lines if not line.startswith("INFO ")]
 
 
-def is_birth(line: str) -> bool:
+def is_first_line(line: str) -> bool:
     """Whether this is the line that every log begins with, which does not explain an exit."""
-    return bool(_BIRTH.fullmatch(line))
+    return bool(_FIRST_LINE.fullmatch(line))
 
 
 def of_daemon(name: str, text: str) -> str:
@@ -79,12 +78,12 @@ def describe_code(code: int) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """As in "1 step", "2 steps", "12,345 steps"."""
+    """A number with its noun: "1 step", "2 steps", "12,345 steps"."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def ordinal(number: int) -> str:
-    """As in "1st", "2nd", "11th", "23rd"."""
+    """An ordinal number: "1st", "2nd", "11th", "23rd"."""
     ends = {1: "st", 2: "nd", 3: "rd"}
     is_teen = number % 100 in (11, 12, 13)
     return f"{number:,}{'th' if is_teen else ends.get(number % 10, 'th')}"

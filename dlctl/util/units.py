@@ -55,12 +55,12 @@ def format_size(size_bytes: float | None) -> str:
 
 
 def short_rate(bytes_per_s: float) -> str:
-    """To three digits: "118 MB/s"."""
+    """A rate to three digits: "118 MB/s"."""
     return format_rate(_three_digits(bytes_per_s))
 
 
 def short_size(size_bytes: float) -> str:
-    """To three digits: "312 MB"."""
+    """A size to three digits: "312 MB"."""
     return format_size(_three_digits(size_bytes))
 
 
@@ -70,7 +70,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """For people: "0.4s", "41s", "12m03s", "3h07m"."""
+    """A duration for people: "0.4s", "41s", "12m03s", "3h07m"."""
     if seconds < 10:
         return f"{seconds:.1f}s"
     whole = int(seconds)

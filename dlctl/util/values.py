@@ -60,12 +60,12 @@ def size(value: Any) -> str:
 
 
 def duration(seconds: Any) -> str:
-    """As in "0.4s", "12m03s"; a negative time (two clocks differ) is zero."""
+    """A duration, "0.4s" or "12m03s"; a negative time (two clocks differ) is zero."""
     return NOTHING if number(seconds) is None else format_duration(max(seconds, 0.0))
 
 
 def ago(then: Any, now: float) -> str:
-    """As in "41s ago"."""
+    """How long ago a moment was: "41s ago"."""
     return NOTHING if number(then) is None else f"{duration(now - then)} ago"
 
 
@@ -82,7 +82,7 @@ def clock(at: Any, now: float) -> str:
 
 
 def rfc3339(at: float) -> str:
-    """As in "2025-06-15T15:06:40.000Z"."""
+    """A moment in UTC: "2025-06-15T15:06:40.000Z"."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from dlctl.errors import LocalProtocolError, RemoteProtocolError
 from dlctl.wire.messages import FINITE, MESSAGES, NATURAL, Array, Json, Message, NumberRange, Packed
 
-PROTOCOL = 15
+PROTOCOL = 16
 HEADER_BYTES_MAX = 64 * 1024
 FRAME_BYTES_MAX = 2**34
 FRAMES_MAX = 34
@@ -139,7 +139,7 @@ def _read_header(frames: Sequence[Frame]) -> tuple[type[Message], Any, Any]:
 
 
 def _short(value: Any) -> str:
-    """For an error message about a wrong type; lists may be too deep to be shown."""
+    """A value of a wrong type, for an error message; lists may be too deep to be shown."""
     return repr(value) if type(value) is int else f"of type {type(value).__name__}"
 
 
@@ -306,7 +306,7 @@ _natural = _number(int, NATURAL)
 
 
 def limits_of(hint: Any) -> NumberRange | None:
-    """Of a field of this type; None: it is not a number."""
+    """The range that a field of this type may have; None: it is not a number."""
     if get_origin(hint) is Annotated:
         return next(found for found in hint.__metadata__ if isinstance(found, NumberRange))
     return {int: NATURAL, float: FINITE}.get(hint)

@@ -130,7 +130,7 @@ class Admit(Effect):
 
 
 @record
-class Hush(Effect):
+class Mute(Effect):
     """For a while, drop all messages from the peer with this name's key."""
 
     name: str

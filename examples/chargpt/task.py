@@ -150,12 +150,12 @@ def sample(model, prompt="\n", count=400, temperature=0.8, seed=0):
 
     The model stays in the mode in which it is; here no layer asks for it.
     """
-    dice, device = torch.Generator().manual_seed(seed), next(model.parameters()).device
+    rng, device = torch.Generator().manual_seed(seed), next(model.parameters()).device
     numbers = [NUMBER_OF.get(character, NUMBER_OF["?"]) for character in prompt or "\n"]
     for _ in range(count):
         scores = model(torch.tensor([numbers[-CONTEXT:]], device=device))[0, -1]
         chances = functional.softmax(scores.cpu() / temperature, dim=0)
-        numbers.append(int(torch.multinomial(chances, 1, generator=dice)))
+        numbers.append(int(torch.multinomial(chances, 1, generator=rng)))
     return "".join(CHARACTERS[number] for number in numbers)
 
 

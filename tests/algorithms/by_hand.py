@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from made import OWN_LR, identity, joined_tables, replica, training
+from builders import OWN_LR, identity, joined_tables, replica, training
 
 from dlctl import registry
 from dlctl.algorithms.base import (
@@ -317,7 +317,7 @@ class Player:
     def needs_data(self) -> bool:
         return isinstance(self.request, NextData | Gradient)
 
-    def go_on(self) -> None:
+    def advance(self) -> None:
         """Until it needs a batch and has none, or waits for another replica."""
         while True:
             self._now += 1.0
@@ -342,12 +342,12 @@ class Player:
         """There is no data for now."""
         assert self.needs_data()
         assert not self.todo
-        self.go_on()
+        self.advance()
         assert self._asked is not None, f"{self.request} asks for no data"
         asked, self._asked = self._asked, None
         lease = m.Lease(asked.request, 0, 0, 0, 0)
         self.training.on_message(lease, self._now)
-        self.go_on()
+        self.advance()
 
     def _perform(self, effect: object) -> None:
         match effect:
@@ -369,7 +369,7 @@ class Player:
             case Send(peer, m.Push() as push):
                 self._push(_number_in(peer), push)
             case Send(peer, m.PeerRequest() as ask):
-                other = self.shards.players[_number_in(peer), ask.to_epoch]
+                other = self.shards.players[_number_in(peer), ask.to_term]
                 other.training.on_ask(self._members.name.encode(), ask)
                 other._step()
             case Send(bytes() as peer, m.PeerReply() as answer):
@@ -426,7 +426,7 @@ class Player:
             tuple(losses[:-1]),
         )  # fmt: skip
         self.training.on_event(computed, self._now)
-        self.go_on()
+        self.advance()
 
     # ------------------------------------------------------------ servers
 

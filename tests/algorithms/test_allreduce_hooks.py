@@ -150,7 +150,7 @@ def both_after(steps: int, **options: Any) -> list[Player]:
             player.todo += [(NextBatch(0, number, True), [player.slot, number])]
     for _ in range(4 * steps):
         for player in both:
-            player.go_on()
+            player.advance()
     assert not any(player.todo for player in both)
     return both
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from by_hand import Player, Shards
 
-from dlctl.algorithms.methods.backups import SYNC, FirstOnes, Options, Replica
+from dlctl.algorithms.methods.sync import SYNC, FirstOnes, Options, Replica
 from dlctl.algorithms.needs import NextBatch, Step
 from dlctl.job.config import Choice, Job, JobFile, Workers
 from dlctl.wire.messages import APPLIED, HELD, LATE
@@ -32,7 +32,7 @@ def replicas():
 
 def compute(player, number):
     player.todo.append((NextBatch(0, number, True), (player.slot, number)))
-    player.go_on()
+    player.advance()
 
 
 def after(w, *batches):
@@ -49,7 +49,7 @@ def test_the_first_ones_make_the_step_and_a_late_gradient_is_in_none(agree):
     compute(second, 0)
     w = after(w, (0, 0), (1, 0))
     agree(shards.whole(), w, rtol=1e-6)
-    first.go_on()
+    first.advance()
     compute(slow, 0)
     agree(shards.whole(), w, rtol=1e-6)
     assert shards.outcomes[0, slow.slot, 1, 0] == [LATE]
@@ -61,7 +61,7 @@ def test_the_first_ones_make_the_step_and_a_late_gradient_is_in_none(agree):
     agree(shards.whole(), w, rtol=1e-6)
     compute(second, 1)
     for player in (first, second, slow):
-        player.go_on()
+        player.advance()
     assert [player.samples for player in (first, second, slow)] == [2, 2, 2]
     assert [player.samples_done for player in (first, second, slow)] == [2, 1, 1]
     figures = {"worker-0 counted": 1.0, "worker-1 counted": 0.5, "worker-2 counted": 0.5}

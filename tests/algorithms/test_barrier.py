@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dlctl.algorithms.barrier import Barrier
 from dlctl.algorithms.base import PushOutcome
-from dlctl.algorithms.methods.sync import Barrier, Options
+from dlctl.algorithms.methods.sync import Options
 from dlctl.algorithms.roster import AHEAD_MAX, IDLE
 from dlctl.compress.base import Delta
 from dlctl.optim.sgd import SGD, SGDOptions

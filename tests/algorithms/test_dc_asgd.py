@@ -69,14 +69,14 @@ class Paper:
 @pytest.mark.parametrize("is_sparse", [False, True])
 def test_it_is_the_paper_s_rule(options, is_sparse, agree):
     """The worker of slot 3 is one more than the job has copies for."""
-    side, paper, dice = new_side(options), Paper(options), np.random.default_rng(1)
+    side, paper, rng = new_side(options), Paper(options), np.random.default_rng(1)
     for slot in range(WORKERS + 1):
         assert push(side, slot, np.zeros(SIZE, np.float32)) == APPLIED
         paper.copies[slot] = paper.w.copy()
     for _ in range(40):
-        slot = int(dice.integers(WORKERS + 1))
-        g = dice.standard_normal(SIZE).astype(np.float32)
-        where = np.sort(dice.choice(SIZE, 3, replace=False)) if is_sparse else None
+        slot = int(rng.integers(WORKERS + 1))
+        g = rng.standard_normal(SIZE).astype(np.float32)
+        where = np.sort(rng.choice(SIZE, 3, replace=False)) if is_sparse else None
         if where is not None:
             g, values = np.zeros(SIZE, np.float32), g[where]
             g[where] = values
@@ -125,13 +125,13 @@ def test_the_copies_survive_with_the_shard(options, kind):
     buffer, log = bytearray(ImageForm.of(spec, "boot").total_bytes), MemoryLog()
     is_mapped = kind == "mapped"
     storage = Mapped.create(buffer, spec, "boot") if is_mapped else Journaled.create(log, spec)
-    side, dice = Server(options, Shard(rule_of(options), storage)), np.random.default_rng(2)
+    side, rng = Server(options, Shard(rule_of(options), storage)), np.random.default_rng(2)
     other = new_side(options)
     side.shard.storage.fill({"w": np.ones(SIZE, np.float32)}, None)
     side.shard.commit({"side": side.state()})
     for number in range(20):
         slot = number % WORKERS
-        gradient = dice.standard_normal(SIZE).astype(np.float32) * (number >= WORKERS)
+        gradient = rng.standard_normal(SIZE).astype(np.float32) * (number >= WORKERS)
         for each in (side, other):
             push(each, slot, gradient)
         side.shard.commit({"side": json.loads(json.dumps(side.state()))})

@@ -53,11 +53,11 @@ def give(player: Player, batches: int, portion: int = 0, first: int = 0) -> None
     player.todo += made
 
 
-def go_on(*everybody: Player) -> None:
+def advance(*everybody: Player) -> None:
     """Until each of them needs data or waits for another."""
     for _ in range(2 * BATCHES):
         for player in everybody:
-            player.go_on()
+            player.advance()
 
 
 def merged(ways, weights, how):
@@ -125,7 +125,7 @@ def test_if_all_are_waited_for_it_is_streaming_diloco_with_weights(
     exchanges = 7
     for player in everybody:
         give(player, exchanges * (steps // fragments) + delay)
-    go_on(*everybody)
+    advance(*everybody)
     loop = Loop(steps, fragments, delay, mix, merge)
     loop.run(exchanges)
     agree(shards.whole(), loop.server, rtol=1e-5, atol=1e-6)
@@ -157,10 +157,10 @@ def test_nobody_waits_for_the_slow_and_what_was_late_is_in_a_later_exchange():
     shards, (fast, slow) = replicas(**LATE_OPTIONS)
     give(slow, 1)
     give(fast, 6)
-    fast.go_on()
+    fast.advance()
     assert shards.shards[0].version == 6
     before = shards.whole().copy()
-    slow.go_on()
+    slow.advance()
     way = RATE * (1 - TARGETS[1, 0])
     outcomes = [shards.outcomes[0, 1, 1, number] for number in range(2)]
     assert outcomes == [[LATE], [HELD, APPLIED]], "it comes again for the newest, at once"
@@ -172,7 +172,7 @@ def test_nobody_waits_for_the_slow_and_what_was_late_is_in_a_later_exchange():
     np.testing.assert_allclose(slow.parameters, before - way, rtol=1e-5, atol=1e-6)
     assert (slow.samples_done, slow.samples) == (0, 3)
     slow.tell_none()
-    go_on(slow, fast)
+    advance(slow, fast)
     assert slow.samples_done == slow.samples
     assert sum(s.samples for s in shards.shards) == fast.samples + 3
 
@@ -181,9 +181,9 @@ def test_one_that_is_always_slow_counts_whenever_it_comes():
     shards, (fast, slow) = replicas(**LATE_OPTIONS)
     for turn in range(6):
         give(fast, 3, turn, 3 * turn)
-        fast.go_on()
+        fast.advance()
         give(slow, 1, 10 + turn, turn)
-        slow.go_on()
+        slow.advance()
     kinds = [kinds[-1] for (_, slot, *_), kinds in shards.outcomes.items() if slot == 1]
     assert kinds == [LATE] + 6 * [APPLIED]
 
@@ -193,14 +193,14 @@ def test_those_that_come_within_the_grace_period_count():
     shards.takes_time = True
     give(first, 1)
     give(second, 1)
-    first.go_on()
+    first.advance()
     shards.ask_lead(0, 0.4)
     assert shards.shards[0].version == 0
-    second.go_on()
+    second.advance()
     assert shards.shards[0].version == 1
-    go_on(first, second)
+    advance(first, second)
     give(first, 1, 1, 1)
-    first.go_on()
+    first.advance()
     shards.ask_lead(1, 0.5)
     assert shards.shards[0].version == 2
 
@@ -216,13 +216,13 @@ def test_who_explodes_drops_it_and_goes_on_from_what_the_servers_have():
     player.gradient = explodes
     give(player, 10)
     give(other, 10)
-    go_on(player, other)
+    advance(player, other)
     assert (player.samples, other.samples) == (10, 30)
     assert np.abs(shards.whole()).max() < 10
     assert np.abs(player.parameters).max() < 10
     for one in (player, other):
         one.tell_none()
-    go_on(player, other)
+    advance(player, other)
     assert (player.samples_done, other.samples_done) == (10, 30)
 
 

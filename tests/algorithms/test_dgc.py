@@ -49,7 +49,7 @@ def played(options: Options) -> tuple[Shards, list[Player]]:
         ]
     for _ in range(2 * BATCHES):
         for player in everybody:
-            player.go_on()
+            player.advance()
     assert not any(player.todo for player in everybody)
     return shards, everybody
 

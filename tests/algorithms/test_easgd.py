@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from builders import site
 from by_hand import Player, Shards
-from made import site
 
 from dlctl import registry
 from dlctl.algorithms.base import PushKind
@@ -39,7 +39,7 @@ def replicas(gradient=gradient_of, **options):
 
 def step(player, number):
     player.todo.append((NextBatch(0, 0, False), (player.slot, number)))
-    player.go_on()
+    player.advance()
 
 
 def conserved(shards, players):
@@ -312,5 +312,5 @@ def test_both_names_are_one_implementation():
     assert easgd.inner.options.get("momentum", 0) == 0
     assert eamsgd.inner.options["momentum"] == 0.99
     assert eamsgd.inner.options["nesterov"]
-    assert easgd.replica.one_push(Options()) == PushKind(10, is_way=True, is_all=False)
+    assert easgd.replica.one_push(Options()) == PushKind(10, is_displacement=True, is_all=False)
     assert [easgd.live["alpha"].parse(text) for text in ("auto", "0.5")] == ["auto", 0.5]

@@ -31,7 +31,7 @@ def replicas(gradient=gradient_of, **options):
 
 def step(player, number, is_last=False):
     player.todo.append((NextBatch(0, 0, is_last), (player.slot, number)))
-    player.go_on()
+    player.advance()
 
 
 @pytest.mark.oracle("easgd-atomic", "the same loop, one centre")
@@ -89,7 +89,7 @@ def test_who_joins_begins_at_the_centre_and_its_predecessor_s_pull_is_forgotten(
     np.testing.assert_array_equal(again.parameters, shards.whole())
 
 
-def test_who_goes_astray_begins_at_the_centre_again():
+def test_who_diverges_begins_at_the_centre_again():
     shards, (player, *_) = replicas()
     step(player, 0)
     player.parameters[:] = np.inf
@@ -109,6 +109,6 @@ def test_a_worker_beyond_the_job_s_is_refused_and_changes_nothing():
     other.side.options = Options(exchange_every_steps=1)
     for number in range(2):
         other.todo.append((NextBatch(0, 0, False), (0, number)))
-        other.go_on()
+        other.advance()
     assert shards.outcomes[0, 9, 1, 1] == ["refused"]
     np.testing.assert_array_equal(shards.whole(), 1)

@@ -10,7 +10,8 @@ import pytest
 
 from dlctl.algorithms import privacy
 from dlctl.algorithms.base import DataEpoch, Decision
-from dlctl.algorithms.methods.fedavg import FedAvgLead, Options, Server, check
+from dlctl.algorithms.methods.fedavg import FedAvgLead, Options, Private, check
+from dlctl.algorithms.quorum import Chosen
 from dlctl.compress.base import Delta
 from dlctl.errors import DlctlError
 from dlctl.job.clients import Clients, cohort, cut
@@ -130,7 +131,8 @@ def test_a_deadline_counts_clients_and_no_workers() -> None:
 def updated(options: Options, *pushes: tuple[Array, int], lo: int = 0, size: int = 4) -> Array:
     """What a shard of zeros is after one step with these (vector, samples)."""
     shard = in_memory(SGD(SGD.Options(lr=1.0)), np.zeros(size, np.float32))
-    side = Server(options, shard)
+    side = Chosen(options, shard)
+    side.mean = Private(side)
     side.lo = lo
     for slot, (vector, samples) in enumerate(pushes):
         packed = m.Packed("none", size, (vector,))

@@ -31,7 +31,7 @@ def replicas(gradient=gradient_of, **more):
 
 def step(player, number):
     player.todo.append((NextBatch(0, 0, False), (player.slot, number)))
-    player.go_on()
+    player.advance()
 
 
 class Paper:
@@ -67,8 +67,8 @@ class Paper:
 def test_replicas_in_any_order_go_the_way_of_the_paper(name, weight, agree):
     shards, players = replicas(staleness_weight=name)
     paper = Paper(weight)
-    dice = np.random.default_rng(2)
-    for slot in dice.choice(P, p=[0.6, 0.3, 0.1], size=80):
+    rng = np.random.default_rng(2)
+    for slot in rng.choice(P, p=[0.6, 0.3, 0.1], size=80):
         step(players[slot], paper.clocks[slot])
         paper.step(slot)
         agree(shards.whole(), paper.theta, rtol=1e-5)
@@ -102,5 +102,5 @@ def test_a_round_that_comes_to_nothing_takes_no_place_in_the_buffer():
 
 
 def test_what_one_push_holds():
-    assert Replica.one_push(Options()) == PushKind(16, is_way=True)
+    assert Replica.one_push(Options()) == PushKind(16, is_displacement=True)
     assert Options().buffer_pushes == 10

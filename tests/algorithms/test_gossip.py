@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from wanderers import LR, SIZE, players, step
+from serverless_replicas import LR, SIZE, players, step
 
 from dlctl.algorithms.methods.gossip import GOSSIP
 

@@ -34,10 +34,10 @@ def give(player: Player, first: int, end: int) -> None:
     ]
 
 
-def go_on(everybody: list[Player]) -> None:
+def advance(everybody: list[Player]) -> None:
     for _ in range(2 * BATCHES):
         for player in everybody:
-            player.go_on()
+            player.advance()
 
 
 def walk(theta, slot, first, end):
@@ -51,7 +51,7 @@ def test_rounds_average_what_the_mask_has_and_leave_the_rest(density, agree):
     shards, everybody = replicas(density=density, overlap=False)
     for player in everybody:
         give(player, 0, BATCHES)
-    go_on(everybody)
+    advance(everybody)
     x, thetas = np.ones(SIZE), [np.ones(SIZE) for _ in range(REPLICAS)]
     for number in range(ROUNDS):
         for slot, theta in enumerate(thetas):
@@ -71,7 +71,7 @@ def test_steps_made_meanwhile_stay_on_top_of_the_mean(agree):
     shards, everybody = replicas(density=0.3, overlap=True)
     for player, batches in zip(everybody, (3, 3, 2), strict=True):
         give(player, 0, batches)
-    go_on(everybody)
+    advance(everybody)
     s, x = mask(0, SIZE, 0.3), np.ones(SIZE)
     thetas = [np.ones(SIZE) for _ in range(REPLICAS)]
     for slot, theta in enumerate(thetas):
@@ -91,11 +91,11 @@ def test_at_the_end_of_the_data_all_of_it_is_pushed_wherever_in_a_round(batches)
     shards, everybody = replicas(density=0.1, overlap=False)
     for player in everybody:
         give(player, 0, batches)
-    go_on(everybody)
+    advance(everybody)
     for _ in range(2):
         for player in everybody:
             player.tell_none()
-        go_on(everybody)
+        advance(everybody)
     for player in everybody:
         assert np.count_nonzero(player.pushed) == SIZE
         np.testing.assert_allclose(player.parameters, shards.whole(), rtol=1e-5, atol=1e-6)
@@ -105,7 +105,7 @@ def test_what_a_compressor_leaves_is_part_of_a_later_push():
     _, everybody = replicas(density=1.0, overlap=False)
     for player in everybody:
         give(player, 0, 2)
-    go_on(everybody)
+    advance(everybody)
     side = everybody[0].side
     place, left = side.parameters.copy(), np.full(SIZE, 0.25, np.float32)
     side.residual[:] = left
@@ -120,13 +120,13 @@ def test_a_push_is_of_the_mask_alone_and_at_the_end_of_all():
     _, everybody = replicas(density=0.1, overlap=False)
     for player in everybody:
         give(player, 0, 2)
-    go_on(everybody)
+    advance(everybody)
     player = everybody[0]
     assert np.flatnonzero(player.pushed).tolist() == mask(0, SIZE, 0.1).tolist()
     for player in everybody:
         give(player, 2, 3)
-    go_on(everybody)
+    advance(everybody)
     for player in everybody:
         player.tell_none()
-    go_on(everybody)
+    advance(everybody)
     assert np.count_nonzero(everybody[0].pushed) == SIZE

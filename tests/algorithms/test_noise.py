@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dlctl.algorithms.methods.sync import NOISE_EVERY, Barrier, Options
+from dlctl.algorithms.barrier import Barrier
+from dlctl.algorithms.holding import NOISE_EVERY
+from dlctl.algorithms.methods.sync import Options
 from dlctl.algorithms.noise import NoiseScale, noise_scale
 from dlctl.compress.base import Delta
 from dlctl.optim.sgd import SGD, SGDOptions

@@ -75,12 +75,12 @@ class Rules:
 @pytest.mark.oracle("ringleader", "the mean of the workers' means in float64")
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])
 def test_it_is_the_mean_of_the_workers_means_and_no_gradient_is_older_than_said(workers, agree):
-    side, rules, dice = new_side(workers), Rules(workers), np.random.default_rng(workers)
+    side, rules, rng = new_side(workers), Rules(workers), np.random.default_rng(workers)
     base = [0] * workers
     speeds = 1.0 / (1 + np.arange(workers)) ** 2
     for _ in range(80 * workers):
-        slot = int(dice.choice(workers, p=speeds / speeds.sum()))
-        gradient = dice.standard_normal(SIZE).astype(np.float32)
+        slot = int(rng.choice(workers, p=speeds / speeds.sum()))
+        gradient = rng.standard_normal(SIZE).astype(np.float32)
         tau = rules.k - rules.read_at[slot]
         is_update = rules.push(slot, gradient)
         assert push(side, slot, gradient, base[slot]) == (APPLIED if is_update else BUFFERED, tau)
@@ -126,7 +126,7 @@ def test_the_table_survives_with_the_shard(kind):
     buffer, log = bytearray(ImageForm.of(spec, "boot").total_bytes), MemoryLog()
     is_mapped = kind == "mapped"
     storage = Mapped.create(buffer, spec, "boot") if is_mapped else Journaled.create(log, spec)
-    side, dice = (
+    side, rng = (
         RingleaderServer(Options(), Shard(rule_of(workers), storage)),
         np.random.default_rng(3),
     )
@@ -135,7 +135,7 @@ def test_the_table_survives_with_the_shard(kind):
     side.shard.storage.fill({"w": np.ones(SIZE, np.float32)}, None)
     side.shard.commit({"side": side.state()})
     for number in range(40):
-        slot, gradient = int(dice.integers(workers)), dice.standard_normal(SIZE).astype(np.float32)
+        slot, gradient = int(rng.integers(workers)), rng.standard_normal(SIZE).astype(np.float32)
         assert push(side, slot, gradient)[0] == push(other, slot, gradient)[0]
         side.shard.commit({"side": json.loads(json.dumps(side.state()))})
         if number % 3 == 2:

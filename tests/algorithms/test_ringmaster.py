@@ -19,11 +19,11 @@ SIZE, LR = 4, 0.1
 @pytest.mark.parametrize("delay_max", [1, 2, 5])
 def test_it_is_the_paper_s_rule(delay_max, agree):
     shard = in_memory(SGD(SGDOptions(lr=LR)), np.ones(SIZE, np.float32))
-    side, dice = Server(Options(delay_max=delay_max), shard), np.random.default_rng(delay_max)
+    side, rng = Server(Options(delay_max=delay_max), shard), np.random.default_rng(delay_max)
     x, k, dropped = np.ones(SIZE), 0, 0
     for _ in range(50):
-        base = int(dice.integers(max(0, k - 6), k + 1))
-        gradient = dice.standard_normal(SIZE).astype(np.float32)
+        base = int(rng.integers(max(0, k - 6), k + 1))
+        gradient = rng.standard_normal(SIZE).astype(np.float32)
         packed = Packed("none", SIZE, (gradient,))
         message = Push(0, 1, SHARD_TERM, 0, base, 0, 0, 8, 0, packed, 0)
         (outcome,) = side.push(message, Delta(gradient))

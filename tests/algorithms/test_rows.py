@@ -29,7 +29,7 @@ from dlctl.errors import DlctlError, RemoteProtocolError
 from dlctl.job.config import Choice, Data, Job, JobFile, Servers, Workers
 from dlctl.model.flat import Layout, TensorEntry
 from dlctl.optim.sgd import SGD
-from dlctl.roles.protocol.context import COORDINATOR, Birth
+from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import Compute, Computed, ModelBuilt, NameRows, RowsNamed
 from dlctl.roles.protocol.token import sign
 from dlctl.roles.server.server import Server
@@ -38,7 +38,7 @@ from dlctl.shards.rows import RowSlice, RowTables
 from dlctl.wire import codec
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Event, Received, Send, Started
-from dlctl.wire.messages import Packed
+from dlctl.wire.messages import Packed, Register
 
 ENTRIES = (
     TensorEntry("a", "rows", (7, 3), "float32", init=("uniform", -1.0, 1.0)),
@@ -138,9 +138,9 @@ class Words:
         return {"in": (self.vocabulary, 3, ("normal", 0.0, 0.5)), "out": (self.vocabulary, 4, 0.1)}
 
     def dataset(self) -> TensorDataset:
-        dice = torch.Generator().manual_seed(0)
-        words = torch.randint(0, 20, (24,), generator=dice)
-        return TensorDataset(words, torch.randint(0, 40, (24, 2), generator=dice))
+        rng = torch.Generator().manual_seed(0)
+        words = torch.randint(0, 20, (24,), generator=rng)
+        return TensorDataset(words, torch.randint(0, 40, (24, 2), generator=rng))
 
     def rows(self, batch: Any) -> dict[str, Tensor]:
         words, others = batch
@@ -211,8 +211,8 @@ class Run:
         self.loader = PortionLoader(
             dataset, batch_size=self.batch_size, seed=3, shuffle=False, processes=0
         )
-        birth = Birth("run", "worker", "worker-0", 1, 1, "here", dlctl.__version__)
-        self.worker = Worker(birth, job, ROWS, Dense(Dense.Options()))
+        registration = Register("run", "worker", "worker-0", 1, 1, "here", dlctl.__version__)
+        self.worker = Worker(registration, job, ROWS, Dense(Dense.Options()))
         self.machines = [self._server(job, index) for index in range(self.servers)]
         self.events: list[Event] = [
             Started(),
@@ -229,12 +229,12 @@ class Run:
                 ),
             ),
         ]  # fmt: skip
-        self.go_on()
+        self.advance()
 
     def _server(self, job: JobFile, index: int) -> Server:
         name, layout = f"server-{index}", self.replica.layout
-        birth = Birth("run", "server", name, 1, 1, "here", dlctl.__version__)
-        server = Server(birth, job, "ipc://x", ROWS, SGD, Dense)
+        registration = Register("run", "server", name, 1, 1, "here", dlctl.__version__)
+        server = Server(registration, job, "ipc://x", ROWS, SGD, Dense)
         lo, hi = (layout.size() * k // self.servers for k in (index, index + 1))
         for event in (
             Started(),
@@ -250,9 +250,9 @@ class Run:
         assert training is not None
         request = training.steps.leasing.number
         self.events.append(Received(COORDINATOR, m.Lease(request, number, number, 0, self.samples)))
-        self.go_on()
+        self.advance()
 
-    def go_on(self) -> None:
+    def advance(self) -> None:
         while self.events:
             for effect in self.worker.handle(self.events.pop(0), 0.0):
                 self.events += self._performed(effect)
@@ -304,7 +304,7 @@ class Run:
         """Hear of what was held."""
         self.holds = False
         self.events += [Received(f"server-{index}", ack) for index, ack in self.late]
-        self.go_on()
+        self.advance()
 
     def tables(self) -> dict[str, np.ndarray]:
         """As the servers have them."""

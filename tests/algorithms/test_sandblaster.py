@@ -10,8 +10,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from builders import replica
 from by_hand import Player, Shards, drive, message_of, requests
-from made import replica
 from scipy.optimize import LbfgsInvHessProduct, minimize
 
 from dlctl import jobfile
@@ -418,11 +418,11 @@ def test_when_nothing_goes_down_it_ends_where_it_was():
 def test_a_loss_that_depends_on_chance_ends_with_that_reason(noise, line_search):
     """f is a quadratic with a minimum of 1; its gradient is exact."""
     matrix, linear = quadratic(20, condition=100.0)
-    least, dice = float(linear @ np.linalg.solve(matrix, linear)) / 2, np.random.default_rng(1)
+    least, rng = float(linear @ np.linalg.solve(matrix, linear)) / 2, np.random.default_rng(1)
 
     def f(w):
         value = float(w @ matrix @ w / 2 - linear @ w) + least + 1.0
-        return value * (1.0 + noise * dice.standard_normal())
+        return value * (1.0 + noise * rng.standard_normal())
 
     function = Function(f, lambda w: matrix @ w - linear, np.zeros(20), servers=2)
     side = LBFGS(Options(iterations=1000, gradient_norm_min=0.0, line_search=line_search))
@@ -539,7 +539,7 @@ class Replicas:
             losses += sum(self._step(w, rows).loss * len(rows) for _, rows in portion)
             self.players[self.rng.integers(len(self.players))].todo += portion
         for player in self.rng.permutation(self.players):
-            player.go_on()
+            player.advance()
         return losses, self.problem.samples
 
 

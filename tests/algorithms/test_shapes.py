@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made import site
+from builders import site
 
+from dlctl.algorithms.barrier import Barrier
 from dlctl.algorithms.base import MODEL, Drives, Lead, Method, Shape, Table
+from dlctl.algorithms.means import SparseMean
 from dlctl.algorithms.methods.downpour import DOWNPOUR, Server
-from dlctl.algorithms.methods.quorum import Chosen
 from dlctl.algorithms.needs import (
     Ask,
     Collective,
@@ -27,6 +28,7 @@ from dlctl.algorithms.needs import (
     Settle,
     Write,
 )
+from dlctl.algorithms.quorum import Chosen
 from dlctl.algorithms.shapes import UNDECLARED, check_names, faults_of, served
 from dlctl.algorithms.tables import side_of
 from dlctl.errors import DlctlError
@@ -82,6 +84,12 @@ def test_a_shard_side_that_asks_needs_a_lead_that_answers() -> None:
         "its shard side asks the lead which pushes count, and the lead does not choose"
     ]
     assert faults_of(replace(DOWNPOUR, shard=Chosen, lead=Deciding)) == []
+
+
+def test_who_averages_no_pushes_declares_no_mean() -> None:
+    (fault,) = faults_of(replace(DOWNPOUR, mean=SparseMean))
+    assert fault.startswith("it says how pushes are averaged")
+    assert faults_of(replace(DOWNPOUR, mean=SparseMean, shard=Barrier)) == []
 
 
 ALONE = Method(Options=dict, replica=DOWNPOUR.replica, shape=Shape(tables=(), model="replica"))

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import OWN_LR
 from by_hand import Player, Shards
-from made import OWN_LR
 
 from dlctl.algorithms.methods.ssp import SSP, Clocks, Options
 from dlctl.algorithms.needs import NextBatch, Read, Step
@@ -60,7 +60,7 @@ def test_without_staleness_all_updates_of_a_clock_are_added_before_the_next_one(
         for player in everybody:
             player.todo = [(NextBatch(0, player.slot, step == steps - 1), [player.slot, step])]
         for player in [*everybody, *everybody]:
-            player.go_on()
+            player.advance()
         assert not any(player.todo for player in everybody)
         w = w - OWN_LR * sum(gradient_of(w, [slot, step]).gradient for slot in range(3))
     agree(everybody[0].shards.whole(), w, rtol=1e-5, atol=1e-6)
@@ -73,14 +73,14 @@ def test_the_fastest_waits_when_it_is_so_far_ahead_and_goes_on_when_the_slowest_
 ):
     fast, slow = everybody = players(2, staleness=staleness, fetch_every_clocks=every)
     give(fast, 10)
-    fast.go_on()
+    fast.advance()
     assert computed(fast, 10) == staleness + 1
     assert isinstance(fast.request, Read)
     assert all(side.waits_for() == {1} for side in fast.shards.sides)
     for done in range(1, 4):
         give(slow, 1)
-        slow.go_on()
-        fast.go_on()
+        slow.advance()
+        fast.advance()
         assert computed(fast, 10) == staleness + 1 + done
         assert fast.side.view.clock_min >= fast.side.clock - 1 - staleness
     for player in everybody:
@@ -91,10 +91,10 @@ def test_a_replica_without_data_holds_nobody_and_begins_again_with_the_slowest()
     fast, slow = players(2, staleness=1)
     slow.tell_none()
     give(fast, 7)
-    fast.go_on()
+    fast.advance()
     assert not fast.todo
     give(slow, 1)
-    slow.go_on()
+    slow.advance()
     assert slow.side.clock == fast.side.clock + 1 == 8
     assert [side.clock() for side in fast.shards.sides] == [7, 7]
 
@@ -103,32 +103,32 @@ def test_a_replica_without_data_holds_nobody_and_begins_again_with_the_slowest()
 def test_a_large_staleness_waits_for_nobody_and_one_replica_is_its_own_optimiser(agree):
     (player,) = players(1, staleness=1000)
     give(player, 20)
-    player.go_on()
+    player.advance()
     w = START.astype(float)
     for step in range(20):
         w = w - OWN_LR * gradient_of(w, [0, step]).gradient
     agree(player.shards.whole(), w, rtol=1e-5, atol=1e-6)
     fast, _ = players(2, staleness=1000)
     give(fast, 50)
-    fast.go_on()
+    fast.advance()
     assert not fast.todo
 
 
 def test_a_replica_sees_its_own_updates_without_reading_and_others_when_it_reads():
     first, second = players(2, staleness=3, fetch_every_clocks=100)
     give(first, 3)
-    first.go_on()
+    first.advance()
     fetches = first.fetches
     w = START.astype(float)
     for step in range(3):
         w = w - OWN_LR * gradient_of(w, [0, step]).gradient
     np.testing.assert_allclose(first.parameters, w, rtol=1e-5)
     give(second, 4)
-    second.go_on()
+    second.advance()
     np.testing.assert_allclose(first.parameters, w, rtol=1e-5)
     assert first.fetches == fetches, "its cache is new enough"
     give(first, 2)
-    first.go_on()
+    first.advance()
     assert first.fetches == fetches + 1
     np.testing.assert_allclose(first.parameters, first.shards.whole(), rtol=1e-5)
 
@@ -145,7 +145,7 @@ def test_what_a_compressor_keeps_back_is_on_top_of_what_is_read():
 def test_several_steps_make_one_clock_and_what_there_is_if_data_ends():
     (player,) = players(1, clock_steps=4)
     give(player, 6)
-    player.go_on()
+    player.advance()
     assert player.side.clock == 1
     player.tell_none()
     assert player.side.clock == 2

@@ -38,11 +38,11 @@ def give(player: Player, batches: int, portion: int = 0) -> None:
     player.todo += made
 
 
-def go_on(everybody: list[Player]) -> None:
+def advance(everybody: list[Player]) -> None:
     """Until each of them needs data or waits for another."""
     for _ in range(2 * BATCHES):
         for player in everybody:
-            player.go_on()
+            player.advance()
 
 
 class Paper:
@@ -91,7 +91,7 @@ def test_replicas_in_step_are_the_loop_of_the_paper(servers, steps, fragments, d
     batches = exchanges * (steps // fragments) + delay
     for player in everybody:
         give(player, batches)
-    go_on(everybody)
+    advance(everybody)
     paper = Paper(steps, fragments, delay, mix)
     paper.run(exchanges)
     agree(shards.whole(), paper.server, rtol=1e-5, atol=1e-6)
@@ -103,7 +103,7 @@ def test_a_push_is_of_one_fragment_and_every_shard_goes_on():
     shards, everybody = replicas(3, local_steps=4, fragments=4, delay_steps=0)
     for player in everybody:
         give(player, 1)
-    go_on(everybody)
+    advance(everybody)
     lo, hi = slice_bounds(SIZE, 4, 0)
     assert everybody[0].pushed[lo:hi].all()
     assert not everybody[0].pushed[hi:].any()
@@ -114,12 +114,12 @@ def test_steps_count_as_done_when_all_fragments_have_them():
     shards, everybody = replicas(local_steps=4, fragments=4, delay_steps=0)
     for player in everybody:
         give(player, 2)
-    go_on(everybody)
+    advance(everybody)
     assert [player.samples_done for player in everybody] == [0, 0]
     assert [player.samples_pushed for player in everybody] == [2, 2]
     for player in everybody:
         player.tell_none()
-    go_on(everybody)
+    advance(everybody)
     assert [player.samples_done for player in everybody] == [2, 2]
     assert shards.shards[0].version == 2 + 3
 
@@ -128,16 +128,16 @@ def test_what_is_saved_has_all_steps_in_full_and_the_run_goes_on():
     _, everybody = replicas(local_steps=4, fragments=4, delay_steps=0)
     for player in everybody:
         give(player, 2)
-    go_on(everybody)
+    advance(everybody)
     for player in everybody:
         assert player.training.writing.has_unpushed_steps()
         player.training.steps.holds = True
-    go_on(everybody)
+    advance(everybody)
     assert not any(player.training.writing.has_unpushed_steps() for player in everybody)
     for player in everybody:
         player.training.steps.holds = False
         give(player, 4, portion=1)
-    go_on(everybody)
+    advance(everybody)
     assert [player.samples for player in everybody] == [6, 6]
 
 
@@ -146,15 +146,15 @@ def test_a_restored_replica_goes_on_from_its_own_place():
     player = everybody[0]
     for other in everybody:
         give(other, 4)
-    go_on(everybody)
+    advance(everybody)
     for other in everybody:
         other.tell_none()
-    go_on(everybody)
+    advance(everybody)
     state = {name: vector.copy() for name, vector in player.side.state().items()}
     assert not np.allclose(state["own"], shards.whole())
     again = Player(STREAMING_DILOCO, shards, gradient, 0, 2, own_lr=RATE)
     again.side.restore(state)
-    again.go_on()
+    again.advance()
     np.testing.assert_allclose(again.parameters, state["own"], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(again.side.fragments.vector, shards.whole(), rtol=1e-5, atol=1e-6)
 
@@ -171,11 +171,11 @@ def test_who_explodes_drops_it_and_goes_on_from_what_the_servers_have():
     player.gradient = explodes
     for one in everybody:
         give(one, 2)
-    go_on(everybody)
+    advance(everybody)
     assert np.abs(shards.whole()).max() < 10
     for one in everybody:
         one.todo += [(NextBatch(0, 1, n == 9), (one.slot, n)) for n in range(2, 10)]
-    go_on(everybody)
+    advance(everybody)
     assert other.samples == 10
     assert np.abs(shards.whole()).max() < 10
     assert np.abs(player.parameters).max() < 10

@@ -12,8 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from identity import identity
-from launched import JOB, STAND_IN
+from process_identity import identity
+from stand_in_jobs import JOB, STAND_IN
 
 from dlctl.launch import local
 from dlctl.ops.codes import CODES

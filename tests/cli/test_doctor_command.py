@@ -6,7 +6,7 @@ import json
 import os
 import socket
 
-from launched import JOB
+from stand_in_jobs import JOB
 
 from dlctl.cli.commands import doctor
 from dlctl.health.findings import FAULT, OK, WARNING, Finding

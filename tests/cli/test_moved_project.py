@@ -6,8 +6,8 @@ import shlex
 import shutil
 from pathlib import Path
 
-from launched import the_run
-from nextlines import commands_of
+from next_step_lines import commands_of
+from stand_in_jobs import the_run
 
 
 def test_a_moved_project_goes_on_by_the_command_that_its_start_names(

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launched import JOB, the_run
-from remains import keep, remember, save
+from dead_runs import keep, remember, save
+from stand_in_jobs import JOB, the_run
 
 from dlctl.job.settings import of_job
 from dlctl.ops import cases, plan

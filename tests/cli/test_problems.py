@@ -7,7 +7,7 @@ import time
 from typing import Any, get_args
 
 import pytest
-from identity import ME
+from process_identity import ME
 
 from dlctl.ops import codes, problems
 from dlctl.ops.codes import fill

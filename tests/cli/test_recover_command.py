@@ -15,9 +15,9 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from identity import ME, identity
-from nextlines import commands_of, flat
-from remains import damaged_page, damaged_terms, keep, remember, save
+from dead_runs import damaged_page, damaged_terms, issue, keep, remember, save
+from next_step_lines import commands_of, flat
+from process_identity import ME, identity
 
 from dlctl.cli.ui import live
 from dlctl.job import config
@@ -263,6 +263,23 @@ def test_from_a_checkpoint_it_begins_with_the_job_as_it_was(dead, job, play, dlc
         "resumed from the checkpoint at step 30: 60 steps done again, "
         "at least 40 updates lost (server-0: its server is gone and left no state)"
     )
+
+
+def test_from_a_checkpoint_no_term_comes_again_that_only_the_memory_has(
+    dead, job, play, dlctl_command
+):
+    """The last line of the file is unreadable: the memory is all that tells of its epoch."""
+    remember(dead, "server-0")
+    dead.db.put_memory({"daemon/worker-0": {"role": "worker", "term": 9}})
+    dead.db.commit()
+    issue(dead.path, {"worker-0": 8})
+    path = dead.path / terms.FILE
+    path.write_bytes(path.read_bytes() + b"worker-0=9 76")
+    save(dead, step=30, number=1)
+    play("start", "ready", "forever")
+    ended = dlctl_command("recover", str(dead.path))
+    assert (ended.code, dead.db.memory()) == (0, {}), ended.err
+    assert terms.newest(dead.path, dead.db) == {"worker-0": 9}
 
 
 def test_the_events_say_why_a_run_went_back_as_far_as_it_did(dead, job, play, dlctl_command):

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from identity import ME
-from launched import attached, the_run, until
+from process_identity import ME
+from stand_in_jobs import attached, the_run, until
 
 from dlctl.cli.commands import run
 from dlctl.ops import control

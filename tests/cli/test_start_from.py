@@ -9,8 +9,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from launched import the_run
-from remains import save
+from dead_runs import save
+from stand_in_jobs import the_run
 
 from dlctl.runs import checkpoints, database, paths, terms
 from dlctl.util.text import DISCARDED, NO_WORKER

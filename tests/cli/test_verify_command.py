@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from identity import ME
-from remains import acknowledge, issue, keep, save
+from dead_runs import acknowledge, issue, keep, save
+from process_identity import ME
 
 from dlctl.job import config
 from dlctl.launch.ssh import Ssh

@@ -5,9 +5,9 @@ from math import lgamma, log
 
 import numpy as np
 import pytest
+from example_counts import times
 from hypothesis import given
 from hypothesis import strategies as st
-from repeated import times
 
 from dlctl.compress.indices import pack, packed_bytes_max, unpack
 from dlctl.errors import RemoteProtocolError

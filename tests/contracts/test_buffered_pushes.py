@@ -2,11 +2,9 @@
 in the values, once, whenever its server is killed.
 """
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
+from kept_states import Killed, dense, snapshot, sparse
 
 from dlctl import registry
 from dlctl.compress.base import Delta
@@ -18,9 +16,6 @@ from dlctl.shards.journaled import Journaled
 from dlctl.shards.mapped import Mapped
 from dlctl.shards.memory import InMemory
 from dlctl.sim.states import MemoryLog
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "shards"))
-from kept import Killed, dense, snapshot, sparse
 
 NAMES = registry.names("optimizers")
 SIZE, CAPACITY = 400, 3
@@ -161,7 +156,7 @@ def test_a_capacity_that_is_told_counts_with_that_push_and_survives(place):
     values = [np.full(SIZE, n, np.float32) for n in (1, 2, 4, 8, 16)]
     capacities = [9, 9, 2, 2, 2]
     for number, (g, capacity) in enumerate(zip(values, capacities, strict=True), 1):
-        shard.apply(Delta(g), 1, told={buffered.CAPACITY: capacity})
+        shard.apply(Delta(g), 1, counters={buffered.CAPACITY: capacity})
         shard.commit({"pushes": number})
         shard = Shard(optimizer("sgd"), there.reopen())
         assert shard.resume() == {"pushes": number}

@@ -8,11 +8,11 @@ from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 import numpy as np
 import pytest
 import torch
+from example_counts import times
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from pydantic import TypeAdapter, ValidationError
-from repeated import times
 
 from dlctl import registry
 from dlctl.compress.plain import expand, nothing
@@ -66,7 +66,7 @@ dtypes = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 ROUNDING = ("onebit", "powersgd", "dct")
 """What these send has many bits: the residual is rounded once per push, to the last bit of `u`."""
 ROLLING = ("randomk", "powersgd")
-"""The dice of `topk-sampled` choose its sample, which is all of a vector so small."""
+"""The generator of `topk-sampled` chooses its sample, which is all of a vector so small."""
 STALLS = {"gaussian-ref": "it may select nothing at all, as the published code does"}
 
 
@@ -88,7 +88,7 @@ class Maker(NamedTuple):
         return not is_rounded and not stochastic
 
     @property
-    def rolls_dice(self):
+    def is_random(self):
         """Whether what a worker sends depends on chance."""
         return self.name in ROLLING or self.options.get("rounding") == "stochastic"
 
@@ -334,7 +334,7 @@ def test_what_a_compressor_keeps_of_one_shard_changes_nothing_of_what_another_ge
             assert_nothing_is_lost(make, before, taken, u)
 
 
-def test_one_that_rolls_dice_rolls_others_for_another_worker_and_the_same_for_the_same(make):
+def test_a_random_one_has_other_numbers_for_another_worker_and_the_same_for_the_same(make):
     u = np.random.default_rng(11).standard_normal(2000).astype(np.float32)
     pushes = []
     for slot, term in ((0, 1), (0, 1), (1, 1), (0, 2)):
@@ -343,7 +343,7 @@ def test_one_that_rolls_dice_rolls_others_for_another_worker_and_the_same_for_th
         pushes.append([a.tobytes() for a in compressor.take(u.copy()).arrays])
     first, same, other, reborn = pushes
     assert first == same
-    assert (first != other) == (first != reborn) == (other != reborn) == make.rolls_dice
+    assert (first != other) == (first != reborn) == (other != reborn) == make.is_random
 
 
 # ---------------------------------------------------------------- a hostile sender

@@ -15,22 +15,22 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "sim"))
-from lives import Keeping
-from made import handled
+from builders import handled
+from server_lives import Keeping
 from simulated import job_file
 from stolen_key import FIXED, extremes, numbers_of
 
 from dlctl import registry
 from dlctl.compress.plain import nothing
 from dlctl.model.flat import AVERAGED, ROWS, TRAINED, Layout, TensorEntry
-from dlctl.roles.protocol.context import COORDINATOR, Birth
+from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.token import sign
 from dlctl.roles.server.server import Server
 from dlctl.roles.server.table_shard import TableShard
 from dlctl.wire import codec
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Effect, Exit, Received, Send, Started
-from dlctl.wire.messages import DUPLICATE, Array
+from dlctl.wire.messages import DUPLICATE, Array, Register
 
 KEY, RUN, SIZE, STEP_SAMPLES = b"the key", "run-1", 12, 8
 HONEST, LIAR = 0, 1
@@ -54,9 +54,9 @@ class Life:
         kinds = [registry.load("optimizers", choice.name), registry.load("compressors", "none")]
         rows = (TABLE_ROWS,) if name == "rows" else ()
         layout = Layout((*PARAMETERS, *rows)).to_bytes()
-        birth = Birth(RUN, "server", "server-0", term, 1, "here", "0")
+        registration = Register(RUN, "server", "server-0", term, 1, "here", "0")
         self.term = term
-        self.server = Server(birth, job, "ipc://x", method, *kinds, keeping)
+        self.server = Server(registration, job, "ipc://x", method, *kinds, keeping)
         self.server.handle(Started(), 0.0)
         keep = term > 1
         self.tell(COORDINATOR, m.Welcome("server-0", 0, term, KEY, {}))
@@ -105,7 +105,7 @@ class Life:
         return [
             (
                 [array.tobytes() for array in (t.shard.w, *t.shard.slots.values())],
-                (t.shard.version, t.shard.samples, t.dedup.to_json(), t.dedup.fates()),
+                (t.shard.version, t.shard.samples, t.dedup.to_json(), t.dedup.outcomes()),
                 repr(t.side.state()), t.newest_op, sorted(t.refused.items()),
             )
             for t in self.tables

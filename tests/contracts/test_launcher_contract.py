@@ -1,7 +1,7 @@
 """What every launcher of the registry must do; a new name gets all of these tests.
 
-Their agents are real processes. ssh and Slurm are pretended (`tests/pretended.py`): the launchers
-use them as they use the real ones.
+Their agents are real processes. ssh and Slurm are pretended (`tests/kit/fake_launchers.py`): the
+launchers use them as they use the real ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pretended
+import fake_launchers
 import psutil
 import pytest
 
@@ -87,7 +87,7 @@ def place(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     # An agent beside the coordinator would start one.
     code = idle_agents(path) if name == "local" else ROOT
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (code, ROOT / "tests" / "toys"))))
-    monkeypatch.setenv("PATH", f"{pretended.install(path)}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{fake_launchers.install(path)}:{os.environ['PATH']}")
     job = load(path, name)
     run = path / "runs" / RUN_ID
     run.mkdir(parents=True)
@@ -219,7 +219,7 @@ def test_its_hosts_are_those_listed_or_its_own_and_each_gets_an_agent(
         assert own.folder(host)
     assert config.of_stored(json.loads(json.dumps(config.to_dict(job)))) == job
     assert {key.name for key in fields(own.options)} == job.launcher.options.keys()
-    assert [*own.check(), *own.doubts()] == []
+    assert [*own.check(), *own.warnings()] == []
 
 
 # ---------------------------------------------------------------- agents

@@ -5,14 +5,13 @@ they come to what they would have come to anyway, to the last bit.
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
+from kept_states import dense, snapshot, sparse
 
 from dlctl import registry
 from dlctl.compress.base import Delta
@@ -26,9 +25,6 @@ from dlctl.shards.mapped import Mapped
 from dlctl.shards.memory import InMemory
 from dlctl.sim.states import MemoryLog
 from dlctl.util import threads
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "shards"))
-from kept import dense, snapshot, sparse
 
 NAMES = registry.names("optimizers")
 SIZE = 3000

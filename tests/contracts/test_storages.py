@@ -1,10 +1,8 @@
 """Every optimiser on every storage: bit for bit what plain arrays give, also over restarts."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
+from kept_states import dense, snapshot, sparse
 
 from dlctl import registry
 from dlctl.shards.base import Shard, Spec
@@ -15,9 +13,6 @@ from dlctl.shards.mapped import Mapped
 from dlctl.shards.memory import InMemory
 from dlctl.sim.states import MemoryLog
 from dlctl.util.threads import BLOCK, PART
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "shards"))
-from kept import dense, snapshot, sparse
 
 NAMES = registry.names("optimizers")
 SIZE = 2 * BLOCK + 17

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from house import GUEST, KEYS, House
+from guarded_port import GUEST, KEYS, House
 
 from daemons.coordinator.directories import Directories
 from daemons.coordinator.records import RunRecords

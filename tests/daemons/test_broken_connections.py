@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import zmq
-from house import COME_S, GUEST, HEARD, HERE, KEYS, House, guest
+from guarded_port import COME_S, GUEST, HEARD, HERE, KEYS, House, guest
 from proxies import Change, Proxy, cut_in_the_middle
 from zmq.utils.monitor import recv_monitor_message
 

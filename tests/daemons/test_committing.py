@@ -13,12 +13,12 @@ import zmq
 from daemons.server import committing
 from daemons.server.committing import Committing
 from daemons.transport.sockets import Transport
-from dlctl.errors import DlctlError
+from dlctl.errors import DlctlError, TimedOut
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.server.commits import Commit, Committed
 from dlctl.shards.base import no_point
+from dlctl.shards.journal_format import MAGIC
 from dlctl.shards.log import LogWrite
-from dlctl.shards.records import MAGIC
 from dlctl.wire import messages as m
 
 LIMIT_S = 20.0
@@ -124,6 +124,26 @@ def test_behind_an_error_nothing_is_written_or_confirmed() -> None:
     server.commit(b"3")
     server.committing.await_all()
     assert (server.disk.synced, len(server.stage.told)) == ([], 1)
+
+
+def test_who_waits_for_commits_of_a_disk_that_does_not_answer_is_told_which_one_is_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And may wait again: the commits go on."""
+    server = Server()
+    server.commit(b"1")
+    server.disk.await_begin()
+    server.commit(b"2")
+    with monkeypatch.context() as impatient:
+        impatient.setattr(committing, "AWAIT_S", 0.05)
+        with pytest.raises(TimedOut, match="commit 1 ") as raised:
+            server.committing.await_all()
+    assert raised.value.where == server.disk.where
+    assert raised.value.hint is not None
+    server.disk.end()
+    server.disk.end()
+    server.committing.await_all()
+    assert server.stage.await_told(2)[-1] == Committed(2)
 
 
 def test_beyond_a_limit_nothing_is_read_until_the_disk_has_caught_up(

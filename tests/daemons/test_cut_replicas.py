@@ -71,8 +71,8 @@ TASK = """
         return Net()
 
     def dataset():
-        dice = torch.Generator().manual_seed(5)
-        x, y = (torch.randint(0, 11, size, generator=dice) for size in ((60, 5), (60,)))
+        rng = torch.Generator().manual_seed(5)
+        x, y = (torch.randint(0, 11, size, generator=rng) for size in ((60, 5), (60,)))
         return TensorDataset(x, y)
 
     def loss(model, batch):

@@ -3,26 +3,22 @@
 import errno
 import os
 import shutil
-import sys
 from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import pytest
+from kept_states import Killed, adagrad, dense, snapshot, sparse, spec_of
 
 from daemons.server import disklog
 from daemons.server.disklog import DiskLog
 from dlctl.errors import DlctlError
 from dlctl.job.config import Servers
 from dlctl.runs import kept_shards
-from dlctl.shards import records
+from dlctl.shards import journal_format
 from dlctl.shards.base import Extras, Shard
 from dlctl.shards.errors import NoRoom, StateHeld, Unusable
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.log import perform_first
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "shards"))
-from kept import Killed, adagrad, dense, snapshot, sparse, spec_of
 
 SIZE = 40
 SPEC = spec_of(adagrad(), SIZE, averaged=2)
@@ -189,7 +185,7 @@ def test_damage_before_the_end_of_a_journal_is_named_and_not_passed_over(tmp_pat
     free(shard)
     (journal,) = (run / "state").glob("*.journal-*")
     whole = journal.read_bytes()
-    _, second_at = records.read(whole)
+    _, second_at = journal_format.read(whole)
     for at in range(0, second_at, 11):
         journal.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
         with pytest.raises(Unusable, match="its journal is damaged at byte 0 of") as caught:
@@ -205,7 +201,7 @@ def test_who_looks_while_the_journal_begins_anew_is_told_to_look_again(
     """Between its base and its journal: what it has is of before, and what came since is gone."""
     run = tmp_path / "run-1"
     shard = begun(run / "state")
-    read = records.read
+    read = journal_format.read
 
     def read_while_it_goes_on(data):
         found = read(data)
@@ -213,7 +209,7 @@ def test_who_looks_while_the_journal_begins_anew_is_told_to_look_again(
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(kept_shards.records, "read", read_while_it_goes_on)
+        patch.setattr(kept_shards.journal_format, "read", read_while_it_goes_on)
         (kept,) = kept_shards.kept(run, Servers(durability="disk"))
         assert (kept.in_use, kept.problem) == (True, "a server is writing it")
     (kept,) = kept_shards.kept(run, Servers(durability="disk"))
@@ -258,7 +254,7 @@ def test_a_base_of_somebody_else_s_making_is_named(tmp_path):
         {"run_id": run.name, "shard": 0},
         {"run_id": run.name, "shard": 0, "state": 7},
     ):
-        base.write_bytes(b"".join(records.pack(0, body, [])))
+        base.write_bytes(b"".join(journal_format.pack(0, body, [])))
         (kept,) = kept_shards.kept(run, Servers(durability="disk"))
         assert kept.problem in (
             "it is of shard None of run None",

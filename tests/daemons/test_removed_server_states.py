@@ -7,13 +7,14 @@ import logging
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from kept_states import adagrad, dense, plain, snapshot, spec_of
+from test_server_process import SIZE, MakeRun, make_run
 
 from daemons.server import disklog
 from daemons.server.storages import choose_storages
@@ -25,10 +26,6 @@ from dlctl.shards.base import Shard, no_point
 from dlctl.shards.journaled import Journaled
 from dlctl.wire import messages as m
 from dlctl.wire.messages import APPLIED
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "shards"))
-from kept import adagrad, dense, plain, snapshot, spec_of
-from test_server_process import SIZE, MakeRun, make_run
 
 __all__ = ["make_run"]
 

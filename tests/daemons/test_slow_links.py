@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from house import GUEST, HEARD, HERE, KEYS, House, guest
+from guarded_port import GUEST, HEARD, HERE, KEYS, House, guest
 
 from daemons.transport.sockets import Transport
 from dlctl.wire import messages as m

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kept_states import adagrad, dense, sparse, spec_of
 
 from daemons.server import failpoint, statefile
 from daemons.server import files as locked_files
@@ -26,9 +27,6 @@ from dlctl.shards.base import Shard, no_point
 from dlctl.shards.errors import NoRoom, StateHeld, Unusable
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.memory import ArraysInMemory
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "shards"))
-from kept import adagrad, dense, sparse, spec_of
 
 SIZE = 1000
 SPEC = spec_of(adagrad(), SIZE)
@@ -520,7 +518,7 @@ WRITER = """
     import sys
     from pathlib import Path
     sys.path[:0] = [sys.argv[2]]
-    from kept import adagrad, spec_of
+    from kept_states import adagrad, spec_of
     from daemons.server.statefile import StateFile
     from dlctl.compress.base import Delta
     from dlctl.shards.base import Shard, no_point
@@ -562,7 +560,7 @@ def test_a_process_that_is_killed_at_any_instant_leaves_what_it_has_said(run):
     free(files)
     version = 0
     for kill_after in (1, 2, 7, 20, 33):
-        with child(WRITER, run / "state", ROOT / "tests" / "shards", size) as writer:
+        with child(WRITER, run / "state", ROOT / "tests" / "kit", size) as writer:
             said = [int(writer.stdout.readline()) for _ in range(kill_after)]
             writer.send_signal(signal.SIGKILL)
             said += [int(line) for line in writer.stdout if line.endswith("\n")]

@@ -45,7 +45,7 @@ def victims(directory: Path) -> list[psutil.Process]:
     return [psutil.Process(pid) for _, pid in pids if psutil.pid_exists(pid)]
 
 
-def rampage(place: Path, directory: Path, dice: random.Random) -> tuple[int, int]:
+def rampage(place: Path, directory: Path, rng: random.Random) -> tuple[int, int]:
     """(daemons killed, times that `recover` was needed)."""
     killed = recovered = 0
     until = time.monotonic() + RAMPAGE_S
@@ -58,7 +58,7 @@ def rampage(place: Path, directory: Path, dice: random.Random) -> tuple[int, int
             recovered += 1
             dlctl(place, "recover", "-j", directory.name)
         elif there:
-            victim = dice.choice(there)
+            victim = rng.choice(there)
             print(f"kill -9 {victim.pid}  {' '.join(victim.cmdline()[3:4])}", flush=True)
             victim.send_signal(signal.SIGKILL)
             killed += 1

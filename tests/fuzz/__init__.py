@@ -20,4 +20,4 @@ Python does not see. Every input that has broken something stays in `corpus/<tar
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parent.parent))  # what all tests share, also without pytest
+sys.path.append(str(Path(__file__).parents[1] / "kit"))  # what tests share, also without pytest

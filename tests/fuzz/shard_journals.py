@@ -17,7 +17,7 @@ import msgpack
 import numpy as np
 
 from daemons.server.disklog import DiskLog
-from dlctl.shards import records
+from dlctl.shards import journal_format
 from dlctl.shards.base import Shard, no_point
 from dlctl.shards.errors import Diverged, Unusable
 from dlctl.shards.journaled import Journaled
@@ -43,7 +43,12 @@ MEMORY_BYTES = shard_model.MEMORY_BYTES
 MEMORY_PER_BYTE = 200
 NUMBER = 1
 """Of the base, in the names of its files."""
-_TOKENS = [records.MAGIC, b"\0" * 24, b"\xff" * 8, msgpack.packb({"state": {}, "updates": []})]
+_TOKENS = [
+    journal_format.MAGIC,
+    b"\0" * 24,
+    b"\xff" * 8,
+    msgpack.packb({"state": {}, "updates": []}),
+]
 
 
 # ---------------------------------------------------------------- what is tried
@@ -86,7 +91,9 @@ def mutate(random: Random, data: bytes, other: bytes) -> bytes:
 
 def _change_record(random: Random, data: bytes, other: bytes) -> bytes:
     """One record of a file with another number, body or arrays; repeated, removed or moved."""
-    found = [(r.number, msgpack.packb(r.body), bytes(r.data)) for r in records.read_all(data)[0]]
+    found = [
+        (r.number, msgpack.packb(r.body), bytes(r.data)) for r in journal_format.read_all(data)[0]
+    ]
     if not found:
         return data
     at = random.randrange(len(found))
@@ -115,8 +122,8 @@ def _change_arrays(random: Random, data: bytes) -> bytes:
 
 def _packed(number: int, body: bytes, arrays: bytes) -> bytes:
     """A record with the right checksums around any body."""
-    crc = records.zlib.crc32(body + arrays)
-    return records._head(crc, number, len(body), len(arrays)) + body + arrays
+    crc = journal_format.zlib.crc32(body + arrays)
+    return journal_format._head(crc, number, len(body), len(arrays)) + body + arrays
 
 
 # ---------------------------------------------------------------- what must hold

@@ -32,12 +32,13 @@ from dlctl.job.config import Host
 from dlctl.launch import answers, base, calls, launcher, remote, sshwords
 from dlctl.launch.answers import CallResult
 from dlctl.roles.coordinator.records import KillAgent, LaunchAgent
-from dlctl.roles.protocol.context import COORDINATOR, Birth
+from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import ProcessEnded
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.runs.database import RunDb
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Effect, Event, Exit, Peer, Received, Send, Started, StopRequested
+from dlctl.wire.messages import Register
 
 from .cluster import Cluster
 from .network import LAB_ADDRESS
@@ -309,8 +310,8 @@ def told(lab: Lab, directory: Path, then: Callable[[Event], list[Effect]], *firs
 def agents_of(directory: Path, loop: Loop, control: str) -> Agents:
     job = process.read_job(directory)
     handler = logging.NullHandler()
-    birth = Birth(RUN_ID, COORDINATOR, COORDINATOR, 1, os.getpid(), "lab", "")
-    context = process.DaemonContext(directory, "", birth, job, base.NO_CREDENTIALS, handler)  # type: ignore[arg-type]
+    registration = Register(RUN_ID, COORDINATOR, COORDINATOR, 1, os.getpid(), "lab", "")
+    context = process.DaemonContext(directory, "", registration, job, base.NO_CREDENTIALS, handler)  # type: ignore[arg-type]
     agents = Agents(context, loop, control, KEYS.public(COORDINATOR))
     with closing(RunDb(directory, readonly=True)) as db:
         assert agents.adopt(db) == {}

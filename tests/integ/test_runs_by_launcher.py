@@ -1,5 +1,5 @@
 """Whole runs on two hosts of each launcher, of one that is installed beside dlctl, too: they train,
-are killed, and recover. ssh and Slurm are pretended on this machine (`tests/pretended.py`).
+are killed, and recover. ssh and Slurm are pretended on this machine: `tests/kit/fake_launchers.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from operator import ge
 from pathlib import Path
 
-import pretended
+import fake_launchers
 import pytest
 from workplace import ENDLESS, SLOW_S, Workplace
 
@@ -53,7 +53,7 @@ def launcher() -> str:
 def place(place: Workplace, launcher: str) -> Workplace:
     """The same with the toys installed, and a job on two hosts."""
     place.env["PYTHONPATH"] += os.pathsep + str(TOYS)
-    place.env["PATH"] = f"{pretended.install(place.path)}:{place.env['PATH']}"
+    place.env["PATH"] = f"{fake_launchers.install(place.path)}:{place.env['PATH']}"
     wrapper = place.path / "wrapper"
     wrapper.write_text(WRAPPER.format(place.path))
     wrapper.chmod(0o755)

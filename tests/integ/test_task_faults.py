@@ -39,7 +39,7 @@ def _line(text: str) -> int:
 MODEL, DATASET, LOSS, EVALUATE = (
     _line(f"def {name}(") for name in ("model", "dataset", "loss", "evaluate")
 )
-FAULTS = {  # One of every place where a task can fail; all the words are in test_task.py.
+FAULTS = {  # One of every place where a task can fail; all the words are in test_user_task.py.
     "a module that is not installed": Fault(
         "import threading",
         "import threading, torchvison",

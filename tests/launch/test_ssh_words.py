@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from example_counts import times
 from hypothesis import given
 from hypothesis import strategies as st
-from repeated import times
 
 from dlctl import __version__
 from dlctl.errors import (

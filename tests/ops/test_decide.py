@@ -33,7 +33,7 @@ FAILED, STOPPED, LIVE, FINISHED = RunCase.FAILED, RunCase.STOPPED, RunCase.LIVE,
         (Facts(FAILED), Action.LOOK_AT_SHARDS),
         (Facts(FAILED, begun=False), Action.READ_CHECKPOINTS),
         (Facts(FAILED, begun=False, saved=SavedCase.NONE), Action.BEGIN),
-        (Facts(FAILED, shards=Shards.WHOLE), Action.GO_ON),
+        (Facts(FAILED, shards=Shards.WHOLE), Action.CONTINUE),
         (Facts(FAILED, shards=Shards.AWAY), Action.WAIT_FOR_HOSTS),
         (Facts(FAILED, shards=Shards.LOST), Action.READ_CHECKPOINTS),
         (Facts(FAILED, shards=Shards.EMPTY), Action.READ_CHECKPOINTS),
@@ -57,8 +57,8 @@ def test_start(facts: Facts, action: Action) -> None:
         (Facts(LIVE, back=True), Action.ALREADY_RUNNING),
         (Facts(RunCase.SILENT), Action.REFUSE_SILENT),
         (Facts(FAILED), Action.LOOK_AT_SHARDS),
-        (Facts(FAILED, shards=Shards.WHOLE), Action.GO_ON),
-        (Facts(FAILED, shards=Shards.EMPTY), Action.GO_ON),
+        (Facts(FAILED, shards=Shards.WHOLE), Action.CONTINUE),
+        (Facts(FAILED, shards=Shards.EMPTY), Action.CONTINUE),
         (Facts(FAILED, shards=Shards.LOST), Action.READ_CHECKPOINTS),
         (Facts(FAILED, shards=Shards.AWAY), Action.WAIT_FOR_HOSTS),
         (Facts(FAILED, shards=Shards.WHOLE, back=True), Action.READ_CHECKPOINTS),
@@ -88,7 +88,7 @@ def test_whatever_the_facts_are_something_is_decided_and_looks_come_to_an_end(ta
         action = decide(table, facts)
         if (asked := looks.get(action)) is not None:
             assert getattr(facts, asked) is None, facts
-        if action is Action.GO_ON:
+        if action is Action.CONTINUE:
             assert facts.shards in (Shards.WHOLE, Shards.EMPTY), facts
         if action in (Action.RESUME, Action.BEGIN_FROM):
             assert facts.saved in (SavedCase.GOOD, SavedCase.OTHER), facts

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from kept_states import dense, snapshot, sparse
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dlctl.compress.base import Delta
@@ -22,9 +21,6 @@ from dlctl.shards.memory import InMemory
 from dlctl.sim.states import MemoryLog
 from dlctl.util.names import AVERAGE
 from dlctl.util.threads import BLOCK
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "shards"))
-from kept import dense, snapshot, sparse
 
 SIZE, EMA, LR, MOMENTUM = BLOCK + 17, 0.9, 0.05, 0.8
 START = np.linspace(-1, 1, SIZE, dtype=np.float32)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from kept_states import dense, snapshot, sparse
 
 from dlctl import registry
 from dlctl.compress.base import Delta
@@ -23,9 +22,6 @@ from dlctl.shards.mapped import Mapped
 from dlctl.shards.memory import InMemory
 from dlctl.sim.states import MemoryLog
 from dlctl.util.threads import BLOCK, PLACES
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "shards"))
-from kept import dense, snapshot, sparse
 
 NAMES = registry.names("optimizers")
 SIZE = 2 * BLOCK + 17

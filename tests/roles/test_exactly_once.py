@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from builders import client, joined
 from hypothesis import given
 from hypothesis import strategies as st
-from made import client, joined
 
 from dlctl.roles.protocol.context import EXIT_FENCED, Context
 from dlctl.roles.protocol.limits import REACH
@@ -92,7 +92,7 @@ def test_whatever_arrives_each_number_is_taken_once_and_in_order(
     assert all(seqs == list(range(len(seqs))) for seqs in taken.values())
 
 
-def test_a_token_is_good_for_one_run_slot_and_term() -> None:
+def test_a_token_is_good_for_one_run_slot_and_epoch() -> None:
     token = sign(b"key", "run", 1, 2)
     assert is_genuine(b"key", "run", 1, 2, token)
     for run, slot, term in (("other", 1, 2), ("run", 2, 2), ("run", 1, 3)):
@@ -169,7 +169,7 @@ def test_no_push_is_on_its_way_of_which_the_shard_may_have_forgotten_what_became
         if seq:
             talk.channel.on_ack(talk.ack(seq, REFUSED), 0.1)
     assert talk.channel.next_seq == REACH
-    assert deliveries.fate(push(seq=0)) == REFUSED
+    assert deliveries.outcome_of(push(seq=0)) == REFUSED
     talk.channel.on_ack(talk.ack(0, REFUSED), 0.2)
     assert talk.channel.has_space()
 
@@ -233,13 +233,13 @@ def test_a_fenced_worker_learns_it_from_any_shard() -> None:
     st.integers(1, 12),
     st.lists(st.sampled_from(["deliver", "lose", "repeat", "lose ack", "time"]), max_size=120),
 )
-def test_over_any_link_each_push_is_applied_once(pushes: int, fate: list[str]) -> None:
+def test_over_any_link_each_push_is_applied_once(pushes: int, outcome_of: list[str]) -> None:
     """Messages are lost, repeated and delayed; in the end the link is good and all is settled."""
     talk, shard, applied = Talk(), Dedup(), []
     shard.join(0, 1)
     on_the_way: list[Push] = []
     now, made = 0.0, 0
-    for step in [*fate, *["time", *["deliver"] * 40] * 40]:
+    for step in [*outcome_of, *["time", *["deliver"] * 40] * 40]:
         if made < pushes and talk.channel.has_space():
             on_the_way += [s.message for s in talk.push(now)]  # type: ignore[misc]
             made += 1
@@ -271,7 +271,7 @@ def test_what_is_kept_goes_no_further_than_the_lowest_held_push() -> None:
         deliveries.take(push(seq=seq))
     deliveries.settle(0, 1, 1, HELD)
     assert deliveries.judge(push(seq=1)) == DUPLICATE
-    assert deliveries.fate(push(seq=1)) == HELD
+    assert deliveries.outcome_of(push(seq=1)) == HELD
     next_server.load(deliveries.to_json(), [])
     assert [next_server.judge(push(seq=seq)) for seq in range(4)] == [
         DUPLICATE, NEW, DUPLICATE, GAP,
@@ -304,9 +304,9 @@ def test_what_was_dropped_is_not_called_a_duplicate_of_what_is_in_the_shard() ->
     for seq, outcome in enumerate((APPLIED, LATE, REFUSED)):
         deliveries.take(push(seq=seq))
         deliveries.settle(0, 1, seq, outcome)
-    next_server.load(deliveries.to_json(), deliveries.fates())
+    next_server.load(deliveries.to_json(), deliveries.outcomes())
     for table in (deliveries, next_server):
-        assert [table.fate(push(seq=seq)) for seq in range(3)] == [DUPLICATE, LATE, REFUSED]
+        assert [table.outcome_of(push(seq=seq)) for seq in range(3)] == [DUPLICATE, LATE, REFUSED]
 
 
 @given(st.lists(st.tuples(st.sampled_from((APPLIED, LATE, REFUSED, HELD)), st.integers(0, 40))))
@@ -332,10 +332,14 @@ def test_what_became_of_the_newest_numbers_is_known_however_they_are_settled(
                 known[seq] = DUPLICATE if what == APPLIED else what
             deliveries.settle(0, 1, seq, what)
     again = Dedup()
-    again.load(deliveries.to_json(), deliveries.fates())
+    again.load(deliveries.to_json(), deliveries.outcomes())
     for seq in range(max(0, deliveries.next_seq(0) - REACH), deliveries.next_seq(0)):
         if seq not in held:
-            assert deliveries.fate(push(seq=seq)) == again.fate(push(seq=seq)) == known[seq]
+            assert (
+                deliveries.outcome_of(push(seq=seq))
+                == again.outcome_of(push(seq=seq))
+                == known[seq]
+            )
 
 
 def test_behind_a_held_push_only_a_few_are_taken_until_it_is_settled() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import client, identity, serving, site
+from example_counts import times
 from hypothesis import given
 from hypothesis import strategies as st
-from made import client, identity, serving, site
-from repeated import times
 
 from dlctl.algorithms.base import Arrival
 from dlctl.algorithms.methods.downpour import DOWNPOUR

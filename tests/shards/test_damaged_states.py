@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from kept import adagrad, created, dense, reopened, snapshot, sparse, spec_of
+from kept_states import adagrad, created, dense, reopened, snapshot, sparse, spec_of
 
 from dlctl.shards import image
 from dlctl.shards.base import Extras

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from example_counts import times
 from hypothesis import given
 from hypothesis import strategies as st
-from repeated import times
 
 from dlctl.compress import indices
 from dlctl.compress.base import Delta

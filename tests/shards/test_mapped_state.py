@@ -4,6 +4,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from example_counts import times
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -12,7 +13,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from kept import (
+from kept_states import (
     BOOT,
     Killed,
     adagrad,
@@ -25,7 +26,6 @@ from kept import (
     sparse,
     spec_of,
 )
-from repeated import times
 
 from dlctl.compress.base import Delta
 from dlctl.optim.adam import Adam

@@ -27,7 +27,7 @@ class Liar:
     def __init__(self, simulation: Simulation, name: str, seed: int) -> None:
         self.world: World = simulation.world
         self.name = name
-        self.dice = np.random.default_rng([seed, 11])
+        self.rng = np.random.default_rng([seed, 11])
         kinds = [method for key, method in vars(Liar).items() if key.startswith("say_")]
         self.say: Callable[[Liar, tuple[int, int]], m.Message] = kinds[seed % len(kinds)]
         for number in range(TIMES):
@@ -43,7 +43,7 @@ class Liar:
             self.world.network.send(process, COORDINATOR, message)
 
     def any(self, choices: Any) -> Any:
-        return choices[int(self.dice.integers(len(choices)))]
+        return choices[int(self.rng.integers(len(choices)))]
 
     @property
     def number(self) -> int:
@@ -56,14 +56,14 @@ class Liar:
     def portion(self) -> tuple[int, int]:
         """Often one that is leased, to whomever."""
         leased = sorted(self.coordinator.data.pool.holders.leased)
-        is_known = leased and self.dice.random() < 3 / 4
+        is_known = leased and self.rng.random() < 3 / 4
         return self.any(leased) if is_known else (self.number, self.number)
 
     # ------------------------------------------------------------ the lies
 
     def say_that_it_has_failed(self, me: tuple[int, int]) -> m.Message:
         error = self.any(("", "made up", "task.loss raised E (train.py:1)"))
-        return m.Failed(self.name, error, "", bool(self.dice.random() < 3 / 4))
+        return m.Failed(self.name, error, "", bool(self.rng.random() < 3 / 4))
 
     def say_that_a_sample_has_failed(self, me: tuple[int, int]) -> m.Message:
         data_epoch, portion = self.portion()
@@ -84,7 +84,7 @@ class Liar:
             "settings": self.any(({}, "x", {"lr": "x"})), "bound": {"x": self.number},
             "step": self.number,
         }  # fmt: skip
-        kept = {key: metrics[key] for key in metrics if self.dice.random() < 1 / 2}
+        kept = {key: metrics[key] for key in metrics if self.rng.random() < 1 / 2}
         return m.Report(self.name, 1, phase, self.any(("", "server-0", "worker-0")), kept)
 
     def say_what_it_has_evaluated(self, me: tuple[int, int]) -> m.Message:

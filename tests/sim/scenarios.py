@@ -59,6 +59,7 @@ from dlctl.sim.checkers import (
 from dlctl.sim.crashpoints import PointCrash
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults, Moment
+from dlctl.sim.loops import LoopOptions
 from dlctl.sim.network import NetworkOptions, SimLink
 from dlctl.sim.objectives import LeastSquares, Ledger, StreamedLedger
 from dlctl.sim.simulation import Simulation
@@ -81,11 +82,11 @@ def poor_network(seed: int) -> NetworkOptions:
     """Anything from a good network to one that loses every tenth message; half of them tell when a
     connection has ended, as TCP does, and half do not.
     """
-    dice = np.random.default_rng([seed, 1])
-    loss, duplicate, reorder = (float(p) for p in dice.uniform(0, 0.1, 3))
-    bandwidth = float(dice.choice([3e4, 3e5])) if dice.random() < 0.3 else None
+    rng = np.random.default_rng([seed, 1])
+    loss, duplicate, reorder = (float(p) for p in rng.uniform(0, 0.1, 3))
+    bandwidth = float(rng.choice([3e4, 3e5])) if rng.random() < 0.3 else None
     link = SimLink(
-        latency_s=float(dice.uniform(0.0002, 0.02)), jitter_s=0.005, bytes_per_s=bandwidth,
+        latency_s=float(rng.uniform(0.0002, 0.02)), jitter_s=0.005, bytes_per_s=bandwidth,
         loss=loss, duplicate=duplicate, reorder=reorder,
     )  # fmt: skip
     tells = bool(np.random.default_rng([seed, 9]).random() < 1 / 2)
@@ -97,10 +98,10 @@ def mixed_faults(seed: int) -> Faults:
 
     Every fourth run has a bad start; the others have begun when it comes over them.
     """
-    dice = np.random.default_rng([seed, 2])
+    rng = np.random.default_rng([seed, 2])
 
     def up_to(most: int) -> int:
-        return int(dice.integers(0, most + 1))
+        return int(rng.integers(0, most + 1))
 
     return Faults(
         kills=1 + up_to(2), freezes=1 + up_to(2), control_freezes=up_to(1), cuts=1 + up_to(1),
@@ -122,19 +123,19 @@ def recovery_faults(seed: int) -> Faults:
     """Deaths of servers, agents and the coordinator, some of them in the middle of a commit, with
     a poor network and dying workers about them.
     """
-    dice = np.random.default_rng([seed, 3])
+    rng = np.random.default_rng([seed, 3])
 
     def up_to(most: int) -> int:
-        return int(dice.integers(0, most + 1))
+        return int(rng.integers(0, most + 1))
 
     points = tuple(
         PointCrash(
-            name=f"server-{up_to(SERVERS - 1)}", point=str(dice.choice(POINTS)), count=1 + up_to(30)
+            name=f"server-{up_to(SERVERS - 1)}", point=str(rng.choice(POINTS)), count=1 + up_to(30)
         )
         for _ in range(2)
     )
     # They start each other again; if both die at once, the run has to be started by hand.
-    control = {"coordinator_kills" if dice.random() < 0.7 else "agent_kills": 1 + up_to(1)}
+    control = {"coordinator_kills" if rng.random() < 0.7 else "agent_kills": 1 + up_to(1)}
     return Faults(
         kills=up_to(1), server_kills=1 + up_to(1), **control, freezes=up_to(1), cuts=up_to(1),
         half_opens=up_to(1), resets=up_to(2), slow_disks=up_to(1),
@@ -147,10 +148,10 @@ def forgetting_faults(seed: int) -> Faults:
     """Coordinators that die while the disk is full, and others that find it full: what those before
     them have decided is not on record. Whoever they decide about dies, too.
     """
-    dice = np.random.default_rng([seed, 4])
+    rng = np.random.default_rng([seed, 4])
 
     def up_to(most: int) -> int:
-        return int(dice.integers(0, most + 1))
+        return int(rng.integers(0, most + 1))
 
     return Faults(
         forgotten=1 + up_to(1), full_disks=up_to(1), full_disk_s=4.0, coordinator_kills=up_to(1),
@@ -165,21 +166,21 @@ def and_rare_faults(seed: int, faults: Faults, durability: str) -> Faults:
     for, instead of being killed before that; and on every sixth one everything dies at once, and
     the run is brought back, if what its servers have is kept.
     """
-    dice = np.random.default_rng([seed, 8])
-    if dice.random() < 1 / 4:
+    rng = np.random.default_rng([seed, 8])
+    if rng.random() < 1 / 4:
         faults = replace(
-            faults, long_freezes=int(dice.integers(2, 4)), kills=0, server_kills=0, freezes=0,
+            faults, long_freezes=int(rng.integers(2, 4)), kills=0, server_kills=0, freezes=0,
             control_freezes=0, begin_until_s=faults.heal_at_s, heal_at_s=LONG_HEAL_AT_S,
         )  # fmt: skip
-    if dice.random() < 1 / 6 and durability != "none":
+    if rng.random() < 1 / 6 and durability != "none":
         faults = replace(faults, recoveries=1)
     return faults
 
 
 def syncing(seed: int, simulation: Simulation) -> Simulation:
     """The same on a disk whose syncs take no time, as on a good one, or as on a very slow one."""
-    dice = np.random.default_rng([seed, 13])
-    simulation.world.disk.commit_s = float(dice.choice([0.0, 0.004, 0.15]))
+    rng = np.random.default_rng([seed, 13])
+    simulation.world.disk.commit_s = float(rng.choice([0.0, 0.004, 0.15]))
     return simulation
 
 
@@ -205,8 +206,9 @@ def _ledger(
     faults = and_rare_faults(seed, faults, durability)
     forgets |= bool(faults.full_disks and (faults.recoveries or faults.long_freezes))
     usual = {"portion_batches": 2, "checkpoint_s": 0.6, "evaluate_epochs": 1.0}
+    usual |= {"epochs": float(epochs)} if epochs else {}
     job = job_file(
-        WORKERS, SERVERS, optimizer=ACCOUNT, batch_size=4, seed=seed, epochs=float(epochs),
+        WORKERS, SERVERS, optimizer=ACCOUNT, batch_size=4, seed=seed,
         restarts_max=20, durability=durability, timeouts=TIMEOUTS, **usual | options,
     )  # fmt: skip
     checkers = ledger_checkers(
@@ -347,12 +349,12 @@ def commits(seed: int) -> Simulation:
         algorithm=(name, method), more=lambda _: DurableChecker(),
         compression=(compression, {"density": 0.005} if compression == "topk" else {}),
     )  # fmt: skip
-    dice = np.random.default_rng([seed, 14])
-    sync_s = simulation.world.disk.commit_s = float(dice.choice([0.01, 0.05, 0.25]))
+    rng = np.random.default_rng([seed, 14])
+    sync_s = simulation.world.disk.commit_s = float(rng.choice([0.01, 0.05, 0.25]))
     for _ in range(2):
-        name = f"server-{dice.integers(SERVERS)}"
-        after_s = float(dice.uniform(0.0, sync_s))
-        KillInCommit(simulation, name, int(dice.integers(5, 40)), after_s)
+        name = f"server-{rng.integers(SERVERS)}"
+        after_s = float(rng.uniform(0.0, sync_s))
+        KillInCommit(simulation, name, int(rng.integers(5, 40)), after_s)
     return simulation
 
 
@@ -384,15 +386,15 @@ def full_disks(seed: int) -> Simulation:
     )  # fmt: skip
     moment = seed // 3 % 3
     if moment == 1:
-        dice = np.random.default_rng([seed, 5])
-        deaths = [(float(dice.uniform(0.1, 2.0)), name) for name in (COORDINATOR, "worker-1")]
+        rng = np.random.default_rng([seed, 5])
+        deaths = [(float(rng.uniform(0.1, 2.0)), name) for name in (COORDINATOR, "worker-1")]
         FullAtRelease(simulation, 4.0, *deaths)
     elif moment == 2:
-        dice = np.random.default_rng([seed, 6])
-        FullAtEnd(simulation, 3.0, (float(dice.uniform(0.0, 2.5)), COORDINATOR))
+        rng = np.random.default_rng([seed, 6])
+        FullAtEnd(simulation, 3.0, (float(rng.uniform(0.0, 2.5)), COORDINATOR))
     elif seed % 2:
-        dice = np.random.default_rng([seed, 10])
-        FullAtDrain(simulation, 3.0, (float(dice.uniform(0.0, 1.0)), COORDINATOR))
+        rng = np.random.default_rng([seed, 10])
+        FullAtDrain(simulation, 3.0, (float(rng.uniform(0.0, 1.0)), COORDINATOR))
     return simulation
 
 
@@ -401,7 +403,7 @@ def stops(seed: int) -> Simulation:
     was acknowledged has to be in the last checkpoint. Half of them have no other one, and portions
     so long that the stop comes before the first of them is done.
     """
-    dice = np.random.default_rng([seed, 7])
+    rng = np.random.default_rng([seed, 7])
     method = (
         ("downpour", {}),
         ("local-sgd", {"local_steps": 2, "inner_lr": 1.0, "overlap": seed % 8 < 4}),
@@ -417,8 +419,8 @@ def stops(seed: int) -> Simulation:
         shares=method[0] == "sync", durabilities=("process", "process", "disk"), algorithm=method,
         forgets=seed % 3 == 2, **portions,
     )  # fmt: skip
-    grace_s = float(dice.choice([0.0, 0.05, 0.3, 5.0]))
-    StopAtWork(simulation, float(dice.uniform(0.0, 1.0 if is_first else 4.0)), grace_s)
+    grace_s = float(rng.choice([0.0, 0.05, 0.3, 5.0]))
+    StopAtWork(simulation, float(rng.uniform(0.0, 1.0 if is_first else 4.0)), grace_s)
     return simulation
 
 
@@ -590,9 +592,9 @@ def stolen_keys(seed: int) -> Simulation:
     """
     name, options, kind = LIED_TO[seed % len(LIED_TO)]
     is_streamed = seed % 10 == 5
-    dice = np.random.default_rng([seed, 12])
+    rng = np.random.default_rng([seed, 12])
     faults = Faults(
-        server_kills=1 + int(dice.integers(2)), coordinator_kills=int(dice.integers(2)),
+        server_kills=1 + int(rng.integers(2)), coordinator_kills=int(rng.integers(2)),
         from_s=2.5, heal_at_s=HEAL_AT_S,
     )  # fmt: skip
     lengths = (50, 23, 32)
@@ -613,7 +615,7 @@ def stolen_keys(seed: int) -> Simulation:
         FetchesChecker(), LivenessChecker(HEAL_AT_S), NothingLeft(),
     )  # fmt: skip
     simulation = Simulation(job, problem, seed, compute=COMPUTE, faults=faults, checkers=checkers)
-    Thief(simulation, seed, book, from_s=float(dice.uniform(0.8, 1.2)), until_s=HEAL_AT_S - 1.0)
+    Thief(simulation, seed, book, from_s=float(rng.uniform(0.8, 1.2)), until_s=HEAL_AT_S - 1.0)
     return simulation
 
 
@@ -649,6 +651,42 @@ def liars(seed: int) -> Simulation:
     return simulation
 
 
+LOOPED: tuple[tuple[str, dict[str, Any], dict[str, bool]], ...] = (
+    ("local-sgd", {"local_steps": 3, "inner_lr": 1.0}, {"averages": True}),
+    ("downpour", {}, {}),
+    ("sync", {}, {"averages": True, "shares": True}),
+    (
+        "local-sgd",
+        {"local_steps": 7, "overlap": True, "inner_lr": 1.0},
+        {"averages": True, "in_step": False},
+    ),
+    ("sparseloco", {"local_steps": 2, "clip": False, "inner_lr": 1.0}, {"averages": True}),
+    ("async-diloco", {"local_steps": 4, "inner_lr": 1.0}, {"in_step": False}),
+    ("ssp", {}, {}),
+)
+
+
+def loops(seed: int) -> Simulation:
+    """Training loops of the user's own, as their authors have written them: with batches of any
+    size and groups of them, steps that are skipped, data of their own.
+    """
+    dice = np.random.default_rng([seed, 14])
+    name, options, checks = LOOPED[seed % len(LOOPED)]
+    faults = recovery_faults(seed) if dice.random() < 1 / 3 else mixed_faults(seed)
+    loop = LoopOptions(
+        batch_size=int(dice.integers(1, 11)), accumulate=int(dice.choice([1, 1, 2, 3])),
+        ahead=int(dice.integers(0, 5)), skips=float(dice.choice([0.0, 0.0, 0.1])),
+        own_samples=int(dice.choice([0, 0, 0, 5])), lr=options.get("inner_lr", 0.01),
+    )  # fmt: skip
+    stop = {"samples": 256, "epochs": 0} if loop.own_samples else {}
+    simulation = _ledger(
+        seed, faults, algorithm=(name, options), has_loop=True,
+        durabilities=("process", "process", "disk"), **checks | stop,
+    )  # fmt: skip
+    simulation.world.compute = replace(COMPUTE, loop=loop)
+    return simulation
+
+
 SCENARIOS: dict[str, Callable[[int], Simulation]] = {
     "downpour": downpour,
     "downpour-topk": downpour_topk,
@@ -667,5 +705,6 @@ SCENARIOS: dict[str, Callable[[int], Simulation]] = {
     "streams": streams,
     "stolen-keys": stolen_keys,
     "liars": liars,
+    "loops": loops,
 }
 """Name -> seed -> a run that has not begun."""

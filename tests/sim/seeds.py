@@ -18,6 +18,7 @@ PER_COMMIT = {
     "downpour": 18, "downpour-topk": 12, "sync": 7, "backups": 6, "local-sgd": 15, "ways": 12,
     "sandblaster": 9, "recovery": 12, "commits": 12, "sync-recovery": 10, "full-disks": 16,
     "stops": 18, "streams": 10, "toys": 12, "serverless": 9, "liars": 13, "stolen-keys": 9,
+    "loops": 14,
 }  # fmt: skip
 """Scenario -> how many of it: those that take longer come less often. `make soak` takes 2,000."""
 

@@ -87,6 +87,7 @@ def job_file(
     gradient: config.Gradients | None = None,
     parameters: tuple[config.ParameterGroup, ...] = (),
     average: config.Average | None = None,
+    has_loop: bool = False,
     **stop: Any,
 ) -> config.JobFile:
     """A job as the tests need it; `stop` is { epochs = 2 } unless something else is given. Among
@@ -97,7 +98,8 @@ def job_file(
     return config.JobFile(
         job=config.Job(
             name="simulated",
-            task="none",
+            task="" if has_loop else "none",
+            script="loop.py" if has_loop else "",
             seed=seed,
             stop=config.Stop(**(stop or {"epochs": 2.0})),
         ),

@@ -26,7 +26,7 @@ from dlctl.wire.messages import NumberRange
 EVERY_S = 0.03
 """Between two lies."""
 FIXED = {"run_id", "name", "slot", "term", "token", "incarnation", "version"}
-"""A lie about who it is gets no further than the key: `test_strangers` has those."""
+"""A lie about who it is gets no further than the key: `test_unexpected_messages` has those."""
 
 
 def extremes(limits: NumberRange, honest: float = 0) -> list[Any]:
@@ -60,7 +60,7 @@ class Thief(Checker):
         self.book = book
         self._struck = simulation.injector.struck
         self._is_rash = seed % 3 == 0
-        self._dice = np.random.default_rng([seed, 11])
+        self._rng = np.random.default_rng([seed, 11])
         self._honest: dict[tuple[Any, type[m.Message]], m.Message] = {}
         """(peer, type) -> the newest message of this type that it sent there."""
         self._process: Process | None = None
@@ -101,7 +101,7 @@ class Thief(Checker):
         if process is None or not process.alive or self.world.timeline.now >= self._until_s:
             return
         keys = sorted(self._honest, key=lambda key: (str(key[0]), key[1].__name__))
-        peer, kind = keys[self._dice.integers(len(keys))]
+        peer, kind = keys[self._rng.integers(len(keys))]
         lie = self._changed(self._honest[peer, kind])
         if isinstance(lie, m.Push):
             lie = self._push(str(peer), lie)
@@ -112,16 +112,16 @@ class Thief(Checker):
     def _changed(self, honest: m.Message) -> m.Message:
         found = {name: of for name, of in numbers_of(type(honest)).items() if name not in FIXED}
         names = sorted(found)
-        count = min(len(names), int(self._dice.integers(1, 4)))
+        count = min(len(names), int(self._rng.integers(1, 4)))
         changed: dict[str, Any] = {}
-        for name in self._dice.permutation(names)[:count]:
+        for name in self._rng.permutation(names)[:count]:
             limits, is_tuple = found[name]
             values = extremes(limits, 0 if is_tuple else getattr(honest, name))
-            one = values[self._dice.integers(len(values))]
-            changed[str(name)] = (one,) * int(self._dice.integers(0, 4)) if is_tuple else one
+            one = values[self._rng.integers(len(values))]
+            changed[str(name)] = (one,) * int(self._rng.integers(0, 4)) if is_tuple else one
         if isinstance(honest, m.Report):
             changed["metrics"] = {
-                key: (2**62, -(2**62), float("inf"), None)[self._dice.integers(4)]
+                key: (2**62, -(2**62), float("inf"), None)[self._rng.integers(4)]
                 for key in honest.metrics
             }
         return replace(honest, **changed)
@@ -130,7 +130,7 @@ class Thief(Checker):
         """Mostly the number that the server expects: all others are duplicates and gaps."""
         server = self.world.machine(peer).serving  # type: ignore[attr-defined]
         seq = lie.seq
-        if server is not None and self._dice.random() < 0.8:
+        if server is not None and self._rng.random() < 0.8:
             seq = server.parameters.dedup.next_seq(lie.slot)
         delta = nothing(lie.delta.kind, lie.delta.length)
         shard = int(peer.rpartition("-")[2])

@@ -218,11 +218,11 @@ def conversation(kind: type[Replica], options: Options, seed: int) -> list[tuple
     so many in a row that it takes itself for their cause.
     """
     left_out = 0
-    dice = np.random.default_rng([seed, 3])
+    rng = np.random.default_rng([seed, 3])
     side = kind(
         Site(
             options=options, parameters=np.zeros(3, np.float32), slot=0, layout=layout_of(3),
-            rng=dice, members=frozenset({0}), has_inner=True,
+            rng=rng, members=frozenset({0}), has_inner=True,
         )
     )  # fmt: skip
     side.begin("new")
@@ -233,10 +233,10 @@ def conversation(kind: type[Replica], options: Options, seed: int) -> list[tuple
         asked.append((type(request), side.parameters.tobytes(), side.residual.tobytes()))
         answer: Any = None
         if isinstance(request, NextData):
-            answer = None if dice.random() < 0.15 else object()
+            answer = None if rng.random() < 0.15 else object()
         elif isinstance(request, Gradient):
-            gradient = dice.standard_normal(3).astype(np.float32)
-            is_bad = dice.random() < 0.15 and left_out < DISCARDED_MAX - 1
+            gradient = rng.standard_normal(3).astype(np.float32)
+            is_bad = rng.random() < 0.15 and left_out < DISCARDED_MAX - 1
             left_out = left_out + 1 if is_bad else 0
             answer = None if is_bad else Step(gradient, 8, 0.0)
         elif isinstance(request, Write):

@@ -12,7 +12,7 @@ import pytest
 from diloco_loop import replica
 from oracles import Agree
 from simulated import Noted, job_file
-from test_goes_on_exactly import OfTorch
+from test_exact_resume import OfTorch
 
 from daemons.worker.inner_optimizer import InnerOptimizer
 from dlctl.job import config

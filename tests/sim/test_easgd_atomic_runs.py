@@ -34,7 +34,7 @@ def test_positions_and_centre_hold_all_steps_whichever_servers_die(
         return done
 
     monkeypatch.setattr(Replica, "_take_centre", take_centre)
-    problem, dice = Spy(samples=96), np.random.default_rng([seed, 12])
+    problem, rng = Spy(samples=96), np.random.default_rng([seed, 12])
     job = job_file(
         WORKERS, SERVERS, batch_size=4, portion_batches=2, seed=seed, epochs=float(EPOCHS),
         algorithm=("easgd-atomic", {"exchange_every_steps": 2, "inner_lr": RATE}),
@@ -50,7 +50,7 @@ def test_positions_and_centre_hold_all_steps_whichever_servers_die(
         ),
     )  # fmt: skip
     for name in ("server-0", "server-1", "server-0", COORDINATOR):
-        when_s = float(dice.uniform(0.5, 3.5))
+        when_s = float(rng.uniform(0.5, 3.5))
         simulation.at(when_s, lambda name=name: simulation.world.kill(name))
     outcome = simulation.run(200.0)
     assert outcome.state == "finished", outcome.reason

@@ -82,7 +82,7 @@ def test_it_learns_with_what_its_shape_allows(name: str, compressor: str, optimi
     push = method.replica.one_push(method.Options(**options))
     if not push.is_all:
         options["inner_lr"] = 0.03
-    rates = (FOR_WAYS if push.is_way else FOR_GRADIENTS).get(optimizer, {})
+    rates = (FOR_WAYS if push.is_displacement else FOR_GRADIENTS).get(optimizer, {})
     kind = registry.load("compressors", compressor)
     half = {"density": 0.4, "side": 4, "keep": 8}
     less = {key: half[key] for key in half if has(kind, key)}
@@ -90,7 +90,7 @@ def test_it_learns_with_what_its_shape_allows(name: str, compressor: str, optimi
     is_in_rounds = method.lead.cuts_epochs
     epochs = 16.0 if push.is_all and not is_in_rounds else 32.0
     # A run has few rounds, and of what each has come to a part is sent.
-    epochs *= 2 if push.is_way and less else 1
+    epochs *= 2 if push.is_displacement and less else 1
     outcome = Simulation(
         job_file(
             2, 2 if method.shape.needs_servers else 0, algorithm=(name, options),

@@ -385,11 +385,11 @@ class Noisy(LeastSquares):
 
     def __init__(self, **options):
         super().__init__(**options)
-        self.dice = np.random.default_rng(3)
+        self.rng = np.random.default_rng(3)
 
     def gradient(self, w, batch):
         loss, gradient = super().gradient(w, batch)
-        return loss * (1.0 + 0.1 * self.dice.standard_normal()), gradient
+        return loss * (1.0 + 0.1 * self.rng.standard_normal()), gradient
 
 
 @pytest.mark.parametrize("kill", [False, True])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from simulated import Noted, Watcher, job_file, rows_in_order
 
-from dlctl.algorithms.methods.sparseloco import BLOCK, Options, Shard, released
+from dlctl.algorithms.methods.sparseloco import BLOCK, Even, Options, Shard, released
 from dlctl.compress.base import Delta
 from dlctl.compress.chunked import ChunkedTopK
 from dlctl.job import config
@@ -158,7 +158,7 @@ def test_the_mean_of_a_round_is_that_of_the_authors_code(replicas, mean, agree):
     shard = in_memory(SGD(SGD.Options(lr=1.0)), np.zeros(size, np.float32))
     pushes = deltas(replicas, size)
     shares = [np.float32(1 / replicas)] * replicas
-    found = Shard(Options(mean=mean), shard).mean.of(pushes, shares)
+    found = Even(Shard(Options(mean=mean), shard)).of(pushes, shares)
     assert found.indices is not None
     full = np.zeros(size, np.float32)
     full[found.indices] = found.values
@@ -204,7 +204,7 @@ def test_largest_of_what_waits_are_applied_and_a_fetch_brings_just_these(kind, o
     for mean in means():
         delta, threshold, changes = released(mean, shard.slots[PENDING], MOST)
         told = {THRESHOLD: bits_of(threshold)}
-        shard.apply(delta, 1, told=told, changes=changes)
+        shard.apply(delta, 1, counters=told, changes=changes)
         e[mean.indices if mean.indices is not None else slice(None)] += mean.values
         where = np.sort(np.argsort(-np.abs(e), kind="stable")[:MOST])
         if changes is not None:

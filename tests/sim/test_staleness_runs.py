@@ -57,10 +57,10 @@ class ClocksApart(Checker):
 
 
 def ssp_run(seed: int, staleness: int, **more: int) -> tuple[Outcome, ClocksApart]:
-    dice = np.random.default_rng(seed)
-    loss, duplicate, reorder = (float(p) for p in dice.uniform(0, 0.1, 3))
+    rng = np.random.default_rng(seed)
+    loss, duplicate, reorder = (float(p) for p in rng.uniform(0, 0.1, 3))
     link = SimLink(
-        latency_s=float(dice.uniform(0.0002, 0.02)), jitter_s=0.005,
+        latency_s=float(rng.uniform(0.0002, 0.02)), jitter_s=0.005,
         loss=loss, duplicate=duplicate, reorder=reorder,
     )  # fmt: skip
     apart = ClocksApart(staleness)
@@ -70,7 +70,7 @@ def ssp_run(seed: int, staleness: int, **more: int) -> tuple[Outcome, ClocksApar
         seed=seed, epochs=float(epochs), restarts_max=20, timeouts=TIMEOUTS, checkpoint_s=0.6,
     )  # fmt: skip
     faults = Faults(
-        kills=2, server_kills=int(dice.integers(2)), coordinator_kills=int(dice.integers(2)),
+        kills=2, server_kills=int(rng.integers(2)), coordinator_kills=int(rng.integers(2)),
         resets=1, freezes=1, freeze_s=1.0, from_s=0.5, heal_at_s=HEAL_AT_S,
     )  # fmt: skip
     simulation = Simulation(

@@ -5,7 +5,8 @@ import pytest
 import torch
 from simulated import Watcher, job_file, rows_in_order
 
-from dlctl.algorithms.methods.sync import Barrier, Options
+from dlctl.algorithms.barrier import Barrier
+from dlctl.algorithms.methods.sync import Options
 from dlctl.compress.base import Delta
 from dlctl.job.config import Gradients, ParameterGroup, Schedule
 from dlctl.model.flat import TRAINED, Layout, TensorEntry

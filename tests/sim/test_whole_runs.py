@@ -165,7 +165,7 @@ def test_a_server_that_dies_while_its_buffers_are_set_has_them_in_the_end(durabi
     assert outcome.world.crash_points.crashes == 1
     assert (outcome.state, outcome.reason) == ("finished", "2 epochs are done")
     server = outcome.world.machine("server-0")
-    assert server.birth.incarnation == 2
+    assert server.registration.incarnation == 2
     assert server.serving.buffers.average()[0] > 1
 
 

@@ -1,8 +1,15 @@
 """Try a method in the simulator: `python tests/sim/try_method.py NAME [KEY=VALUE]... [--seeds N]`.
 
 Three workers and two servers train a small model, once alone and then while daemons die, with other
-deaths in every seed. Exits 1 if a run fails, stands still, or does not learn. KEY is one of
-`[algorithm]`; `lr` is the servers' rate, `inner_lr` that of the replicas.
+deaths in every seed. Exits 1 if a run fails, stands still, does not learn, or learns wrongly:
+
+- replicas push fewer or more samples than they have computed;
+- a shard has not applied what it has acknowledged, once, or the shards differ in that;
+- the parameters are not what the pushes add up to, if the shard side averages pushes or applies
+  them unchanged; nor what one process makes of the same batches, if the method declares that a step
+  is the mean of gradients.
+
+KEY is one of `[algorithm]`; `lr` is the servers' rate, `inner_lr` that of the replicas.
 """
 
 from __future__ import annotations
@@ -12,6 +19,7 @@ import json
 import sys
 from typing import Any
 
+from account import Account, Recorded
 from simulated import job_file
 
 from dlctl import registry
@@ -19,28 +27,31 @@ from dlctl.errors import DlctlError
 from dlctl.sim.checkers import LivenessChecker
 from dlctl.sim.checkers.base import PromiseBroken
 from dlctl.sim.faults import Faults
-from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Simulation
 
 HEAL_S = 4.0
 """Virtual seconds after which nobody dies any more."""
 DEATHS = Faults(kills=1, server_kills=1, coordinator_kills=1, heal_at_s=HEAL_S)
+SAMPLES = 62
+"""So that batches are of different sizes."""
 LEARNT = 0.1
 """The most of its first loss that a run may end with."""
 
 
 def tried(name: str, options: dict[str, Any], seed: int, faults: Faults | None, lr: float) -> str:
     """Train with a method; returns what is wrong, "" if nothing is."""
-    problem = LeastSquares(samples=64)
+    problem = Recorded(SAMPLES)
     job = job_file(
         3, 2, algorithm=(name, options), batch_size=4, portion_batches=2, epochs=32.0, seed=seed,
         optimizer=("sgd", {"lr": lr}), restarts_max=20,
     )  # fmt: skip
-    checkers = (LivenessChecker(HEAL_S),)
+    account = Account(registry.load("algorithms", name), problem, alone=faults is None)
+    checkers = (LivenessChecker(HEAL_S), account)
+    simulation = Simulation(job, problem, seed, faults=faults, checkers=checkers)
     try:
-        outcome = Simulation(job, problem, seed, faults=faults, checkers=checkers).run()
+        outcome = simulation.run()
     except PromiseBroken as broken:
-        return str(broken)
+        return "; ".join(filter(None, (str(broken), account.waits(simulation.world))))
     if outcome.state != "finished":
         return f"it has not finished: {outcome.reason}"
     loss, first = (problem.evaluate(w)["loss"] for w in (outcome.weights, problem.initial()))

@@ -36,7 +36,7 @@ def name_of(shard: Any) -> str:
 
 
 def digest_of_files(dataset: Any) -> str:
-    """Of the files of a map-style dataset, in their order; "": it lists none."""
+    """A digest of the list of files of a map-style dataset, in their order; "": it lists none."""
     files = _files(dataset)
     found = sha256()
     for name in listing.names(files):
@@ -59,7 +59,7 @@ def _files(dataset: Any) -> list[str]:
 
 
 def _items(found: Any) -> Sequence[Any]:
-    """What a list has that could be paths."""
+    """The items of a list that could be paths."""
     is_array = isinstance(found, np.ndarray) and found.ndim == 1 and found.dtype.kind in "OU"
     return found if is_array or isinstance(found, list | tuple) else ()
 

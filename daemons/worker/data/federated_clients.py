@@ -94,7 +94,7 @@ def round_samples(job: JobFile, clients: Clients) -> int:
 
 
 def _labels(dataset: Any, place: str | None) -> npt.NDArray[np.int64]:
-    """int64[samples]. Raises TaskError."""
+    """int64[samples]: the label of each sample. Raises TaskError."""
     with calling("task.dataset(): its labels", place):
         found = next((getattr(dataset, n) for n in _LABELS if hasattr(dataset, n)), None)
         if found is None and type(dataset) is TensorDataset:

@@ -18,7 +18,7 @@ from traceback import FrameSummary, StackSummary
 from torch.utils.data._utils import worker
 
 ASKED_WITH = signal.SIGRTMAX - 3
-"""No library is known to use it."""
+"""The signal that asks for a stack: no library is known to use it."""
 ANSWER_S_MAX, LOOK_S = 0.5, 0.02
 STACK_BYTES_MAX = 1 << 16
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)')
@@ -28,7 +28,7 @@ _ESCAPE = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
 
 def answer(path: str) -> None:
     """Let this process, which loads data, write its stack to the file whenever it is asked."""
-    with suppress(OSError):  # Without /proc nobody is told where it is.
+    with suppress(OSError):  # Without /proc nobody can see where it is.
         faulthandler.register(ASKED_WITH, open(path, "ab"), all_threads=False)  # noqa: SIM115
 
 
@@ -47,11 +47,11 @@ class LoaderStacks:
             return StackSummary()
         with suppress(ProcessLookupError):
             os.kill(pid, ASKED_WITH)
-        deadline, said, before = time.monotonic() + ANSWER_S_MAX, b"", b""
-        while time.monotonic() < deadline and not (said and said == before):
+        deadline, stack, before = time.monotonic() + ANSWER_S_MAX, b"", b""
+        while time.monotonic() < deadline and not (stack and stack == before):
             time.sleep(LOOK_S)
-            before, said = said, os.pread(self._file, STACK_BYTES_MAX, 0)
-        return _stack(said.decode("ascii", "replace"))
+            before, stack = stack, os.pread(self._file, STACK_BYTES_MAX, 0)
+        return _stack(stack.decode("ascii", "replace"))
 
 
 def _catches(pid: int) -> bool:

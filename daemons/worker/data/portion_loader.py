@@ -80,7 +80,7 @@ class PortionLoader:
         self._accumulate, self._pieces = accumulate, pieces
         self._seed = seed
         self._batches: list[Any] = []
-        """Of the current pass. The loader has this list."""
+        """The batches of the current pass. torch's DataLoader iterates over this very list."""
         # With a shared generator every portion would shift the replica's dropout.
         self._generator = torch.Generator().manual_seed(seed)
         self._stacks = LoaderStacks()
@@ -113,15 +113,15 @@ class PortionLoader:
         self._generator.manual_seed(seed_of(self._seed, slot, term))
 
     shards = 0
-    """Of a stream; 0: this is none."""
+    """The number of shards of a stream; 0: the dataset is none."""
     names = ""
-    """Of the shards, one a line; "": they have only numbers."""
+    """The names of the shards, one a line; "": they have only numbers."""
     files = ""
     """Digest of the files that a map-style dataset lists; "": it lists none."""
 
     @property
     def digest(self) -> str:
-        """Of the samples' order, or of the clients; "": the task chooses none."""
+        """A digest of the samples' order, or of the clients; "": the task chooses none."""
         return self.order.digest if self.clients is None else self.clients.digest
 
     @property
@@ -265,14 +265,14 @@ class PortionLoader:
 
 
 class Waits(NamedTuple):
-    """For a batch of the processes that load data."""
+    """Where the processes that load data are while a worker waits for a batch."""
 
     place: str
     """file:line of the user's code where one of them is, or of the dataset; "": unknown."""
     text: str
-    """For the log."""
+    """The text of the log line."""
     stack: str
-    """Of that process, within the user's code; "": unknown."""
+    """The stack of that process, within the user's code; "": unknown."""
 
 
 class BadSample(NamedTuple):
@@ -288,7 +288,7 @@ class LoadedBatch(NamedTuple):
     """A batch, from `Batching`."""
 
     batch: Any
-    """None: it has no samples."""
+    """The samples, collated; None: there are none."""
     samples: int
     """Fewer than wanted, if some are bad or a stream's shard has ended."""
     bad: tuple[BadSample, ...] = ()
@@ -301,7 +301,7 @@ class Loaded(NamedTuple):
     """Each with its fraction of the step's samples."""
     samples: int
     bad: tuple[BadSample, ...]
-    """Those that the batches leave out."""
+    """The samples that the batches leave out."""
     ended_after: int | None
     """The step's samples, if a stream's shard ended within it."""
 
@@ -327,7 +327,7 @@ class Batching(Dataset[Any], ABC):
 
     @abstractmethod
     def _made(self, wanted: Any) -> LoadedBatch:
-        """Raises TaskError."""
+        """Make a batch of these samples. Raises TaskError."""
 
 
 class _Guarded(Batching):
@@ -344,8 +344,9 @@ class _Guarded(Batching):
         self._dataset = dataset
         self._tolerant = tolerant
         self._tensors: tuple[Tensor, ...] = ()
-        """Of a plain TensorDataset: the rows of a batch are selected at once, with the same result
-        as collating them one by one."""
+        """The tensors of a plain TensorDataset: the rows of a batch are selected at once, with the
+        same result as collating them one by one.
+        """
         if type(dataset) is TensorDataset and collate is None:
             is_plain = all(type(t) is Tensor and t.layout is torch.strided for t in dataset.tensors)
             self._tensors = dataset.tensors if is_plain else ()

@@ -112,9 +112,11 @@ class _Stream:
         self._epoch: int | None = None
         self._open: dict[tuple[int, int], _Open] = {}
         self._named: list[Any] | None = None
-        """Its shards by their numbers, as `open` wants them, if it has that."""
+        """The shards by their numbers, as the dataset's `open` wants them; None: it lists none."""
         self.names = ""
-        """Of the shards in the order of its list, one a line; "": they have only numbers."""
+        """The names of the shards in the order of the dataset's list, one a line; "": they have
+        only numbers.
+        """
         self.shards = self._count()
 
     def read(self, wanted: WantedBatch) -> list[Any]:

@@ -28,7 +28,7 @@ from dlctl.wire.messages import Array
 
 
 class BatchesAhead:
-    """In rank 0: the batches that later ranks compute ahead."""
+    """The batches that later ranks compute ahead, as rank 0 requests and collects them."""
 
     def __init__(self, ranks: Ranks, replica: TorchReplica, data: list[Any]) -> None:
         """Returns when all ranks share the model. data: `identity` of the loader of rank 0. Raises
@@ -75,7 +75,7 @@ class BatchesAhead:
 
 
 class Later:
-    """A later rank."""
+    """A rank other than 0: it computes the batches that rank 0 asks for."""
 
     def __init__(self, job: JobFile, begin: Mapping[str, Any], rank: int, run: Path | None) -> None:
         """begin: the header of rank 0's first message. Raises as `build`, and DlctlError for a

@@ -23,10 +23,10 @@ from dlctl.util import regular
 from dlctl.wire.messages import Array
 
 FILE = "shared-model"
-"""In the run's directory, or that of its host."""
+"""The file in the run's directory, or that of its host."""
 MEMORY = "dlctl-model"
 KEY_BYTES = 16
-"""At the begin of the memory: the secret."""
+"""The size of the secret at the begin of the memory."""
 
 
 class Shared(NamedTuple):
@@ -35,7 +35,7 @@ class Shared(NamedTuple):
     is_new: bool
     """This call has created the memory."""
     descriptor: int
-    """Of the memory; it stays open for other workers."""
+    """The file descriptor of the memory; it stays open for other workers."""
 
 
 def share(replica: TorchReplica, directory: Path) -> Shared:

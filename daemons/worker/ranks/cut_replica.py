@@ -26,7 +26,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from daemons.worker.ranks import nested_tensors
 from daemons.worker.ranks.model_slices import cut_by_fsdp, cut_by_tensors, pieces, without_values
-from daemons.worker.ranks.module_sequences import cut
+from daemons.worker.ranks.model_stages import cut
 from daemons.worker.ranks.pipeline import StagePart, shown, stage_pieces
 from daemons.worker.ranks.rank_group import RankMessage, on_loopback
 from daemons.worker.ranks.rank_memory import PARAMETERS, STATES, RankMemory
@@ -62,7 +62,7 @@ class WholeReplica(TorchReplica):
     evaluates_on = torch.device("cpu")
     memory: RankMemory
     vectors: SpreadVectors
-    """Set when the model is cut."""
+    """The vectors of all ranks; set when the model is cut."""
 
     def __init__(self, memory: int, task: Task, **how: Any) -> None:
         """memory: a file that all ranks have open; -1: this is a later rank."""
@@ -216,9 +216,9 @@ def _answer_of(kept: Kept) -> Answer:
     return {"kept": numbers}, [value for value in kept.values() if not isinstance(value, int)]
 
 
-def _kept(said: RankMessage) -> Kept:
-    arrays = iter(said.arrays)
-    return {name: number or next(arrays) for name, number in said.header["kept"].items()}
+def _kept(message: RankMessage) -> Kept:
+    arrays = iter(message.arrays)
+    return {name: number or next(arrays) for name, number in message.header["kept"].items()}
 
 
 # ---------------------------------------------------------------- rank 0
@@ -254,7 +254,7 @@ class CutReplica:
 
 
 class CutStepper:
-    """Replaces `Stepper` in the worker."""
+    """The stepper of a cut replica: rank 0 makes every step together with the others."""
 
     def __init__(
         self, job: JobFile, whole: WholeReplica, ranks: Ranks, devices: Sequence[torch.device]
@@ -341,7 +341,7 @@ class CutStepper:
     # ------------------------------------------------------------ what is saved
 
     def state(self) -> dict[str, Array]:
-        """As `InnerOptimizer.state` of a replica of one process."""
+        """The optimiser's state, as `InnerOptimizer.state` of a replica of one process."""
         with self._ranks.same("state") as answers:
             mine = self._mine.state()
         kept = dict(ChainMap(dict(mine), *(dict(_kept(answer)) for answer in answers)))

@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from daemons.worker.ranks.module_sequences import units
+from daemons.worker.ranks.model_stages import units
 from daemons.worker.task.model_tensors import find
 from daemons.worker.task.user_task import Task, TaskError, calling
 from dlctl.model.flat import TRAINED, Layout
@@ -34,7 +34,7 @@ class ModelSlice(NamedTuple):
     """A rank's piece of one trained parameter."""
 
     parameter: nn.Parameter | None
-    """Of its model; None: the rank has no piece of this parameter."""
+    """The model's parameter on this rank; None: the rank has no piece of it."""
     local: Tensor
     """The values that the rank computes with."""
     value: Tensor
@@ -45,7 +45,7 @@ class ModelSlice(NamedTuple):
     hi: int
     shape: tuple[int, ...]
     cut: tuple[slice, ...]
-    """Its position in the whole parameter, which is [lo, hi) of a vector."""
+    """The position of the piece in the whole parameter, which is [lo, hi) of a vector."""
     is_owned: bool
     """Whether this rank steps the piece and reports its gradient, if several ranks have it."""
 
@@ -85,7 +85,7 @@ def without_values(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def cut_by_fsdp(task: Task, model: nn.Module, mesh: DeviceMesh) -> None:
-    """Raises TaskError."""
+    """Cut the model by FSDP2, or as the task does. Raises TaskError."""
     if task.has("parallelize"):
         task.parallelize(model, mesh)
     else:
@@ -102,7 +102,7 @@ def cut_by_fsdp(task: Task, model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def cut_by_tensors(task: Task, model: nn.Module, mesh: DeviceMesh) -> None:
-    """Raises TaskError."""
+    """Cut the model by tensor parallelism, or as the task does. Raises TaskError."""
     if task.has("parallelize"):
         task.parallelize(model, mesh)
         return
@@ -212,8 +212,8 @@ def piece(
     vector: Tensor,
     is_owned: bool,
 ) -> ModelSlice:
-    """On the CPU the optimiser steps the values in the replica's memory; the model uses the same
-    memory if possible, otherwise a copy of another form or dtype.
+    """Make a slice of these tensors. On the CPU the optimiser steps the values in the replica's
+    memory; the model uses the same memory if possible, otherwise a copy of another form or dtype.
     """
     master = vector[lo:hi].view(shape)[cut]
     if local.device.type == "cpu":

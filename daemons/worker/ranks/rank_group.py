@@ -75,7 +75,7 @@ class RankMessage(NamedTuple):
 
 
 def send(link: Connection, kind: str, arrays: Sequence[Array] = (), **header: Any) -> None:
-    """Raises OSError if the other process has exited."""
+    """Send a message to a rank. Raises OSError if the process has exited."""
     forms = [(array.dtype.str, array.shape) for array in arrays]
     link.send_bytes(json.dumps([kind, header, forms]).encode())
     for array in arrays:
@@ -83,7 +83,7 @@ def send(link: Connection, kind: str, arrays: Sequence[Array] = (), **header: An
 
 
 def receive(link: Connection) -> RankMessage:
-    """Raises EOFError or OSError if the other process has exited."""
+    """Receive a rank's message. Raises EOFError or OSError if the process has exited."""
     kind, header, forms = json.loads(link.recv_bytes())
     arrays = []
     for dtype, shape in forms:

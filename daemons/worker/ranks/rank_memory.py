@@ -13,14 +13,16 @@ from daemons.worker.shared_vectors import SharedVectors, nbytes
 PARAMETERS, STATES = 0, 1
 """Numbers of vectors: the trained parameters; from STATES on, optimiser state of each element."""
 FREE = STATES + 6
-"""From here on: gradients, and vectors of the method (`spread_vectors.py`)."""
+"""The first vector after the states: from here on gradients, and vectors of the method
+(`spread_vectors.py`).
+"""
 VECTORS = FREE + 64
 ALIGNED = mmap.PAGESIZE // 4
-"""Elements of a page."""
+"""The number of float32 elements of a page of memory."""
 
 
 class RankMemory(SharedVectors):
-    """VECTORS times float32[size]."""
+    """Shared host memory of all ranks: VECTORS times float32[size]."""
 
     def __init__(self, file: int, size: int) -> None:
         """file: a descriptor that all ranks have open. Raises OSError."""

@@ -54,7 +54,7 @@ class RankPart:
         tells: bool,
         precision: str,
     ) -> None:
-        """tells: whether its losses count; False: they repeat those of another rank."""
+        """tells: whether this rank reports its losses; False: they repeat those of another rank."""
         self.task, self.model, self.layout = task, model, layout
         self.pieces, self.memory, self.device = pieces, memory, device
         self.rank, self.tells = rank, tells
@@ -176,7 +176,7 @@ class PartStepper:
     def __init__(
         self, part: RankPart, job: JobFile, groups: Sequence[ParameterGroup | None]
     ) -> None:
-        """Raises DlctlError, TaskError."""
+        """Build the rank's part of the optimiser. Raises DlctlError, TaskError."""
         self.part = part
         is_clipped_here = job.gradient.clip == "replica"
         self.clip_norm = job.gradient.clip_norm if is_clipped_here else 0.0

@@ -33,11 +33,11 @@ from dlctl.wire.messages import Array
 
 log = logging.getLogger("dlctl")
 MEET_S = 30.0
-"""For all ranks to join their group, once all models are built."""
+"""Time for all ranks to join their group, once all models are built."""
 BLAME_S = 1.0
 """An error in one rank may be caused by the death of another: how long to wait for that news."""
 DRAIN_S = 0.5
-"""To read the last lines of a rank that has exited."""
+"""Time to read the last lines of a rank that has exited."""
 
 
 Call = tuple[Sequence[Array], Mapping[str, Any]]
@@ -126,7 +126,7 @@ class Ranks:
     def ask(self, rank: int, kind: str, **header: Any) -> None:
         """Have one later rank do something; `result_of` returns its result."""
         each = self._ranks[rank - 1]
-        each.said = RankMessage("", {}, ())
+        each.message = RankMessage("", {}, ())
         with suppress(OSError):  # The thread that watches the rank reports it.
             send(each.link, kind, **header)
 
@@ -134,10 +134,10 @@ class Ranks:
         """Wait for the result of the newest `ask`. Raises RanksEnded."""
         each = self._ranks[rank - 1]
         with self._changed:
-            self._changed.wait_for(lambda: self._is_over or "result" in each.said.header)
+            self._changed.wait_for(lambda: self._is_over or "result" in each.message.header)
             if self._is_over:
                 raise RanksEnded
-            result: dict[str, Any] = each.said.header["result"]
+            result: dict[str, Any] = each.message.header["result"]
             return result
 
     def same(
@@ -161,7 +161,7 @@ class Ranks:
                 self.blame()
                 raise
             self._await(MET + self._calls, "", None)
-            answers += [each.said for each in self._ranks]
+            answers += [each.message for each in self._ranks]
 
     def blame(self) -> None:
         """Rank 0 has failed. Raises RanksEnded if another rank has exited, which is the cause."""
@@ -236,9 +236,9 @@ class Ranks:
         if is_news:
             self._post(event)
 
-    def came(self, rank: _Rank, said: RankMessage) -> None:
+    def came(self, rank: _Rank, message: RankMessage) -> None:
         with self._changed:
-            rank.step, rank.said = said.header["step"], said
+            rank.step, rank.message = message.header["step"], message
             self._changed.notify_all()
 
 
@@ -248,10 +248,10 @@ class _Rank:
     def __init__(
         self, owner: Ranks, rank: int, argv: Sequence[str], order: Mapping[str, Any]
     ) -> None:
-        """Raises OSError."""
+        """Start the process of a later rank. Raises OSError."""
         self.rank = rank
         self.step = 0
-        self.said = RankMessage("", {}, ())
+        self.message = RankMessage("", {}, ())
         """Its message of the newest step."""
         self._owner = owner
         self._last: deque[str] = deque(maxlen=LINES)
@@ -311,14 +311,14 @@ class _Rank:
             try:
                 if self.link not in ready:
                     raise EOFError
-                said = receive(self.link)
+                message = receive(self.link)
             except (EOFError, OSError):
                 self._owner.lost(self._how_it_ended())
                 return
-            if said.kind == "at":
-                self._owner.came(self, said)
-            elif said.kind == "failed":
-                error, detail = said.header["error"], said.header["detail"]
+            if message.kind == "at":
+                self._owner.came(self, message)
+            elif message.kind == "failed":
+                error, detail = message.header["error"], message.header["detail"]
                 failed = TaskFailed(f"rank {self.rank}: {error}", detail)
                 threading.Thread(target=self._owner.failed, args=(failed,), daemon=True).start()
         silent = f"has sent nothing for {self._owner.silent_s:g} s: it is stopped, or hangs"

@@ -250,5 +250,5 @@ def _part(into: Array, header: Json, rest: Sequence[Array]) -> Packed:
 
 
 def plain(each: Any) -> Any:
-    """The same memory as an ordinary numpy array."""
+    """A vector as an ordinary numpy array in the same memory."""
     return each.view(np.ndarray) if isinstance(each, SpreadVector) else each

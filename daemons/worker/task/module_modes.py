@@ -42,7 +42,7 @@ class Modes:
         for module in self._kept.values():
             module.training = False
 
-    def told(self) -> list[str]:
+    def described(self) -> list[str]:
         """A line about the modules that stay in eval mode; [] if there are none."""
         kept = [
             f"{name or 'the model'} ({type(each).__name__})"

@@ -32,7 +32,7 @@ from daemons.logs import Rotating
 log = logging.getLogger("dlctl")
 BEGUN_CHARS_MAX = 8192
 START_S_MAX = 30.0
-"""For the process that reads: a loaded machine may be slow."""
+"""Time for the process that reads to start: a loaded machine may be slow."""
 ORDER_S_MAX, ORDER_LOOK_S = 0.02, 0.00005
 _LINE_BUFFERED = 1
 """_IOLBF of the C library."""
@@ -40,9 +40,8 @@ _C_BUFFER = ctypes.create_string_buffer(8192)
 
 
 def capture(handler: Rotating, name: str, incarnation: int) -> None:
-    """From now on what this process and its children print become lines of its log.
-
-    If that is impossible, it goes to the log as it is, without times and daemon.
+    """Make lines of the log of what this process and its children print from now on. If that is
+    impossible, it goes to the log as it is, without times and daemon.
     """
     log_file = handler.file
     log_file.leave_streams()
@@ -77,8 +76,8 @@ def capture(handler: Rotating, name: str, incarnation: int) -> None:
 
 
 def _buffer_lines_of_c() -> None:
-    """By default the C library would keep 4 KiB of a pipe's output, or nothing at all
-    (PYTHONUNBUFFERED), so that lines of several processes are mixed.
+    """Buffer the C library's output by lines. By default it would keep 4 KiB of a pipe's output, or
+    nothing at all (PYTHONUNBUFFERED), so that lines of several processes are mixed.
     """
     with suppress(ValueError):  # A C library may have another name for the stream.
         library = ctypes.CDLL(None)
@@ -133,7 +132,7 @@ class Stream(io.TextIOWrapper):
         )
         self.mode = "w"  # type: ignore[misc]  # an attribute of every text file
         self.copy: Callable[[str], object] | None = None
-        """Also gets what is written."""
+        """A function that also receives what is written."""
         self._begun: dict[int, str] = {}
         """Thread -> the beginning of its unfinished line. Without a lock, which a signal handler or
         a forked process might wait for in vain: each thread only touches its own line.
@@ -174,7 +173,7 @@ class _Descriptor(io.FileIO):
     """
 
     _newest: ClassVar[_Descriptor | None] = None
-    """The one that was written to last."""
+    """The stream that was written to last."""
 
     def __init__(self, descriptor: int, name: str, instead: Callable[[], int] | None) -> None:
         super().__init__(descriptor, "w", closefd=False)

@@ -12,10 +12,10 @@ MOMENT_S = 1.0
 BAR_S = 10.0
 """Interval between two lines of a progress bar, which rewrites an unfinished line all the time."""
 BYTES_PER_S_MAX = 4 << 20
-"""Of the log, in the long run: it has room for a minute of that."""
+"""The log's growth in the long run: it has room for a minute of that."""
 BURST_BYTES_MAX = 32 << 20
 LINE_OVERHEAD_BYTES = 120
-"""Of the JSON around a line."""
+"""The size of the JSON around a line in the log."""
 
 
 class Lines:
@@ -30,7 +30,7 @@ class Lines:
         """When the unfinished line counts as a line."""
 
     def feed(self, data: bytes, now: float) -> list[str]:
-        """The lines that end in these bytes."""
+        """Feed bytes to the stream; returns the lines that end in them."""
         *whole, rest = (self._begun + data).split(b"\n")
         shown = [_visible(line) for line in whole]
         if shown and self._is_shown and not shown[0]:

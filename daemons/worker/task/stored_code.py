@@ -35,7 +35,7 @@ class KeptSource(SourceFileLoader):
     """Loads the stored version of a file, not from cached bytecode, which is of the current one."""
 
     def __init__(self, directory: Path, name: str, path: str) -> None:
-        """directory: of the run."""
+        """directory: the run directory."""
         super().__init__(name, path)
         self._directory = directory
 

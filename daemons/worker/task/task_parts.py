@@ -123,7 +123,7 @@ def _meant(name: str, given: Any, user: Any) -> str:
 def _lacks(part: str, user: Any) -> bool:
     try:
         return getattr(user, part, None) is None
-    except Exception:  # Of a property that this job may never use.
+    except Exception:  # Raised by a property that the job may never use.
         return False
 
 

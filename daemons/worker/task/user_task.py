@@ -76,33 +76,33 @@ from dlctl.util.did_you_mean import closest
 _LOSS_RETURNS = 'it returns the loss, (the loss, {"name": value}) or (both, weight)'
 MESSAGE_CHARS_MAX = 2_000
 DETAIL_CHARS_MAX = 7_000
-"""At most 4 bytes each: message and detail fit into a message's header."""
+"""Characters of an error's detail, 4 bytes each: with its message it fits into a header."""
 CPU_ALLOCATOR = "DefaultCPUAllocator"
-"""If torch cannot allocate a tensor on the CPU, it raises a RuntimeError that contains this."""
+"""A part of the RuntimeError that torch raises if it cannot allocate a tensor on the CPU."""
 NAMES_MAX = 20
-"""Of a task's file that an error lists."""
+"""Names of a task's file that an error lists at most."""
 FOLDERS = 4
-"""That of a file and those above it, in which an error looks for a module that is not found."""
+"""How many folders, from a file's upward, an error searches for a module that is not found."""
 TOLD = ("step", "epoch", "rows")
 """Arguments that a task's loss gets by name, behind model and batch, if it takes them."""
 
 
 class TaskError(JobFailed):
-    """The user's code failed."""
+    """The user's task has raised an exception, or returned something invalid."""
 
     detail = ""
-    """Its traceback, without dlctl's own frames."""
+    """The traceback of the user's error, without dlctl's own frames."""
 
 
 class LossResult(NamedTuple):
     """What a task's loss has returned for one batch."""
 
     value: Tensor
-    """0-d, with a gradient."""
+    """The loss: a 0-d tensor with a gradient."""
     metrics: dict[str, Any]
     """Numbers, and tensors and arrays of one element, which may be on a device."""
     weight: Any = None
-    """As one of the metrics: of this batch among those of its step. None: that of its samples."""
+    """The weight of this batch among those of its step, one of the metrics. None: its samples."""
 
 
 ReadRows = Callable[[str, Tensor], Tensor]
@@ -164,7 +164,7 @@ class Task:
         return collate
 
     def _part(self, part: str) -> Any:
-        """As the user's task has it; None: it has none."""
+        """An attribute of the user's task; None: it has none."""
         return _get(self._user, self._names.get(part, part))
 
     def _call(self, part: str, *arguments: Any, **by_name: Any) -> Any:
@@ -267,7 +267,7 @@ class Task:
     def _below(
         self, part: str, numbers: npt.NDArray[Any], limit: int, what: str
     ) -> npt.NDArray[np.int64]:
-        """The same numbers as int64. Raises TaskError unless 0 <= number < limit for all."""
+        """The numbers as int64. Raises TaskError unless 0 <= number < limit for all."""
         if wrong := numbers[(numbers < 0) | (numbers >= limit)].tolist():
             raise TaskError(
                 f"task.{part} returned the number {wrong[0]}; {what.format(limit)}",
@@ -321,7 +321,7 @@ class Task:
         return dataset
 
     def tables(self) -> dict[str, tuple[int, int, Any]]:
-        """As the user's `tables` returns them; {} if there is none."""
+        """What the user's `tables` returns; {} if there is none."""
         if not self.has_rows:
             return {}
         tables = self._call("tables")
@@ -329,7 +329,7 @@ class Task:
             return dict(tables)
 
     def rows(self, batch: Any) -> dict[str, Tensor]:
-        """As the user's `rows` returns them."""
+        """What the user's `rows` returns for a batch."""
         with calling("task.rows", self.at("rows")):
             return dict(self._user.rows(batch))
 
@@ -430,7 +430,7 @@ class Task:
     def finish(
         self, model: nn.Module, metrics: dict[str, float], rows: ReadRows | None = None
     ) -> str:
-        """The text that it returns; "" for None."""
+        """Call the task's `finish`; returns its text, "" for None."""
         text = self._call("finish", model, metrics, **self._with_rows("finish", 2, rows))
         if text is not None and not isinstance(text, str):
             raise self._wrong("finish", text, "text or None")
@@ -689,7 +689,7 @@ def _near(name: str, where: str | None) -> str:
 
 
 def is_for_want_of_memory(error: BaseException | None) -> bool:
-    """Whether it is an out-of-memory error, or a TaskError caused by one."""
+    """Whether an error is an out-of-memory error, or a TaskError caused by one."""
     if isinstance(error, TaskError):
         error = error.__cause__
     if isinstance(error, RuntimeError) and CPU_ALLOCATOR in text_of(error):
@@ -698,7 +698,7 @@ def is_for_want_of_memory(error: BaseException | None) -> bool:
 
 
 def text_of(error: BaseException) -> str:
-    """Its text, also if its `__str__` fails."""
+    """The text of an error, also if its `__str__` fails."""
     return str(traceback.TracebackException.from_exception(error))
 
 
@@ -786,7 +786,7 @@ def _taken(function: Callable[..., Any], behind_them: int = 2) -> tuple[str, ...
 
 
 def _is_number(value: object) -> bool:
-    """Whether `number_of` accepts it."""
+    """Whether a value is one that `number_of` accepts."""
     if isinstance(value, Tensor) and not value.is_cpu:  # It may not be computed yet.
         return value.numel() == 1 and not value.is_complex()
     try:

@@ -83,7 +83,8 @@ class Options:
     local_after_steps: Annotated[int, Ge(0)] = 100
     """Steps along the mean gradient, before replicas step along their own."""
     local_steps: Annotated[int, Ge(1)] = 4
-    """From then on: steps from one mean of the models to the next."""
+    """Steps from one mean of the models to the next, once replicas step along their own gradients.
+    """
 
 
 class StepSum(NamedTuple):
@@ -93,7 +94,7 @@ class StepSum(NamedTuple):
     mean: Array | None
     """float32[d], the gradient; None: there is none."""
     is_counted: bool
-    """Whether this replica's gradient is in it."""
+    """Whether this replica's gradient is in the sum."""
     joined: int
 
 
@@ -108,7 +109,7 @@ class Replica(ReplicaSide):
         self._uncounted: Step | None = None
         """A gradient that was not in the last sum: it goes into the next one."""
         self._mean: Array | None = None
-        """Of the newest sum that had a gradient of this replica."""
+        """The mean gradient of the newest sum that contained a gradient of this replica."""
         self._low_rank: PowerSgd | None = None
         if self.options.hook == "powersgd":
             self._low_rank = PowerSgd(self.layout, self.options.powersgd_rank)
@@ -160,7 +161,7 @@ class Replica(ReplicaSide):
         return sums
 
     def _sum(self, computed: Step | None) -> Generator[Any, Any, StepSum]:
-        """Of all gradients; computed: this replica's, if it has one."""
+        """Sum the gradients of all replicas. computed: this replica's; None: it adds nothing."""
         gradient = NOTHING if computed is None else to_host(computed.gradient)
         if gradient.size and (low_rank := self._low_rank_at(self.step)) is not None:
             gradient = low_rank.first(gradient)

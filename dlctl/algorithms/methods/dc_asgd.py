@@ -122,7 +122,7 @@ class Compensated(Wrapping):
                 block.slots_next[which - len(self._own)][:] = block.w
 
     def _compensated(self, blocks: Iterable[Block], which: int | None) -> Iterator[Block]:
-        """The same blocks for the optimiser, with the gradient as it would be at w."""
+        """Blocks for the optimiser, with the gradient as it would be at w."""
         inner = len(self.slots) - len(self._own)
         for block in blocks:
             own, own_next = block.slots[inner:], block.slots_next[inner:]
@@ -167,8 +167,8 @@ class Server(ShardSide):
 
     def push(self, push: messages.Push, delta: Delta) -> list[PushOutcome]:
         staleness = max(0, self.shard.version - push.base_version) if push.samples else 0
-        told = {WORKER: push.slot, TAKES: int(not push.samples)}
-        self.shard.apply(delta, push.samples, told=told)
+        counters = {WORKER: push.slot, TAKES: int(not push.samples)}
+        self.shard.apply(delta, push.samples, counters=counters)
         if copy_name(push.slot) in self.shard.slots:
             self._versions[push.slot] = self.shard.version
         return [push.outcome(APPLIED, staleness)]

@@ -56,7 +56,6 @@ from dlctl.algorithms import barrier
 from dlctl.algorithms.base import Fault, Method, Needs, PushKind, ReplicaSide, Start
 from dlctl.algorithms.means import mean_of
 from dlctl.algorithms.methods import streaming_diloco
-from dlctl.algorithms.methods.quorum import Chosen, Counting
 from dlctl.algorithms.methods.streaming_diloco import FragmentMean, Fragments
 from dlctl.algorithms.needs import (
     Done,
@@ -69,6 +68,7 @@ from dlctl.algorithms.needs import (
     View,
     Write,
 )
+from dlctl.algorithms.quorum import Chosen, Counting
 from dlctl.algorithms.rounds import StepsMade
 from dlctl.compress.base import Delta
 from dlctl.job.config import JobFile
@@ -117,7 +117,7 @@ class Replica(ReplicaSide):
 
     @classmethod
     def one_push(cls, options: Any) -> PushKind:
-        return PushKind(options.local_steps, is_way=True, is_all=False)
+        return PushKind(options.local_steps, is_displacement=True, is_all=False)
 
     def begin(self, start: Start) -> None:
         self.fragments = self.arrival = Fragments(self, self.options.fragments)
@@ -154,7 +154,7 @@ class Replica(ReplicaSide):
                 has_data = yield from self._steps(ahead)
             was_slow = self._is_slow
             clock = yield from self._end_turn(clock)
-            while not has_data and self._owes():
+            while not has_data and self._has_unsent_steps():
                 yield from self._push_turn(clock)
                 clock = yield from self._end_turn(clock)
             if self._is_slow:
@@ -170,7 +170,7 @@ class Replica(ReplicaSide):
         self._made += made.steps, made.samples
         return made.has_data
 
-    def _owes(self) -> bool:
+    def _has_unsent_steps(self) -> bool:
         """Whether some fragment on the servers lacks steps of this replica."""
         return bool((self._counted[:, 0] < self._made[0]).any())
 
@@ -185,7 +185,7 @@ class Replica(ReplicaSide):
         ref, residual = self.fragments.vector[lo:hi], self.residual[lo:hi]
         before = Sent(self._made.copy(), copy_of(ref), copy_of(residual))
         self._sent = None
-        if not self._owes() or not self.fragments.take(lo, hi):
+        if not self._has_unsent_steps() or not self.fragments.take(lo, hi):
             if self.fragments.is_diverged:
                 self._counted[:], self._done = self._made, int(self._made[0])
                 self._reported = int(self._made[1])
@@ -291,13 +291,8 @@ class Merge(FragmentMean):
         return radial(kept, shares, mean, self.side.shard.size)
 
 
-class Shard(Chosen):
-    rule = Merge
-    takes_parts = True
-
-
 def radial(deltas: Sequence[Delta], shares: Sequence[np.float32], mean: Delta, size: int) -> Delta:
-    """Their mean direction with their mean length; `mean` where they cancel out."""
+    """The mean direction of the deltas with their mean length; `mean` where they cancel out."""
     norms = [float(np.linalg.norm(delta.values.astype(np.float64))) for delta in deltas]
     units = [
         Delta(d.values / np.float32(n or 1.0), d.indices)
@@ -364,7 +359,8 @@ def check(job: JobFile) -> list[Fault]:
 DECOUPLED_DILOCO = Method(
     Options=Options,
     replica=Replica,
-    shard=Shard,
+    shard=Chosen,
+    mean=Merge,
     lead=Syncer,
     optimizer=streaming_diloco.STREAMING_DILOCO.optimizer,
     inner=streaming_diloco.STREAMING_DILOCO.inner,

@@ -27,10 +27,9 @@ from typing import Annotated
 
 from annotated_types import Ge, Lt
 
-from dlctl.algorithms import barrier
+from dlctl.algorithms import barrier, stepwise
 from dlctl.algorithms.base import Method, Needs, ReplicaSide
 from dlctl.algorithms.means import Mean
-from dlctl.algorithms.methods import sync
 from dlctl.algorithms.needs import Gradient, Step
 from dlctl.job.config import Choice
 
@@ -48,10 +47,10 @@ class Replica(ReplicaSide):
         clock = yield from barrier.join()
         while True:
             samples = yield from self._accrue()
-            yield sync.write(self, samples, clock)
+            yield stepwise.write(self, samples, clock)
             clock = yield from barrier.next_step(clock)
 
-    def _accrue(self) -> sync.Accrues:
+    def _accrue(self) -> stepwise.Accrues:
         computed: Step | None = yield Gradient()
         if computed is None:
             return 0
@@ -66,14 +65,11 @@ class OfMomenta(Mean):
     is_of_gradients = False
 
 
-class Shard(sync.Barrier):
-    rule = OfMomenta
-
-
 DEMO = Method(
     Options=Options,
     replica=Replica,
-    shard=Shard,
+    shard=barrier.Barrier,
+    mean=OfMomenta,
     optimizer=Choice(name="lion", options={"lr": 1e-3, "beta1": 0.0, "beta2": 0.0}),
     compression=Choice(name="dct"),
 )

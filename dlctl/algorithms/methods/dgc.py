@@ -34,8 +34,8 @@ from annotated_types import Ge, Gt, Le, Lt
 from dlctl.algorithms import barrier
 from dlctl.algorithms.base import Method, Needs, ReplicaSide, Shape, Start
 from dlctl.algorithms.means import SparseMean
-from dlctl.algorithms.methods import sync
 from dlctl.algorithms.needs import Gradient, NextData, Step, Write
+from dlctl.algorithms.stepwise import Accrues
 from dlctl.job.config import Choice
 from dlctl.model.vector import Vector, copy_into, euclidean_norm, to_host, zeros_like
 from dlctl.wire.messages import Array
@@ -61,9 +61,9 @@ class Replica(ReplicaSide):
 
     def begin(self, start: Start) -> None:
         self._velocity = zeros_like(self.parameters)
-        """u; the residual is v."""
+        """The paper's u, the momentum of the residual v."""
         self._density_min = 0.0
-        """Of the next push."""
+        """The least density of the next push, 0..1, during the warmup; 0: no lower bound."""
 
     def state(self) -> dict[str, Vector]:
         return {"residual": self.residual, "velocity": self._velocity}
@@ -80,7 +80,7 @@ class Replica(ReplicaSide):
             yield from self._push(samples, clock)
             clock = yield from barrier.next_step(clock)
 
-    def _accrue(self) -> sync.Accrues:
+    def _accrue(self) -> Accrues:
         data = yield NextData()
         computed: Step | None = None if data is None else (yield Gradient())
         if data is None or computed is None:
@@ -102,7 +102,7 @@ class Replica(ReplicaSide):
         return gradient
 
     def _add(self, gradient: Vector) -> None:
-        """Momentum correction."""
+        """Add a gradient to velocity and residual, with momentum correction."""
         if self.options.nesterov:
             self._velocity += gradient
             self._velocity *= self.options.momentum
@@ -130,10 +130,6 @@ class Corrected(SparseMean):
     is_of_gradients = False
 
 
-class Shard(sync.Barrier):
-    rule = Corrected
-
-
 DGC = Method(
     Options=Options,
     shape=Shape(
@@ -142,6 +138,7 @@ DGC = Method(
         compressors=("topk-sampled", "topk", "gaussian"),
     ),
     replica=Replica,
-    shard=Shard,
+    shard=barrier.Barrier,
+    mean=Corrected,
     compression=Choice(name="topk-sampled", options={"density": 0.001}),
 )

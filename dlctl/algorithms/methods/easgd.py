@@ -81,7 +81,7 @@ class Position:
     def __init__(self, side: ReplicaSide) -> None:
         self.side = side
         self.is_known = False
-        """If not, the next read makes the centre its position."""
+        """The replica has a position; without one the next read makes the centre its position."""
         self.steps = 0
 
     def is_due(self) -> bool:
@@ -107,7 +107,7 @@ class Replica(ReplicaSide):
 
     @classmethod
     def one_push(cls, options: Options) -> PushKind:
-        return PushKind(options.exchange_every_steps, is_way=True, is_all=False)
+        return PushKind(options.exchange_every_steps, is_displacement=True, is_all=False)
 
     def begin(self, start: Start) -> None:
         self.residual = self.residual[:0]
@@ -196,7 +196,7 @@ class _Centre(Beside):
 
 
 def alpha_of(side: ReplicaSide) -> float:
-    """The current alpha."""
+    """The elastic force of a replica, alpha, by its current settings."""
     alpha = side.options.alpha
     return BETA / len(side.members | {side.slot}) if isinstance(alpha, str) else alpha
 

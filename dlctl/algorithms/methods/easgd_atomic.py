@@ -67,7 +67,7 @@ class Replica(ReplicaSide):
 
     @classmethod
     def one_push(cls, options: easgd.Options) -> PushKind:
-        return PushKind(options.exchange_every_steps, is_way=True, is_all=False)
+        return PushKind(options.exchange_every_steps, is_displacement=True, is_all=False)
 
     def begin(self, start: Start) -> None:
         self.residual = self.residual[:0]
@@ -115,7 +115,7 @@ class Replica(ReplicaSide):
         return False
 
     def _take_centre(self) -> Trip:
-        """Give up its position, and the steps that no push holds."""
+        """Give up the position, and the steps that no push holds."""
         self.position.give_up()
         yield Write(vector=None)
         yield Read(wait=True, after_own=True)
@@ -174,7 +174,7 @@ class Server(ShardSide):
         is_known = pull_name(push.slot) in self.shard.slots
         if alpha and not is_known:
             return self.left_out(push, "the job has fewer workers: raise workers.count")
-        self.shard.apply(delta, push.samples, told={WORKER: push.slot, ALPHA: alpha})
+        self.shard.apply(delta, push.samples, counters={WORKER: push.slot, ALPHA: alpha})
         if is_known:
             self._versions[push.slot] = self.shard.version
         return [push.outcome(APPLIED)]

@@ -85,7 +85,7 @@ class EpochCutReplica(downpour.WarmStart):
         return each + (sum(other < slot for other in self.members) < rest)
 
     def _is_done(self, slot: int) -> bool:
-        """Whether it has completed its share, or all that is left."""
+        """Whether a slot has completed its share, or all that is left."""
         rests = not self.epoch.left and not self.epoch.under_way.get(slot)
         return rests or self._done[slot] >= self._share(slot)
 

@@ -60,8 +60,8 @@ from annotated_types import Ge, Gt, Le, Lt
 from dlctl.algorithms import barrier, privacy
 from dlctl.algorithms.base import Fault, Lead, Method, Needs, PushKind, ReplicaSide, Start
 from dlctl.algorithms.means import Mean
-from dlctl.algorithms.methods.quorum import Chosen
 from dlctl.algorithms.needs import Gradient, NextBatch, NextData, Pull, Write
+from dlctl.algorithms.quorum import Chosen
 from dlctl.algorithms.rounds import Discards
 from dlctl.compress.base import Delta
 from dlctl.errors import DlctlError
@@ -94,11 +94,11 @@ class Options:
     """Seed of the noise. With it the noise can be removed: choose it at random, and keep it secret.
     """
     delta: Annotated[float, Gt(0), Lt(1)] = 1e-5
-    """Of (epsilon, delta)-differential privacy; less than 1 / number of clients."""
+    """The delta of (epsilon, delta)-differential privacy; less than 1 / number of clients."""
 
 
 def drawn(options: Options, clients: int) -> int:
-    """Clients of a round."""
+    """The number of clients that take part in a round."""
     wanted = options.clients_per_round or max(1, round(options.fraction * clients))
     return min(wanted, clients)
 
@@ -108,13 +108,13 @@ class Replica(ReplicaSide):
 
     @classmethod
     def one_push(cls, options: Any) -> PushKind:
-        return PushKind(1, is_way=True)
+        return PushKind(1, is_displacement=True)
 
     def begin(self, start: Start) -> None:
         self._base = copy_of(self.parameters)
         """The parameters at the start of the round."""
         self._sum = zeros_like(self.parameters)
-        """Of the updates of this round's clients, times their samples."""
+        """The sum of the updates of this round's clients, each times its number of samples."""
 
     def run(self) -> Needs:
         clock = yield from barrier.join_chosen()
@@ -136,7 +136,7 @@ class Replica(ReplicaSide):
             if data.data_epoch != data_epoch:
                 break
             samples = yield from self._client(data)
-            total += samples if self._take_way(samples) else 0
+            total += samples if self._take_displacement(samples) else 0
         if total:
             self.residual += self._sum if self.options.clip_norm else self._sum / np.float32(total)
         return total
@@ -159,15 +159,15 @@ class Replica(ReplicaSide):
             data = following
         return 0 if discards.is_diverged else samples
 
-    def _take_way(self, samples: int) -> bool:
+    def _take_displacement(self, samples: int) -> bool:
         """Add the update of a client to the sum. Returns whether it is valid."""
-        way: Vector = self._base - self.parameters
-        if not samples or not is_finite(way):
+        displacement: Vector = self._base - self.parameters
+        if not samples or not is_finite(displacement):
             return False
         weight = float(samples)
         if self.options.clip_norm:
-            weight = min(1.0, self.options.clip_norm / max(euclidean_norm(way), 1e-30))
-        self._sum += way * np.float32(weight)
+            weight = min(1.0, self.options.clip_norm / max(euclidean_norm(displacement), 1e-30))
+        self._sum += displacement * np.float32(weight)
         return True
 
 
@@ -190,10 +190,6 @@ class Private(Mean):
             noise = rng.standard_normal(side.shard.size, np.float32) * np.float32(scale)
             mean = mean._replace(values=mean.values + noise)
         return mean
-
-
-class Server(Chosen):
-    rule = Private
 
 
 class FedAvgLead(Lead):
@@ -296,7 +292,8 @@ def check(job: JobFile) -> list[Fault]:
 FEDAVG = Method(
     Options=Options,
     replica=Replica,
-    shard=Server,
+    shard=Chosen,
+    mean=Private,
     lead=FedAvgLead,
     optimizer=Choice(name="sgd", options={"lr": 1.0}),
     inner=Choice(name="sgd", options={"lr": 0.01}),

@@ -41,9 +41,9 @@ from dlctl.algorithms.base import (
     ShardSide,
     Start,
 )
-from dlctl.algorithms.methods import sync
 from dlctl.algorithms.needs import NextData, Read
 from dlctl.algorithms.rounds import Rounds
+from dlctl.algorithms.stepwise import write
 from dlctl.compress.base import Delta
 from dlctl.job.config import Choice, JobFile
 from dlctl.job.settings import Live
@@ -69,7 +69,7 @@ class Replica(ReplicaSide):
 
     @classmethod
     def one_push(cls, options: Options) -> PushKind:
-        return PushKind(options.local_steps, is_way=True)
+        return PushKind(options.local_steps, is_displacement=True)
 
     def begin(self, start: Start) -> None:
         self.rounds = self.arrival = Rounds(self)
@@ -83,11 +83,11 @@ class Replica(ReplicaSide):
             samples = yield from self.rounds.steps(self.options.local_steps)
             brings = samples > 0 and self.rounds.end()
             self.rounds.close()
-            yield sync.write(self, samples if brings else 0, clock)
+            yield write(self, samples if brings else 0, clock)
 
 
 class FedBuffServer(ShardSide):
-    """Its clock is the number of its steps."""
+    """Buffers pushes and makes a step of every K. The clock is the number of steps."""
 
     @classmethod
     def optimizer(cls, options: Options, optimizer: Optimizer, workers: int) -> Optimizer:
@@ -104,7 +104,7 @@ class FedBuffServer(ShardSide):
                 weight = np.float32((1 + staleness) ** -0.5)
                 delta = delta._replace(values=delta.values * weight)
             capacity = {buffered.CAPACITY: self.options.buffer_pushes}
-            self.shard.apply(delta, push.samples, told=capacity)
+            self.shard.apply(delta, push.samples, counters=capacity)
             kind = BUFFERED if self.shard.optimizer.counters[buffered.BUFFERED] else APPLIED
         return [push.outcome(kind, staleness)]
 

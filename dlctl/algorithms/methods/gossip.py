@@ -75,7 +75,8 @@ class Replica(ReplicaSide):
         """Slot -> own step when the request was sent; it is not answered yet."""
         self.exchanges = 0
         self.age = self.distance = 0.0
-        """Of exchanges, smoothed: own steps between request and answer; distance of the models.
+        """Running means over exchanges: own steps between request and answer; distance of the
+        models.
         """
 
     def state(self) -> dict[str, Vector]:
@@ -161,7 +162,7 @@ class Replica(ReplicaSide):
 
 
 def check(job: JobFile) -> list[Fault]:
-    """It needs at least two replicas."""
+    """A fault if the job has a single replica."""
     if job.workers.count > 1:
         return []
     return [(("workers", "count"), "gossip needs another replica", "use 2 or more")]

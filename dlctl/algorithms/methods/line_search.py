@@ -28,14 +28,16 @@ class Trial(NamedTuple):
 
 class Conditions(NamedTuple):
     loss: float
-    """f(0)"""
+    """f(0), the loss where the search begins."""
     slope: float
-    """f'(0) < 0"""
+    """f'(0) < 0, the slope where the search begins."""
     c1: float
     c2: float = 0.9
 
     def descends(self, trial: Trial) -> bool:
-        """As a difference: added to the loss, a small decrease would be rounded away."""
+        """Whether the step decreases f enough (Armijo). It compares differences: added to the loss,
+        a small decrease would be rounded away.
+        """
         return trial.loss - self.loss <= self.c1 * trial.step * self.slope
 
     def is_flat(self, trial: Trial) -> bool:
@@ -52,7 +54,7 @@ def armijo(first: float, trials: int, wanted: Conditions) -> Search:
 
 
 def strong_wolfe(first: float, trials: int, wanted: Conditions) -> Search:
-    """If the trials do not suffice, it returns the best step that decreases f."""
+    """A step that meets the strong Wolfe conditions, or else the best one that decreases f."""
     before = Trial(0.0, wanted.loss, wanted.slope)
     step = first
     for number in range(trials):
@@ -68,7 +70,7 @@ def strong_wolfe(first: float, trials: int, wanted: Conditions) -> Search:
 
 
 def _zoom(low: Trial, high: Trial, trials: int, wanted: Conditions) -> Search:
-    """Between two steps: `low` is the best decreasing one, and there is a good one between."""
+    """A good step between `low`, the best decreasing one, and `high`: there is one."""
     newest = low
     for _ in range(trials):
         step = _between(low, high)

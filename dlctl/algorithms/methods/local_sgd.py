@@ -54,7 +54,6 @@ from annotated_types import Ge
 from dlctl import outdated
 from dlctl.algorithms import barrier
 from dlctl.algorithms.base import Method, Needs, PushKind, ReplicaSide, Start
-from dlctl.algorithms.methods import sync
 from dlctl.algorithms.needs import Read, Write
 from dlctl.algorithms.rounds import Rounds
 from dlctl.job.config import Choice
@@ -75,7 +74,7 @@ class Replica(ReplicaSide):
 
     @classmethod
     def one_push(cls, options: Options) -> PushKind:
-        return PushKind(options.local_steps, is_way=True)
+        return PushKind(options.local_steps, is_displacement=True)
 
     def begin(self, start: Start) -> None:
         self.rounds = self.arrival = Rounds(self)
@@ -124,14 +123,14 @@ class DilocoOptions(Options):
 LOCAL_SGD = Method(
     Options=Options,
     replica=Replica,
-    shard=sync.Barrier,
+    shard=barrier.Barrier,
     optimizer=Choice(name="sgd", options={"lr": 1.0}),
     inner=Choice(name="sgd", options={"lr": 0.01}),
 )
 DILOCO = Method(
     Options=DilocoOptions,
     replica=Replica,
-    shard=sync.Barrier,
+    shard=barrier.Barrier,
     optimizer=Choice(name="momentum", options={"lr": 0.7, "momentum": 0.9, "nesterov": True}),
     inner=Choice(name="adamw", options={"lr": 4e-4, "betas": [0.9, 0.95], "weight_decay": 0.1}),
 )

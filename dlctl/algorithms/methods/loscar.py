@@ -29,9 +29,10 @@ from typing import Annotated, Any
 import numpy as np
 from annotated_types import Gt, Le
 
+from dlctl.algorithms.barrier import Barrier
 from dlctl.algorithms.base import Method, Needs, PushKind, ReplicaSide, Shape, Start
 from dlctl.algorithms.means import SparseMean, even_shares
-from dlctl.algorithms.methods import local_sgd, sync
+from dlctl.algorithms.methods import local_sgd
 from dlctl.algorithms.rounds import Reference, Rounds, Steps
 from dlctl.job.config import Choice
 from dlctl.model.vector import Vector, copy_into, copy_of, indices_like, is_finite
@@ -56,7 +57,7 @@ class Replica(ReplicaSide):
 
     @classmethod
     def one_push(cls, options: Any) -> PushKind:
-        return PushKind(options.local_steps, is_way=True, is_all=False)
+        return PushKind(options.local_steps, is_displacement=True, is_all=False)
 
     def begin(self, start: Start) -> None:
         self.rounds = self.arrival = Apart(self)
@@ -118,7 +119,7 @@ class Apart(Rounds):
         return samples
 
     def has_rest(self) -> bool:
-        """At the end of the data everything is pushed, even if a round has just ended."""
+        """Whether a rest is to be pushed at the end of the data, even if a round has just ended."""
         is_apart = self.has_model and bool(self.apart().any())
         return is_apart and not self.has_data and not self.is_diverged
 
@@ -150,10 +151,6 @@ class OfAll(SparseMean):
         return even_shares(pushes)
 
 
-class Shard(sync.Barrier):
-    rule = OfAll
-
-
 ENTRIES = (
     "none", "fp16", "bf16", "topk", "topk-sampled", "topk-chunked", "gaussian", "gaussian-ref",
     "randomk", "int8", "e3m0",
@@ -163,7 +160,8 @@ LOSCAR = Method(
     Options=Options,
     shape=Shape(compressors=ENTRIES),
     replica=Replica,
-    shard=Shard,
+    shard=Barrier,
+    mean=OfAll,
     optimizer=Choice(name="sgd", options={"lr": 1.0}),
     inner=Choice(name="sgd", options={"lr": 0.01}),
     compression=Choice(name="topk", options={"density": 1.0}),

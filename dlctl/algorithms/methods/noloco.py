@@ -49,9 +49,9 @@ OP = "pair"
 @dataclass(slots=True, kw_only=True)
 class Options:
     local_steps: Live[Annotated[int, Ge(1)]] = 50
-    """From one outer step to the next, H."""
+    """The steps from one outer step to the next, H."""
     outer_lr: Annotated[float, Gt(0), Le(2)] = 0.7
-    """beta."""
+    """The outer learning rate, beta."""
     outer_momentum: Annotated[float, Ge(0), Lt(1)] = 0.5
     """alpha. Above 0.7 replicas may not stay together."""
     consensus: Annotated[float, Gt(0), Le(2)] = 1.0
@@ -98,14 +98,16 @@ class Replica(ReplicaSide):
         if others := sorted(self.members - {self.slot}):
             slot = int(self.rng.choice(others))
             answer = yield Ask(slot=slot, op=OP, within_s=CONTACT_S)
-        way: Array = to_host(self.parameters) - phi
+        displacement: Array = to_host(self.parameters) - phi
         middle: Array = phi
         if answer and len(answer) == 2 and all(_is_like(phi, array) for array in answer):
-            middle, way = (phi + answer[0]) / 2, (way + answer[1]) / 2
+            middle, displacement = (phi + answer[0]) / 2, (displacement + answer[1]) / 2
         else:
             self.alone += 1
         o = self.options
-        self.delta = o.outer_momentum * self.delta + o.outer_lr * way - o.consensus * (phi - middle)
+        self.delta = (
+            o.outer_momentum * self.delta + o.outer_lr * displacement - o.consensus * (phi - middle)
+        )
         self.phi = phi + self.delta
         copy_into(self.parameters, self.phi)
         self.outer_steps += 1

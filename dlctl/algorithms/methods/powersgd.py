@@ -15,7 +15,7 @@ A matrix is a parameter's gradient, the first dimension by all others. One that 
 
 - torch keeps e_i = M_i - M. Their mean is the same, and so is every step. But each e_i then also
   accumulates by how much the replica's gradients differ from the mean, and grows without bound. If
-  a replica dies, the errors of the others no longer cancel, and the next steps go astray.
+  a replica dies, the errors of the others no longer cancel, and the next steps diverge.
 - torch keeps an error of uncompressed gradients, too, which sums to zero over the replicas and
   changes nothing: here there is none.
 - Where replicas have different numbers of samples, the means are by samples.
@@ -59,9 +59,9 @@ class PowerSgd:
         rng = np.random.default_rng(seed)
         drawn = [rng.standard_normal(columns * r) for _, _, _, columns, r in self._matrices]
         self.q = np.concatenate([np.zeros(0), *drawn]).astype(np.float32)
-        """All Q, concatenated."""
+        """The narrow matrices Q of all tensors, concatenated."""
         self._p: list[Array] = []
-        self._own = self._own_q = self._said = np.zeros(0, np.float32)
+        self._own = self._own_q = self._plain_mean = np.zeros(0, np.float32)
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -81,7 +81,7 @@ class PowerSgd:
         """The result of the first sum -> the input of the second. takes_part: `first` was called
         for this step; otherwise zeros, for a replica without a gradient.
         """
-        self._said, self._p, at = mean[: self._plain.size], [], self._plain.size
+        self._plain_mean, self._p, at = mean[: self._plain.size], [], self._plain.size
         for _, _, rows, _, r in self._matrices:
             self._p.append(_orthogonal(mean[at : at + rows * r].reshape(rows, r)))
             at += rows * r
@@ -108,7 +108,7 @@ class PowerSgd:
     def _products(self, q: Array) -> Array:
         """P Q^T of every matrix, and what is summed uncompressed: float32[d]."""
         found = np.empty(self.size, np.float32)
-        found[self._plain] = self._said
+        found[self._plain] = self._plain_mean
         for (lo, hi, *_), p, of_matrix in zip(self._matrices, self._p, self._qs(q), strict=True):
             found[lo:hi] = (p @ of_matrix.T).ravel()
         return found

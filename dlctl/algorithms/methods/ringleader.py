@@ -72,7 +72,8 @@ class Replica(ReplicaSide):
 
     def run(self) -> Needs:
         is_at_point = is_idle = False
-        """Whether it continues with its current parameters; whether it has reported to be idle."""
+        """Whether to continue with the current parameters; whether the replica has reported idle.
+        """
         while True:
             if (yield NextData()) is None:
                 if not is_idle:
@@ -93,7 +94,7 @@ class Replica(ReplicaSide):
 
 
 class Tabled(Wrapping):
-    """The table before an optimiser."""
+    """An optimiser behind a table of the workers' mean gradients."""
 
     def __init__(self, inner: Optimizer, workers: int) -> None:
         self.workers = workers
@@ -104,7 +105,7 @@ class Tabled(Wrapping):
         super().__init__(inner, table, own)
 
     def numbers(self) -> list[int]:
-        """Of gradients of this round, by entry; after them those for the next one."""
+        """How many gradients each entry of this round has, then each entry of the next."""
         return [self.counters[name] for name in (*self._now, *self._next)]
 
     def begin_update(self) -> Rule:
@@ -138,7 +139,7 @@ class Tabled(Wrapping):
     def _means(
         self, blocks: Iterable[Block], at: int, numbers: list[int], *, ends: bool
     ) -> Iterator[Block]:
-        """The same blocks for the optimiser: their gradient is the mean of the workers' means."""
+        """Blocks for the optimiser: their gradient is the mean of the workers' means."""
         inner, workers = len(self.slots) - 2 * self.workers, sum(map(bool, numbers))
         for block in self._added(blocks, at, ends):
             mean = np.zeros_like(block.g)
@@ -165,7 +166,7 @@ class RingleaderServer(ShardSide):
         self._updated: set[int] = set()
         """Entries that have had their update in this round; none: phase 1."""
         self._versions: deque[int] = deque(maxlen=REMEMBERED)
-        """That the newest updates have made."""
+        """The versions of the newest updates."""
 
     @classmethod
     def optimizer(cls, options: Options, optimizer: Optimizer, workers: int) -> Optimizer:
@@ -182,8 +183,8 @@ class RingleaderServer(ShardSide):
             self._updated.add(entry)
         ends = bool(self._updated) and self._waited_for() <= self._updated
         staleness = len(self._versions) - bisect_right(self._versions, push.base_version)
-        told = {ENTRY: entry, AHEAD: int(ahead), UPDATES: int(updates), ENDS: int(ends)}
-        self.shard.apply(delta, push.samples, told=told)
+        counters = {ENTRY: entry, AHEAD: int(ahead), UPDATES: int(updates), ENDS: int(ends)}
+        self.shard.apply(delta, push.samples, counters=counters)
         if updates:
             self._versions.append(self.shard.version)
         if ends:

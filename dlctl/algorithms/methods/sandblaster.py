@@ -159,7 +159,7 @@ class Replica(ReplicaSide):
 
 T = TypeVar("T")
 Part = Generator[Driving, Any, T]
-"""Of the method."""
+"""A step of the L-BFGS algorithm, as a generator of vector operations that returns a T."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class LBFGS(Lead):
     loss: float = math.inf
     """f at x; infinite: x is not set yet."""
     norm: float = math.inf
-    """Euclidean, of the gradient at x."""
+    """The Euclidean norm of the gradient at x."""
     iteration: int = 0
     batches: int = 0
     """Passes over the dataset."""
@@ -295,7 +295,7 @@ class LBFGS(Lead):
         return (yield from _after(changes, Sum("dot", "g", "d")))
 
     def _direction_of_gram(self) -> Part[float]:
-        """The same recursion on the coefficients of "d" in the pairs and g, whose products with
+        """The two-loop recursion on the coefficients of "d" in the pairs and g, whose products with
         each other are all that it needs.
         """
         vectors = [f"{kind}{pair.slot}" for pair in self.pairs for kind in "sy"]
@@ -383,7 +383,7 @@ def _products(names: Sequence[str]) -> list[str]:
 
 
 def _after(changes: list[Change], wanted: Sum) -> Part[float]:
-    """One sum after these changes."""
+    """Make these changes, and one sum after them."""
     (value,) = yield VectorRequest(tuple(changes), (wanted,))
     return float(value)
 
@@ -415,8 +415,8 @@ SANDBLASTER = Method(
             replace(MODEL, rule="lead"),
             Table(name=ACCRUED, rule="parts", dtype="float64"),
             *map(_led, "xgdt"),
-            replace(_led("s"), rows=lambda options: options.history + 1),
-            replace(_led("y"), rows=lambda options: options.history + 1),
+            replace(_led("s"), copies=lambda options: options.history + 1),
+            replace(_led("y"), copies=lambda options: options.history + 1),
         ),
         progress=ACCRUED,
         exact=True,

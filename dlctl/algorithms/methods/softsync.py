@@ -72,7 +72,7 @@ class SoftsyncServer(ShardSide):
         staleness = max(0, counters[STEPS] - self._updates_at(push.base_version))
         if self.options.modulated and staleness > 1:
             delta = delta._replace(values=delta.values * np.float32(1 / staleness))
-        self.shard.apply(delta, push.samples, told={CAPACITY: self._capacity})
+        self.shard.apply(delta, push.samples, counters={CAPACITY: self._capacity})
         kind = BUFFERED if counters[buffered.BUFFERED] else APPLIED
         return [push.outcome(kind, staleness)]
 

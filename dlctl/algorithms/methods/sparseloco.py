@@ -40,9 +40,10 @@ from typing import Annotated, Literal
 import numpy as np
 from annotated_types import Ge, Le
 
-from dlctl.algorithms.base import Method, Needs, PushKind, ReplicaSide, Shape, Start, dense
+from dlctl.algorithms.barrier import Barrier
+from dlctl.algorithms.base import Method, Needs, PushKind, ReplicaSide, Shape, Start
 from dlctl.algorithms.means import SparseMean, mean_of
-from dlctl.algorithms.methods import local_sgd, sync
+from dlctl.algorithms.methods import local_sgd
 from dlctl.algorithms.rounds import Rounds
 from dlctl.compress.base import Delta
 from dlctl.job.config import Choice
@@ -78,7 +79,7 @@ class Replica(ReplicaSide):
 
     @classmethod
     def one_push(cls, options: Options) -> PushKind:
-        return PushKind(options.local_steps, is_way=True)
+        return PushKind(options.local_steps, is_displacement=True)
 
     def begin(self, start: Start) -> None:
         self.rounds = self.arrival = Rounds(self)
@@ -110,9 +111,7 @@ class Even(SparseMean):
         shard.apply(delta, samples, norm, {THRESHOLD: bits_of(threshold)}, changes)
 
 
-class Shard(sync.Barrier):
-    rule = Even
-
+class Shard(Barrier):
     @classmethod
     def optimizer(cls, options: Options, optimizer: Optimizer, workers: int) -> Optimizer:
         return Pending(optimizer) if options.density_down else optimizer
@@ -122,7 +121,7 @@ def released(mean: Delta, pending: Array, most: int) -> tuple[Delta, np.float32,
     """(the update, the threshold above which it and the pending elements are released, and the
     positions of these, int64[n <= most]; None: all of them).
     """
-    fresh = dense(mean, pending.size)
+    fresh = mean.dense(pending.size)
     total = pending + fresh
     size = np.abs(total)
     threshold = np.float32(0)
@@ -147,7 +146,7 @@ def clipped(deltas: Sequence[Delta], size: int) -> list[Delta]:
 
 
 def _squares(delta: Delta, size: int, blocks: int) -> Array:
-    """float64[blocks]"""
+    """float64[blocks]: the sum of squares of a delta in each block."""
     squares = np.square(delta.values, dtype=np.float64)
     return np.bincount(_where_all(delta, size) // BLOCK, weights=squares, minlength=blocks)
 
@@ -164,6 +163,7 @@ SPARSELOCO = Method(
     Options=Options,
     replica=Replica,
     shard=Shard,
+    mean=Even,
     optimizer=Choice(name="sgd", options={"lr": 1.0}),
     inner=Choice(name="adamw", options={"lr": 4e-4, "betas": [0.9, 0.95], "weight_decay": 0.1}),
     compression=Choice(name="topk-chunked"),

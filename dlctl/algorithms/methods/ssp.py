@@ -83,13 +83,13 @@ class Replica(ReplicaSide):
 
     @classmethod
     def one_push(cls, options: Options) -> PushKind:
-        return PushKind(options.clock_steps, is_way=True)
+        return PushKind(options.clock_steps, is_displacement=True)
 
     def begin(self, start: Start) -> None:
         self.clock = 0
         """Clocks that this replica has completed."""
         self.is_counted = False
-        """Whether all shards hold others back for it."""
+        """Whether this replica counts on all shards, so that they hold back others for it."""
         self._is_idle = False
         """Whether all shards were notified not to wait for it."""
         self.arrival = self._own = _Own(self)
@@ -168,7 +168,8 @@ class Clocks(ShardSide):
         super().__init__(options, shard)
         self.roster = Roster()
         self._clock = 0
-        """Of this shard: the maximum over time of the least of all that count."""
+        """The clock of this shard, which never decreases: the least clock of all slots that count.
+        """
         self._waiting: dict[int, int] = {}
         """Slot -> the clock that its read waits for."""
 

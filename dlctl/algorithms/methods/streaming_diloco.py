@@ -42,7 +42,6 @@ from dlctl import outdated
 from dlctl.algorithms import barrier
 from dlctl.algorithms.base import Method, Needs, PushKind, ReplicaSide, Start
 from dlctl.algorithms.means import SparseMean, even_shares
-from dlctl.algorithms.methods import sync
 from dlctl.algorithms.needs import Gradient, NextData, Range, Read, View, Write
 from dlctl.algorithms.rounds import Reference, StepsMade, local_steps
 from dlctl.job.config import Choice, JobFile
@@ -131,11 +130,11 @@ class Replica(ReplicaSide):
 
     @classmethod
     def one_push(cls, options: Any) -> PushKind:
-        return PushKind(options.local_steps, is_way=True, is_all=False)
+        return PushKind(options.local_steps, is_displacement=True, is_all=False)
 
     def begin(self, start: Start) -> None:
         self.fragments = self.arrival = Fragments(self, self.options.fragments)
-        self._owed = 0
+        self._unsent = 0
         """Exchanges until all steps are in every fragment."""
 
     def state(self) -> dict[str, Vector]:
@@ -160,7 +159,7 @@ class Replica(ReplicaSide):
                 made = yield from self._steps(ahead)
                 carried, has_data = made.samples, made.has_data
             clock = yield from self._merge(clock)
-            while not has_data and self._owed:
+            while not has_data and self._unsent:
                 yield from self._push(clock, carried)
                 carried = 0
                 clock = yield from self._merge(clock)
@@ -168,16 +167,16 @@ class Replica(ReplicaSide):
     def _steps(self, count: int) -> Generator[NextData | Gradient, Any, StepsMade]:
         made: StepsMade = yield from self.fragments.steps(count)
         if made.steps:
-            self._owed = self.fragments.parts
+            self._unsent = self.fragments.parts
         return made
 
     def _push(self, clock: int, samples: int) -> Generator[Write, Any, bool]:
         """Push the next fragment, empty without new steps. Returns whether there were any."""
         lo, hi = self.fragments.at(clock)
-        if not self._owed or not self.fragments.take(lo, hi):
+        if not self._unsent or not self.fragments.take(lo, hi):
             yield Write(vector=None, clock=clock, holds_steps=self.fragments.is_diverged)
             return False
-        self._owed -= 1
+        self._unsent -= 1
         yield Write(
             vector=self.residual[lo:hi], ranges=((lo, hi),), to_all=True, of=self.fragments.parts,
             samples=samples, clock=clock,
@@ -196,9 +195,9 @@ class Replica(ReplicaSide):
     def _start_over(self, clock: int) -> Generator[NextData | Read | Write, Any, int]:
         """Start over from the servers' parameters; steps that were not pushed do not count."""
         if self.fragments.is_diverged:
-            self.fragments.has_model, self._owed = False, 0
-        elif self._owed:
-            self._owed = self.fragments.parts
+            self.fragments.has_model, self._unsent = False, 0
+        elif self._unsent:
+            self._unsent = self.fragments.parts
         self.fragments.is_diverged = False
         return (yield from barrier.meet(clock))
 
@@ -206,16 +205,13 @@ class Replica(ReplicaSide):
 class FragmentMean(SparseMean):
     """A step updates a fragment; a push of the whole vector means that its replica has nothing."""
 
+    takes_parts = True
+
     def counts(self, push: messages.Push) -> bool:
         return push.is_part
 
     def shares(self, pushes: Sequence[messages.Push]) -> list[np.float32]:
         return even_shares(pushes)
-
-
-class Shard(sync.Barrier):
-    rule = FragmentMean
-    takes_parts = True
 
 
 def check(job: JobFile) -> list[tuple[tuple[str, ...], str, str]]:
@@ -234,7 +230,8 @@ def check(job: JobFile) -> list[tuple[tuple[str, ...], str, str]]:
 STREAMING_DILOCO = Method(
     Options=Options,
     replica=Replica,
-    shard=Shard,
+    shard=barrier.Barrier,
+    mean=FragmentMean,
     optimizer=Choice(name="momentum", options={"lr": 0.7, "momentum": 0.9, "nesterov": True}),
     inner=Choice(name="adamw", options={"lr": 4e-4, "betas": [0.9, 0.95], "weight_decay": 0.1}),
     check=check,

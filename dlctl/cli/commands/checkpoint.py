@@ -23,7 +23,7 @@ from dlctl.cli.ui import console, live, report
 from dlctl.errors import DlctlError, NotFound, UsageError
 from dlctl.ops import checkpoint_choice, control, other_process
 from dlctl.records import evaluated
-from dlctl.records.manifest import FAILURE, Manifest, is_doubtful, parts
+from dlctl.records.manifest import FAILURE, Manifest, is_suspect, parts
 from dlctl.runs import checkpoints, facts, select
 from dlctl.util import outfile, values
 from dlctl.util.text import plural
@@ -55,7 +55,7 @@ def command(ctx: click.Context, job: str | None) -> None:
 @json_option
 def create(limit_s: float, job: str | None) -> None:
     """Save now and wait until the checkpoint is complete."""
-    row = control.save(select.look(job), limit_s, live.told)
+    row = control.save(select.look(job), limit_s, live.note_progress)
     if text := report.without_residuals(row):
         console.warn(f"the checkpoint is {text}")
     path = console.escape(values.path(str(row.get("path", ""))))
@@ -88,7 +88,7 @@ def ls(job: str | None) -> None:
         name = f"checkpoint {checkpoints.number(path)[0]}"
         if problems:
             console.warn("\n  ".join([f"{name} is damaged", *problems]))
-        elif is_doubtful(found.get(path, {})):
+        elif is_suspect(found.get(path, {})):
             console.note(f"{name} was saved when the run failed: the model may be ruined there")
     if error := facts.text(snapshot.run.get("checkpoint_error")):
         console.warn(f"the last attempt failed: {error}")

@@ -15,7 +15,7 @@ from dlctl.job import settings
 from dlctl.runs import facts, select
 
 KEY = re.compile("[a-z_]+")
-"""Only the coordinator's name matches this too."""
+"""A key of a setting. Of daemons' names only the coordinator's matches this too."""
 
 
 @make_command(

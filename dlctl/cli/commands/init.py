@@ -16,7 +16,7 @@ from dlctl.util import outfile
 from dlctl.util.did_you_mean import meant
 
 FOLDERS = (Path(__file__).parents[2] / "examples", Path(__file__).parents[3] / "examples")
-"""In a wheel, and in the source tree."""
+"""Where the examples are: in a wheel, and in the source tree."""
 SMALLEST = "own_task"
 
 

@@ -34,7 +34,7 @@ from dlctl.util.names import COORDINATOR
 
 SCHEMA = "dlctl.keys/1"
 ANSWER_S = 60.0
-"""For the new key to be persisted."""
+"""Timeout for the new key to be persisted."""
 
 
 @click.group(

@@ -14,7 +14,7 @@ from dlctl.errors import NotFound
 from dlctl.util.did_you_mean import meant
 
 FOLDERS = (Path(__file__).parents[2] / "manual", Path(__file__).parents[3] / "man")
-"""In a wheel, and in the source tree."""
+"""Where the manual is: in a wheel, and in the source tree."""
 _WIDTH_MAX = 100
 
 
@@ -63,6 +63,6 @@ def topics() -> dict[str, Path]:
 
 
 def text_of(page: Path) -> str:
-    """Its Markdown, without comments and links to other files of the manual."""
+    """A page's Markdown, without comments and links to other files of the manual."""
     text = re.sub(r"<!--.*?-->\n*", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     return re.sub(r"\[([^\]]+)\]\([^)]+\.md[^)]*\)", r"\1", text).rstrip("\n")

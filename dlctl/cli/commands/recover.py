@@ -81,7 +81,7 @@ def _lines(case: Case, *, dry_run: bool) -> list[str]:
     plain = [f"{case.run.run_id}  {case.run.state}"]
     plain += [f"  {key:<10}  {value}" for key, value in _rows(case, case.run)]
     shown = [console.escape(line) for line in plain]
-    if case.action is Action.OVER or (dry_run and case.action in (Action.GO_ON, Action.RESUME)):
+    if case.action is Action.OVER or (dry_run and case.action in (Action.CONTINUE, Action.RESUME)):
         shown.append(console.next_lines(cases.next_command(case), "  ", "next        "))
     return shown
 

@@ -77,7 +77,7 @@ def command(ctx: click.Context, file: Path, fresh: bool) -> None:
 
 
 def _attend(launched: Launched, progress: live.ProgressLines) -> Snapshot:
-    """From the start to the end: show warnings as they arrive, and the progress."""
+    """Follow a run from start to end: show warnings as they arrive, and the progress."""
     directory = launched.directory
     names = list(load(directory).roles())
     printer, follower = log_lines.Printer(names), logs.Follower(directory, names)
@@ -109,15 +109,15 @@ def _attend(launched: Launched, progress: live.ProgressLines) -> Snapshot:
 
 def _is_cause(line: Line, snapshot: Snapshot) -> bool:
     """Whether the error that ends a failed run's command says this as well: the error of a daemon,
-    as itself or the coordinator told it, or that its process has ended.
+    as itself or the coordinator reported it, or that its process has ended.
     """
     if snapshot.state not in ("stopping", "failed"):
         return False  # The reason of a degraded run names daemons, too.
     daemon, _, words = line.text.partition(": ")
     about = daemon.removesuffix(" ended")
     is_blamed = about in names_in(snapshot.reason)
-    told = words if is_blamed else line.text
-    return (is_blamed and about != daemon) or (bool(told) and told in snapshot.reason)
+    text = words if is_blamed else line.text
+    return (is_blamed and about != daemon) or (bool(text) and text in snapshot.reason)
 
 
 def _stop(directory: Path, interrupts: Interrupts, origin: str) -> Snapshot:
@@ -133,7 +133,7 @@ def _stop(directory: Path, interrupts: Interrupts, origin: str) -> Snapshot:
     try:
         with interrupts.armed():
             if snapshot.is_live:
-                end(snapshot, checkpoint=True, grace_s=grace_s, kill=False, tell=live.told)
+                end(snapshot, checkpoint=True, grace_s=grace_s, kill=False, tell=live.note_progress)
     except Interrupted:
         console.note("\nkilling")
         now = load(directory)

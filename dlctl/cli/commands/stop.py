@@ -40,7 +40,9 @@ def command(grace_s: float, no_checkpoint: bool, kill: bool, job: str | None) ->
         console.note(f"no process of {snapshot.run_id} is left here")
     elif snapshot.is_live:
         save = not (no_checkpoint or kill)
-        after = stop.stop(snapshot, checkpoint=save, grace_s=grace_s, kill=kill, tell=live.told)
+        after = stop.stop(
+            snapshot, checkpoint=save, grace_s=grace_s, kill=kill, tell=live.note_progress
+        )
         run_id, done = after.run_id, values.count(after.run.get("step"))
         console.note(f"{run_id} {after.state} at step {done}")
         if after.run.get("checkpoint"):

@@ -27,7 +27,7 @@ def command(job: str | None) -> None:
     if not is_terminal or os.environ.get("TERM", "dumb") in ("dumb", ""):
         raise DlctlError(
             "dlctl top needs a terminal for its full-screen view and key presses",
-            hint=hints.told("dlctl status --watch", "prints the same figures periodically"),
+            hint=hints.command("dlctl status --watch", "prints the same figures periodically"),
         )
     directory = select.look(job).directory
     from dlctl.observe import history, top

@@ -33,9 +33,9 @@ def command(file: Path) -> None:
         problems = [problem.to_dict() for problem in error.problems]
         console.show(SCHEMA, data | {"valid": False, "problems": problems}, "")
         raise
-    doubts = jobfile.doubts(job)
-    for doubt in doubts if not console.settings.json else ():
-        console.warn(doubt)
+    warnings = jobfile.warnings(job)
+    for warning in warnings if not console.settings.json else ():
+        console.warn(warning)
     text = f"{console.escape(str(file))} is valid: {summary.of(job)}"
-    data |= {"valid": True, "warnings": doubts, "job": to_dict(job)}
+    data |= {"valid": True, "warnings": warnings, "job": to_dict(job)}
     console.show(SCHEMA, data, text, names=())

@@ -73,5 +73,5 @@ def _record(verdict: Verdict) -> dict[str, Any]:
 
 
 def acknowledged(count: int) -> str:
-    """As in "1,234 acknowledged pushes"."""
+    """A count for people: "1,234 acknowledged pushes"."""
     return f"{count:,} acknowledged push{'' if count == 1 else 'es'}"

@@ -18,7 +18,7 @@ from dlctl.runs.snapshot import READY, Snapshot, load
 from dlctl.util import values
 
 Goal = Callable[[Snapshot, Snapshot], bool]
-"""Whether it is reached, given the run's state when the wait began, and now."""
+"""Whether a goal is reached, given the run's state when the wait began, and now."""
 GOALS: dict[str, Goal] = {
     "ready": lambda begin, now: now.state in (*READY, "finished"),
     "finished": lambda begin, now: now.state == "finished",
@@ -60,7 +60,7 @@ def command(goal: str, limit_s: float | None, job: str | None) -> None:
 
 
 def _goal(text: str) -> Goal:
-    """Raises UsageError."""
+    """The goal that a text names. Raises UsageError."""
     name, equals, number = text.partition("=")
     if equals and name in ("step", "epoch"):
         key = "step" if name == "step" else "data_epoch"

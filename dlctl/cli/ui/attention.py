@@ -11,7 +11,7 @@ from dlctl.runs import facts
 from dlctl.runs.facts import Row
 from dlctl.runs.snapshot import Snapshot
 from dlctl.util import processes, values
-from dlctl.util.text import grave, is_birth
+from dlctl.util.text import grave, is_first_line
 
 LAST_LINES = 3
 
@@ -78,7 +78,7 @@ def _last_log_lines(problem: Problem, row: Row) -> list[str]:
     words = last.get("last_lines") if isinstance(last, Mapping) else None
     if not isinstance(words, list) or "exit" not in problem.facts:
         return []
-    log_lines = [str(word) for word in words if not is_birth(str(word))]
+    log_lines = [str(word) for word in words if not is_first_line(str(word))]
     return (grave(log_lines) or log_lines)[-LAST_LINES:]
 
 

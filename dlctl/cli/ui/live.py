@@ -23,7 +23,7 @@ BAR_WIDTH = 24
 COLUMNS = 80
 """The width of a terminal of unknown width."""
 LOOK_S = 0.5
-"""How often an attached or awaited run is read."""
+"""Interval between two reads of an attached or awaited run."""
 FIELDS = (
     "step", "data_epoch", "progress", "loss", "samples_per_s", "evaluation", "evaluation_step",
     "waiting",
@@ -32,7 +32,7 @@ FIELDS = (
 
 @contextmanager
 def progress() -> Iterator[ProgressLines]:
-    """In the style that --progress requests, else in the one that stderr supports."""
+    """Progress in the style that --progress requests, else in the one that stderr supports."""
     ways = {"tty": Bar, "quiet": Quiet, "json": Json}
     try:
         yield ways.get(console.progress_style(), ProgressLines)()
@@ -111,7 +111,7 @@ class ProgressLines:
 
 
 class Json(ProgressLines):
-    """The same as JSON lines, every second, for programs that read stderr."""
+    """Progress as JSON lines, every second, for programs that read stderr."""
 
     every_s = 1.0
 
@@ -152,7 +152,7 @@ def _columns() -> int:
         return COLUMNS
 
 
-def told(progress: Mapping[str, Any]) -> None:
+def note_progress(progress: Mapping[str, Any]) -> None:
     """Note what the coordinator reports of a request: {"phase": text, "waiting": names, "left_s":
     of a checkpoint, until it continues without them}.
     """

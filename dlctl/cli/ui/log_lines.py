@@ -20,7 +20,7 @@ from dlctl.util import values
 from dlctl.util.names import COORDINATOR
 
 _PALETTE = (39, 75, 114, 141, 44, 176, 108, 147, 37, 180)
-"""Of 256 colours: without red and yellow, which stand for levels."""
+"""Colours of the daemons, of 256; without red and yellow, which stand for levels."""
 _LEVELS = {"warning": "WARN", "critical": "ERROR"}
 _LEVEL_COLORS = {"warning": "yellow", "error": "red", "critical": "red"}
 DETAIL = "detail"
@@ -34,7 +34,7 @@ class Printer:
     """Prints lines in one of three shapes and tracks the incarnation of each daemon."""
 
     def __init__(self, names: Collection[str], shape: str = "text") -> None:
-        """For lines of these daemons; `shape` is "text", "raw" (no prefix) or "json"."""
+        """names: the daemons to print. shape: "text", "raw" (no prefix) or "json"."""
         self.width = max(map(len, names), default=0)
         self.shape = shape
         self.incarnations: dict[str, int] = {}

@@ -92,7 +92,7 @@ def _up(snapshot: Snapshot, row: Row) -> str:
 
 
 def _rate(now: Row, direction: str) -> str:
-    """As in "4 MB/s", or with a limit "4 MB/s / 5 MB/s"."""
+    """A rate for people: "4 MB/s", or with a limit "4 MB/s / 5 MB/s"."""
     shown = values.rate(now.get(f"{direction}_bytes_per_s"))
     limit = facts.settings({"metrics": now}).get(direction)
     if limit is None or limit == "off":

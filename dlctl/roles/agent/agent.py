@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlctl.roles.protocol.context import COORDINATOR, EXIT_FENCED, REPORT_S, Birth, Context
+from dlctl.roles.protocol.context import COORDINATOR, EXIT_FENCED, REPORT_S, Context
 from dlctl.roles.protocol.effects import (
     CoordinatorGone,
     ProcessEnded,
@@ -37,14 +37,15 @@ from dlctl.wire.machine import (
     Started,
     StopRequested,
 )
+from dlctl.wire.messages import Register
 
 RESTART_FIRST_S, RESTART_MAX_S = 0.5, 5.0
 """The coordinator is restarted at once; with backoff while each one dies before it works, until the
 `Watchdog` expires."""
 WORKS_S = 2.0
-"""A coordinator that is heard so long after its restart works."""
+"""A coordinator that sends a message so long after its restart works."""
 TERMINATE_S = 5.0
-"""Between SIGTERM and SIGKILL."""
+"""How long a process has between SIGTERM and SIGKILL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class _Child:
     incarnation: int
     pid: int = 0
     exited: m.ProcessExited | None = None
-    """How it ended; None while it is alive."""
+    """How the process ended; None while it is alive."""
 
     @property
     def alive(self) -> bool:
@@ -65,11 +66,13 @@ class _Child:
 
 
 class Agent:
-    def __init__(self, birth: Birth, resend_s: float, adopted: tuple[m.Spawned, ...] = ()) -> None:
+    def __init__(
+        self, registration: Register, resend_s: float, adopted: tuple[m.Spawned, ...] = ()
+    ) -> None:
         """`adopted`: live daemons that an earlier agent has started."""
-        self.birth = birth
+        self.registration = registration
         self.context = Context(resend_s)
-        self.live = LiveValues(self.context, birth.name, {})
+        self.live = LiveValues(self.context, registration.name, {})
         self._children = {a.name: _Child(a.incarnation, a.pid) for a in adopted}
         self._lifeline = Watchdog()
         self._restarts = 0
@@ -114,9 +117,9 @@ class Agent:
                 self._on_deadline(now)
         self._report_if_due(now)
         if self._leaving and not self._alive_children():
-            birth = self.birth
-            if birth.name != HOME_AGENT:  # The coordinator detects the exit of that agent.
-                gone = m.ProcessExited(birth.name, birth.incarnation, 0, ())
+            registration = self.registration
+            if registration.name != HOME_AGENT:  # The coordinator detects the exit of that agent.
+                gone = m.ProcessExited(registration.name, registration.incarnation, 0, ())
                 self.context.send(COORDINATOR, gone)
             self.context.do(Exit(0, self._leaving))
         return self.context.clear()
@@ -128,7 +131,7 @@ class Agent:
         return min((t for t in times if t is not None), default=None)
 
     def _register(self, now: float) -> None:
-        self.context.ask("register", COORDINATOR, self.birth, now)
+        self.context.ask("register", COORDINATOR, self.registration, now)
 
     def _alive_children(self) -> list[tuple[str, _Child]]:
         return [(name, child) for name, child in self._children.items() if child.alive]
@@ -235,12 +238,12 @@ class Agent:
     def _report_if_due(self, now: float) -> None:
         if self._welcomed and now >= self._report_at:
             self._report_at = now + REPORT_S
-            birth, unanswered = self.birth, self.context.retries
+            registration, unanswered = self.registration, self.context.retries
             children = {
                 name: child.incarnation
                 for name, child in self._children.items()
                 if child.alive or ("exit", name, child.incarnation) in unanswered
             }
             metrics = {"children": children, "settings": self.live.values()}
-            report = m.Report(birth.name, birth.incarnation, "watching", "", metrics)
+            report = m.Report(registration.name, registration.incarnation, "watching", "", metrics)
             self.context.send(COORDINATOR, report)

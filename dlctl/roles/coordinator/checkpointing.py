@@ -41,8 +41,9 @@ SAVE_S_MAX = 120.0
 """Timeout without an answer, and without progress in the transfer or check of a file. For a worker
 that reports that it evaluates it starts when the evaluation ends, or had to end."""
 STUCK_S_MAX = 10.0
-"""The same, if the only daemons left are workers that hang, and do not save. A worker that hangs
-with all of its steps pushed can still save, unless torch keeps state for it."""
+"""The timeout if the only daemons left are workers that hang, and do not save. A worker that hangs
+with all of its steps pushed can still save, unless torch keeps state for it.
+"""
 Finished = Callable[[Json], None]
 """Called with the checkpoint's row; its "error" is "" if it is complete."""
 
@@ -74,7 +75,7 @@ class Checkpointing(Owner):
     members: Membership
     job: JobFile
     number: int
-    """Of the newest checkpoint so far, or the current one."""
+    """The number of the newest checkpoint, which may be in progress."""
     transfers: Transfers
     newest: Json | None = field(default=None, init=False)
     last_error: str = field(default="", init=False)
@@ -89,7 +90,7 @@ class Checkpointing(Owner):
         yield Entry("checkpoints", self.number)
 
     def recall(self, memory: Memory, now: float) -> None:
-        """Its number is known from the directories, too (`Past.checkpoints`)."""
+        """Nothing to recall: the number is known from the directories (`Past.checkpoints`)."""
 
     @property
     def active(self) -> bool:
@@ -117,7 +118,7 @@ class Checkpointing(Owner):
         return current.heard_at + (stuck_s if are_stuck else SAVE_S_MAX)
 
     def _hangs(self, current: _Current, name: str) -> bool:
-        """Whether it can hardly save: it hangs, or has steps that no shard accepts any more."""
+        """Whether a daemon can hardly save: it hangs, or has steps that no shard accepts."""
         if current.late[name]:
             return False
         daemon = self.members.daemons[name]
@@ -268,7 +269,7 @@ class Checkpointing(Owner):
         self._forget(self._current, name)
 
     def _forget(self, current: _Current, name: str) -> None:
-        """Wait no longer for this daemon."""
+        """Stop waiting for a daemon's part of the checkpoint."""
         self.context.retries.drop(("save", name))
         if file := current.late.pop(name):
             self.transfers.cancel(file)

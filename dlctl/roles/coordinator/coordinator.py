@@ -117,7 +117,7 @@ class Coordinator:
         self.frozen = FrozenParameters(
             run, self, self.transfers, past.manifest.get("frozen"), self.registration.introduce
         )
-        self.registration.frozen = self.frozen.told
+        self.registration.frozen = self.frozen.to_send
         self.lead = MethodLead(run)
         self.data = DataSupply(run, self.lead)
         self.progress = RunProgress(run, self.data, self.lead)
@@ -126,7 +126,7 @@ class Coordinator:
         self.bad_samples = BadSamples(context, self.data, job.data.bad_samples_max)
         live = settings.of_job(asdict(job), algorithm.live)
         self.settings = SettingChanges(context, members, live)
-        self.settings.go_on(past.settings)
+        self.settings.resume(past.settings)
         target = Target.parse(job.job.stop.target) if job.job.stop.target else None
         self.evaluations = Evaluations(
             context, members, lambda: self.progress.steps, target, job.evaluation.finish_s,
@@ -299,7 +299,7 @@ class Coordinator:
         try:
             self.authz.check(identity, message)
             if handler is None:
-                raise RemoteProtocolError("it has no business here")
+                raise RemoteProtocolError("the coordinator takes no message of this kind")
             handler(peer, message, now)
         except NotPermitted as error:
             self.clients.refuse(peer, message, error)
@@ -368,7 +368,7 @@ class Coordinator:
     def _start(self, now: float) -> None:
         self.run.started_at = now
         if self.persistence.past.memory:
-            self.persistence.go_on(now)
+            self.persistence.resume(now)
             self.admit_members(now)
             return
         self.admit_members(now)
@@ -479,7 +479,7 @@ class Coordinator:
                 self.leases.grant(now)
 
     def release(self, now: float) -> None:
-        """All workers are ready: they start to train."""
+        """Let the workers train: all of them are ready."""
         self.run.released_at = now
         self.lead.begin()
         self.leases.grant(now)
@@ -513,7 +513,7 @@ class Coordinator:
             self.failure_detector.fail(worker, error, now, message.detail)
 
     def _on_file_data(self, peer: Peer, message: m.FileData, now: float) -> None:
-        """Raises RemoteProtocolError if the sender's host was not asked for the file."""
+        """Receive a piece of a file. Raises RemoteProtocolError if it was not asked for."""
         is_whole = message.file.startswith((CHECKPOINTS, FROZEN))
         (self.transfers if is_whole else self.mirror).on_data(message, now)
 

@@ -32,11 +32,11 @@ class Asked:
     worker: str
     number: int
     step: int
-    """At its start: the evaluated parameters are hardly newer."""
+    """The run's step when the evaluation began: the evaluated parameters are hardly newer."""
     is_last: bool
     """Training has ended."""
     finishes: bool = False
-    """It runs the task's `finish`."""
+    """The worker runs the task's `finish` instead of its `evaluate`."""
 
 
 @dataclass(eq=False)
@@ -61,19 +61,19 @@ class Evaluations(Owner):
     out_of_reach: str = field(default="", init=False)
     """Why the target cannot be reached, according to the evaluations so far."""
     newest: Result | None = field(default=None, init=False)
-    """Of the newest evaluation with metrics."""
+    """The result of the newest evaluation that has metrics."""
     asked: Asked | None = field(default=None, init=False)
     has_last: bool = field(default=False, init=False)
     """The final parameters have been evaluated."""
     _begun: float = field(default=0.0, init=False)
-    """Since when the worker has been evaluating, hanging before it starts, or silent."""
+    """Since when the worker has been evaluating, hanging before it starts, or stale."""
     _evaluated_by: str = field(default="", init=False)
     has_finish: bool = field(default=False, init=False)
     """Whether the task has a `finish`."""
     finishes: int = field(default=0, init=False)
-    """How many workers have been asked to run it."""
+    """How many workers have been asked to run `finish`."""
     finished: Json | None = field(default=None, init=False)
-    """Its result: {"worker", "text", "error"}."""
+    """The result of the task's `finish`: {"worker", "text", "error"}."""
 
     def memory(self) -> Iterator[Entry | Fields]:
         newest, asked = self.newest, self.asked
@@ -92,7 +92,7 @@ class Evaluations(Owner):
 
     @staticmethod
     def interrupted(memory: Memory) -> Asked | None:
-        """The evaluation that an earlier coordinator has begun, for `go_on`."""
+        """The evaluation that an earlier coordinator has begun, for `resume`."""
         was = memory.piece(EvaluationMemory)
         return Asked(*was.asked) if was and was.asked else None
 
@@ -134,7 +134,7 @@ class Evaluations(Owner):
         self.context.event("late", self.worker, f"the task's finish: {why}")
         self.gone(self.worker)
 
-    def go_on(self, asked: Asked, now: float) -> None:
+    def resume(self, asked: Asked, now: float) -> None:
         """Resume an evaluation that an earlier coordinator has begun; its progress is unknown."""
         worker = self.members.get(asked.worker)
         if worker is not None and worker.alive:
@@ -216,10 +216,10 @@ class Evaluations(Owner):
 
 
 def _seems_to_hang(worker: Daemon) -> bool:
-    """It reports so, or has not left its batch although it was asked to drain."""
+    """Whether a worker reports that it hangs, or was asked to drain and has not left its batch."""
     return worker.stuck or (worker.state == "draining" and not worker.drained)
 
 
-def _finite(said: Json) -> dict[str, float]:
-    numbers = {name: float(v) for name, v in said.items() if isinstance(v, int | float)}
+def _finite(metrics: Json) -> dict[str, float]:
+    numbers = {name: float(v) for name, v in metrics.items() if isinstance(v, int | float)}
     return {name: value for name, value in numbers.items() if math.isfinite(value)}

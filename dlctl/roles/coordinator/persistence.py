@@ -60,7 +60,7 @@ UNWRITTEN_S_MIN = 3.0
 class Persistence(CoordinatorPart):
     past: Past
     parts: Sequence[Remembers]
-    """Restored in this order."""
+    """The parts with persisted state, in the order in which they are restored."""
     registration: Registration
     lead: MethodLead
     settings: SettingChanges
@@ -81,7 +81,7 @@ class Persistence(CoordinatorPart):
         return [Remember(key, value) for key, value in changed.items()]
 
     def _clock(self, now: float) -> Clock | None:
-        """It is persisted once a second, and when a checkpoint has been tried."""
+        """The run's clock, which changes once a second, and when a checkpoint has been tried."""
         if self.run.released_at is None:
             return None
         worked_s = int(now - self.run.released_at)
@@ -90,7 +90,7 @@ class Persistence(CoordinatorPart):
 
     # ------------------------------------------------------------ reading
 
-    def go_on(self, now: float) -> None:
+    def resume(self, now: float) -> None:
         """Recover from the state that a dead coordinator has persisted."""
         memory = Memory(self.past.memory)
         was = memory.piece(RunMemory) or RunMemory()
@@ -124,7 +124,7 @@ class Persistence(CoordinatorPart):
         self.registration.assign(now)
         if (asked := self.evaluations.interrupted(memory)) and (end or not asked.finishes):
             is_last = asked.is_last and end is not None
-            self.evaluations.go_on(replace(asked, is_last=is_last), now)
+            self.evaluations.resume(replace(asked, is_last=is_last), now)
         if memory.has_released:
             self.lead.begin()
         if end is not None:
@@ -132,7 +132,7 @@ class Persistence(CoordinatorPart):
                 end.state, end.reason, now, grace_s=end.grace_s, at_once=end.is_shutting_down
             )
         else:
-            self.scaling.go_on(now)
+            self.scaling.resume(now)
 
     def _restore(self, memory: Memory, now: float) -> None:
         # All is written once more: `Lasting` learns from the first records what is on record.
@@ -184,7 +184,7 @@ class Lasting:
         """All of it. Of what the predecessor wrote this is not known."""
         self._served: set[str] = set()
         self._is_before_release = False
-        """In a recovered run the release is on record already."""
+        """The release of the workers is not on record yet; in a recovered run it is."""
         self._held: set[type[Message]] = set()
         """Leases until the release is on the disk; operations of a method that the coordinator
         drives, until its journal is.

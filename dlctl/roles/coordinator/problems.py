@@ -135,8 +135,8 @@ class _Inspection:
         )  # fmt: skip
 
     def _stuck(self, worker: Daemon) -> Problem:
-        """If other workers are stuck at the same line, or there are none, the task has to be fixed:
-        restarted processes would get stuck there, too.
+        """The problem of a worker stuck in one batch. If other workers are stuck at the same line,
+        or there are none, the task has to be fixed: restarted processes would get stuck there, too.
         """
         place = _place(worker)
         there = self.there.get(place, [])
@@ -149,7 +149,7 @@ class _Inspection:
         )  # fmt: skip
 
     def _of_restarted(self, daemon: Daemon) -> Problem | None:
-        """Of a running daemon: for a while, that its previous process has failed."""
+        """For a while after a restart: the problem that the previous process has failed."""
         last, shown_s = daemon.last_exit, ALIKE_LIFE_S if _in_row(daemon) else RECENT_S
         if last is None or not _has_failed(last) or self.now - last["at"] > shown_s:
             return None
@@ -201,7 +201,7 @@ def _has_failed(last: Json | None) -> bool:
 
 
 def _in_row(daemon: Daemon) -> int | None:
-    """How often in a row its processes have exited on their own in the same way; None if once."""
+    """How often in a row a daemon's processes have exited on their own alike; None if once."""
     number = (daemon.last_exit or {}).get("in_row")
     return number if type(number) is int and number > 1 else None
 

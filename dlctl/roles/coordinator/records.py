@@ -97,7 +97,8 @@ class CompleteCheckpoint(Effect):
     manifest: Json
     keep: int
     best: str = ""
-    """As in "val_loss min": the best checkpoint by this metric is retained, too."""
+    """A metric and its direction, as in "val_loss min": the best checkpoint by it is retained, too.
+    """
 
 
 @record
@@ -119,7 +120,7 @@ class LaunchAgent(Effect):
     name: str
     incarnation: int
     secret: str = ""
-    """Its secret key, if the run's connections have keys."""
+    """The agent's secret key, if the run's connections have keys."""
 
 
 @record

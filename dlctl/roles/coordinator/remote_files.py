@@ -41,11 +41,11 @@ class _File:
     agent: str
     name: str
     part: int = 0
-    """Of a log: the part that is being copied, in the agent's numbering; 0: none yet."""
+    """The part of a rotated log that is being copied, in the agent's numbering; 0: none yet."""
     offset: int = 0
-    """Of a log: bytes of that part that have been copied."""
+    """Bytes of that part of the log that have been copied."""
     data: bytes = b""
-    """Of an ack record: its copy."""
+    """The copy of an ack record so far; a log is copied to a file."""
     request: int = 0
     """Number of the newest request."""
     has_warned: bool = False
@@ -55,7 +55,7 @@ class _File:
 
     @property
     def key(self) -> tuple[str, int]:
-        """Of the newest request, in `Retries`."""
+        """The key of the newest request in `Retries`."""
         return "log", self.request
 
     @property
@@ -156,7 +156,7 @@ class LogMirror:
     # ------------------------------------------------------------ answers
 
     def on_data(self, message: m.FileData, now: float) -> None:
-        """Raises RemoteProtocolError if the sender's host is not that of the file."""
+        """Receive a piece of a file. Raises RemoteProtocolError if it is from another host."""
         file = self._files.get(message.file)
         if file is None or message.request != file.request:
             return

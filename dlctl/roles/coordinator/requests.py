@@ -40,7 +40,7 @@ class ClientRequests:
         self.context = context
         self.verbs: dict[str, Verb] = {}
         self._answers: dict[int, tuple[Peer, Reply]] = {}
-        """By request, oldest first."""
+        """Request number -> the client and its answer, oldest first."""
 
     def on_request(self, peer: Peer, request: Request, now: float) -> None:
         """Execute a request once; a repeated request gets the current answer. The answers of
@@ -65,7 +65,7 @@ class ClientRequests:
             del self._answers[next(iter(self._answers))]
 
     def _execute(self, request: Request, now: float) -> tuple[str, Json | bytes | None]:
-        """The error and the result."""
+        """Execute a request; returns the error and the result."""
         try:
             if request.verb not in self.verbs:
                 raise DlctlError(f'the coordinator does not know the request "{request.verb:.40}"')
@@ -97,11 +97,11 @@ def _how(error: DlctlError) -> Json:
 # ---------------------------------------------------------------- the requests
 
 NOTIFY_EVERY_S = 1.0
-"""Between two progress messages to a waiting command."""
+"""Interval between two progress messages to a waiting command."""
 STATUS_CHARS_MAX, TEXT_CHARS_MAX = 100 * 1024, 400
-"""Of JSON, before its compression: of the run, of an answer's daemons but the last one, and of an
-item of the run if that is too large. A frame of 512 KiB would be sent in segments, which no client
-assembles; no daemon can report so much.
+"""Characters of JSON, before its compression: of the run, of an answer's daemons but the last one,
+and of an item of the run if that is too large. A frame of 512 KiB would be sent in segments, which
+no client assembles; no daemon can report so much.
 """
 
 
@@ -137,7 +137,7 @@ class Requests(CoordinatorPart):
         """
         run, rows = self.status.look(now)
         run = {"run_id": self.run.run_id, "name": self.run.job.job.name} | run
-        if len(json.dumps(run)) > STATUS_CHARS_MAX:  # Daemons have reported absurd texts.
+        if len(json.dumps(run)) > STATUS_CHARS_MAX:  # Daemons have reported long texts.
             run = {key: value for key, value in run.items() if len(str(value)) <= TEXT_CHARS_MAX}
         shown: list[Json] = []
         room = STATUS_CHARS_MAX
@@ -171,7 +171,7 @@ class Requests(CoordinatorPart):
         self._stop_requests.clear()
 
     def tell(self, now: float) -> None:
-        """Tell waiting clients which daemons delay them, at changes; short waits are left out."""
+        """Notify waiting clients of daemons that delay them, at changes, but not of short waits."""
         end, is_stopping = self.run.shutdown, bool(self._stop_requests)
         requests = self._stop_requests if end and is_stopping else self._save_requests
         if not requests or now < self._send_at:
@@ -195,7 +195,7 @@ class Requests(CoordinatorPart):
             self.clients.answer(request, False, "", result)
 
     def _stuck(self, name: str) -> str:
-        """As in "worker-1 (in one batch for 57 s)"; "" if it is not."""
+        """As in "worker-1 (in one batch for 57 s)"; "" if the daemon is not stuck."""
         daemon = self.run.members.get(name)
         return f"{name} ({daemon.phase})" if daemon is not None and daemon.stuck else ""
 

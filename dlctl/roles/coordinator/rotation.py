@@ -26,7 +26,7 @@ from dlctl.wire.messages import Json, Request
 @dataclass(eq=False)
 class Rotation(CoordinatorPart):
     answer: Callable[[int, bool, str, Json], None]
-    """`Clients.answer`."""
+    """Answers the request of the command line (`ClientRequests.answer`)."""
     scaling: Scaling
     _requests: list[int] = field(default_factory=list, init=False)
     """Numbers of the requests that wait for the new key."""

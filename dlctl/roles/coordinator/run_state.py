@@ -74,14 +74,14 @@ class RunState(Owner):
     PERSISTED = frozenset({"state", "reason", "released_at"})
     run_id: str
     job: JobFile
-    """With the batch size, once it is found."""
+    """The job file, with the batch size once that is found."""
     algorithm: Method
     keyring: Keyring
     context: EventContext
     members: Membership
     state: str = field(default="pending", init=False)
     reason: str = field(default="", init=False)
-    """Why it is in that state."""
+    """Why the run is in that state."""
     started_at: float = field(default=0.0, init=False)
     """When this coordinator began to wait for all daemons to be ready."""
     released_at: float | None = field(default=None, init=False)
@@ -97,14 +97,14 @@ class RunState(Owner):
         yield Entry(RunMemory.KEY, RunMemory(self.state, self.reason, released))
 
     def recall(self, memory: Memory, now: float) -> None:
-        """Which state follows on a restart depends on other parts, too (`Persistence.go_on`)."""
+        """Which state follows on a restart depends on other parts, too (`Persistence.resume`)."""
 
     @property
     def is_working(self) -> bool:
         return self.state in WORKING
 
     def change_state(self, state: str, reason: str) -> None:
-        """Raises AssertionError for a state that cannot follow the current one."""
+        """Change the run's state. Raises AssertionError for one that cannot follow."""
         assert state in NEXT.get(self.state, ()), f"{self.state} -> {state}: {reason}"
         self.state, self.reason = state, reason
 

@@ -1,7 +1,7 @@
 """Live settings: a change is done when the daemons have acknowledged it, not when it was sent.
 
 A request is validated here: either all of its keys are applied to all of its daemons, or none.
-After a timeout the client is told which daemons have not answered. The request is resent until the
+After a timeout the client learns which daemons have not answered. The request is resent until the
 daemon answers or its process ends: the next process starts with the new values.
 """
 
@@ -45,10 +45,10 @@ class SettingChanges:
     context: EventContext
     members: Membership
     live: LiveSettings = EVERY_RUN
-    """What may change in this job."""
+    """The live settings of this job."""
     _open: dict[int, _Change] = field(default_factory=dict, init=False)
 
-    def go_on(self, before: Json) -> None:
+    def resume(self, before: Json) -> None:
         """Restore the settings from before a stop, for the daemons and keys that this job has."""
         for name, own in before.items():
             if (daemon := self.members.get(name)) is not None and isinstance(own, dict):
@@ -116,7 +116,9 @@ class SettingChanges:
             )
 
     def on_changed(self, peer: Peer, message: m.Changed, now: float) -> None:
-        """Raises RemoteProtocolError for values that no setting has."""
+        """Count a daemon's answer to a change. Raises RemoteProtocolError for values that no
+        setting has.
+        """
         values = (*message.before.values(), *message.after.values())
         if not all(value is None or isinstance(value, str | int | float) for value in values):
             raise RemoteProtocolError("these are no values of settings")
@@ -163,6 +165,6 @@ class SettingChanges:
 
 def _value(daemon: Daemon, key: str) -> Any:
     """What was set for a daemon, else what it reports; None if neither is known."""
-    said = daemon.metrics.get("settings")
-    found = daemon.settings.get(key, said.get(key) if isinstance(said, dict) else None)
+    reported = daemon.metrics.get("settings")
+    found = daemon.settings.get(key, reported.get(key) if isinstance(reported, dict) else None)
     return found if isinstance(found, str | int | float) else None

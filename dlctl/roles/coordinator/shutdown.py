@@ -39,13 +39,13 @@ SAVES_MAX, SLOW_SAVES_MAX, SAVE_PAUSE_S = 6, 2, 4.0
 SLOW_SAVE_S = 10.0
 """A failed attempt that took longer is repeated once only."""
 SAVE_MORE_S = 5.0
-"""For the manifest, once all files are present or given up."""
+"""Time for the manifest of the last checkpoint, once all files are present or given up."""
 EVALUATIONS_MAX = 2
 """Workers that are asked for the last evaluation: the evaluation itself may kill a worker."""
 RECORD_S = 20.0
 """How long servers and agents wait for the database to be written; after that they keep state."""
 EXIT_S = 5.0
-"""From the request to exit until SIGKILL, and from there until we give up."""
+"""Time from the request to exit until SIGKILL, and from there until the process is given up."""
 STOPPED_BY = {
     "SIGINT": "stopped by Ctrl-C",
     "SIGTERM": "stopped by SIGTERM to dlctl run",
@@ -65,7 +65,7 @@ def stop_reason(origin: object, *, kill: bool = False) -> str:
 class RunShutdown(Owner):
     PERSISTED = frozenset({"state", "reason", "steps"})
     state: str
-    """stopped, finished or failed."""
+    """The state that the run ends in: stopped, finished or failed."""
     reason: str
     steps: list[str]
     """The current step and those that follow; initially those of the first four that apply."""
@@ -80,12 +80,12 @@ class RunShutdown(Owner):
     mirror: LogMirror
     until: float = field(default=0.0, init=False)
     is_on_record: bool = field(default=False, init=False)
-    """That only the exit of the processes is left."""
+    """The database says that only the exit of the processes is left."""
     _keeps_state: bool = field(default=False, init=False)
-    """That could not be recorded: the servers' state may be needed."""
+    """The database could not say so: the servers' state may be needed."""
     _killed: bool = field(default=False, init=False)
     _attempts: int = field(default=0, init=False)
-    """Of the current step: last evaluations or last checkpoints that were started."""
+    """Last evaluations, or last checkpoints, that this step of the shutdown has started."""
 
     def __post_init__(self) -> None:
         self._draining = self.members.select(
@@ -98,7 +98,7 @@ class RunShutdown(Owner):
         yield Entry(End.KEY, End(self.state, self.reason, self.grace_s, self.is_shutting_down()))
 
     def recall(self, memory: Memory, now: float) -> None:
-        """It is begun anew (`Persistence.go_on`)."""
+        """It is begun anew (`Persistence.resume`)."""
 
     @property
     def step(self) -> str:
@@ -236,7 +236,7 @@ class RunShutdown(Owner):
         return is_there and not (daemon.out_of_touch and daemon.role != "agent")
 
     def _leaves(self, daemon: Daemon) -> bool:
-        """Whether it is asked to exit in this step."""
+        """Whether a daemon is asked to exit in this step."""
         return (daemon.role == "agent") == (self.step == LEAVING)
 
     def _leavers(self) -> list[Daemon]:
@@ -295,8 +295,8 @@ class RunShutdown(Owner):
 
     def _waits_for_evaluation(self) -> bool:
         """A worker that evaluates pushes nothing, and must end that before the last evaluation
-        anyway: only then its time to drain begins. Only the worker that was asked to is believed:
-        an evaluation has a deadline.
+        anyway: only then its time to drain begins. Only the worker that was asked to counts: an
+        evaluation has a deadline.
         """
         worker = self.members.get(self.evaluations.worker)
         return EVALUATING in self.steps and worker is not None and worker.evaluates
@@ -312,7 +312,7 @@ class RunShutdown(Owner):
         self._attempts = 0
 
     def _check_last_checkpoint(self, is_killed: bool) -> None:
-        """If it failed, only the shards have the newest state: they stay, so the run can resume."""
+        """If the last checkpoint failed, keep the shards, which alone have the newest state."""
         error = self.checkpointing.last_error if self._attempts else ""
         if not is_killed and (not self._attempts or self.checkpointing.active):
             error = f"gave up waiting for {', '.join(self.checkpointing.waits_for())}"

@@ -53,7 +53,7 @@ class Totals:
         self._seen_at: float | None = None
 
     def count(self, worker: str, incarnation: int, metrics: Json) -> None:
-        """A process of a worker has reported."""
+        """Count the figures that a process of a worker has reported."""
         of, before = self._counted.get(worker, (0, {}))
         for name in COUNTERS:
             now, was = _count(metrics, name), _count(before, name) if of == incarnation else 0
@@ -70,18 +70,18 @@ class Totals:
 
 
 def _count(metrics: Json, name: str) -> int:
-    """0 for what no worker of ours would report."""
+    """The value of a counter in a report; 0 if it is not valid."""
     value = metrics.get(name)
     return value if type(value) is int and 0 <= value < COUNT_MAX else 0
 
 
 REPORT_S = 0.5
 ROW_S = 1.0
-"""Between two rows of the run's time series, which is thinned out later (`runs/series.py`)."""
+"""Interval between two rows of the run's time series (thinned out by `records/series.py`)."""
 SMALL = 16
 """Up to so many daemons there is no pause after a status."""
 PAUSE_S = 0.001
-"""The pause for each further daemon."""
+"""How much longer the pause between two writes of the status is for each daemon."""
 RATE_S = 2.0
 """The window over which rates are measured."""
 
@@ -102,7 +102,7 @@ class StatusReport:
         self._row_due_at = self._pause_until = 0.0
         self._troubled = self.run.members.select(("_state",), lambda d: d.state != "running")
         self._has_last_row = False
-        """A short run may have hardly another one."""
+        """The last row is written: a short run may have hardly another one."""
         self._pace = Pace(RATE_S)
 
     def due_at(self) -> float:
@@ -121,12 +121,12 @@ class StatusReport:
             self.run.context.do(AddMetric(RUN, self.progress.steps, self._row(run), is_last))
 
     def _is_done(self) -> bool:
-        """Whether it has trained, and no step will follow."""
+        """Whether the run has trained, and no step will follow."""
         end = self.run.shutdown
         return end is not None and end.is_shutting_down() and self.run.released_at is not None
 
     def _row(self, run: Json) -> Json:
-        """A row of the run's time series (`runs/series.py`), taken from what `status` shows."""
+        """A row of the run's time series (`records/series.py`), taken from what `status` shows."""
         workers = self.run.members.of_role("worker")
         return {
             "samples": run["samples"],
@@ -191,18 +191,18 @@ class StatusReport:
         """
         reports = [daemon.metrics for daemon in self.run.members.daemons.values()]
         found: Json = {}
-        for said in [*reports, *(report.get("settings") for report in reports)]:
+        for reported in [*reports, *(report.get("settings") for report in reports)]:
             for key in ("lr", "inner_lr"):
-                value = values.number(said.get(key)) if isinstance(said, dict) else None
+                value = values.number(reported.get(key)) if isinstance(reported, dict) else None
                 if value is not None:
                     found.setdefault(key, value)
         return found
 
     def _noise_scale(self) -> float | None:
-        """In samples; None until all servers have measured their parts."""
+        """The gradient noise scale in samples; None until all servers have measured their parts."""
         servers = self.run.members.of_role("server")
-        said = [server.metrics.get("method") for server in servers]
-        parts = [of.get("noise_parts") if isinstance(of, dict) else None for of in said]
+        reported = [server.metrics.get("method") for server in servers]
+        parts = [of.get("noise_parts") if isinstance(of, dict) else None for of in reported]
         known = [(part[0], part[1]) for part in parts if isinstance(part, list)]
         return noise_scale(known) if len(known) == len(parts) else None
 

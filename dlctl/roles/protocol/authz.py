@@ -112,14 +112,14 @@ class Authz:
         self.context.do(Admit(names))
 
 
-def guests_in(data: bytes) -> dict[str, str]:
-    """Public key -> name, as `Guests` carries it. Raises RemoteProtocolError."""
+def allowed_peers_in(data: bytes) -> dict[str, str]:
+    """Public key -> name, as `AllowedPeers` carries it. Raises RemoteProtocolError."""
     try:
         names = json.loads(data)
     except (ValueError, RecursionError):
         names = None
     if type(names) is not dict or not all(type(name) is str for name in names.values()):
-        raise RemoteProtocolError("it is not a list of guests")
+        raise RemoteProtocolError("it is not a table of allowed peers")
     return names
 
 

@@ -9,10 +9,10 @@ from dlctl.errors import DlctlError
 from dlctl.roles.protocol.retry import Retries
 from dlctl.util.names import COORDINATOR as COORDINATOR
 from dlctl.wire.machine import Effect, Note, Send
-from dlctl.wire.messages import Failed, Message, Register
+from dlctl.wire.messages import Failed, Message
 
 REPORT_S = 1.0
-"""Between two reports of a daemon."""
+"""Interval between two reports (heartbeats) of a daemon."""
 EXIT_FENCED = 75
 """The process found that another one has replaced it."""
 EXIT_POISONED = 79
@@ -21,8 +21,6 @@ codes of commands, such as 77 (`dlctl.errors`), since people read both; `dlctl.t
 """
 EXIT_RESTART = 76
 """The coordinator requests its restart; its run continues meanwhile."""
-Birth = Register
-"""A daemon's identity, known when it starts; it registers with that."""
 
 
 class Context:
@@ -63,6 +61,6 @@ class Context:
         self._effects.append(Note(level, text, fields))
 
     def clear(self) -> list[Effect]:
-        """The effects of this event, in order."""
+        """Take the effects of this event, in order."""
         effects, self._effects = self._effects, []
         return effects

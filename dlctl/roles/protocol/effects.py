@@ -101,7 +101,7 @@ class LoadArrays(Effect):
     lo: int = 0
     hi: int = 0
     tables: tuple[SavedTable, ...] = ()
-    """Loaded as "table.<name>"."""
+    """The tables to load; their arrays are named "table.<name>"."""
 
 
 @record
@@ -132,8 +132,9 @@ class ModelBuilt(Event):
     averaged: Array
     """float64[n], initial values of the averaged buffers."""
     mark: Array | None = None
-    """If the replicas of this host share the model: uint8[1], shared as well, not a copy. Nonzero:
-    the shared model is a model of the run."""
+    """uint8[1], shared like the model if the replicas of this host share it, not a copy. Nonzero:
+    the shared model is a model of the run.
+    """
 
 
 @record
@@ -187,10 +188,9 @@ class Compute(Effect):
     stop: int
     number: int
     own_lr: float | None = None
-    """If it is usable, the replica's own optimiser makes a step along it with this learning rate.
-    """
+    """The learning rate with which the replica's own optimiser steps along a usable gradient."""
     gather: bool = True
-    """Return the gradient."""
+    """Whether the gradient is to be returned."""
     norm_max: float = sys.float_info.max
     """A gradient with a larger Euclidean norm is unusable."""
     count: int = 1
@@ -199,9 +199,9 @@ class Compute(Effect):
     step_samples: int = 0
     """Maximum samples per batch, by which the portion is divided; 0: as in the job file."""
     shard: int = -1
-    """Of the stream, or the client; -1: the dataset has neither."""
+    """The number of the stream's shard, or of the client; -1: the dataset has neither."""
     pull: Pull | None = None
-    """Added to the gradient before the own step."""
+    """A pull that is added to the gradient before the own step."""
     fresh: bool = False
     """The replica's own optimiser resets its state before the first of these batches."""
     rows: Array | None = None
@@ -218,9 +218,9 @@ class FailedSample(NamedTuple):
     """A sample that could not be loaded."""
 
     number: int
-    """Of the batch, which was computed without it."""
+    """The number of the batch, which was computed without this sample."""
     sample: int
-    """In the dataset."""
+    """The index of the sample in the dataset."""
     error: str
     detail: str
 
@@ -235,12 +235,13 @@ class Computed(Event):
     norm: float
     """Euclidean, of the gradient; not finite if an element or the sum of their squares is not."""
     is_usable: bool
-    """See `Compute`; of several batches, whether the last computed one is usable."""
+    """Whether the gradient is usable (`Compute`); of several batches, the last computed one's."""
     before: tuple[float, ...] = ()
     """The losses of the batches before it, all usable."""
     is_skipped: bool = False
-    """It is unusable because the scale of the loss was too large (float16), or because none of its
-    samples could be loaded: no fault of the replica."""
+    """The gradient is unusable because the scale of the loss was too large (float16), or because
+    none of its samples could be loaded: no fault of the replica.
+    """
     metrics: tuple[Mapping[str, float], ...] = ()
     """Further metrics of the task's loss, per usable batch; (): none."""
     failed: tuple[FailedSample, ...] = ()
@@ -253,7 +254,7 @@ class Computed(Event):
 
     @classmethod
     def of_nothing(cls, averaged: Array) -> Computed:
-        """For a shard of the stream that had ended before."""
+        """The result for a shard of the stream that had ended before."""
         return cls(
             math.nan, None, averaged, math.nan, is_usable=False, is_skipped=True, ended_after=0
         )
@@ -293,7 +294,7 @@ class RowsWanted(Event):
     """The task's `evaluate`, which is running, waits for these rows; answered by `BringRows`."""
 
     rows: Array
-    """As in `RowsNamed`, at least one."""
+    """int64[n], the rows as in `RowsNamed`, at least one."""
 
 
 @record
@@ -328,7 +329,7 @@ class RunEngine(Effect):
     op: str
     arrays: tuple[Array, ...]
     shapes: tuple[tuple[int, ...], ...] | None = None
-    """Of what it has to return."""
+    """The shapes of the arrays that the operation has to return; None: they are not checked."""
 
 
 @record
@@ -366,7 +367,7 @@ class OpenStore(Effect):
 class StoreOpened(Event):
     generation: int
     address: str
-    """host:port."""
+    """The address of the rendezvous, "host:port"."""
 
 
 @record
@@ -381,7 +382,7 @@ class JoinGroup(Effect):
     size: int
     store: str
     timeout_s: float
-    """Of joining, and of every sum once all members have reached it."""
+    """The limit for joining, and for every sum once all members have reached it."""
 
 
 @record
@@ -405,7 +406,7 @@ class Reduce(Effect):
     joins: bool
     """This member has taken part in no sum yet."""
     is_behind: bool
-    """It has joined, but has not received the model: it is no source of it yet."""
+    """This member has joined, but has not received the model: it is no source of it yet."""
     slot: int
     beside: float = 0.0
     dtype: str = "float32"
@@ -419,7 +420,7 @@ class Reduced(Event):
 
     generation: int
     number: int
-    """Of the sum: 1, 2, 3 ... over all generations."""
+    """The number of the sum: 1, 2, 3 ... over all generations of the group."""
     vector: Array
     """float32[d], the sum of weight * vector of the members at the newest step; read-only."""
     weight: float
@@ -439,9 +440,9 @@ class Reduced(Event):
 class GroupJoined(Event):
     generation: int
     number: int
-    """Of the newest committed sum."""
+    """The number of the newest committed sum."""
     result: Reduced | None
-    """Of that sum, if it was not delivered to this member yet."""
+    """The result of the newest committed sum, if it was not delivered to this member yet."""
 
 
 @record
@@ -459,7 +460,7 @@ class GroupFailed(Event):
     generation: int
     reason: str
     why: str = ""
-    """See `GroupBroken`."""
+    """The cause of the failure (`GroupBroken`)."""
 
 
 @record
@@ -491,7 +492,7 @@ class EvaluationRun(Event):
     text: str = ""
     """What the task's `finish` printed and returned."""
     error: str = ""
-    """What it raised."""
+    """What the evaluation raised; "": nothing."""
 
 
 @record

@@ -27,7 +27,7 @@ from dlctl.wire.messages import FileData, ReadFile
 CHECKPOINTS, LOGS, ACKS, FROZEN = "ckpt", "logs", "acks", frozen.FOLDER
 """Folders of a run directory."""
 BYTES_MAX = 1 << 20
-"""In one answer."""
+"""The largest piece of a file in one answer."""
 NOT_THERE = "there is no such file"
 """The error of an answer if the file does not exist."""
 
@@ -89,11 +89,11 @@ class WantedFile:
 
     file: str
     nbytes: int | None = None
-    """None: unknown, all of it."""
+    """The bytes of the file; None: unknown, fetch all of it."""
     sha256: str = ""
     """"": the file verifies itself by its content."""
     ranges: tuple[tuple[int, int], ...] = ()
-    """Only these byte ranges, in order, of a file of known size; (): all of it."""
+    """The byte ranges to fetch, in order, of a file of known size; (): all of it."""
 
 
 @record
@@ -138,7 +138,7 @@ class FileSealed(Event):
 
     file: str
     error: str
-    """"" on success."""
+    """Why the file was not sealed; "" on success."""
 
 
 @record
@@ -199,7 +199,7 @@ PIECE_BYTES_FIRST, PIECE_BYTES_MIN = 64 * 1024, 16 * 1024
 QUICK_S, SLOW_S = 0.25, 1.0
 """A piece that arrives faster is followed by larger ones, a slower one by smaller ones."""
 Done = Callable[[str, float], None]
-"""Called with ("" or the error, now)."""
+"""A callback with (the error or "", now)."""
 Progress = Callable[[float], None]
 """Called with the current time when bytes have arrived, or have been read to verify them."""
 
@@ -232,7 +232,7 @@ class Transfers:
         self.context = context
         self._in_flight: dict[str, _Transfer] = {}
         self._piece_bytes: dict[str, int] = {}
-        """By peer."""
+        """Peer -> the bytes that the next request asks of it."""
         self._numbers = RequestNumbers()
 
     def fetch(
@@ -246,7 +246,7 @@ class Transfers:
         """Fetch a file from `peer`; `done` is called once, unless it is cancelled."""
         self.cancel(wanted.file)
         progress = progress or (lambda now: None)
-        # The first piece of a file of unknown size tells it.
+        # The first piece of a file of unknown size has it.
         whole = (0, PIECE_BYTES_MIN if wanted.nbytes is None else wanted.nbytes)
         left = [(lo, hi) for lo, hi in wanted.ranges or (whole,) if lo < hi]
         transfer = _Transfer(peer, wanted, done, progress, wanted.nbytes, left)

@@ -10,7 +10,7 @@ import hashlib
 
 
 class Keyring:
-    """As it is, without keys: for connections that only this user can reach, unix sockets in a
+    """A keyring without keys: for connections that only this user can reach, unix sockets in a
     directory of mode 0700.
     """
 

@@ -31,7 +31,7 @@ class LiveValues:
         self._apply(settings | self._set)
 
     def move(self, key: str, place: Place) -> None:
-        """From now on the setting is there."""
+        """From now on the value of this live setting is in `place`."""
         self._places[key] = place
         if key in self._set:
             setattr(*place, self._set[key])

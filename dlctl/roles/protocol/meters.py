@@ -12,11 +12,11 @@ LATENCIES_KEPT = 512
 RATE_S = 1.0
 """The window over which the rates of a daemon are measured."""
 RATE_S_MIN = 0.5
-"""Over less time a rate would be noise."""
+"""The shortest time over which a rate is measured: over less it would be noise."""
 
 
 def median(values: Iterable[float]) -> float:
-    """The upper median; 0 of nothing."""
+    """The upper median of these values; 0 if there are none."""
     ordered = sorted(values)
     return ordered[len(ordered) // 2] if ordered else 0.0
 

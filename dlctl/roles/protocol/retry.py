@@ -22,8 +22,9 @@ from dlctl.wire.machine import Send
 from dlctl.wire.messages import Message, PeerRequest, ReadFile, Register
 
 APART = (PeerRequest, ReadFile, Register)
-"""They are answered between two steps, or once a disk has done something: their round trips are
-measured apart from those of all other messages."""
+"""Messages that are answered between two steps, or once a disk has done something: their round
+trips are measured apart from those of all other messages.
+"""
 BACKOFF_MAX = 4
 PUT_OFF = 8
 """Multiple of `resend_s` for a message that the peer has, but cannot answer yet."""
@@ -34,7 +35,7 @@ BYTES_PER_S_FIRST = 1e6
 MEASURED_BYTES_MIN = 64 * 1024
 """Messages from this size on measure the throughput of a link, smaller ones its latency."""
 PATIENCE = 4
-"""Multiple of the expected time."""
+"""A resend follows after this multiple of the expected round trip."""
 AWAY_S = 3.0
 """A resend that is overdue by more means that this process itself was paused (SIGSTOP), so the
 measured time to the answer is not the peer's."""
@@ -44,7 +45,7 @@ measured time to the answer is not the peer's."""
 class _Item:
     key: Hashable
     place: int
-    """In the order of the first copies."""
+    """The position in the order of the first copies."""
     peer: str
     message: Message
     nbytes: int
@@ -72,7 +73,7 @@ class Retries:
         self._deadlines = Deadlines()
         self._places = count()
         self._round_trip_s: dict[type[Message], float] = {}
-        """By `_Item.kind`."""
+        """Kind of a message (`_Item.kind`) -> its expected round trip."""
         self._bytes_per_s: dict[str, float] = {}
         """Peer -> measured throughput, which may fall at once, but at most doubles."""
         self.on_repeat: Callable[[Hashable, int, float], None] = lambda key, nbytes, now: None

@@ -11,7 +11,7 @@ from dlctl.wire.messages import Array
 
 
 def packed(rows: Iterable[tuple[int, ...]]) -> Array:
-    """int64[width n], in order."""
+    """int64[width n]: the rows one after the other."""
     return np.array(sorted(rows), np.int64).reshape(-1)
 
 

@@ -11,7 +11,7 @@ SILENT_S_MAX = 600.0
 GONE_S_MAX = 60.0
 """After the exit of the coordinator and the agent was observed: time for a restart."""
 LAST_CHANCE_S = 5.0
-"""To read messages that arrived meanwhile: this process may have been paused (SIGSTOP)."""
+"""Time to read messages that arrived meanwhile: this process may have been paused (SIGSTOP)."""
 
 
 class Watchdog:
@@ -24,7 +24,7 @@ class Watchdog:
         self._until, self._is_last_chance = now + SILENT_S_MAX, False
 
     def lost(self, now: float) -> None:
-        """Both coordinator and agent have exited."""
+        """Start the countdown: both coordinator and agent have exited."""
         self._until = min(self._until or now + GONE_S_MAX, now + GONE_S_MAX)
 
     def deadline(self) -> float | None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections import Counter
 
 from dlctl.roles.protocol.context import Context
-from dlctl.wire.machine import Hush
+from dlctl.wire.machine import Mute
 
 USELESS_MAX, WINDOW_S = 1000, 10.0
 """Useless messages of one key that are tolerated in a window of this length."""
-HUSH_S = 2.0
+MUTE_S = 2.0
 
 
 class AbuseGuard:
@@ -33,7 +33,7 @@ class AbuseGuard:
             self._ends_at = now + WINDOW_S
         self._useless[identity] += 1
         if self._useless[identity] >= USELESS_MAX:
-            self.context.do(Hush(identity, HUSH_S))
+            self.context.do(Mute(identity, MUTE_S))
         if self._useless[identity] == USELESS_MAX:
             text = f"{identity} sends too many duplicates: its messages are discarded at times"
             self.context.note("warning", text)

@@ -34,7 +34,7 @@ class _Row(NamedTuple):
     samples: int
     values: Array
     number: int
-    """Of this push, among all."""
+    """The number of this push among all pushes of buffers."""
 
 
 class AveragedBuffers:

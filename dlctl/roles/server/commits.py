@@ -10,11 +10,11 @@ is one rule:
 So an ack leaves behind its commit, and so does the answer to a duplicate of a push whose commit is
 under way. An answer to a fetch shows the shard as it was when it was read, at a version that no
 power loss undoes: its values are copied, because the shard goes on. The coordinator and the lead
-never hear of a version, a held push or a sum that a power loss undoes. What is no message does not
+never receive a version, a held push or a sum that a power loss undoes. What is no message does not
 wait: the log, and the copy of a checkpoint, which counts from when it is reported as saved.
 
-One message passes by all others: a report that repeats the last one, and tells that the disk is
-slow. Otherwise a server that waits for its disk would be taken for dead.
+One message overtakes all others: a report that repeats the last one, and says that the disk is
+slow. Without that heartbeat a server that waits for its disk would be considered dead.
 
 Other storages have no commits under way: then all of this costs a comparison.
 """
@@ -33,9 +33,9 @@ from dlctl.wire.machine import Effect, Event, Exit, Peer, Send
 from dlctl.wire.messages import Buffers, Message, Parameters, Report, SparseParameters
 
 WAITS_FOR_DISK = "waiting for its disk"
-"""The phase in such a report."""
+"""The phase in a report of a server that waits for its disk."""
 ANSWERS_MAX = 8
-"""Per peer, answers with values that wait here. It has no use for more at once, and asks again."""
+"""Answers with values that wait here, per peer, which has no use for more, and asks again."""
 _ANSWERS = (Parameters, SparseParameters, Buffers)
 
 
@@ -44,7 +44,7 @@ class Commit(Effect):
     """Perform this write, after those of all earlier commits; answered by `Committed`."""
 
     number: int
-    """1, 2, 3 ... of this process."""
+    """The number of the commit in this process: 1, 2, 3 ..."""
     write: LogWrite
 
 
@@ -62,7 +62,7 @@ class Commits:
         """Numbers of commits: the newest one, the newest durable one, the newest one whose effect
         has passed `hold`."""
         self._begun_at: deque[tuple[int, float]] = deque()
-        """Of the commits under way: number and time."""
+        """(number, time of the begin) of each commit that is under way."""
         self._held: deque[tuple[int, Effect]] = deque()
         """What waits, and the commit that it waits for, in order."""
         self._answers: dict[Peer, set[tuple[str, int]]] = {}

@@ -5,8 +5,8 @@ expects. It accepts only that number: an older one is a duplicate (acknowledged 
 again), a newer one means that a push was lost in flight (nothing is applied, the worker resends).
 An older term belongs to a process that has been replaced: it is fenced.
 
-The fate of a number that was not applied is stored for as long as its push may be resent: if the
-ack was lost, the worker gets that fate again, and not an ack as if the push were in the shard.
+The outcome of a push that was not applied is stored for as long as it may be resent: if the
+ack was lost, the worker gets that outcome again, and not an ack as if the push were in the shard.
 
 A push held by a barrier is accepted, but is only in this server's memory. So the state that is
 stored with the shard (`to_json`) ends before the lowest held push, which is new to the next server.
@@ -29,8 +29,8 @@ HELD_REACH = 4
 """Numbers accepted from a held one on; all methods that hold pushes wait sooner."""
 NEW = "new"
 UNKNOWN = "unknown"
-_FATES = (DUPLICATE, LATE, REFUSED)
-_ALL_FATES = 4**REACH - 1
+_DROPPED = (DUPLICATE, LATE, REFUSED)
+_ALL_OUTCOMES = 4**REACH - 1
 
 
 @dataclass(slots=True)
@@ -39,27 +39,27 @@ class _Slot:
     term: int
     next_seq: int = 0
     held: set[int] = field(default_factory=set)
-    """Accepted and not settled."""
+    """Numbers of pushes that are accepted and not settled."""
     ahead: set[int] = field(default_factory=set)
     """Beyond `next_seq`, and settled by a server that held a lower one when it died."""
     dropped: int = 0
     """The newest number that was not applied, if there is one."""
-    fates: int = 0
+    outcomes: int = 0
     """Two bits for `dropped` and for each number before it, lowest bits first: an index into
-    `_FATES`."""
+    `_DROPPED`."""
     row: list[int] = field(default_factory=list)
-    """As in `to_json`; empty after a change."""
+    """The slot's row as in `to_json`; empty after a change."""
 
     def drop(self, seq: int, outcome: str) -> None:
         if seq > self.dropped:
-            self.fates = self.fates << 2 * min(seq - self.dropped, REACH) & _ALL_FATES
+            self.outcomes = self.outcomes << 2 * min(seq - self.dropped, REACH) & _ALL_OUTCOMES
             self.dropped = seq
         if seq > self.dropped - REACH:
-            self.fates |= _FATES.index(outcome) << 2 * (self.dropped - seq)
+            self.outcomes |= _DROPPED.index(outcome) << 2 * (self.dropped - seq)
 
-    def fate(self, seq: int) -> str:
+    def outcome_of(self, seq: int) -> str:
         behind = self.dropped - seq
-        return _FATES[self.fates >> 2 * behind & 3] if 0 <= behind < REACH else DUPLICATE
+        return _DROPPED[self.outcomes >> 2 * behind & 3] if 0 <= behind < REACH else DUPLICATE
 
 
 _NOBODY = _Slot(slot=-1, term=-1)
@@ -69,7 +69,7 @@ _NOBODY = _Slot(slot=-1, term=-1)
 class Dedup:
     def __init__(self) -> None:
         self._slots: dict[int, _Slot] = {}
-        """In ascending order."""
+        """Slot -> which of its pushes were received, in ascending order."""
         self._past: deque[list[int]] = deque(maxlen=PAST_KEPT)
         """Rows of replaced terms, whose pushes are not accepted any more."""
 
@@ -93,7 +93,7 @@ class Dedup:
         return term < self._of(slot).term
 
     def next_seq(self, slot: int) -> int:
-        """The number expected next."""
+        """The sequence number that the shard expects next from a slot."""
         return self._of(slot).next_seq
 
     def settled(self, slot: int) -> int:
@@ -136,10 +136,10 @@ class Dedup:
         if outcome not in (APPLIED, BUFFERED):
             known.drop(seq, outcome)
 
-    def fate(self, push: Push) -> str:
+    def outcome_of(self, push: Push) -> str:
         """The outcome of a push that was judged DUPLICATE; DUPLICATE if it is in the shard."""
         known = self._slots[push.slot]
-        return HELD if push.seq in known.held else known.fate(push.seq)
+        return HELD if push.seq in known.held else known.outcome_of(push.seq)
 
     def to_json(self) -> list[list[int]]:
         """[[slot, term, next_seq, settled beyond it ...], ...], without held pushes.
@@ -151,12 +151,12 @@ class Dedup:
             known.row = known.row or _row(known)
         return [*self._past, *[known.row for known in self._slots.values()]]
 
-    def fates(self) -> list[list[int]]:
-        """[[slot, newest number that was not applied, fates of it and of those before], ...]"""
+    def outcomes(self) -> list[list[int]]:
+        """[[slot, newest number that was not applied, outcomes of it and of those before], ...]"""
         slots = self._slots.values()
-        return [[known.slot, known.dropped, known.fates] for known in slots if known.fates]
+        return [[known.slot, known.dropped, known.outcomes] for known in slots if known.outcomes]
 
-    def load(self, rows: list[list[int]], fates: list[list[int]]) -> None:
+    def load(self, rows: list[list[int]], outcomes: list[list[int]]) -> None:
         """Resume the state of another server of this shard."""
         newest = {row[0]: row for row in rows}
         self._past.extend(row for row in rows if row is not newest[row[0]])
@@ -164,8 +164,8 @@ class Dedup:
             slot: _Slot(slot, term, next_seq, ahead=set(ahead))
             for slot, term, next_seq, *ahead in sorted(newest.values())
         }
-        for slot, dropped, mask in fates:
-            self._slots[slot].dropped, self._slots[slot].fates = dropped, mask
+        for slot, dropped, mask in outcomes:
+            self._slots[slot].dropped, self._slots[slot].outcomes = dropped, mask
 
     def remember(self, rows: list[list[int]]) -> None:
         """Add rows of earlier terms from a checkpoint: none of them will return."""

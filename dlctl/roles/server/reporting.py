@@ -23,7 +23,7 @@ class Reporting:
         self._sent: dict[str, Any] = {}
         """The reported states, by their keys in `Retries`."""
         self._number = 0
-        """Of changes of a state."""
+        """The number of the newest change of a reported state."""
 
     def report_changes(self, now: float) -> None:
         states = self._states()
@@ -40,7 +40,8 @@ class Reporting:
         if serving.is_open and serving.side.asks_lead:
             # The step shows the coordinator that a decision was executed.
             states["holding"] = serving.shard.version, serving.side.held()
-        if serving.is_open and serving.shard.shares_norm and (part := serving.side.norm_part()):
+        norm = serving.side.shared_norm if serving.is_open else None
+        if norm is not None and (part := norm.part()):
             states["norm"] = part
         return states
 
@@ -52,7 +53,7 @@ class Reporting:
         return m.Holding(*of, self._number, clock, packed(pushes))
 
     def on_decided(self, message: m.Decided) -> None:
-        """Raises RemoteProtocolError."""
+        """Execute a decision of the lead. Raises RemoteProtocolError."""
         if self.serving.is_open:
             used, gone = (
                 frozenset((slot, term) for slot, term in rows_in(numbers, 2))
@@ -62,6 +63,6 @@ class Reporting:
             self.serving.parameters.settle(outcomes)
 
     def on_total(self, message: m.NormTotal) -> None:
-        if self.serving.is_open:
-            outcomes = self.serving.side.norm_known(message.clock, message.squared)
-            self.serving.parameters.settle(outcomes)
+        norm = self.serving.side.shared_norm
+        if self.serving.is_open and norm is not None:
+            self.serving.parameters.settle(norm.hear(message.clock, message.squared))

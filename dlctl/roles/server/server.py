@@ -29,8 +29,8 @@ from dlctl.model.flat import AVERAGED, Layout
 from dlctl.optim import grouped
 from dlctl.optim.averaged import Averaged
 from dlctl.optim.base import Optimizer
-from dlctl.roles.protocol.authz import Authz, guests_in
-from dlctl.roles.protocol.context import COORDINATOR, EXIT_FENCED, REPORT_S, Birth, Context
+from dlctl.roles.protocol.authz import Authz, allowed_peers_in
+from dlctl.roles.protocol.context import COORDINATOR, EXIT_FENCED, REPORT_S, Context
 from dlctl.roles.protocol.effects import (
     ArraysLoaded,
     ArraysSaved,
@@ -66,16 +66,17 @@ from dlctl.wire.machine import (
     Started,
     StopRequested,
 )
+from dlctl.wire.messages import Register
 
 SLOW_COMMIT_S = 1.0
 """A commit that takes longer is reported."""
 LOOK_S = 2.0
-"""Between two attempts to open a shard for which the disk has no space."""
+"""Interval between two attempts to open a shard for which the disk has no space."""
 
 
 @dataclass(eq=False)
 class Server:
-    birth: Birth
+    registration: Register
     job: JobFile
     address: str
     algorithm: Method
@@ -93,23 +94,23 @@ class Server:
         self.commits = Commits(self.context)
         self.lr = self.job.optimizer.options.get("lr")
         """The learning rate, as long as there is no shard that has it."""
-        self.live = LiveValues(self.context, self.birth.name, {"lr": (self, "lr")})
+        self.live = LiveValues(self.context, self.registration.name, {"lr": (self, "lr")})
         self.authz = Authz(self.context)
         self._waste = AbuseGuard(self.context)
-        self._guest_list = 0
+        self._allowed_number = 0
         self.serving: ShardProtocol | None = None
         self._welcome: m.Welcome | None = None
         self._reporting: Reporting | None = None
-        self._saving = Saving(self.context, self.birth.name)
+        self._saving = Saving(self.context, self.registration.name)
         self._lifeline = Watchdog()
         self._gathering = Restoring(self.context)
         self._restoring = False
         self._scale: tuple[float, ...] = ()
-        """Of the learning rate, as last received from the coordinator."""
+        """The factors of the learning rate, as last received from the coordinator."""
         self._waits: m.Assign | None = None
         """The server waits for disk space for its stored shard."""
         self._look_at: float | None = None
-        """When it looks for space again."""
+        """When the server looks for space again."""
         self._report_at = 0.0
         self._reported: dict[str, Any] = {}
         """The metrics of the last report that has left."""
@@ -162,7 +163,7 @@ class Server:
                 self._lifeline.lost(now)
             case Started():
                 self._lifeline.heard(now)
-                self.context.ask("register", COORDINATOR, self.birth, now)
+                self.context.ask("register", COORDINATOR, self.registration, now)
             case StopRequested():
                 self._leaving = event
 
@@ -184,7 +185,7 @@ class Server:
                 self.authz.check(identity, message)
             self._dispatch(peer, message, identity, now)
         except Diverged as error:
-            self.context.do(Exit(1, self.context.fail(self.birth.name, error)))
+            self.context.do(Exit(1, self.context.fail(self.registration.name, error)))
         except RemoteProtocolError as error:
             what = f"{type(message).__name__} from {identity or repr(peer):.40}"
             self.context.note("warning", f"refused {what}: {error.message}")
@@ -207,16 +208,18 @@ class Server:
         handler = self._FROM_COORDINATOR.get(type(message))
         if handler is None or peer != COORDINATOR:
             # A peer that connects to a server may send only what workers send.
-            raise RemoteProtocolError("it has no business here")
+            raise RemoteProtocolError("only workers' messages are taken here")
         self._lifeline.heard(now)
         handler(self, message, now)
 
-    def _on_guests(self, message: m.Guests, now: float) -> None:
-        """Take a list of guests; a stale one is ignored."""
-        if message.number >= self._guest_list:
-            self._guest_list = message.number
-            self.authz.admit(guests_in(message.names))
-        self.context.send(COORDINATOR, m.Noted(self.birth.name, "guests", message.number))
+    def _on_allowed_peers(self, message: m.AllowedPeers, now: float) -> None:
+        """Take the table of allowed peers; a stale one is ignored."""
+        if message.number >= self._allowed_number:
+            self._allowed_number = message.number
+            self.authz.admit(allowed_peers_in(message.names))
+        self.context.send(
+            COORDINATOR, m.Noted(self.registration.name, "allowed_peers", message.number)
+        )
 
     # ------------------------------------------------------------ joining the run
 
@@ -226,7 +229,7 @@ class Server:
             self.live.begin(message.settings)
 
     def _on_assign(self, message: m.Assign, now: float) -> None:
-        """It is resent until it is answered."""
+        """Open or create the assigned shard. The assignment is resent until it is answered."""
         if self._welcome is None:
             return
         self._look_at = None
@@ -250,7 +253,9 @@ class Server:
         """Open the shard, new or as stored. Raises DlctlError if that is impossible."""
         declared = self.algorithm.shape.tables_of(self.options)
         tables = [self._open(message, welcome, *each) for each in enumerate(declared)]
-        serving = ShardProtocol(self.context, self.birth.run_id, welcome.token, message, tables)
+        serving = ShardProtocol(
+            self.context, self.registration.run_id, welcome.token, message, tables
+        )
         if message.keep:
             serving.resume()
             version = serving.shard.version
@@ -267,7 +272,7 @@ class Server:
         lo, hi = table.bounds(layout, servers.count, index) if number else (message.lo, message.hi)
         # The most workers that `dlctl scale` accepts, whatever the job says.
         spec = Spec(
-            self.birth.run_id, index, lo, hi, optimizer.slots, workers=COUNT_MAX,
+            self.registration.run_id, index, lo, hi, optimizer.slots, workers=COUNT_MAX,
             table=table.name if number else "", dtype=table.dtype,
             averaged=0 if index or number else layout.size(AVERAGED),
         )  # fmt: skip
@@ -277,10 +282,11 @@ class Server:
                 shard.follow(factor)
             gradient = self.job.gradient
             shard.clip_norm = gradient.clip_norm if gradient.clip == "global" else 0.0
-            shard.shares_norm = shard.clip_norm > 0 and servers.count > 1
         side = side_of(table, self.algorithm, self.options, shard)
         side.lo = lo
         side.measures_noise = not number and takes_gradients
+        if side.shared_norm is not None:
+            side.shared_norm.is_needed = shard.clip_norm > 0 and servers.count > 1
         return TableShard(
             context=self.context, commits=self.commits, declared=table, table=number, index=index,
             term=welcome.term, lo=lo, hi=hi, shard=shard, side=side,
@@ -317,7 +323,7 @@ class Server:
         # The shard cannot move: another place would not have its state.
         hint = "free some space there; the server keeps retrying" if waits else None
         is_fatal = not (waits or isinstance(error, StateHeld))
-        words = self.context.fail(self.birth.name, error, hint, is_fatal=is_fatal)
+        words = self.context.fail(self.registration.name, error, hint, is_fatal=is_fatal)
         if not waits:
             self.context.do(Exit(1, words))
 
@@ -357,7 +363,7 @@ class Server:
 
     def _answer_assign(self) -> None:
         assert self.serving is not None
-        serving = m.Serving(self.birth.name, self.address, self.serving.initialised)
+        serving = m.Serving(self.registration.name, self.address, self.serving.initialised)
         self.context.send(COORDINATOR, serving)
 
     # ------------------------------------------------------------ from the coordinator
@@ -403,7 +409,9 @@ class Server:
             arrays[f"table.{table.declared.name}"] = table.shard.w.copy()
         if serving.buffers is not None:
             arrays["averaged"] = serving.buffers.average().copy()
-        self._saving.begin(message, saved_file(self.birth.name), arrays, self._state(serving))
+        self._saving.begin(
+            message, saved_file(self.registration.name), arrays, self._state(serving)
+        )
 
     def _state(self, serving: ShardProtocol) -> dict[str, Any]:
         tables = {table.declared.name: table.state() for table in serving.tables[1:]}
@@ -446,7 +454,8 @@ class Server:
             what = f"holding step {table.shard.version}{of}"
             if slots := sorted(table.side.waits_for()):
                 return what, ", ".join(f"worker-{slot}" for slot in slots)
-            if table.side.held() or table.side.norm_part():
+            norm = table.side.shared_norm
+            if table.side.held() or (norm is not None and norm.part()):
                 return what, COORDINATOR
         return "serving", ""
 
@@ -459,13 +468,15 @@ class Server:
             return
         metrics = self.serving.metrics(now) if self.serving else {}
         metrics["settings"] = self.live.values()
-        report = m.Report(self.birth.name, self.birth.incarnation, *self.phase(), metrics)
+        report = m.Report(
+            self.registration.name, self.registration.incarnation, *self.phase(), metrics
+        )
         self.context.send(COORDINATOR, report)
 
     def _report_slow_disk(self, now: float) -> None:
-        """Tell nothing but that, and since when: the rest is not durable."""
+        """Report only that the disk is slow, and since when: the rest is not durable."""
         wait = {"commits": self.commits.under_way, "commit_wait_s": self.commits.waits_s(now)}
-        of = (self.birth.name, self.birth.incarnation, WAITS_FOR_DISK, "")
+        of = (self.registration.name, self.registration.incarnation, WAITS_FOR_DISK, "")
         self.context.send(COORDINATOR, m.Report(*of, {**self._reported, **wait}))
 
     _FROM_COORDINATOR: ClassVar[dict[type, Callable[[Any, Any, float], None]]] = {
@@ -473,7 +484,7 @@ class Server:
         m.Assign: _on_assign,
         m.Heard: lambda self, message, now: None,
         m.Members: _on_members,
-        m.Guests: _on_guests,
+        m.AllowedPeers: _on_allowed_peers,
         m.VectorOp: _on_vector_op,
         m.Decided: lambda self, message, now: (
             self._reporting and self._reporting.on_decided(message)

@@ -35,7 +35,7 @@ class ShardProtocol:
     key: bytes
     assigned: m.Assign
     tables: Sequence[TableShard]
-    """Of the method, the parameters first."""
+    """The shards of all tables of the method, that of the parameters first."""
 
     def __post_init__(self) -> None:
         self.initialised = False
@@ -54,7 +54,8 @@ class ShardProtocol:
         for table in self.tables:
             table.peers, table.rates = self._peers, self.rates
         self.shard, self.side = self.parameters.shard, self.parameters.side
-        """Of the parameters."""
+        """The state of the parameters' shard, and the method's side that decides about its pushes.
+        """
         self.vectors = ShardVectors(self.tables)
 
     def metrics(self, now: float) -> dict[str, Any]:
@@ -206,13 +207,13 @@ class ShardProtocol:
     # ------------------------------------------------------------ pushes and reads
 
     def _table(self, number: int) -> TableShard:
-        """Raises RemoteProtocolError."""
+        """The shard of this table. Raises RemoteProtocolError if the method has no such table."""
         if number >= len(self.tables):
             raise RemoteProtocolError(f"there is no table {number}")
         return self.tables[number]
 
     def on_push(self, peer: Peer, push: m.Push) -> bool:
-        """Returns whether the push was useless."""
+        """Handle a push; returns whether it was useless, such as a duplicate."""
         self.rates.add("push_bytes", push.delta.nbytes)
         table = self._table(push.table)
         if self.last_checkpoint:

@@ -77,7 +77,7 @@ class EarlyApply:
             self._holder = -1
 
     def keep(self, slots: frozenset[int]) -> None:
-        """Drop a begun push of any other worker."""
+        """Drop a begun push of a worker that has none of these slots."""
         if self._holder not in slots:
             self.ends(self._holder)
 
@@ -88,21 +88,21 @@ COUNTED = {
 }  # fmt: skip
 RATES = ("pushes", "push_bytes", "fetch_bytes", *COUNTED.values())
 HELD_FETCHES_MAX = 8
-"""Per worker, reads that wait for a clock or a push. A newer one replaces the oldest."""
+"""Reads of one worker that wait for a clock or a push. A newer one replaces the oldest."""
 
 
 @dataclass(kw_only=True, eq=False)
 class TableShard:
     context: Context
     commits: Commits
-    """Of the server."""
+    """The commits of the server, which are those of all its tables."""
     declared: Table
     table: int
     index: int
     term: int
     lo: int
     hi: int
-    """It holds the elements [lo, hi) of the table."""
+    """This shard holds the elements [lo, hi) of the table."""
     shard: Shard
     side: ShardSide
     compressor_name: str
@@ -112,7 +112,7 @@ class TableShard:
     step_samples: int
     """The most samples of one step of a worker."""
     rows: RowSlice | None = None
-    """Its rows, if it is a table of rows."""
+    """The rows that this shard holds, if the table is one of rows."""
     seed: int = 0
     """The initial values of the rows are derived from it."""
     peers: Mapping[int, Peer] = field(default_factory=dict)
@@ -154,7 +154,7 @@ class TableShard:
                 self.shard.record(
                     {
                         "deliveries": self.dedup.to_json(),
-                        "fates": self.dedup.fates(),
+                        "fates": self.dedup.outcomes(),
                         "side": self.side.state(),
                         "refused": sorted(map(list, self.refused.items())),
                         "op": self.newest_op,
@@ -177,7 +177,7 @@ class TableShard:
         return meta
 
     def state(self) -> Json:
-        """For a checkpoint's manifest."""
+        """The shard's state, for a checkpoint's manifest."""
         return {
             "lo": self.lo,
             "hi": self.hi,
@@ -247,8 +247,8 @@ class TableShard:
             self._take(push)
             return
         self.rates.add(COUNTED[verdict], 1)
-        fate = self.dedup.fate(push) if verdict == m.DUPLICATE else verdict
-        self.ack(peer, push.seq, fate, slot=push.slot)
+        outcome = self.dedup.outcome_of(push) if verdict == m.DUPLICATE else verdict
+        self.ack(peer, push.seq, outcome, slot=push.slot)
 
     def on_push_coming(self, push: m.Push, come: Sequence[int]) -> None:
         """`come` bytes of each array of a push have arrived. What the shard does with them has no
@@ -373,7 +373,7 @@ class TableShard:
             del self._held_fetches[key]
 
     def _check(self, fetch: m.Fetch) -> None:
-        """Raises RemoteProtocolError for what does not exist."""
+        """Raises RemoteProtocolError for a fetch of elements or rows that do not exist."""
         is_range = fetch.lo > 0 or fetch.hi > 0
         if is_range and not fetch.lo < fetch.hi <= self.shard.size:
             raise RemoteProtocolError(f"[{fetch.lo}, {fetch.hi}) of {self.shard.size} elements")
@@ -393,13 +393,13 @@ class TableShard:
     def _answer_fetch(self, peer: Peer, fetch: m.Fetch | m.FetchRows) -> None:
         """Send the changes since the version that the worker has, if they are known here."""
         shard = self.shard
-        told = (self.table, self.side.clock(), shard.samples)
+        state = (self.table, self.side.clock(), shard.samples)
         if isinstance(fetch, m.FetchRows):
             assert self.rows is not None
             values = self.rows.take(shard.w, fetch.rows)
             self.rates.add("fetch_bytes", values.nbytes)
             of = (self.index, self.term, fetch.request, shard.version)
-            self.context.send(peer, m.Parameters(*of, values, False, *told))
+            self.context.send(peer, m.Parameters(*of, values, False, *state))
             return
         shown = None if fetch.exact else self.side.shown(fetch.slot)
         version, seen = shown or (shard.version, self._requested(fetch))
@@ -412,10 +412,10 @@ class TableShard:
             self.rates.add("fetch_bytes", values.nbytes)
             is_present = shown is None and not fetch.hi
             remembered = is_present and shard.history.reaches(shard.version)
-            self.context.send(peer, m.Parameters(*of, values, remembered, *told))
+            self.context.send(peer, m.Parameters(*of, values, remembered, *state))
         else:
             self.rates.add("fetch_bytes", changes.values.nbytes + changes.positions.nbytes)
-            self.context.send(peer, m.SparseParameters(*of, fetch.have_version, *changes, *told))
+            self.context.send(peer, m.SparseParameters(*of, fetch.have_version, *changes, *state))
 
     def _requested(self, fetch: m.Fetch) -> m.Array:
         """The current version: its average, exact, or as workers get it."""

@@ -26,7 +26,7 @@ from dlctl.util import threads
 from dlctl.wire.messages import Array, VectorOp
 
 OPS_MAX = 4096
-"""Per message: the maximum length of a list on the wire."""
+"""Operations in one message: the maximum length of a list on the wire."""
 
 
 class ShardVectors:

@@ -20,14 +20,14 @@ class Accounts:
     """Which samples are in which push."""
     bad_gradients: BadGradients
     pacing: Pacing
-    """Its time: computed, and waited."""
+    """How long this replica has computed, and waited."""
     rates: Rates
     progress: Progress
-    """Of the whole run."""
+    """The progress of the whole run, not of this replica."""
 
     @classmethod
     def opened(cls, links: Links, terms: WorkTerms, side: ReplicaSide) -> Accounts:
-        """Of a replica that has done nothing yet."""
+        """The accounts of a replica that has done nothing yet."""
         return cls(
             Portions(terms.batch_size, terms.lease_ahead_s),
             BadGradients(terms.push_norm_max),

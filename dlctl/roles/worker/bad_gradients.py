@@ -32,7 +32,7 @@ class BadGradients:
 
     @property
     def pushes_in_row(self) -> int:
-        """The maximum over the tables."""
+        """The most refused pushes in a row, over the tables."""
         return max(self._in_row.values(), default=0)
 
     def norm_max(self, own_lr: float | None) -> float:
@@ -43,7 +43,7 @@ class BadGradients:
         return min(self._push_norm_max / (own_lr or 1.0), sys.float_info.max)
 
     def computed(self, step: int, where: str) -> None:
-        """A usable gradient, of the batch `where`."""
+        """Count a usable gradient, of the batch `where`."""
         self.steps_in_row = 0
         self._batches.append((step, where))
 

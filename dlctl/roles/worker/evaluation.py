@@ -52,11 +52,11 @@ class ModelMean:
         return not self._waits_for
 
     def value(self) -> Array:
-        """float32[d]"""
+        """float32[d], the mean of the models."""
         return (self._sum / self.models).astype(np.float32)
 
     def figures(self) -> m.Json:
-        """Their number, and their root mean square distance from it."""
+        """The number of models, and their root mean square distance from the mean."""
         mean = self._sum / self.models
         square = max(0.0, self._squares / self.models - float(np.dot(mean, mean)))
         return {"consensus_distance": math.sqrt(square), "replicas": float(self.models)}
@@ -64,7 +64,7 @@ class ModelMean:
 
 @dataclass(slots=True)
 class RunningEvaluation:
-    """The current one."""
+    """The evaluation that this worker runs now."""
 
     number: int
     fetched: Fetched | None
@@ -92,7 +92,7 @@ class WorkerEvaluations:
         self._of_all = of_all
         self._current: RunningEvaluation | None = None
         self._answer: m.Evaluated | None = None
-        """The last one, in case it was lost."""
+        """The last answer, in case it was lost."""
 
     def on_evaluate(self, message: m.Evaluate, replica: Evaluable, now: float) -> None:
         if self._answer is not None and self._answer.evaluation == message.evaluation:
@@ -117,7 +117,7 @@ class WorkerEvaluations:
         return RunningEvaluation(number, fetched, finish_with)
 
     def on_buffers(self, message: m.Buffers) -> None:
-        """Those of the servers, which were requested."""
+        """Receive the servers' averaged buffers, which were requested."""
         if self._current is not None:
             self._current.buffers = message
 

@@ -29,17 +29,17 @@ class Fetched:
 
     request: int
     clients: Sequence[ShardClient]
-    """Of the shards that have a part of it."""
+    """The clients of the shards that own a part of the fetched elements."""
     clock_min: int
     part: Range | None = None
-    """Of the table; None: all of it."""
+    """The range of the table that is fetched; None: all of it."""
     rows: Array | None = None
-    """Of the tables of rows, instead of a range: int64[n], ascending."""
+    """int64[n], ascending: the rows to fetch from tables of rows, instead of a range."""
     whole: bool = False
     """All exact values, to be read beside the model; else only the changes to place there, rounded
     if the job says so."""
     after_own: bool = False
-    """Including all own pushes so far."""
+    """Whether the values have to include all own pushes so far."""
     average: bool = False
     """The moving average of the parameters; with `whole`."""
     slices: dict[int, Slice] = field(default_factory=dict)
@@ -155,8 +155,8 @@ class Fetcher:
             del self._in_flight[message.request]
 
     def place(self, fetched: Fetched, parameters: Vector, arrival: Arrival) -> None:
-        """Place the received slices in the model, which the next gradients use. `arrival` is told
-        the bounds of every slice, before and after it is placed.
+        """Place the received slices in the model, which the next gradients use. `arrival` gets the
+        bounds of every slice, before and after it is placed.
         """
         for client in fetched.clients:
             arrived = fetched.slices.pop(client.shard, None)

@@ -79,7 +79,7 @@ class ReplicaAtWork(Protocol):
     def on_answer(self, peer: Peer, answer: m.PeerReply, now: float) -> None: ...
 
     def on_event(self, event: Event, now: float) -> None:
-        """One of `OF_GROUP` or `OF_STEPS`."""
+        """Handle an event, one of `OF_GROUP` or `OF_STEPS`."""
         ...
 
     def advance(self, now: float) -> None:
@@ -107,7 +107,7 @@ class ReplicaAtWork(Protocol):
         ...
 
     def metrics(self, now: float) -> dict[str, Any]:
-        """For the worker's report."""
+        """The replica's figures for the worker's report."""
         ...
 
 
@@ -141,7 +141,7 @@ class Evaluable(_Model, Protocol):
 
     @property
     def parked(self) -> bool:
-        """Drained: the method will not be resumed."""
+        """The replica is drained: the method will not be resumed."""
         ...
 
     def pause(self, now: float) -> bool:
@@ -195,13 +195,13 @@ class StepSource(Protocol):
         ...
 
     def services(self) -> Mapping[type[Need], Service[Any]]:
-        """Of the needs for data, gradients and the replica's own optimiser, as far as it can serve
-        them. The replica fails at a need that nothing serves.
+        """The services for data, gradients and the replica's own optimiser, as far as this source
+        has them. The replica fails at a need that nothing serves.
         """
         ...
 
     def on_event(self, event: Event, now: float) -> None:
-        """One of `OF_STEPS`."""
+        """Handle the result of a computation, one of `OF_STEPS`."""
         ...
 
     def on_lease(self, lease: m.Lease, now: float) -> None: ...
@@ -211,11 +211,11 @@ class StepSource(Protocol):
         ...
 
     def acted(self) -> None:
-        """The method has begun another need: if there is no data it is told so again."""
+        """The method has begun another need: if there is no data, it is notified again."""
         ...
 
     def has_ended(self) -> bool:
-        """Whether the method was told that no data follows, because the replica leaves."""
+        """Whether the method was notified that no data follows, because the replica leaves."""
         ...
 
     def is_computing(self) -> bool:
@@ -227,7 +227,7 @@ class StepSource(Protocol):
         ...
 
     def paused(self, now: float) -> None:
-        """An evaluation is running from now on."""
+        """Start the time of the current work over: an evaluation is running from now on."""
         ...
 
     def stuck_s(self, now: float, *, evaluates: bool) -> float: ...
@@ -238,4 +238,4 @@ class StepSource(Protocol):
 
 
 MakeSteps = Callable[[Links, WorkTerms, Accounts, Writing, ReplicaSide, Array], StepSource]
-"""Its last argument are the buffers of the model that the replica begins with."""
+"""Makes the source of a replica's steps; the last argument are the buffers of its first model."""

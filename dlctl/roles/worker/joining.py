@@ -14,7 +14,7 @@ from dlctl.errors import RemoteProtocolError
 from dlctl.job.config import JobFile
 from dlctl.model.flat import Layout, slice_bounds
 from dlctl.model.vector import to_host
-from dlctl.roles.protocol.context import COORDINATOR, Birth, Context
+from dlctl.roles.protocol.context import COORDINATOR, Context
 from dlctl.roles.protocol.effects import (
     BuildModel,
     FrozenWritten,
@@ -26,6 +26,7 @@ from dlctl.roles.worker.shard_client import Identity, ServerLink, ShardClient
 from dlctl.shards.rows import RowSlice, RowTables
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Connect
+from dlctl.wire.messages import Register
 
 WRITING = "writing the frozen parameters"
 """A phase: the first worker stores them for the run."""
@@ -34,14 +35,14 @@ REJOIN_S = 0.1
 
 
 def buffers_key(request: int) -> tuple[str, int]:
-    """Of a request for the buffers, so that a late answer does not match the next request."""
+    """The key of one request for the buffers: a late answer does not match the next one."""
     return "buffers", request
 
 
 class Joining:
-    def __init__(self, context: Context, birth: Birth, shape: Shape) -> None:
+    def __init__(self, context: Context, registration: Register, shape: Shape) -> None:
         self.context = context
-        self.birth = birth
+        self.registration = registration
         self.shape = shape
         self._phase = "registering"
         self.identity: Identity | None = None
@@ -56,7 +57,7 @@ class Joining:
         self._is_joined = False
         """Every shard was joined once, and is initialised."""
         self.is_ready = False
-        """It is joined, and the model has the run's buffers."""
+        """All shards are joined, and the model has the run's buffers."""
         self._frozen_answer: m.FrozenKept | None = None
         """The last answer, in case it was lost."""
 
@@ -66,13 +67,15 @@ class Joining:
         return f"joining {silent.peer} at {silent.address}" if silent else self._phase
 
     def begin(self, now: float) -> None:
-        self.context.ask("register", COORDINATOR, self.birth, now)
+        self.context.ask("register", COORDINATOR, self.registration, now)
 
     def on_welcome(self, message: m.Welcome, now: float) -> bool:
-        """False if it is a duplicate."""
+        """Handle the coordinator's welcome; False if it is a duplicate."""
         if self.context.retries.done("register", now) is None:
             return False
-        self.identity = Identity(self.birth.run_id, message.index, message.term, message.token)
+        self.identity = Identity(
+            self.registration.run_id, message.index, message.term, message.token
+        )
         self._phase = "building the model"
         self.context.do(BuildModel(message.index, message.term, message.finds))
         return True
@@ -80,7 +83,7 @@ class Joining:
     def on_model(self, event: ModelBuilt, now: float) -> None:
         self.model = event
         self._phase = "waiting for the servers"
-        ready = replace(event.ready, name=self.birth.name)
+        ready = replace(event.ready, name=self.registration.name)
         self.context.ask("model", COORDINATOR, ready, now)
 
     def on_keep_frozen(self, message: m.KeepFrozen) -> None:
@@ -95,7 +98,7 @@ class Joining:
         if self._phase == WRITING:
             self._phase = "waiting for the servers"
         self._frozen_answer = m.FrozenKept(
-            self.birth.name, event.file, event.sha256, event.nbytes, event.error
+            self.registration.name, event.file, event.sha256, event.nbytes, event.error
         )
         self.context.send(COORDINATOR, self._frozen_answer)
 
@@ -145,7 +148,7 @@ class Joining:
         """A shard has a new process: join it, at its new address."""
         if message.shard >= len(self.links):
             return  # The topology has not arrived yet.
-        noted = m.Noted(self.birth.name, f"moved{message.shard}", message.term)
+        noted = m.Noted(self.registration.name, f"moved{message.shard}", message.term)
         self.context.send(COORDINATOR, noted)
         link = self.links[message.shard]
         if message.term > link.term:
@@ -206,14 +209,13 @@ class Joining:
 
     def is_under_way(self) -> bool:
         """Whether the run had begun, possibly before a stop, when this replica joined."""
-        told = self.topology
-        is_told = told is not None and (told.under_way or bool(told.restore))
-        return is_told or any(link.version for link in self.links)
+        topology = self.topology
+        is_announced = topology is not None and (topology.under_way or bool(topology.restore))
+        return is_announced or any(link.version for link in self.links)
 
     def on_buffers(self, message: m.Buffers, now: float) -> bool:
-        """False if they were not awaited, or are stale.
-
-        Raises RemoteProtocolError if they do not fit.
+        """Take the servers' buffers; False if they were not awaited, or are stale. Raises
+        RemoteProtocolError if they do not fit.
         """
         assert self.model is not None
         if message.averaged.size != self.model.averaged.size:
@@ -222,8 +224,8 @@ class Joining:
 
     def batch_size(self, job: JobFile) -> int:
         """Samples of one batch of this worker."""
-        told = self.topology.batch_size if self.topology is not None else 0
-        size = told or job.workers.batch_size
+        assigned = self.topology.batch_size if self.topology is not None else 0
+        size = assigned or job.workers.batch_size
         assert isinstance(size, int), "the coordinator has sent it"
         return size
 
@@ -232,7 +234,7 @@ class Joining:
         return self.topology.restore if self.topology is not None else ""
 
     def begin_to_restore(self) -> None:
-        """It is not ready any more: it begins when the residual from before a stop is loaded."""
+        """Wait for the residual from before a stop to be loaded: the replica begins after that."""
         self.is_ready, self._phase = False, "loading its unpushed updates"
 
     def on_deadline(self, now: float) -> None:

@@ -67,7 +67,7 @@ class Portion:
         return self.lease.start + lo, stop
 
     def in_words(self, number: int) -> str:
-        """A batch, for messages."""
+        """A batch of this portion in words, for messages."""
         start, stop = self.batch_range(number)
         of = f"shard {self.lease.shard} in" if self.lease.shard >= 0 else "the order of"
         return f"samples {start}..{stop - 1} of {of} epoch {self.lease.data_epoch}"
@@ -161,7 +161,7 @@ class Portions:
         return self.current, number, min(count, self.current.batches - number)
 
     def next_batches(self, count: int) -> tuple[Portion, int, int]:
-        """As `batches_ahead`, and advance past them."""
+        """The next `count` batches, as in `batches_ahead`; advances past them."""
         portion, number, count = self.batches_ahead(count)
         portion.next_number += count
         return portion, number, count
@@ -226,7 +226,7 @@ class Portions:
 
 
 IDLE_S = 0.2
-"""Between two requests for data while there is none."""
+"""Interval between two requests for data while there is none."""
 
 
 class Leasing:
@@ -245,7 +245,7 @@ class Leasing:
         self.ask_again_at: float | None = None
         """When to ask for data again, while there is none."""
         self.number = 0
-        """Of the newest request."""
+        """The number of the newest request for data."""
         self._is_ahead = False
         """The newest request was for work in advance."""
         self._ahead_at = 0.0

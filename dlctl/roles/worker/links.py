@@ -1,4 +1,4 @@
-"""Whom a replica talks to, and as whom."""
+"""The peers of a replica, and its identity toward them."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class Member:
 
     term: int
     address: str
-    """"" while it does not listen."""
+    """The address at which the replica answers requests; "" while it does not listen."""
     key: str
     takes_part: bool
 
@@ -32,7 +32,7 @@ class PeerMembers:
         self.connects = connects
         self.authz = Authz(context)
         self.number = 0
-        """Of the newest list."""
+        """The number of the newest list of members."""
         self.known: dict[int, Member] = {}
 
     @property

@@ -155,7 +155,7 @@ class Interval:
         self._change(min(wanted, GROWTH_MAX * self.steps, self.steps_max))
 
     def _lower(self, link: Prediction, share_max: float, *, may_try: bool) -> None:
-        """may_try: a lower one than predicted."""
+        """Lower an interval. may_try: even below what is predicted to suffice."""
         careful = self.steps - max(1, self.steps // SHRINKING)
         wanted = link.smallest(SURE * share_max, self.steps_max)
         if self._too_short is not None and link.step_s:
@@ -189,7 +189,7 @@ class Pacing:
         self.side = side
         self.limiters = limiters
         self.intervals = {d: Interval(option) for d, option in side.automatic().items()}
-        """Of the directions whose interval is a method's option."""
+        """"push" or "fetch" -> its interval in steps, where a method's option sets it."""
         self.computed_s = 0.0
         self._waited_s = {PUSH: 0.0, FETCH: 0.0}
         self._cycles = dict.fromkeys(self._waited_s, (0.0, 0.0, 0))
@@ -211,7 +211,7 @@ class Pacing:
     # ------------------------------------------------------------ the replica's time
 
     def computed(self, seconds: float) -> None:
-        """A step has completed and took this long."""
+        """Count a step that took this long."""
         self.computed_s += seconds
         self._recent_s.append(seconds)
 
@@ -228,13 +228,13 @@ class Pacing:
     # ------------------------------------------------------------ pushes and fetches
 
     def pushed(self, number: int, now: float) -> None:
-        """A push was sent."""
+        """Note when a push was sent."""
         self.waits("", now)
         self._pushed_at[number] = now
         self._end_cycle(PUSH)
 
     def settled(self, number: int, now: float) -> None:
-        """All shards have settled a push."""
+        """Count the time that a push took: all shards have settled it."""
         begun_at = max(self._pushed_at.pop(number), self._settled_at)
         self._settled_at = now
         self._took(PUSH, now - begun_at)
@@ -244,7 +244,7 @@ class Pacing:
         self._end_cycle(FETCH)
 
     def fetched(self, now: float) -> None:
-        """All shards have answered; idempotent."""
+        """Count the time that a fetch took: all shards have answered. Idempotent."""
         if self._fetching_since is None:
             return
         took_s, self._fetching_since = now - self._fetching_since, None

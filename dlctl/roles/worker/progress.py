@@ -18,9 +18,9 @@ class Progress:
         self.replicas = replicas
         self._reported = self._own = self._unpushed = 0
         self.samples = 0
-        """Of all replicas so far; it never decreases."""
+        """The samples that all replicas have done so far; it never decreases."""
 
-    def told(self, samples: int) -> None:
+    def on_total(self, samples: int) -> None:
         """This number of samples is in the tables; a stale report has no effect."""
         if samples > self._reported:
             self._reported, self._own = samples, self._unpushed
@@ -33,7 +33,7 @@ class Progress:
         self._update()
 
     def pushed(self) -> None:
-        """All samples of this replica are pushed."""
+        """Note that all samples of this replica are pushed."""
         self._unpushed = 0
 
     def _update(self) -> None:
@@ -45,7 +45,7 @@ class OwnRate:
 
     def __init__(self, lr: float) -> None:
         self.lr = lr
-        """The peak of its schedule. A live setting."""
+        """The peak of the schedule. A live setting."""
         self.factor: Callable[[int], float] | None = None
         """Samples of all replicas -> fraction of the peak."""
 

@@ -85,7 +85,7 @@ class Basis:
         """A copy of the received values; None: they are in the model, or not available."""
 
     def will_change(self) -> None:
-        """From now on the method may change the model: only a copy is a valid base."""
+        """The method may change the model from now on: only a copy is a valid base."""
         if self._values is None:
             self.term = 0
 

@@ -39,7 +39,7 @@ checkpoints, and its RNG state."""
 
 class Saves:
     def __init__(self, context: Context, name: str, job: JobFile, shape: Shape) -> None:
-        """name: of this daemon. shape: of the method."""
+        """name: the daemon's name. shape: the method's shape."""
         self._context = context
         self._name = name
         self._has_own_model = shape.model != "tables"
@@ -110,8 +110,8 @@ class Saves:
         arrays = {name: to_host(vector).copy() for name, vector in side.state().items()}
         if taken := RESERVED & arrays.keys():
             raise TypeError(f"{type(side).__module__}: state() may not name {sorted(taken)}")
-        dice = json.dumps(side.rng.bit_generator.state).encode()
-        arrays[GENERATOR] = np.frombuffer(dice, np.uint8)
+        rng_state = json.dumps(side.rng.bit_generator.state).encode()
+        arrays[GENERATOR] = np.frombuffer(rng_state, np.uint8)
         if not self._has_own_model:
             return arrays, {"steps": steps}
         arrays[W] = to_host(side.parameters).copy()
@@ -119,7 +119,7 @@ class Saves:
         return arrays, {"steps": steps, "lo": 0, "hi": arrays[W].size, "version": steps}
 
     def on_torch_state(self, of_torch: Mapping[str, m.Array]) -> None:
-        """What was lacking has arrived."""
+        """Finish the save: torch's state, which was lacking, has arrived."""
         assert self._taken is not None
         (message, arrays, state), self._taken = self._taken, None
         self._saving.begin(message, saved_file(self._name), {**arrays, **of_torch}, state)

@@ -22,13 +22,13 @@ class Limiter:
         """A live setting, effective at once: the debt is paid at the new rate. Before it changes,
         spend nothing: what was paid until then was paid at the old one."""
         self.spent_bytes = 0
-        """In total, with a limit and without."""
+        """Bytes sent in total, with a limit and without."""
         self._debt_bytes = self._since = 0.0
         """After the newest message, and when that was sent."""
 
     @property
     def free_at(self) -> float:
-        """When the debt is paid."""
+        """When the bytes sent beyond the limit are paid back."""
         return self._since + (self._debt_bytes / self.bytes_per_s if self.bytes_per_s else 0.0)
 
     def owed_bytes(self, now: float) -> float:
@@ -52,7 +52,7 @@ class SendQueue:
         self._queues = {
             direction: deque[tuple[Hashable, str, Message, int]]() for direction in self.limiters
         }
-        """Of (key, peer, message, bytes)."""
+        """Direction -> its queued messages as (key, peer, message, bytes)."""
 
     def queue(self, key: tuple[Any, ...], peer: str, message: Message, nbytes: int) -> None:
         """Send `message` with the next `flush` that the limit allows, and resend it until it is

@@ -47,16 +47,16 @@ class WorkerSettings:
         compressor: Compressor,
         send_queue: SendQueue,
     ) -> None:
-        """name: of this daemon."""
+        """name: the daemon's name."""
         self._job = job
         self._compressor = compressor
         self._limiters = send_queue.limiters
         self.options: Any = method.Options(**job.algorithm.options)
-        """Of the method."""
+        """The method's options, checked (`Method.Options`)."""
         has_inner = job.inner.name != inner.NONE
         self.own_rate = OwnRate(job.inner.options.get("lr", 1.0)) if has_inner else None
-        """Of the replica's own optimiser, if it has one. Of a script's optimizer only the factor
-        by the schedule is known: its peak is 1."""
+        """The learning rate of the replica's own optimiser; None: it has none. Of a script's
+        optimizer only the factor by the schedule is known: its peak is 1."""
         places: dict[str, Place] = {
             **{key: (limiter, "bytes_per_s") for key, limiter in self._limiters.items()},
             "push_window": (send_queue, "push_window_bytes"),
@@ -68,7 +68,7 @@ class WorkerSettings:
         self._live = LiveValues(context, name, places)
 
     def begin(self, settings: m.Json) -> None:
-        """Apply those that the run has at the moment."""
+        """Apply the live settings that the run has at the moment."""
         self._live.begin(settings)
 
     def on_change(self, message: m.ChangeSettings, now: float) -> None:

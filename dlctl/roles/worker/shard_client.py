@@ -37,7 +37,7 @@ class Identity:
 
 
 class FetchAnswer(NamedTuple):
-    """To a fetch."""
+    """The answer of one shard to a fetch."""
 
     slice: Slice
     clock: int
@@ -53,7 +53,7 @@ class ServerLink:
         self.shard = shard
         self.peer = f"server-{shard}"
         self.address = address
-        """Of its server."""
+        """The address of the server."""
         self.identity = identity
         self.context = context
         self.clients: list[ShardClient] = []
@@ -94,10 +94,10 @@ class ServerLink:
 
 
 class ShardClient:
-    """One table on one server."""
+    """The client of one table on one server: numbers, sends and resends pushes, and fetches."""
 
     def __init__(self, link: ServerLink, table: int = 0, lo: int = 0, hi: int = 0) -> None:
-        """[lo, hi): its slice of the table."""
+        """[lo, hi): the server's slice of the table."""
         self.link = link
         self.table = table
         self.shard = link.shard
@@ -107,13 +107,13 @@ class ShardClient:
         self.lo, self.hi = lo, hi
         link.clients.append(self)
         self.rows: RowSlice | None = None
-        """Of its slice, if it is a table of rows."""
+        """The rows of the slice [lo, hi), if the table is one of rows."""
         self.basis = Basis()
         """The slice in the model."""
         self._answer_bytes = 0
-        """Of the last answer to a fetch that allowed changes only; 0: there was none."""
+        """Bytes of the last answer to a fetch that allowed changes only; 0: there was none."""
         self.base_version = 0
-        """Of the slice that the newest gradient was computed with: the base of the next push."""
+        """The version that the newest gradient was computed with: the base of the next push."""
         self.next_seq = 0
         self._unsettled: dict[int, int] = {}
         """Number of a push -> its bytes, 0 once the shard has them; in ascending order."""

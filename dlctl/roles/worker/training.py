@@ -35,9 +35,9 @@ class Origin(NamedTuple):
     """The model that a replica begins with."""
 
     averaged: m.Array
-    """float64[n], its buffers."""
+    """float64[n], the buffers of the model."""
     takes_over: bool = False
-    """It is not the run's yet, and no server has that: another replica does."""
+    """The model is not the run's yet, and no server has that: another replica does."""
     mark: m.Array | None = None
     """`ModelBuilt.mark`, if the model is in memory that other replicas share."""
 
@@ -113,13 +113,13 @@ class Training:
         self._leave_if_poisoned()
 
     def _advance(self, now: float) -> None:
-        self.asking.go_on(now)
+        self.asking.advance(now)
         if self.is_paused:
             return
         self.reading.arrived(now)
         self.fetcher.model_changes(self.side.changes_parameters())
         self._place_arrivals()
-        self.reading.go_on(now)
+        self.reading.advance(now)
         if not self.is_at_work():
             self.answering.serve()
             self.asking.deliver()
@@ -270,7 +270,7 @@ class Training:
         match message:
             case m.Lease():
                 if not self.links.tables:
-                    self.accounts.progress.told(message.samples)
+                    self.accounts.progress.on_total(message.samples)
                 self.steps.on_lease(message, now)
             case m.Ack():
                 for number in self.writing.on_ack(message, now):
@@ -340,5 +340,5 @@ class Training:
 
 
 def _resumable(needs: Iterable[Need]) -> Generator[Need, Any, None]:
-    """The same needs as a generator; a plain iterable ignores the results."""
+    """The same needs as a generator; a plain iterable ignores the results of its needs."""
     return needs if isinstance(needs, Generator) else (need for need in needs)

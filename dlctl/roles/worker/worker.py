@@ -26,7 +26,6 @@ from dlctl.roles.protocol.context import (
     EXIT_FENCED,
     EXIT_POISONED,
     REPORT_S,
-    Birth,
     Context,
 )
 from dlctl.roles.protocol.effects import (
@@ -84,11 +83,12 @@ from dlctl.wire.machine import (
     Started,
     StopRequested,
 )
+from dlctl.wire.messages import Register
 
 PASSING = {"computing", "saving", "waiting for data", "fetching", "pushing", RUNNING, STEPPING}
 """Phases that change with every step: they are reported once a second, not at each change."""
 BUSY = {"computing", "saving", "evaluating", RUNNING, STEPPING, "building the model", "drained"}
-"""Phases in which it waits for nobody."""
+"""Phases in which the worker waits for nobody."""
 DETAIL_CHARS_MAX = 16_000
 
 
@@ -98,24 +98,24 @@ class AtWork(ReplicaAtWork, Evaluable, Savable, Protocol):
 
 @dataclass(eq=False)
 class Worker:
-    birth: Birth
+    registration: Register
     job: JobFile
     algorithm: Method
     compressor: Compressor
     address: str = ""
     """Where this replica listens for others; "" if it does not listen."""
     steps: MakeSteps = Computing
-    """Makes who computes the steps."""
+    """Makes the source of the replica's steps."""
 
     def __post_init__(self) -> None:
-        name, shape = self.birth.name, self.algorithm.shape
+        name, shape = self.registration.name, self.algorithm.shape
         self.context = Context(self.job.timeouts.resend_s)
         self.send_queue = SendQueue(self.context.retries)
         self.settings = WorkerSettings(
             self.context, name, self.job, self.algorithm, self.compressor, self.send_queue
         )
         self.members = PeerMembers(self.context, name, connects="peers" in shape.links)
-        self.joining = Joining(self.context, self.birth, shape)
+        self.joining = Joining(self.context, self.registration, shape)
         self.training: AtWork | None = None
         self._restoring = Restoring(self.context)
         self._saves = Saves(self.context, name, self.job, shape)
@@ -200,7 +200,7 @@ class Worker:
                 if self.training is not None:
                     self.training.on_answer(peer, message, now)
             elif handler is None or not (is_control or self._is_from_shard(peer, message)):
-                raise RemoteProtocolError("it has no business here")
+                raise RemoteProtocolError("this connection carries no message of this kind")
             else:
                 handler(self, message, now)
         except RemoteProtocolError as error:
@@ -253,7 +253,7 @@ class Worker:
             self.context.ask("listening", COORDINATOR, message, now)
 
     def _on_ask(self, peer: Peer, message: m.PeerRequest, identity: str) -> None:
-        """Raises RemoteProtocolError for what no replica of this run would send."""
+        """Answer a replica. Raises RemoteProtocolError for what no replica of this run sends."""
         self.members.authz.check(identity, message)
         me = self.joining.identity
         if self.training is not None:
@@ -302,8 +302,8 @@ class Worker:
         collecting = None
         if "group" in shape.links:
             collecting = Collecting(
-                self.context, self.birth.name, self.links.identity, self.job.timeouts.silent_s,
-                begins=begins, hands_on=shape.model == "replica",
+                self.context, self.registration.name, self.links.identity,
+                self.job.timeouts.silent_s, begins=begins, hands_on=shape.model == "replica",
             )  # fmt: skip
         self.compressor.reseed(*self._seed)
         takes_over = not begins and shape.model != "tables"
@@ -388,7 +388,7 @@ class Worker:
 
     def _fail(self, error: str, detail: str) -> None:
         detail = detail[-DETAIL_CHARS_MAX:]
-        self.context.send(COORDINATOR, m.Failed(self.birth.name, error, detail, True))
+        self.context.send(COORDINATOR, m.Failed(self.registration.name, error, detail, True))
         self.context.do(Note("error", error, {"detail": detail}), Exit(1, error))
 
     # ------------------------------------------------------------ reports
@@ -422,11 +422,15 @@ class Worker:
             stuck, phase = self._stalls.look(self.training, phase, now)
             metrics |= stuck
         report = m.Report(
-            self.birth.name, self.birth.incarnation, phase, self.waiting_for(), metrics
+            self.registration.name,
+            self.registration.incarnation,
+            phase,
+            self.waiting_for(),
+            metrics,
         )
         self.context.send(COORDINATOR, report)
         if phase == "drained":
-            self.context.send(COORDINATOR, m.Drained(self.birth.name))
+            self.context.send(COORDINATOR, m.Drained(self.registration.name))
 
     _FROM_COORDINATOR: ClassVar[dict[type, Callable[[Any, Any, float], object]]] = {
         m.Welcome: _on_welcome,

@@ -11,8 +11,8 @@ from dlctl.wire.messages import Array, Message, Parameters, SparseParameters
 
 
 def when_placed(process: Process, message: Message, then: Callable[[int, Array], None]) -> None:
-    """If this answer is about to be placed in the worker's model: call `then` afterwards, with the
-    shard and a copy of its slice.
+    """Call `then` with the shard and a copy of its slice after this answer is placed in the
+    worker's model, if it is about to be.
     """
     training = getattr(process.machine, "training", None)
     if training is None or not isinstance(message, Parameters | SparseParameters):

@@ -14,6 +14,7 @@ from dlctl import registry
 from dlctl.compress.plain import expand
 from dlctl.roles.protocol.effects import Compute
 from dlctl.sim.checkers.base import Checker
+from dlctl.sim.loops import Trained
 from dlctl.sim.objectives import Ledger
 from dlctl.sim.process import Process
 from dlctl.wire import messages as m
@@ -56,7 +57,7 @@ class Book(Checker):
         self.acknowledged: set[PushKey] = set()
         """Pushes acknowledged as applied."""
         self.dropped: set[PushKey] = set()
-        """Pushes settled without being applied: too late for their barrier, or poison."""
+        """Pushes settled without being applied: too late for their barrier, or refused."""
         self.done: list[DonePortion] = []
         self.is_dense = True
         """Whether a push takes the whole residual."""
@@ -66,6 +67,9 @@ class Book(Checker):
         self._computed: defaultdict[Process, int] = defaultdict(int)
         self._portions: dict[tuple[int, int, int, int, int], DonePortion] = {}
         """The same -> the newest portion of it that was reported done."""
+        self._trained: defaultdict[tuple[int, int, int, int], list[int]] = defaultdict(list)
+        """(slot, term, data epoch, portion) -> numbers of the gradients with samples of it, of
+        training loops of the user's own."""
         self._starts: dict[tuple[int, int], tuple[int, int]] = {}
         """(data epoch, portion) -> shard of a stream, and where it starts."""
 
@@ -74,6 +78,10 @@ class Book(Checker):
             key = (*self.who[process], effect.data_epoch, effect.shard, effect.start)
             self._numbers[key].append(self._computed[process])
             self._computed[process] += 1
+        if isinstance(effect, Trained) and not effect.is_skipped:
+            for piece in effect.pieces:
+                portion = (*self.who[process], piece.data_epoch, piece.portion)
+                self._trained[portion].append(effect.number)
         if not isinstance(effect, Send):
             return
         match effect.message:
@@ -154,7 +162,8 @@ class Book(Checker):
         """A resent message is about the same gradients, although the portion may have been leased
         again to the same worker meanwhile.
         """
-        where = self._starts[done.data_epoch, done.portion]
+        portion = done.data_epoch, done.portion
+        where = self._starts[portion]
         key = (done.slot, done.term, done.data_epoch, *where)
         known = self._portions.get(key)
         if known is None or known.message is not done:
@@ -162,6 +171,7 @@ class Book(Checker):
             # After the end of a shard of a stream there is nothing to compute.
             numbers[:] = [n for n in numbers if (*key[:2], n) in self.objective.authors]
             mine, numbers[:] = numbers[: done.steps], numbers[done.steps :]
+            mine += self._trained.pop((done.slot, done.term, *portion), [])
             cells = tuple(self.objective.authors[*key[:2], number] for number in mine)
             known = self._portions[key] = DonePortion(process, done, cells)
         return known

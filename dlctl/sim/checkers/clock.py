@@ -7,6 +7,7 @@ from collections import defaultdict
 import numpy as np
 
 from dlctl.roles.protocol.effects import Compute
+from dlctl.roles.protocol.loop_effects import LendModel
 from dlctl.sim.checkers.arrivals import when_placed
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.checkers.versions import Versions
@@ -54,21 +55,24 @@ class ClockChecker(Checker):
 
     def on_effect(self, process: Process, effect: Effect) -> None:
         match effect:
-            case Compute():
-                self._on_compute(process, effect)
+            case Compute(own_lr=own_lr):
+                self._on_compute(process, is_own=own_lr is not None)
+            case LendModel(steps_own=is_own):
+                self._on_compute(process, is_own=is_own)
             case Send(_, m.Parameters(shard) | m.SparseParameters(shard) as answer):
                 sent = self._versions.of(process, answer.version).exact
                 self._states[shard, sent.tobytes()].add(answer.version)
             case Send(peer, m.Push() as push):
                 self._on_push(process, int(str(peer).rpartition("-")[2]), push)
 
-    def _on_compute(self, worker: Process, effect: Compute) -> None:
+    def _on_compute(self, worker: Process, *, is_own: bool) -> None:
+        """is_own: the replica makes steps of its own."""
         training = worker.machine.training  # type: ignore[attr-defined]
         newest = self._newest.get(worker, -1)
         for c in training.links.channels:
             placed = self._placed[worker, c.shard]
             model = training.side.parameters[c.lo : c.hi]
-            if effect.own_lr is None and not np.array_equal(model, placed):
+            if not is_own and not np.array_equal(model, placed):
                 raise self.broken(f"{worker} computes with what server-{c.shard} has not sent")
             steps = self._steps[worker, c.shard] = self._states[c.shard, placed.tobytes()]
             if max(steps, default=-1) <= newest - self.ahead:

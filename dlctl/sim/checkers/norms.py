@@ -12,11 +12,11 @@ class NormChecker(Checker):
     """The norm of a clock never changes, whichever coordinator answers which server."""
 
     def __init__(self) -> None:
-        self._said: dict[int, float] = {}
+        self._first: dict[int, float] = {}
 
     def on_effect(self, process: Process, effect: Effect) -> None:
         match effect:
             case Send(_, m.NormTotal(clock, squared)):
-                before = self._said.setdefault(clock, squared)
+                before = self._first.setdefault(clock, squared)
                 if squared != before:
                     raise self.broken(f"for clock {clock} first {before:g}, then {squared:g}")

@@ -50,7 +50,7 @@ class OwnStepsChecker(Checker):
                 raise self.broken(f"{process} computes with steps of rounds that are over")
 
     def _cells(self, training: Training, first: int) -> list[int]:
-        """Of the gradients from this one on, which 1 is added to."""
+        """The elements that the gradients from number `first` on have added 1 to."""
         me = training.links.identity
         numbers = range(first, training.writing.steps)
         return [self.objective.authors[me.slot, me.term, number] for number in numbers]

@@ -15,8 +15,8 @@ ROUNDING_S = 1e-9
 
 
 class QuorumChecker(Checker):
-    """For methods whose shard sides record the pushes of `newest_step`. A decision never changes,
-    and all shards carry it out; except for lost pushes of dead workers.
+    """Checks that a decision never changes, and that all shards carry it out, except for lost
+    pushes of dead workers. For methods whose shard sides record the pushes of `newest_step`.
     """
 
     def __init__(self, rest_s: float = 0.0) -> None:

@@ -8,7 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from dlctl.roles.protocol.effects import Compute
+from dlctl.roles.protocol.loop_effects import Piece
 from dlctl.sim.checkers.base import Checker
+from dlctl.sim.loops import Trained
 from dlctl.sim.objectives import batch_rows
 from dlctl.sim.process import Process
 from dlctl.sim.world import World
@@ -18,8 +20,8 @@ from dlctl.wire.messages import Array
 
 
 class SamplesChecker(Checker):
-    """In a finished run every sample of the first `epochs` data epochs is computed, and just once
-    if `once`.
+    """Checks that in a finished run every sample of the first `epochs` data epochs is computed, and
+    just once if `once`.
     """
 
     def __init__(self, samples: int, epochs: int, *, once: bool) -> None:
@@ -27,10 +29,14 @@ class SamplesChecker(Checker):
         self.epochs = epochs
         self.once = once
         self._asked: list[Compute] = []
+        self._trained: list[Piece] = []
+        """Delivered to training loops of the user's own, and not skipped."""
 
     def on_effect(self, process: Process, effect: Effect) -> None:
         if isinstance(effect, Compute):
             self._asked.append(effect)
+        if isinstance(effect, Trained):
+            self._trained += effect.pieces
 
     def offered(self, world: World) -> dict[int, Array]:
         """Data epoch -> int64[samples], how often each was computed."""
@@ -41,6 +47,10 @@ class SamplesChecker(Checker):
                 portion, batch = (e.start, e.stop), (number, e.step_samples)
                 rows = batch_rows(self.samples, job.job.seed, e.data_epoch, portion, batch)
                 counts[e.data_epoch][rows] += 1
+        for piece in self._trained:
+            of_epoch = counts.setdefault(piece.data_epoch, np.zeros(self.samples, np.int64))
+            portion, whole = (piece.start, piece.stop), (0, self.samples)
+            of_epoch[batch_rows(self.samples, job.job.seed, piece.data_epoch, portion, whole)] += 1
         return counts
 
     def at_end(self, world: World) -> None:

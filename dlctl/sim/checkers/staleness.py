@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from dlctl.roles.protocol.effects import Compute
+from dlctl.roles.protocol.loop_effects import LendModel
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.checkers.book import Book, PushKey
 from dlctl.sim.checkers.versions import Versions
@@ -29,7 +30,7 @@ class StalenessChecker(Checker):
         self.book = book
         self._parameters = Versions()
         self.reported: list[int] = []
-        """For every applied push, in order."""
+        """The reported staleness of every applied push, in order."""
         self._applied: defaultdict[int, set[PushKey]] = defaultdict(set)
         self._known: set[Process] = set()
         self._before: dict[int, int] = {}
@@ -49,10 +50,10 @@ class StalenessChecker(Checker):
             self._meet(process, serving.index)
 
     def on_effect(self, process: Process, effect: Effect) -> None:
-        if isinstance(effect, Compute):
+        if isinstance(effect, Compute | LendModel):
             self._on_compute(process)
         if not isinstance(effect, Send) or getattr(effect.message, "table", None):
-            return  # Of the parameters only.
+            return  # Only the parameters have a bound.
         match effect.message:
             case m.Joined(shard) | m.Parameters(shard) | m.SparseParameters(shard) | m.Ack(shard):
                 self._meet(process, shard)
@@ -118,7 +119,9 @@ class StalenessChecker(Checker):
         if key in self._pushed:
             return
         self._pushed.add(key)
-        begun_s, newest = self._asked.get(worker, (0.0, {}))
+        if worker not in self._asked:
+            return  # It has computed nothing, and says that it is idle.
+        begun_s, newest = self._asked[worker]
         # Effects of one event: the next gradient is begun, then the last one is pushed.
         bases = (self._bases if begun_s == worker.timeline.now else {worker: newest})[worker]
         bases_here = bases.get(key.shard, set())

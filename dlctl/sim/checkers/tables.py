@@ -190,5 +190,5 @@ class BufferedChecker(Checker):
             servings = [getattr(p.machine, "serving", None) for p in world.processes]
             version = [s.shard.version for s in servings if s is not None and s.index == shard][-1]
             if not len(known) <= version <= len(self._sent[shard]):
-                told = f"{len(known)} pushes are acknowledged, {len(self._sent[shard])} were sent"
-                raise self.broken(f"shard {shard} has counted {version}; {told}")
+                text = f"{len(known)} pushes are acknowledged, {len(self._sent[shard])} were sent"
+                raise self.broken(f"shard {shard} has counted {version}; {text}")

@@ -17,7 +17,7 @@ class TermsChecker(Checker):
 
     def __init__(self) -> None:
         self._store = Store()
-        """Of the run: while the disk is full, terms issued by a coordinator are lost if it dies."""
+        """The run's store: while the disk is full, a dying coordinator loses issued terms."""
         self._issued: dict[tuple[Process, str], int] = {}
         """(coordinator, name) -> the newest that it has issued."""
         self._given: dict[str, int] = {}

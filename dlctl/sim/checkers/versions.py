@@ -15,7 +15,7 @@ from dlctl.wire.messages import Array
 class SeenParameters(NamedTuple):
     exact: Array
     seen: Array
-    """As workers see them: perhaps rounded."""
+    """The parameters as workers see them: perhaps rounded."""
 
 
 class Versions:

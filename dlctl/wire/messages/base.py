@@ -33,12 +33,12 @@ class NumberRange:
 NATURAL_MAX = 2**53 - 1
 """No run counts further. Exact as a float64, too, and in every reader of JSON."""
 NATURAL = NumberRange(0, NATURAL_MAX)
-"""Of a plain int: a count, an index or a number."""
+"""The range of a plain int field: a count, an index or a number."""
 FINITE = NumberRange(-sys.float_info.max, sys.float_info.max)
-"""Of a plain float."""
+"""The range of a plain float field: no NaN, no infinity."""
 Signed = Annotated[int, NumberRange(-NATURAL_MAX, NATURAL_MAX)]
 Samples = Annotated[int, NumberRange(0, 2**31 - 1)]
-"""Of a single push."""
+"""The number of samples in a single push."""
 Weight = Annotated[float, NumberRange(0.0, 2.0**100)]
 """Sums of weights stay finite."""
 Sum = Annotated[float, NumberRange(-float("inf"), float("inf"), allows_nan=True)]

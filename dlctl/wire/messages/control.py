@@ -12,7 +12,9 @@ from dlctl.wire.messages.base import Array, Json, Message, Signed, Sum
 
 @record
 class Register(Message):
-    """A daemon has started. Repeated until `Welcome` is received, so it must be idempotent."""
+    """A daemon has started, and this is its identity. Repeated until `Welcome` is received, so it
+    must be idempotent.
+    """
 
     run_id: str
     role: str
@@ -69,8 +71,10 @@ class ModelReady(Message):
     clients: tuple[int, ...] = ()
     """The samples of each client, if the dataset is partitioned into clients."""
     names: bytes = b""
-    """Of the shards, one a line, in the order of its list; empty: they have only numbers. In every
-    other message a shard is a number: its place among the sorted names (`util/listing.py`)."""
+    """The names of the shards, one a line, in the order of the dataset's list; empty: they have
+    only numbers. In every other message a shard is a number: its place among the sorted names
+    (`util/listing.py`).
+    """
     files: str = ""
     """Digest of the files that a map-style dataset lists; "": it lists none."""
     has_own_data: bool = False
@@ -90,7 +94,7 @@ class Assign(Message):
     """Another server of this shard has sent `Serving`: resume from the state that it persisted, or
     fail. False: start over, whatever exists; `restore` applies only then."""
     samples: int = 0
-    """Of the dataset: a schedule depends on the length of the run."""
+    """The size of the dataset: a schedule depends on the length of the run."""
     step_samples: int = 0
     """The most samples of one step of a worker: no push has more per step."""
 
@@ -110,7 +114,7 @@ class Topology(Message):
 
     addresses: tuple[str, ...]
     keys: tuple[str, ...]
-    """Their public keys; "" for connections without."""
+    """The servers' public keys; "" for connections without."""
     initialise: bool
     restore: str
     under_way: bool = False
@@ -137,7 +141,7 @@ class Noted(Message):
 
     name: str
     what: str
-    """"guests", "peers", or "moved" and the number of a shard."""
+    """"allowed_peers", "peers", or "moved" and the number of a shard."""
     number: int
 
 
@@ -151,7 +155,7 @@ class Members(Message):
 
 
 @record
-class Guests(Message):
+class AllowedPeers(Message):
     """To a server: who may connect. Repeated until `Noted`; the newest `number` counts."""
 
     number: int
@@ -346,7 +350,7 @@ class Spawn(Message):
     role: str
     incarnation: int
     secret: str
-    """Its secret key; "" for connections without."""
+    """The daemon's secret key; "" for connections without."""
 
 
 @record
@@ -471,7 +475,7 @@ class Group(Message):
 
     generation: int
     slots: tuple[int, ...]
-    """In the order of their ranks."""
+    """The slots of the group's members, in the order of their ranks."""
     store: str
     """host:port of the rendezvous; "", to the first member: open it."""
     is_new: bool
@@ -519,7 +523,7 @@ class Holding(Message):
     term: int
     number: int
     clock: int
-    """Of the shard: the steps before it are committed, and survive the server."""
+    """The clock of the shard: the steps before it are committed, and survive the server."""
     pushes: Array
     """int64[3 n]: clock, slot and term of each."""
 
@@ -563,14 +567,15 @@ class NormTotal(Message):
 @record
 class SampleFailed(Message):
     """From a worker: a sample could not be loaded, and its batch continued without it. Repeated
-    until `SampleNoted`; each counts once in a data epoch. It is sent before `PortionDone`: a worker
-    that does not have the portion any more is not believed."""
+    until `SampleNoted`; each counts once in a data epoch. It is sent before `PortionDone`: the
+    report of a worker that does not have the portion any more is ignored.
+    """
 
     slot: int
     term: int
     data_epoch: int
     sample: int
-    """Its number in the dataset."""
+    """The index of the sample in the dataset."""
     error: str
     detail: str
     """The traceback."""

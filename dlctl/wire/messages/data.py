@@ -72,12 +72,13 @@ class Push(Message):
     portion: int = 0
     """The portion of `clock` that is summed here, for methods that push portion by portion."""
     table: int = 0
-    """Its number in the method's shape; `seq` counts the pushes to this table's shard."""
+    """The number of the table in the method's shape; `seq` counts the pushes to this table's shard.
+    """
     is_part: bool = False
     """`delta` is of the elements [at, at + its length) of the shard's slice, not of all of it."""
     at: int = 0
     weight: Weight = 0.0
-    """Its weight, for methods that use weights."""
+    """The weight of the push, for methods that use weights."""
 
     def outcome(self, kind: str, staleness: int = 0, reason: str = "") -> PushOutcome:
         return PushOutcome(self.slot, self.term, self.seq, kind, staleness, reason)
@@ -152,7 +153,7 @@ class Fetch(Message):
     table: int = 0
     lo: int = 0
     hi: int = 0
-    """Only the elements [lo, hi) of the slice; hi = 0: all of it."""
+    """The fetch is for the elements [lo, hi) of the slice; hi = 0: all of it."""
     after: int = 0
     """Answer only once so many pushes of this worker to the table's shard are settled: it reads its
     own writes without waiting for their acks before the request."""
@@ -280,7 +281,7 @@ class PeerRequest(Message):
     request: int
     op: str
     payload: Packed
-    """Its arrays, uncompressed; `kind` is "raw"."""
+    """The arrays of the request, uncompressed; `kind` is "raw"."""
 
 
 @record

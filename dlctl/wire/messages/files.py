@@ -16,7 +16,7 @@ class ReadFile(Message):
     file: str
     """Relative to the receiver's directory: "ckpt/000000000120-3/shard-0.safetensors"."""
     part: int
-    """Of a log, which is rotated: the part that `offset` is in; 0: none yet."""
+    """The part of a rotated log that `offset` is in; 0: none yet."""
     offset: int
     nbytes: int
 

@@ -91,7 +91,9 @@ def term_is_not_synced(patch: Patch) -> None:
 
     def append(self):
         file = self._file
-        self._file = SimpleNamespace(write=file.write, sync=lambda: None)
+        self._file = SimpleNamespace(
+            write=file.write, write_again=file.write_again, sync=lambda: None
+        )
         honest(self)
         self._file = file
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 from planting import Patch, mutant
 
 from dlctl.algorithms import barrier
+from dlctl.algorithms.barrier import Barrier
 from dlctl.algorithms.base import Decision, View
+from dlctl.algorithms.holding import JointStep
 from dlctl.algorithms.methods.local_sgd import Replica
-from dlctl.algorithms.methods.quorum import Chosen
-from dlctl.algorithms.methods.sync import Barrier
 from dlctl.algorithms.needs import Gradient, Read, Write
+from dlctl.algorithms.quorum import Chosen
 from dlctl.algorithms.rounds import Rounds
 from dlctl.algorithms.tables import Parts
 from dlctl.compress.topk import TopK
@@ -33,14 +34,12 @@ def residual_is_lost(patch: Patch) -> None:
 
 @mutant("a barrier counts workers and not their samples", "LedgerChecker", scenario="sync", first=5)
 def mean_of_means(patch: Patch) -> None:
-    honest = Barrier._update
+    honest = JointStep.make
 
-    def update(self, clock):
-        for key, held in list(self._held.items()):
-            self._held[key] = held._replace(push=replace(held.push, samples=1))
-        return honest(self, clock)
+    def make(self, held):
+        return honest(self, [each._replace(push=replace(each.push, samples=1)) for each in held])
 
-    patch.setattr(Barrier, "_update", update)
+    patch.setattr(JointStep, "make", make)
 
 
 @mutant(

@@ -16,9 +16,9 @@ from typing import Annotated
 from annotated_types import Ge
 
 from dlctl.algorithms.base import Lead, Method, Needs, PushOutcome, ReplicaSide, ShardSide
-from dlctl.algorithms.methods.sync import accrue
 from dlctl.algorithms.needs import NextData, Read, View, Write
 from dlctl.algorithms.roster import IDLE, Roster, absurd
+from dlctl.algorithms.stepwise import accrue
 from dlctl.compress.base import Delta
 from dlctl.job.settings import Live
 from dlctl.shards.base import Shard

@@ -17,9 +17,11 @@ from annotated_types import Ge
 
 from dlctl.algorithms import barrier
 from dlctl.algorithms.base import Lead, Method, Needs, Process, PushOutcome, ReplicaSide
-from dlctl.algorithms.methods.quorum import Chosen
-from dlctl.algorithms.methods.sync import HeldPush, accrue
+from dlctl.algorithms.holding import HeldPush, JointStep
 from dlctl.algorithms.needs import Receipt, Write
+from dlctl.algorithms.quorum import Chosen
+from dlctl.algorithms.stepwise import accrue
+from dlctl.shards import base
 from dlctl.wire.messages import APPLIED, DUPLICATE
 
 
@@ -47,13 +49,24 @@ class Replica(ReplicaSide):
 
 
 class Shard(Chosen):
-    newest_step: tuple[int, frozenset[Process]] | None = None
-    """Its clock, and whose pushes it was made with; a checker compares the shards."""
+    def __init__(self, options: Options, shard: base.Shard) -> None:
+        super().__init__(options, shard)
+        self.steps: Noting = Noting(self, self.shared_norm)
 
-    def _update(self, held: Sequence[HeldPush]) -> list[PushOutcome]:
+    @property
+    def newest_step(self) -> tuple[int, frozenset[Process]] | None:
+        """A checker compares the shards."""
+        return self.steps.newest
+
+
+class Noting(JointStep):
+    newest: tuple[int, frozenset[Process]] | None = None
+    """The clock of the newest step, and whose pushes it was made with."""
+
+    def make(self, held: Sequence[HeldPush]) -> list[PushOutcome]:
         used = frozenset((h.push.slot, h.push.term) for h in held)
-        self.newest_step = self.shard.version, used
-        return super()._update(held)
+        self.newest = self.side.shard.version, used
+        return super().make(held)
 
 
 class Counting(Lead):

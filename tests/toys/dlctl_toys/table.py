@@ -14,8 +14,8 @@ import numpy as np
 from dlctl.algorithms.base import MODEL, Method, Needs, ReplicaSide, Shape
 from dlctl.algorithms.base import Table as TableOf
 from dlctl.algorithms.methods.downpour import Server
-from dlctl.algorithms.methods.sync import accrue
 from dlctl.algorithms.needs import NextData, Read, Receipt, View, Write
+from dlctl.algorithms.stepwise import accrue
 from dlctl.model.flat import Layout
 
 SLOTS = 64

@@ -42,9 +42,8 @@ def ends_by_itself(status: int, cause: str) -> bool:
 
 
 def in_row(before: Mapping[str, Any] | None, status: int, cause: str, lived_s: float) -> int:
-    """How often in a row that has happened, this time included; 0 if the process did not cause it.
-
-    `before`: the `last_exit` of the previous process, or None.
+    """How often in a row a daemon has exited like this, this time included; 0 if the process did
+    not cause its exit. `before`: the `last_exit` of the previous process, or None.
     """
     if not ends_by_itself(status, cause):
         return 0
@@ -55,9 +54,9 @@ def in_row(before: Mapping[str, Any] | None, status: int, cause: str, lived_s: f
 
 
 def blame(last_exit: Mapping[str, Any]) -> str:
-    """How often in a row its process has ended like that, and the cause: the rest of a sentence
-    about an exit, as in ", for the 4th time in a row: something in the task ends the process"; ""
-    if there is nothing to add.
+    """How often in a row a daemon has exited like this, and the cause: the rest of a sentence about
+    an exit, as in ", for the 4th time in a row: something in the task ends the process"; "" if
+    there is nothing to add.
     """
     number = last_exit.get("in_row", 0)
     times = f", for the {ordinal(number)} time in a row" if number > 1 else ""

@@ -50,7 +50,7 @@ LASTING = (
 """The fields of a daemon that are persisted (see `Persistence`)."""
 _lasting = attrgetter(*LASTING)
 _EXISTS = ""
-"""In place of an attribute: all observers, which are notified of new and of removed daemons."""
+"""Stands for an attribute whose observers are notified of new and of removed daemons."""
 
 
 @dataclass(slots=True)
@@ -69,10 +69,10 @@ class Daemon(Observed):
     host: str = ""
     pid: int | None = None
     peer: Peer | None = None
-    """The connection of its last message."""
+    """The connection of the daemon's last message."""
     heard_at: float = 0.0
     reported_at: float = 0.0
-    """Time of its last report."""
+    """The time of the daemon's last report."""
     started_at: float | None = None
     held_up_at: float = 0.0
     """When it was last blocked because the run's database, or a shard, could not be written, or by
@@ -81,7 +81,7 @@ class Daemon(Observed):
     retry_at: float | None = None
     last_exit: Json | None = None
     error: str = ""
-    """The user's error, if it has sent one."""
+    """The user's error, if the daemon has sent one."""
     term: int = 0
     """Of a worker's slot or a server's shard: its fencing token."""
     settings: Json = field(default_factory=dict)
@@ -103,9 +103,9 @@ class Daemon(Observed):
     killed_for: str = ""
     """Why we have its process killed; the process itself cannot log that."""
     out_of_touch: bool = False
-    """Its host is unreachable, and it is silent: what can continue without it does not wait."""
+    """The daemon is stale and its host unreachable: what can continue without it does not wait."""
     given_up_at: float | None = None
-    """Of an unreachable agent: when its host is, or was, given up."""
+    """When the host of an unreachable agent is, or was, given up."""
     kill_at: float | None = None
     """Deadline of a worker that leaves or has failed, after which it is killed."""
     deaths_in_row: int = 0
@@ -118,8 +118,8 @@ class Daemon(Observed):
         return self._state
 
     def change_state(self, state: str) -> None:
-        """Raises AssertionError for a state that cannot follow on the current one, a bug of the
-        coordinator: no message or exit of a daemon can cause it.
+        """Change the daemon's state. Raises AssertionError for one that cannot follow on the
+        current one, a bug of the coordinator: no message or exit of a daemon can cause it.
         """
         assert self._state in daemon_states.SOURCES[state], f"{self._state} -> {state}"
         self._state = state
@@ -136,25 +136,25 @@ class Daemon(Observed):
 
     @property
     def stuck(self) -> bool:
-        """Whether it reports that it has been in one batch, or evaluation, for too long."""
+        """Whether the daemon reports that it has been in one batch, or evaluation, for too long."""
         return self.alive and "stuck_s" in self.metrics
 
     @property
     def hangs(self) -> bool:
-        """Whether it is stuck, and not in an evaluation that may still end."""
+        """Whether the daemon is stuck, and not in an evaluation that may still end."""
         return self.stuck and self.metrics.get("hangs") is True
 
     @property
     def evaluates(self) -> bool:
-        """Whether it reports that it evaluates, and the evaluation may still end."""
+        """Whether the daemon reports that it evaluates, and the evaluation may still end."""
         return self.alive and (self.phase == "evaluating" or self.metrics.get("hangs") is False)
 
     def saves(self, checkpoint: int) -> bool:
-        """Whether it reports that it has begun to save; it can do that even while it hangs."""
+        """Whether the daemon reports that it has begun to save; it can do that while it hangs."""
         return self.metrics.get("checkpoint") == checkpoint
 
     def begin(self, now: float) -> None:
-        """A new incarnation is being started."""
+        """Reset the fields for a new incarnation, which is being started."""
         self.incarnation += 1
         self.change_state(daemon_states.STARTING)
         self.phase, self.waiting_for = "starting", ""
@@ -175,9 +175,9 @@ class Daemon(Observed):
         self.reported_at = now
 
     def ended(
-        self, end: ProcessExited, now: float, said: str = "", *, is_planned: bool = False
+        self, end: ProcessExited, now: float, error: str = "", *, is_planned: bool = False
     ) -> None:
-        """`said`: the error that it logged before its exit. is_planned: it was asked to exit."""
+        """`error`: the one that it logged before its exit. is_planned: it was asked to exit."""
         status, cause, lived_s = end.status, end.cause, now - (self.started_at or now)
         has_lived = lived_s > LIFE_S[self.role] and self.state != "starting"
         is_worker = self.role == "worker"  # Only workers run the user's code.
@@ -194,7 +194,7 @@ class Daemon(Observed):
         if alike:
             self.last_exit |= {"in_row": alike, "had_lived": has_lived}
             # Never claimed of a crash: its cause may be in the last lines of the log.
-            if status >= 0 and not said:
+            if status >= 0 and not error:
                 self.last_exit["cause"] = "task"
 
     def forgive(self) -> None:
@@ -258,7 +258,7 @@ class Membership:
         """
         self._before = before
         self.daemons: dict[str, Daemon] = {}
-        """To be changed by the methods of this class only."""
+        """All daemons by name. Only the methods of this class change it."""
         self._takes_workers = takes_workers
         self._places = count()
         self._observers: dict[str, list[MembershipObserver]] = {}
@@ -281,13 +281,13 @@ class Membership:
         condition: Callable[[Daemon], bool],
         order: Callable[[Daemon], int] = _place,
     ) -> Selection[Daemon]:
-        """From now on the daemons that meet a condition on these attributes."""
+        """A live view of the daemons that meet a condition on these attributes."""
         selection = Selection[Daemon](fields, condition, order)
         self.observe(selection)
         return selection
 
     def follow(self, fields: Collection[str], role: str = "") -> ChangedDaemons[Daemon]:
-        """From now on the daemons of a role whose attributes have changed; first all of them."""
+        """A queue of the daemons of a role whose attributes have changed; at first all of them."""
         changes = ChangedDaemons[Daemon](fields, role)
         self.observe(changes)
         return changes
@@ -369,7 +369,7 @@ class Membership:
             self._restore(name, lasting, now)
 
     def _restore(self, name: str, lasting: Json, now: float) -> None:
-        """Its times start over."""
+        """Recreate a daemon from its persisted fields; its timeouts start over."""
         daemon = Daemon(name, lasting["role"], lasting["index"], lasting["agent"])
         daemon.restore_state(lasting["state"])
         for key in LASTING[1:]:  # An older dlctl may not have known all of them.
@@ -389,7 +389,7 @@ class Membership:
         return daemon
 
     def of_role(self, role: str) -> list[Daemon]:
-        """In the order of their indices; records are restored in any order."""
+        """The daemons of a role in the order of their indices, which records do not have."""
         return list(self._roles[role])
 
     def worker(self, slot: int, term: int) -> Daemon | None:

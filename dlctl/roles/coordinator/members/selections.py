@@ -19,14 +19,14 @@ D = TypeVar("D", bound="Observed")
 
 
 class Observed:
-    """A daemon that tells its observers which of its attributes has changed."""
+    """A daemon that notifies its observers which of its attributes has changed."""
 
     __slots__ = ("_observers",)
     _observers: Mapping[str, Sequence[MembershipObserver]]
     name: str
     role: str
     place: int
-    """In the order in which the daemons of a run were added."""
+    """The position of the daemon in the order in which the daemons of a run were added."""
     heard_at: float
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
@@ -51,7 +51,7 @@ class Observed:
 
 
 class MembershipObserver(Protocol):
-    """Is notified by `Membership`."""
+    """An observer that `Membership` notifies of changed daemons."""
 
     @property
     def fields(self) -> Collection[str]:
@@ -80,7 +80,7 @@ class Selection(Generic[D]):
         self._names: set[str] = set()
         self._found: list[D] = []
         self.version = 0
-        """Is raised by every change."""
+        """A number that increases with every change."""
 
     def update(self, daemon: D) -> None:
         if self._condition(daemon) == (daemon.name in self._names):
@@ -113,7 +113,7 @@ class ChangedDaemons(Generic[D]):
     """The daemons with changes since they were last taken."""
 
     def __init__(self, fields: Collection[str], role: str = "") -> None:
-        """role: of the daemons that matter; "": any."""
+        """role: the role of the observed daemons; "": any."""
         self.fields = fields
         self._role = role
         self._changed: dict[str, D] = {}
@@ -125,7 +125,7 @@ class ChangedDaemons(Generic[D]):
     drop = update
 
     def take(self) -> Iterable[D]:
-        """Changed, new and removed ones."""
+        """Take the daemons that are new, changed or removed since the last call."""
         if not self._changed:
             return ()
         changed, self._changed = self._changed, {}
@@ -133,7 +133,7 @@ class ChangedDaemons(Generic[D]):
 
 
 class ByContact(Generic[D]):
-    """All daemons, the one that was heard longest ago first."""
+    """All daemons by their newest message, the oldest first."""
 
     fields = ("heard_at",)
 
@@ -144,7 +144,7 @@ class ByContact(Generic[D]):
         newest = next(self.newest(), daemon)
         self._order[daemon.name] = daemon
         self._order.move_to_end(daemon.name)
-        if daemon.heard_at < newest.heard_at:  # It is new, and was never heard.
+        if daemon.heard_at < newest.heard_at:  # It is new, and has sent nothing yet.
             rows = sorted(self._order.items(), key=lambda row: row[1].heard_at)
             self._order = OrderedDict(rows)
 
@@ -152,12 +152,12 @@ class ByContact(Generic[D]):
         self._order.pop(daemon.name, None)
 
     def silent_for(self, limit_s: float, now: float) -> list[D]:
-        """Those that were not heard for longer than this."""
+        """The daemons whose newest message is older than this."""
         every = self._order.values()
         return list(takewhile(lambda daemon: now - daemon.heard_at > limit_s, every))
 
     def newest(self) -> Iterator[D]:
-        """The one that was heard last comes first."""
+        """All daemons by their newest message, the newest first."""
         return reversed(self._order.values())
 
 
@@ -183,14 +183,14 @@ class Due(Generic[D]):
         self._daemons.pop(daemon.name, None)
 
     def first(self) -> float | None:
-        """The earliest time."""
+        """The earliest time at which a daemon is due; None: no daemon is."""
         return self._deadlines.first()
 
     def __iter__(self) -> Iterator[D]:
-        """Those that are due at some time."""
+        """The daemons that are due at some time, in any order."""
         return iter(list(self._daemons.values()))
 
     def by(self, now: float) -> list[D]:
-        """Those that are due by now, in the order in which they were added."""
+        """The daemons that are due by now, in the order in which they were added."""
         due = [self._daemons[str(name)] for name in self._deadlines.by(now)]
         return sorted(due, key=lambda daemon: daemon.place)

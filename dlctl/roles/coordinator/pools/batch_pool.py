@@ -18,12 +18,13 @@ from dlctl.roles.coordinator.pools.holders import Key
 from dlctl.roles.coordinator.pools.portions import PortionPool
 
 WEIGHT = 0.1
-"""Of the newest portion in the running mean of the time per portion."""
+"""The weight of the newest portion in the running mean of the time per portion."""
 
 
 class BatchPool(PortionPool):
-    """Between two batches, and while the last portions of a batch are leased, workers are left
-    waiting: so the next batch, or a dead worker's portions, start at once.
+    """A pool in which each batch of a driven method is a data epoch. Between two batches, and while
+    the last portions of a batch are leased, workers are left waiting: so the next batch, or a dead
+    worker's portions, start at once.
     """
 
     keeps_waiting = True
@@ -66,8 +67,8 @@ class BatchPool(PortionPool):
         self._lateness.recount(self.holders.leased)
         return back
 
-    def go_on(self, next_: Key, standing: dict[Key, Any]) -> None:
-        super().go_on(next_, standing)
+    def resume(self, next_: Key, standing: dict[Key, Any]) -> None:
+        super().resume(next_, standing)
         self._lateness.found(self.holders.leased)
 
     def _is_alone(self, key: Key) -> bool:
@@ -75,7 +76,7 @@ class BatchPool(PortionPool):
         return key in self.holders.leased and not self.holders.is_copied(key)
 
     def _has_portion(self) -> bool:
-        """Whether there may be one that nobody has."""
+        """Whether there may be a portion that nobody has."""
         epoch, portion = self.next
         return bool(self.holders.returned) or epoch * self.per_epoch + portion < self.limit
 
@@ -87,7 +88,7 @@ class Lateness:
         self._since: dict[Key, float] = {}
         """Leased portion -> when it was leased, or first checked."""
         self._unseen: list[Key] = []
-        """Leased by a predecessor; not checked yet."""
+        """Portions leased by a previous coordinator, not checked yet."""
         self._oldest: list[tuple[float, int, Key]] = []
         """A heap of `_since`, with entries that are valid no more."""
         self._pushed = 0
@@ -103,7 +104,7 @@ class Lateness:
         self._unseen = list(keys)
 
     def done(self, key: Key, now: float, *, copied: bool) -> None:
-        """copied: leave its time out of the mean."""
+        """Count a portion as done. copied: leave its time out of the mean."""
         since = self._since.pop(key, None)
         if since is None or copied:
             return
@@ -132,7 +133,7 @@ class Lateness:
         return bool(self._unseen) or (oldest is not None and now >= self._due(oldest))
 
     def deadline(self, counts: Callable[[Key], bool]) -> float | None:
-        """When the next of these becomes late."""
+        """When the next leased portion becomes late."""
         oldest = self._first(counts)
         return None if oldest is None or self._usual_s is None else self._due(oldest)
 

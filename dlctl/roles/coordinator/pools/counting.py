@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 
+from dlctl.job import batches
 from dlctl.roles.coordinator.pools.portions import PortionPool
 
 PORTIONS = 1024
 """A data epoch of so many portions is no pass over anything; but a complete one is short to
 persist."""
-SAMPLES_MAX = 2**40
-"""Of one portion: more is no count of samples."""
 
 
 class CountingPool(PortionPool):
@@ -22,7 +21,7 @@ class CountingPool(PortionPool):
         super().__init__(PORTIONS * portion_samples, portion_samples, math.inf)
 
     def most(self, portion: int) -> int:
-        return SAMPLES_MAX
+        return batches.LOOP_STEP_MAX
 
     def epochs_done(self) -> float:
         return 0.0

@@ -13,7 +13,7 @@ from dlctl.roles.coordinator.pools.holders import Holders, Key
 from dlctl.wire.messages import Json
 
 RETURNED, DONE = -2, -1
-"""In place of a slot: the portion waits to be leased again; it is done."""
+"""Recorded in place of a slot: the portion waits to be leased again; the portion is done."""
 UNKNOWN = -1
 """The end of a stream's shard that no worker has reached."""
 
@@ -45,7 +45,7 @@ class DataPool(ABC):
 
     def __init__(self, portion_samples: int) -> None:
         self.portion_samples = portion_samples
-        """At most so many in a portion."""
+        """The largest number of samples in a portion."""
         self.changed: dict[Key, None] = {}
         """What `take_changes` returns next, in order."""
         self.holders = Holders(self.changed)
@@ -57,7 +57,7 @@ class DataPool(ABC):
         self.holders.wait(slot)
 
     def wait_no_more(self, slot: int) -> None:
-        """It is answered, or gone."""
+        """Remove a slot from the queue for data: its request is answered, or it is gone."""
         self.holders.wait_no_more(slot)
 
     def count_waiting(self) -> int:
@@ -90,7 +90,7 @@ class DataPool(ABC):
         return None
 
     @abstractmethod
-    def may_hoard(self, slot: int, slots: int) -> bool:
+    def may_prefetch(self, slot: int, slots: int) -> bool:
         """Whether `slot` may prefetch one more portion: it has at most its share of what is left.
 
         slots: number of workers that share the rest.
@@ -116,7 +116,7 @@ class DataPool(ABC):
         """
         back = self.holders.give_back(slot)
         if lives:
-            self.holders.doubt(back)
+            self.holders.mark_uncertain(back)
         return back
 
     @abstractmethod
@@ -180,10 +180,10 @@ class DataPool(ABC):
 
     @abstractmethod
     def standing_of(self, data_epoch: int, portion: int) -> Any:
-        """For `take_changes`."""
+        """The JSON value that `take_changes` persists for a portion; None: its initial state."""
 
     @abstractmethod
-    def go_on(self, next_: Key, standing: dict[Key, Any]) -> None:
+    def resume(self, next_: Key, standing: dict[Key, Any]) -> None:
         """Rebuild the state from all that `take_changes` returned; `standing`: what is not None."""
 
     def recall_holders(self, standing: dict[Key, int]) -> None:

@@ -21,7 +21,7 @@ class Holders:
         of the coordinator any worker's result is accepted."""
         self._returned: OrderedDict[Key, None] = OrderedDict()
         """In order of their keys."""
-        self._doubtful: set[Key] = set()
+        self._uncertain: set[Key] = set()
         """Leased or returned according to a predecessor's records, which may be stale, or taken
         back from a live worker: another slot may have them, or they may be done."""
         self._leases_of: dict[int, dict[Key, None]] = {}
@@ -32,7 +32,7 @@ class Holders:
         """Slot that waits for data -> its place in the queue."""
         self._queued = 0
         self._idle: set[int] = set()
-        """Those of them that have nothing."""
+        """Waiting slots that have no leased portion."""
 
     # ------------------------------------------------------------ questions
 
@@ -74,7 +74,7 @@ class Holders:
         return key in self._copied
 
     def may_finish(self, slot: int, key: Key) -> bool:
-        return key in self._doubtful or slot in (self._leased.get(key), self._copied.get(key))
+        return key in self._uncertain or slot in (self._leased.get(key), self._copied.get(key))
 
     # ------------------------------------------------------------ changes
 
@@ -91,7 +91,7 @@ class Holders:
 
     def lease(self, key: Key, slot: int) -> None:
         self._returned.pop(key, None)
-        self._doubtful.discard(key)
+        self._uncertain.discard(key)
         if key in self._leased:
             self._take(key)
         self._give(key, slot)
@@ -127,9 +127,9 @@ class Holders:
         self.put_back(back)
         return back
 
-    def doubt(self, keys: list[Key]) -> None:
+    def mark_uncertain(self, keys: list[Key]) -> None:
         """Any worker's report that these are done is accepted."""
-        self._doubtful.update(keys)
+        self._uncertain.update(keys)
 
     def forget(self, key: Key) -> None:
         """Remove a portion: no slot has it, and it is not leased again."""
@@ -137,7 +137,7 @@ class Holders:
             self._take(key)
         if key in self._copied:
             self._drop_copy(key)
-        self._doubtful.discard(key)
+        self._uncertain.discard(key)
         self._returned.pop(key, None)
 
     def recall(self, leased: dict[Key, int], returned: list[Key]) -> None:
@@ -145,7 +145,7 @@ class Holders:
         for key, slot in leased.items():
             self._give(key, slot)
         self.put_back(returned)
-        self._doubtful = {*leased, *returned}
+        self._uncertain = {*leased, *returned}
 
     # ------------------------------------------------------------ the indices
 

@@ -80,7 +80,7 @@ class PortionPool(DataPool):
             if not self._is_done(key):
                 return key
 
-    def may_hoard(self, slot: int, slots: int) -> bool:
+    def may_prefetch(self, slot: int, slots: int) -> bool:
         left = self.limit - self.done_count - len(self.holders.leased)
         return self.holders.count(slot) * slots <= left
 
@@ -94,10 +94,10 @@ class PortionPool(DataPool):
         return True
 
     def on_end(self, slot: int, data_epoch: int, number: int, end: int) -> None:
-        """A dataset of known length has no such ends."""
+        """Ignored: a dataset of known length has no such ends."""
 
     def check_end(self, data_epoch: int, portion: int, end: int) -> None:
-        """It does not matter here."""
+        """Accept any end: a dataset of known length has no ends of shards."""
 
     # ------------------------------------------------------------ data epochs
 
@@ -155,13 +155,13 @@ class PortionPool(DataPool):
         }  # fmt: skip
 
     def restore(self, saved: Json) -> None:
-        """If portions have another size now, only whole epochs can be matched."""
+        """Restore the pool. With another portion size only whole epochs are matched."""
         whole = set(saved["complete_epochs"])
         is_same = saved.get("portion_samples") == self.portion_samples
         keys = [(epoch, -1) for epoch in saved["complete_epochs"]]
         keys += [(epoch, p) for epoch, p in (saved["portions"] if is_same else ())]
         first = next(epoch for epoch in count() if epoch not in whole)
-        self.go_on((first, 0), dict.fromkeys(keys, DONE))
+        self.resume((first, 0), dict.fromkeys(keys, DONE))
         self.changed |= dict.fromkeys(keys)
 
     def standing_of(self, data_epoch: int, portion: int) -> int | None:
@@ -172,7 +172,7 @@ class PortionPool(DataPool):
             return DONE
         return self.holders.leased.get((data_epoch, portion), RETURNED)
 
-    def go_on(self, next_: Key, standing: dict[Key, Any]) -> None:
+    def resume(self, next_: Key, standing: dict[Key, Any]) -> None:
         self._next = next_
         for (epoch, portion), slot in standing.items():
             if portion < 0:
@@ -226,7 +226,7 @@ class ClientPool(PortionPool):
         return int(drawn[portion])
 
     def bounds(self, portion: int) -> tuple[int, int]:
-        """An upper bound for a portion of any epoch."""
+        """An upper bound of the samples of a portion of any epoch."""
         return 0, max(self.sizes) * self.passes
 
     def range(self, data_epoch: int, portion: int) -> Range:
@@ -234,10 +234,10 @@ class ClientPool(PortionPool):
         return Range(data_epoch, portion, 0, self.sizes[client] * self.passes, client)
 
     def samples_before(self, portion: int) -> int:
-        """On average."""
+        """The samples before a portion, by the mean of the clients, which differ in size."""
         return portion * self.samples // self.per_epoch
 
-    def may_hoard(self, slot: int, slots: int) -> bool:
+    def may_prefetch(self, slot: int, slots: int) -> bool:
         """Whether `slot` has at most its share of the newest data epoch's remaining portions."""
         if self.owners:
             return True

@@ -10,8 +10,9 @@ from dlctl.roles.coordinator.pools.holders import Key
 from dlctl.roles.coordinator.pools.stream_passes import Pass, PortionSizes, StreamShard
 
 _COMPLETE, _FIRST_SHARD = -1, -2
-"""In place of a portion's number: the whole data epoch; the state of shard 0 (of shard n:
-_FIRST_SHARD - n)."""
+"""Persisted in place of a portion's number: the whole data epoch; the state of shard 0 (of shard n:
+_FIRST_SHARD - n).
+"""
 _NEW, _EMPTY = (0, 0, UNKNOWN, ()), (0, 0, 0, ())
 """A shard that nobody has read, and one without samples, as in a checkpoint."""
 
@@ -29,7 +30,7 @@ class StreamEpochs:
         self.complete: dict[int, tuple[int, int]] = {}
         """Data epoch -> its samples and steps."""
         self._complete_samples = 0
-        """Of all of these."""
+        """The sum of the samples of all complete data epochs."""
 
     def begin_next(self) -> None:
         self.newest += 1
@@ -87,7 +88,7 @@ class StreamEpochs:
         return start <= end <= stop
 
     def is_behind(self, key: Key) -> bool:
-        """Whether it begins behind the end of its shard, or its data epoch is complete."""
+        """Whether a portion begins behind the end of its shard, or its data epoch is complete."""
         shards = self.open.get(key[0])
         return shards is None or shards.is_behind(key[1])
 
@@ -116,7 +117,7 @@ class StreamEpochs:
     # ------------------------------------------------------------ persisted state
 
     def to_json(self, order: Sequence[int]) -> list[Any]:
-        """For a checkpoint: data epochs, and in the others the shards, in order."""
+        """The progress for a checkpoint: data epochs, and in the open ones the shards, in order."""
         complete = [[epoch, *counted] for epoch, counted in sorted(self.complete.items())]
         passes = [
             [epoch, [shards.shards[n].to_json() for n in order]]

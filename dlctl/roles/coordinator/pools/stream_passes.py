@@ -27,7 +27,7 @@ class PortionSizes(NamedTuple):
 
 
 class PortionLimits(NamedTuple):
-    """Of the run, rounded up to portions."""
+    """The limits of the run in samples and steps, rounded up to portions."""
 
     samples: float = math.inf
     steps: float = math.inf
@@ -61,7 +61,7 @@ class StreamShard:
     """Portions behind `done_to` that are done, too."""
 
     def to_json(self) -> list[Any]:
-        """For a checkpoint."""
+        """The progress in this shard, for a checkpoint."""
         return [self.base, self.done_to, self.end, sorted(self.done)]
 
 
@@ -76,7 +76,7 @@ class Pass:
         self._incomplete = set(range(cut.shards))
 
     def set(self, number: int, shard: StreamShard) -> None:
-        """A shard is as a predecessor has recorded it."""
+        """Restore a shard as a previous coordinator has recorded it."""
         self.shards[number] = shard
         self._check(number)
 
@@ -92,7 +92,7 @@ class Pass:
         return shard.base + index * n, shard.base + (index + 1) * n
 
     def is_behind(self, portion: int) -> bool:
-        """Whether it begins behind the end of its shard."""
+        """Whether a portion begins behind the end of its shard."""
         shard, _ = self.place(portion)
         return shard.end != UNKNOWN and self.bounds(portion)[0] >= shard.end
 
@@ -109,12 +109,12 @@ class Pass:
         return index * self.cut.shards + number if is_new else None
 
     def may_be_done(self, portion: int) -> bool:
-        """Whether it was leased, and is not known to be done."""
+        """Whether a portion was leased, and is not known to be done."""
         shard, index = self.place(portion)
         return shard.done_to <= index < shard.next and index not in shard.done
 
     def is_done_ahead(self, portion: int) -> bool:
-        """Whether it is done, and an earlier one of its shard is not."""
+        """Whether a portion is done, and an earlier one of its shard is not."""
         shard, index = self.place(portion)
         return index in shard.done
 

@@ -37,7 +37,7 @@ class StreamPool(DataPool):
         self.order = order or range(shards)
         self.epochs = StreamEpochs(self.cut, self.changed)
         self._readers = Readers(self.order)
-        """Of the newest data epoch."""
+        """Which slot reads which shard in the newest data epoch."""
         self._has_reported_end = False
 
     # ------------------------------------------------------------ leases
@@ -51,12 +51,12 @@ class StreamPool(DataPool):
         epoch, portion = key
         return Range(*key, *self.epochs.open[epoch].bounds(portion), portion % self.cut.shards)
 
-    def may_hoard(self, slot: int, slots: int) -> bool:
+    def may_prefetch(self, slot: int, slots: int) -> bool:
         left = self.limits.left(*self.epochs.with_outstanding(), self.cut)
         return self.holders.count(slot) * slots <= left
 
     def bounds(self, portion: int) -> tuple[int, int]:
-        """Of the shard, if nothing was done before in other portions."""
+        """A portion's samples [start, stop) in its shard, if all portions had this size."""
         index = portion // self.cut.shards
         return index * self.portion_samples, (index + 1) * self.portion_samples
 
@@ -65,7 +65,7 @@ class StreamPool(DataPool):
         back = super().give_back(slot)
         self._drop_what_is_behind()
         if lives:
-            self.holders.doubt(back)
+            self.holders.mark_uncertain(back)
         return back
 
     def finish(self, data_epoch: int, portion: int, now: float, end: int = UNKNOWN) -> bool:
@@ -112,7 +112,7 @@ class StreamPool(DataPool):
     # ------------------------------------------------------------ ends of shards
 
     def on_end(self, slot: int, data_epoch: int, number: int, end: int) -> None:
-        """It is believed if that is in a portion of the worker."""
+        """Record a reported end of a shard, if it lies in a portion that the worker has leased."""
         shards = self.epochs.open.get(data_epoch)
         if shards is None or not 0 <= number < self.cut.shards:
             return
@@ -151,7 +151,7 @@ class StreamPool(DataPool):
             self.changed[key] = None
 
     def news(self) -> str:
-        """That it has ended before the run, which may be intended."""
+        """A log line, once, that the stream has ended before the run; "": nothing is new."""
         samples = self.samples_in_all()
         if self._has_reported_end or self.passes() == 1 or samples is None:
             return ""
@@ -178,7 +178,7 @@ class StreamPool(DataPool):
         return self.epochs.complete[0][0] if 0 in self.epochs.complete else None
 
     def samples_leased(self) -> int:
-        """Those that are leased or done."""
+        """The samples that are leased or done."""
         return self.epochs.with_outstanding()[0]
 
     def epochs_done(self) -> float:
@@ -200,7 +200,7 @@ class StreamPool(DataPool):
 
     def restore(self, saved: Json) -> None:
         standing = self.epochs.saved(saved["stream"], saved["portion_samples"], self.order)
-        self.go_on((max((epoch for epoch, _ in standing), default=0), 0), standing)
+        self.resume((max((epoch for epoch, _ in standing), default=0), 0), standing)
         if self.epochs.newest not in self.epochs.open:
             self._begin_next()
         rest = self.epochs.lease_rest()
@@ -214,7 +214,7 @@ class StreamPool(DataPool):
         """(the newest data epoch, 0)."""
         return self.epochs.newest, 0
 
-    def go_on(self, next_: Key, standing: dict[Key, Any]) -> None:
+    def resume(self, next_: Key, standing: dict[Key, Any]) -> None:
         self.epochs = StreamEpochs(self.cut, self.changed)
         self._readers = Readers(self.order)
         portions = self.epochs.recall(next_[0], standing)
@@ -226,7 +226,7 @@ class StreamPool(DataPool):
         self._has_reported_end = self.passes() > 1
 
     def standing_of(self, data_epoch: int, portion: int) -> Any:
-        """Of negative numbers: the state of a shard, or of a complete data epoch."""
+        """The persisted state of a portion; negative numbers: a shard, or a complete data epoch."""
         if portion < 0 or data_epoch not in self.epochs.open:
             return self.epochs.standing_of(data_epoch, portion)
         if self.epochs.open[data_epoch].is_done_ahead(portion):

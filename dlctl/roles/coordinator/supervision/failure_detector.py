@@ -34,11 +34,11 @@ from dlctl.wire.machine import Peer
 DEATHS_MAX = 20
 """Deaths in a row of a server or an agent, each soon after its start: restarts do not help."""
 UNSEEN_MAX = 10_000
-"""By how many incarnations an agent's report of a daemon may be ahead of our records."""
+"""How many incarnations an agent's report of a daemon may be ahead of our records."""
 ERROR_CHARS_MAX = 4_000
-"""Of a worker's error, which is sent on and shown."""
+"""Characters of a worker's error that are sent on and shown."""
 EXIT_S = 5.0
-"""From a worker's error until its process is killed; it exits on its own sooner."""
+"""Time from a worker's error until its process is killed; it exits on its own sooner."""
 SLOW_S_MAX = 5.0
 """Upper bound of the time without a heartbeat after which a daemon's state is `slow`."""
 
@@ -60,14 +60,14 @@ def _is_before_attach(daemon: Daemon) -> bool:
 
 
 def _text(daemon: Daemon) -> str:
-    """How its last process ended."""
+    """How the daemon's last process ended, as a sentence."""
     assert daemon.last_exit is not None
     return str(daemon.last_exit["text"])
 
 
-def _why(daemon: Daemon, said: str) -> str:
+def _why(daemon: Daemon, cause: str) -> str:
     """Why a run fails without this daemon: the last error that it logged, if any."""
-    return f"{daemon.name}: {said}" if said else f"{daemon.name} ended: {_text(daemon)}"
+    return f"{daemon.name}: {cause}" if cause else f"{daemon.name} ended: {_text(daemon)}"
 
 
 @dataclass(eq=False)
@@ -257,8 +257,8 @@ class FailureDetector(CoordinatorPart):
         asked = end.status in (0, STATUS_UNKNOWN)
         asked |= end.status == -15 and ("kill", name) in self.context.retries
         planned = self.run.shutdown is not None and asked
-        said = last_error(end.status, end.last_lines)
-        daemon.ended(end, now, said, is_planned=planned)
+        cause = last_error(end.status, end.last_lines)
+        daemon.ended(end, now, cause, is_planned=planned)
         self._drop_requests(name)
         text = f"{name} ended: {_text(daemon)}{blame(daemon.last_exit or {})}"
         kind = "stop" if planned else "exit"
@@ -272,16 +272,25 @@ class FailureDetector(CoordinatorPart):
         if self.scaling.on_exit(daemon, now):
             return
         if daemon.role == "worker":
-            self._lose_worker(daemon, end.status, said, now)
+            self._lose_worker(daemon, end.status, cause, now)
         elif daemon.role == "server":
-            self._lose_server(daemon, said, now)
+            self._lose_server(daemon, cause, now)
         else:
-            self._lose_agent(daemon, end, said, now)
+            self._lose_agent(daemon, end, cause, now)
 
     def _drop_requests(self, name: str) -> None:
         """Drop the pending requests that only this process could have answered."""
         moved = [f"moved{server.index}" for server in self.members.of_role("server")]
-        for what in ("spawn", "assign", "guests", "shutdown", "kill", "drain", "change", *moved):
+        for what in (
+            "spawn",
+            "assign",
+            "allowed_peers",
+            "shutdown",
+            "kill",
+            "drain",
+            "change",
+            *moved,
+        ):
             self.context.retries.drop((what, name))
 
     def _restart(self, daemon: Daemon, text: str, now: float) -> None:
@@ -289,14 +298,14 @@ class FailureDetector(CoordinatorPart):
         text = f"{daemon.name} {text}"
         self.context.event("lost", daemon.name, text, code="daemon-restarting")
 
-    def _lose_server(self, server: Daemon, said: str, now: float) -> None:
+    def _lose_server(self, server: Daemon, cause: str, now: float) -> None:
         """Its next process resumes with its state. Without one the run fails."""
         if self.run.shutdown is not None and not self.run.shutdown.needs_servers():
             return
         if self._has_state(server) and not self._is_hopeless(server, DEATHS_MAX):
             self._restart(server, "resumes with its state: nothing acknowledged is lost", now)
             return
-        reason = _why(server, said)
+        reason = _why(server, cause)
         if self.run.released_at is not None and self.run.keeps_shards():
             died = plural(server.deaths_in_row, "time")
             reason += f"; it has died {died} in a row, and the state of its shard is kept"
@@ -325,7 +334,7 @@ class FailureDetector(CoordinatorPart):
         """Whether its next process may live, although this one may have exited with an error."""
         return end.status <= 0 or (agent.has_worked and bool(self.context.unwritten))
 
-    def _lose_agent(self, agent: Daemon, end: m.ProcessExited, said: str, now: float) -> None:
+    def _lose_agent(self, agent: Daemon, end: m.ProcessExited, cause: str, now: float) -> None:
         """The next agent adopts the daemons that are alive, and reports those that are not."""
         if self.run.shutdown is not None and self.run.shutdown.is_leaving():
             return
@@ -334,29 +343,29 @@ class FailureDetector(CoordinatorPart):
         elif self._may_live(agent, end) and not self._is_hopeless(agent, DEATHS_MAX):
             self._restart(agent, "starts again; its daemons keep running", now)
         elif agent.has_worked:
-            self.control.end("failed", f"{_why(agent, said)}; its daemons are orphans", now)
+            self.control.end("failed", f"{_why(agent, cause)}; its daemons are orphans", now)
         else:
             host = self.host_failures.host(agent)
-            words = said or (end.last_lines or (_text(agent),))[-1]
+            words = cause or (end.last_lines or (_text(agent),))[-1]
             self.control.end("failed", f"{agent.name} cannot be started on {host}: {words}", now)
 
-    def _lose_worker(self, worker: Daemon, status: int, said: str, now: float) -> None:
+    def _lose_worker(self, worker: Daemon, status: int, cause: str, now: float) -> None:
         """The others continue: its portions are leased again, barriers no longer count it."""
         portions = self.leases.gone(worker.index, now)
         self.control.notify_members()
         if self.run.shutdown is not None:
             return
         if status == EXIT_POISONED:
-            self._quarantine(worker, said, now)
+            self._quarantine(worker, cause, now)
         elif worker.error:
             self._quarantine(worker, worker.error, now)
         elif self._is_hopeless(worker, self.run.job.workers.restarts_max):
-            self._give_up(worker, said, now)
+            self._give_up(worker, cause, now)
         else:
             again = f"; {plural(portions, 'portion')} of its data can be leased again"
             self._restart(worker, f"starts again{again if portions else ''}", now)
 
-    def _give_up(self, worker: Daemon, said: str, now: float) -> None:
+    def _give_up(self, worker: Daemon, cause: str, now: float) -> None:
         """Restarts do not help: the others continue without it. A run that waits for it to begin
         fails.
         """
@@ -365,7 +374,7 @@ class FailureDetector(CoordinatorPart):
         words = f"it died {died} before or soon after it was ready: {_text(worker)}{blame(last)}"
         if last.get("had_lived") and last["in_row"] > 1:
             words = f"{ENDED_BY_ITSELF} ({_text(worker)}){blame(last)}"
-            words = ": ".join(filter(None, (words, said)))
+            words = ": ".join(filter(None, (words, cause)))
         if self.run.released_at is None:
             self.control.end("failed", f"{worker.name}: {words}", now)
         else:

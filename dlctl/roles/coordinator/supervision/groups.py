@@ -24,7 +24,7 @@ Member = tuple[int, int]
 _STORE = re.compile(r"[A-Za-z0-9._:%-]{1,253}:[0-9]{1,5}")
 """The address of a rendezvous, as members can read it."""
 SETTLE_S = 0.5
-"""From a failed sum to the next generation: by then deaths are mostly known."""
+"""Time from a failed sum to the next generation: by then deaths are mostly known."""
 UNMADE_LIMITS = 4
 """How long the members try to connect to each other, in units of `silent_s`."""
 LOST = (
@@ -56,11 +56,12 @@ class Groups(Owner):
             ("out_of_touch",), lambda d: d.role == "worker" and d.out_of_touch
         )
         self.generation = 0
-        """Unique among the groups of a run."""
+        """The number of the group, unique in a run."""
         self.members: tuple[Member, ...] = ()
         self.left_out: frozenset[Member] = frozenset()
-        """Those that have not answered. Their drivers compare what they still have (`sums.py`).
-        Persisted: else the others would wait for them again after a coordinator's restart."""
+        """Members that have not answered. Their drivers compare what they still have (`sums.py`).
+        Persisted: else the others would wait for them again after a coordinator's restart.
+        """
         self._store = ""
         self._is_new = True
         self._noted: set[Member] = set()
@@ -70,7 +71,7 @@ class Groups(Owner):
         """When the next generation begins, because this one has failed."""
         self._begun_at = 0.0
         self._lost: set[Member] = set()
-        """Those that report that no member of this generation has the model."""
+        """Members that report that nobody in the current group has the model."""
         self._unmade: dict[Member, str] = {}
         """Member -> its error, since the last group in which all members connected."""
         self._unmade_since = 0.0
@@ -173,7 +174,9 @@ class Groups(Owner):
             self.run.context.ask(("group", name), name, message, now)
 
     def on_noted(self, peer: Peer, message: m.GroupNoted, now: float) -> None:
-        """Raises RemoteProtocolError for a rendezvous that no first member opens."""
+        """A member has received the newest group. Raises RemoteProtocolError for a rendezvous that
+        no first member opens.
+        """
         by_name = dict(zip(self._names(self.members), self.members, strict=True))
         if message.generation != self.generation or message.name not in by_name:
             self._readmit(message.name, now)

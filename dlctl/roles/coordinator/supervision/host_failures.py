@@ -1,6 +1,6 @@
 """Unreachable hosts: retried for a while, then given up.
 
-The only sign of life of an agent on another machine is its messages. When it is silent it is
+An agent on another machine has no heartbeat but its messages. When it is silent it is
 restarted there; while that fails, its host is away. Processes there keep running on their own,
 and are not replaced: they may come back with all of their state. After `host_s` the host is given
 up. Its workers are started on other hosts, with new terms, so that the old ones are fenced if they
@@ -53,8 +53,8 @@ class HostFailures(CoordinatorPart):
         if now < agent.given_up_at:
             agent.back_off(now)
             if agent.deaths_in_row <= 1:
-                said = "".join(f": {line}" for line in grave(words)[-1:])
-                text = f"{agent.name} on {self.host(agent)} is started again{said}"
+                last_line = "".join(f": {line}" for line in grave(words)[-1:])
+                text = f"{agent.name} on {self.host(agent)} is started again{last_line}"
                 self.context.event("lost", agent.name, text, code="host-unreachable")
         else:
             self._give_up(agent, now)
@@ -100,7 +100,7 @@ class HostFailures(CoordinatorPart):
         self.control.end("failed", reason, now, at_once=True)
 
     def _lose_host(self, agent: Daemon, why: str, now: float) -> None:
-        """It is not tried again; the files there are lost."""
+        """Give up a host: its agent is not tried again, and the files there are lost."""
         agent.change_state(daemon_states.FAILED)
         agent.retry_at = None
         for daemon in self.members.hosted_by(agent):

@@ -61,8 +61,8 @@ class PeerLists:
         """Slot, term, address, and whether it takes part."""
 
     def on_listening(self, peer: Peer, message: m.Listening, now: float) -> None:
-        """Raises RemoteProtocolError for an invalid address, or if the method has no links between
-        workers.
+        """Record the address of a worker. Raises RemoteProtocolError if it is invalid, or if the
+        method has no links between workers.
         """
         if not self.has_links or not is_address(message.address):
             raise RemoteProtocolError("workers cannot be asked to connect to this address")

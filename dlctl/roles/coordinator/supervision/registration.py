@@ -73,8 +73,9 @@ class Registration(Owner):
         self.keyring = run.keyring
         self.past = past
         self.restore = past.restore
-        """Until the workers are released: later processes have nothing in that checkpoint, and it
-        may have been removed."""
+        """The checkpoint to restore, until the workers are released: later processes have nothing
+        in it, and it may have been removed.
+        """
         self.under_way = False
         """The workers have been released."""
         self.layout: Layout | None = None
@@ -108,10 +109,10 @@ class Registration(Owner):
 
         Only names of this run are repeated; other text of the message is not.
         """
-        said = [getattr(message, "name", "")]
-        said += [f"worker-{message.slot}"] if hasattr(message, "slot") else []
-        said += [f"server-{message.shard}"] if hasattr(message, "shard") else []
-        about = [name for name in said if name in self.members.daemons]
+        claimed = [getattr(message, "name", "")]
+        claimed += [f"worker-{message.slot}"] if hasattr(message, "slot") else []
+        claimed += [f"server-{message.shard}"] if hasattr(message, "shard") else []
+        about = [name for name in claimed if name in self.members.daemons]
         sender = [d.name for d in self.members.daemons.values() if d.peer == peer]
         of = [f"of {name}" for name in about if name not in sender]
         return " ".join([*of, f"from {sender[0] if sender else 'a connection that is no daemon'}"])
@@ -152,7 +153,7 @@ class Registration(Owner):
         daemon.host = self._agents[daemon.agent].name or message.host
         daemon.pid = message.pid
         if daemon.registered:
-            # Its welcome may wait until the term is on record; send a sign of life meanwhile.
+            # Its welcome may wait until the term is on record; send a heartbeat meanwhile.
             self.context.send(daemon.name, m.Heard())
         else:
             daemon.registered = True
@@ -198,8 +199,8 @@ class Registration(Owner):
         """Send a server the public keys of the current workers, which may connect to it."""
         workers = [worker.name for worker in self.members.of_role("worker")]
         if names := keys_of(self.keyring, workers):
-            guests = m.Guests(self.context.next_number(), json.dumps(names).encode())
-            self.context.ask(("guests", server.name), server.name, guests, now)
+            allowed_peers = m.AllowedPeers(self.context.next_number(), json.dumps(names).encode())
+            self.context.ask(("allowed_peers", server.name), server.name, allowed_peers, now)
 
     # ------------------------------------------------------------ the model and the servers
 

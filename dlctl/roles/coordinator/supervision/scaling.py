@@ -6,7 +6,7 @@ successor resumes from its state, as after any other death.
 
 A coordinator that is to be restarted exits once the agent on its machine is running: that agent
 starts the next coordinator, and only a coordinator starts the next agent. The next coordinator
-continues the request (`go_on`).
+continues the request (`resume`).
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Scaling(CoordinatorPart):
         if daemon.role == "worker":
             self.control.notify_members()
 
-    def go_on(self, now: float) -> None:
+    def resume(self, now: float) -> None:
         """Continue with the daemons that were leaving under an earlier coordinator.
 
         Also restart workers that were drained for an earlier end of the run and survived it, on a

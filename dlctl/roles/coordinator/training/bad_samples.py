@@ -1,6 +1,6 @@
 """The samples that workers could not load: a run continues without some of them in a data epoch.
 
-A worker is believed about the portions that it has. The worker that reports one sample too many has
+A report counts if its worker has the portion. The worker that reports one sample too many has
 failed: what it has reported is forgotten, and another worker loads its portions. If the samples are
 bad, that worker reports one too many as well, and the run ends.
 """
@@ -29,46 +29,46 @@ class BadSamples:
         self._counts: Counter[tuple[int, int, int]] = Counter()
         """(data epoch, slot, portion) -> how many of `_found` it has."""
 
-    def on_failed(self, said: m.SampleFailed) -> str:
+    def on_failed(self, failed: m.SampleFailed) -> str:
         """A worker has skipped a sample. Returns the worker's error if that is one too many.
 
         Raises RemoteProtocolError if the sample cannot be in a portion that the worker has.
         """
-        data, epoch = self.data, said.data_epoch
-        if not data.is_open or not data.pool.may_finish(said.slot, epoch, said.portion):
-            raise RemoteProtocolError(f"it does not have portion {said.portion} of epoch {epoch}")
+        data, epoch = self.data, failed.data_epoch
+        if not data.is_open or not data.pool.may_finish(failed.slot, epoch, failed.portion):
+            raise RemoteProtocolError(f"it does not have portion {failed.portion} of epoch {epoch}")
         rows = data.rows()
-        if not said.sample < rows:
+        if not failed.sample < rows:
             raise RemoteProtocolError(f"the dataset has {rows} samples")
-        start, stop = data.pool.bounds(said.portion)
-        count = self._add(said, stop - start)
+        start, stop = data.pool.bounds(failed.portion)
+        count = self._add(failed, stop - start)
         if not count:
             return ""
         of = f"{count} of at most {self.most} in epoch {epoch}"
-        text = f"sample {said.sample} could not be loaded ({of}): {said.error}"
-        self.context.event("sample", f"worker-{said.slot}", text, detail=said.detail)
+        text = f"sample {failed.sample} could not be loaded ({of}): {failed.error}"
+        self.context.event("sample", f"worker-{failed.slot}", text, detail=failed.detail)
         if count <= self.most:
             return ""
-        self._forget(said.slot)
+        self._forget(failed.slot)
         which = f"{count} samples of epoch {epoch} could not be loaded"
-        return f"{said.error}; {which}, and data.bad_samples_max is {self.most}"
+        return f"{failed.error}; {which}, and data.bad_samples_max is {self.most}"
 
-    def _add(self, said: m.SampleFailed, portion_samples: int) -> int:
+    def _add(self, failed: m.SampleFailed, portion_samples: int) -> int:
         """Count a sample once in an epoch: a portion that is leased again has the same ones.
         Returns how many the epoch has with it; 0 if it was known.
 
         Raises RemoteProtocolError if the worker reports more than its portion has.
         """
-        found = self._found.setdefault(said.data_epoch, {})
+        found = self._found.setdefault(failed.data_epoch, {})
         for old in sorted(self._found)[:-EPOCHS_KEPT]:
             del self._found[old]
             self._count()
-        if said.sample in found:
+        if failed.sample in found:
             return 0
-        by = said.data_epoch, said.slot, said.portion
+        by = failed.data_epoch, failed.slot, failed.portion
         if self._counts[by] >= portion_samples:
             raise RemoteProtocolError(f"its portion has {portion_samples} samples")
-        found[said.sample] = by[1:]
+        found[failed.sample] = by[1:]
         self._counts[by] += 1
         return len(found)
 

@@ -109,7 +109,9 @@ def _clients(job: JobFile, clients: tuple[int, ...], lead: MethodLead) -> Client
 
 
 def _portions(job: JobFile, samples: int, lead: MethodLead) -> PortionPool:
-    """Raises DlctlError if the run is too short for its method to have an effect."""
+    """The pool of a dataset of known length. Raises DlctlError if the run is too short for its
+    method to have an effect.
+    """
     portion_samples = _portion_samples(job)
     if lead.driven is not None:
         pool: PortionPool = lead.driven.supply(samples, portion_samples)

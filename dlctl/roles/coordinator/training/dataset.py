@@ -18,7 +18,7 @@ from dlctl.util.text import OTHER_NUMBERS
 from dlctl.wire.messages import Json, ModelReady
 
 SHOWN_MAX = 3
-"""Names that an error lists."""
+"""The most names that an error lists."""
 NAME_CHARS_MAX = 80
 _DIGEST = re.compile("([0-9a-f]{64})?")
 
@@ -29,10 +29,11 @@ class Dataset(NamedTuple):
     samples: int = 0
     shards: int = 0
     clients: tuple[int, ...] = ()
-    """The samples of each."""
+    """The number of samples of each client."""
     names: str = ""
-    """Of the shards, one a line, in the order in which the run begins them; "": they have only
-    numbers."""
+    """The names of the shards, one a line, in the order in which the run begins them; "": they have
+    only numbers.
+    """
     files: str = ""
     """Digest of the files that a map-style dataset lists; "": it lists none."""
     is_own: bool = False
@@ -54,7 +55,7 @@ class Dataset(NamedTuple):
 
     @staticmethod
     def built(message: ModelReady) -> Dataset:
-        """As a worker describes it. Raises RemoteProtocolError."""
+        """The dataset as a worker describes it. Raises RemoteProtocolError."""
         try:
             names = message.names.decode()
         except UnicodeDecodeError as error:
@@ -68,7 +69,7 @@ class Dataset(NamedTuple):
 
     @staticmethod
     def saved(data: Json) -> Dataset:
-        """As a checkpoint has it (`to_json`): without clients."""
+        """The dataset as a checkpoint has it (`to_json`): without clients."""
         names = listing.ROW.join(data.get("stream_names", ()))
         samples, shards = data.get("dataset_samples", 0), data.get("stream_shards", 0)
         files, is_own = data.get("dataset_files", ""), data.get("own_data", False)

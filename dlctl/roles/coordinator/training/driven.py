@@ -53,7 +53,7 @@ class Driven:
         self.tables = tables
         self.servers = servers
         self.journal: Json = {}
-        """From the checkpoint or the predecessor."""
+        """The journal of the checkpoint, or of the previous coordinator."""
         self._pool: BatchPool | None = None
         self._method: DrivenMethod | None = None
 
@@ -158,7 +158,7 @@ class DrivenMethod:
             )
 
     def to_json(self) -> Json:
-        """The journal."""
+        """The journal of the generator, for a checkpoint."""
         number, clock = self._first
         return {
             "number": number, "clock": clock, "results": [*self._results], "loss": repr(self._loss),

@@ -49,7 +49,7 @@ class FrozenParameters(CoordinatorPart, Owner):
         """Digests of the run's values; b"" until they are settled, or if there are none."""
         return bytes.fromhex(self.part["digests"]) if self.part else b""
 
-    def told(self) -> bytes | None:
+    def to_send(self) -> bytes | None:
         """The digests to send to workers; None: not settled yet."""
         are_some = self._layout is not None and bool(frozen.entries(self._layout))
         return None if self.part is None and are_some else self.digests

@@ -25,7 +25,7 @@ class MethodLead:
             tables, servers = run.algorithm.shape.tables_of(options), run.job.servers.count
             self.driven = Driven(run.context, self.side, tables, servers)
         self._pool: PortionPool | None = None
-        """Whose data epochs the lead ends."""
+        """The pool whose data epochs the lead ends."""
         self._slots: tuple[int, ...] = ()
         """`members` of the lead, as they were given."""
 
@@ -49,7 +49,7 @@ class MethodLead:
     # ------------------------------------------------------------ data epochs
 
     def follow(self, pool: PortionPool) -> None:
-        """The dataset is cut into portions."""
+        """Follow the data epochs of a new pool: the dataset is cut into portions."""
         self._pool = pool
 
     def end_epochs(self, slots: tuple[int, ...]) -> None:
@@ -67,7 +67,7 @@ class MethodLead:
         self._pool.drop(before=self.side.data_epoch)
 
     def update_epoch(self) -> None:
-        """A portion is leased or done: tell a method that ends its data epochs."""
+        """Update the data epoch of a method that ends its epochs: a portion was leased or done."""
         if self.cuts_epochs and self._pool is not None:
             self.side.epoch = self._pool.standing(self.side.data_epoch)
 
@@ -89,7 +89,7 @@ class MethodLead:
     # ------------------------------------------------------------ persisted state
 
     def restore(self, saved: Json) -> None:
-        """From a checkpoint's manifest."""
+        """Restore the lead from a checkpoint's manifest."""
         self.side.steps_done = saved.get("steps", 0)
         if "lead" in saved:
             self._resume(LeadState(*saved["lead"]))
@@ -101,7 +101,7 @@ class MethodLead:
             self.driven.journal = lead.journal
 
     def to_json(self) -> Json:
-        """For a checkpoint's manifest."""
+        """The lead's state, for a checkpoint's manifest."""
         journaled = (self.side.state(), {}) if self.driven is None else self.driven.journaled()
         return {LeadState.KEY: LeadState(self.side.clock, *journaled).to_json()}
 

@@ -92,7 +92,7 @@ class Leases:
                     # It has had its share; an empty lease makes it push what it has accumulated.
                     self._answer(slot, NOTHING)
                 continue
-            too_much = self._waiting[slot].ahead and not pool.may_hoard(slot, len(slots))
+            too_much = self._waiting[slot].ahead and not pool.may_prefetch(slot, len(slots))
             taken = (None if too_much else pool.take(slot, now)) or pool.backup(slot, now)
             if taken is not None or not pool.keeps_waiting:
                 self._answer(slot, taken or NOTHING)
@@ -198,7 +198,7 @@ class Leases:
 
 
 def _row(lease: m.Lease | None) -> tuple[int, ...] | None:
-    """In the order of the message's fields; samples are 0: they only say how far the run was."""
+    """The fields of a lease message, except its samples: they only say how far the run was."""
     if lease is None:
         return None
     where = lease.portion, lease.data_epoch, lease.start, lease.stop

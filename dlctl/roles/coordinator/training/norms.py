@@ -33,13 +33,13 @@ class Norms(Owner):
         self.run = run
         self.newest: Norm | None = None
         self._parts: dict[int, m.NormPart] = {}
-        """Shard -> its newest part."""
+        """Shard -> its newest part of the squared norm."""
         self._waiting: set[int] = set()
         """Shards that wait for an answer."""
 
     def on_part(self, peer: Peer, part: m.NormPart, now: float) -> None:
-        """Raises RemoteProtocolError for an unknown server, or a square that is negative or not
-        finite.
+        """Record a shard's part of the norm. Raises RemoteProtocolError for an unknown server, or a
+        square that is negative or not finite.
         """
         server = self.run.members.get(f"server-{part.shard}")
         if server is None or not 0 <= part.squared < math.inf:
@@ -72,15 +72,15 @@ class Norms(Owner):
 
     def _part(self, server: Daemon, clock: int) -> float | None:
         """What a shard adds to the sum of this clock; None: unknown so far."""
-        said = self._parts.get(server.index)
-        if said is not None and said.clock == clock:
-            return said.squared
-        versions = [server.metrics.get("version", 0), said.clock if said is not None else 0]
+        part = self._parts.get(server.index)
+        if part is not None and part.clock == clock:
+            return part.squared
+        versions = [server.metrics.get("version", 0), part.clock if part is not None else 0]
         return 0.0 if max(versions) > clock else None
 
     def memory(self) -> Iterator[Entry]:
         yield Entry(Norm.KEY, self.newest)
 
     def recall(self, memory: Memory, now: float) -> None:
-        """Keep the predecessor's sum."""
+        """Continue with the sum of the previous coordinator."""
         self.newest = memory.piece(Norm) or self.newest

@@ -33,7 +33,7 @@ from dlctl.wire import messages as m
 from dlctl.wire.machine import Peer
 
 ROUNDING_S = 1e-6
-"""At a deadline the time since it was set may be rounded down."""
+"""The time since a deadline was set may be rounded down by so much when it is due."""
 
 
 class HoldingReport(NamedTuple):
@@ -59,7 +59,7 @@ class Quorums(Owner):
         self._is_new = True
         """Which of these processes have died was not looked up yet."""
         self._reports: dict[int, HoldingReport] = {}
-        """By shard."""
+        """Shard -> its newest report of held pushes."""
         self._is_news = False
         """Whether a report has changed since the last decision."""
         self._members: tuple[int, ...] = ()
@@ -72,7 +72,9 @@ class Quorums(Owner):
         self._to_notify: set[int] = set()
 
     def on_holding(self, peer: Peer, message: m.Holding, now: float) -> None:
-        """Raises RemoteProtocolError for an unknown server, or if the method has no quorum."""
+        """Record the pushes that a shard holds. Raises RemoteProtocolError for an unknown server,
+        or if the method has no quorum.
+        """
         server = self.run.members.get(f"server-{message.shard}")
         if server is None or not self.is_asked:
             raise RemoteProtocolError("the method has no quorum, or the server is unknown")
@@ -173,7 +175,7 @@ class Quorums(Owner):
         yield Entry(Quorum.KEY, self.newest)
 
     def recall(self, memory: Memory, now: float) -> None:
-        """Keep the predecessor's decision."""
+        """Continue with the decision of the previous coordinator."""
         if decided := memory.piece(Quorum):
             used = tuple((slot, term) for slot, term in decided.processes)
             self.newest = Quorum(decided.clock, used)

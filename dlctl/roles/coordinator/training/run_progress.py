@@ -16,7 +16,7 @@ from dlctl.wire import messages as m
 from dlctl.wire.messages import Json
 
 LOSS_WEIGHT = 0.1
-"""Of the newest portion in the running mean of the loss."""
+"""The weight of the newest portion in the running mean of the loss."""
 
 
 class RunProgress(Owner):
@@ -35,7 +35,7 @@ class RunProgress(Owner):
         self._has_own_sizes = any(host.batch_size for host in run.job.places)
 
     def count(self, done: m.PortionDone) -> None:
-        """A portion is done, for the first time."""
+        """Count a portion that is done, for the first time."""
         self.steps += done.steps
         self.samples += done.samples
         if done.samples:
@@ -125,12 +125,12 @@ class RunProgress(Owner):
     # ------------------------------------------------------------ persisted state
 
     def restore(self, saved: Json) -> None:
-        """From a checkpoint's manifest."""
+        """Restore steps, samples and loss from a checkpoint's manifest."""
         self.steps, self.samples = saved.get("steps", 0), saved.get("samples", 0)
         self.loss, self.metrics = saved.get("loss"), dict(saved.get("metrics", {}))
 
     def to_json(self) -> Json:
-        """For a checkpoint's manifest."""
+        """Steps, samples and loss, for a checkpoint's manifest."""
         metrics = {"metrics": dict(self.metrics)} if self.metrics else {}
         return {"steps": self.steps, "samples": self.samples, "loss": self.loss, **metrics}
 
@@ -149,8 +149,8 @@ class RunProgress(Owner):
 def _means(done: m.PortionDone) -> dict[str, float]:
     """The means of a portion's metrics besides the loss; implausible reports are left out."""
     found = {}
-    for name, said in done.metric_sums.items():
-        match said:
+    for name, sums in done.metric_sums.items():
+        match sums:
             case [float(total), int(samples)] if 0 < samples <= done.samples:
                 found[name[:METRIC_NAME_CHARS_MAX]] = total / samples
     return found

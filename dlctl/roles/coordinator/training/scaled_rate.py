@@ -23,7 +23,7 @@ class ScaledRate(Owner):
         self.progress = progress
         job = run.job
         self.scale = schedule.first_scale(job) if schedule.scales(job.schedule) else None
-        """None: it does not scale."""
+        """The current scale of the learning rate; None: it does not depend on the workers."""
 
     def rescale(self, workers: int) -> None:
         """The number of workers changes. The scaled rate applies from the first sample that has not
@@ -36,12 +36,12 @@ class ScaledRate(Owner):
             self.scale = self.scale.to(after, since, warmup)
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """From a checkpoint's manifest."""
+        """Restore the factors from a checkpoint's manifest."""
         if self.scale is not None and saved.get("scale"):
             self.scale = schedule.Scale(*saved["scale"])
 
     def to_json(self) -> Json:
-        """For a checkpoint's manifest."""
+        """The factors of the learning rate, for a checkpoint's manifest."""
         return {"scale": self.scale} if self.scale is not None else {}
 
     def memory(self) -> Iterator[Entry]:

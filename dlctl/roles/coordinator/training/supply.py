@@ -32,14 +32,15 @@ class DataSupply(Owner):
         """The dataset of `pool`."""
         self._pool: DataPool | None = None
         self._built = Dataset()
-        """The same before there is a pool; until a worker has reported, that of the checkpoint."""
+        """The dataset before there is a pool; until a worker has reported, that of the checkpoint.
+        """
         self._lists_unknown = False
         """A predecessor of an earlier version has recorded the dataset without what identifies its
         parts: the first worker says it."""
         self._order: str | None = None
         """Digest of the task's sample order, from the first worker that reported."""
         self._saved: Json = {}
-        """Of the checkpoint that the run resumes from."""
+        """The data pool's state in the checkpoint that the run resumes from."""
         self._next = (0, 0)
         """The next portion of the pool, and whether the workers were released, as persisted."""
         self._is_released = False
@@ -113,7 +114,7 @@ class DataSupply(Owner):
             self.run.context.event("data", worker, f"{text}: its data epoch begins again")
 
     def open_dataset(self, dataset: Dataset) -> None:
-        """Raises DlctlError if this job cannot be trained with it."""
+        """Cut a dataset into a pool. Raises DlctlError if this job cannot be trained with it."""
         pool = data_pools.build(self.run.job, dataset, self.lead)
         if self._saved:
             pool.restore(self._saved)
@@ -122,13 +123,13 @@ class DataSupply(Owner):
     # ------------------------------------------------------------ persisted state
 
     def restore(self, saved: Json) -> None:
-        """From a checkpoint's manifest."""
+        """Restore the progress in the data from a checkpoint's manifest."""
         self._saved = saved
         self._built = Dataset.saved(saved)
         self.find_batch_size(saved.get("batch_size", 0))
 
     def to_json(self) -> Json:
-        """For a checkpoint's manifest."""
+        """The progress in the data, for a checkpoint's manifest."""
         found = {"batch_size": self.batch_size} if self.batch_size else {}
         portion_samples = self.pool.portion_samples
         data = {**self.pool.to_json(), **self.dataset.to_json()}
@@ -147,7 +148,7 @@ class DataSupply(Owner):
             yield Entry(f"{PORTION}{epoch}/{portion}", standing)
 
     def memory(self) -> Iterator[Entry | Fields]:
-        """All but the portions."""
+        """The persisted values of the data, but for the portions."""
         yield Fields(Work, {"dataset_samples": self.dataset.samples, "next": self._next})
         yield Entry("stream", self.dataset.shards)
         yield Entry("clients", self.dataset.clients)
@@ -174,4 +175,4 @@ class DataSupply(Owner):
             self.open_dataset(dataset)
             rows = ((key.split("/"), value) for key, value in memory.under(PORTION))
             standing = {(int(epoch), int(portion)): value for (epoch, portion), value in rows}
-            self.pool.go_on((work.next[0], work.next[1]), standing)
+            self.pool.resume((work.next[0], work.next[1]), standing)

@@ -112,14 +112,14 @@ class Asking:
     # ------------------------------------------------------------ the service
 
     def begin(self, need: Ask, now: float) -> None:
-        """Raises TypeError for a question that every replica would refuse."""
+        """Send or queue a question. Raises TypeError for one that every replica would refuse."""
         waits = need.then is None
         self._answer, self._waits_for = None, self._number + 1 if waits else 0
         then = self._on_awaited if need.then is None else partial(self._on_completed, need.then)
         self.ask(need.slot, need.op, need.arrays, now + need.within_s, then, now)
 
     def poll(self, now: float) -> tuple[bool, tuple[m.Array, ...] | None]:
-        self.go_on(now)
+        self.advance(now)
         return not self._waits_for, self._answer
 
     def phase(self) -> Phase:
@@ -127,7 +127,7 @@ class Asking:
         return Phase("asking", (f"worker-{waits_for.slot}",) if waits_for else ())
 
     def deadline(self) -> float | None:
-        """When to call `go_on`, whatever the replica waits for."""
+        """When to call `advance`, whatever the replica waits for."""
         every = self._open.values()
         return min((each.until for each in every if each.until < math.inf), default=None)
 
@@ -180,7 +180,7 @@ class Asking:
         """Whether any question is unanswered."""
         return bool(self._open)
 
-    def go_on(self, now: float) -> None:
+    def advance(self, now: float) -> None:
         """Abandon the questions that cannot be answered any more, and send queued ones."""
         for number, question in list(self._open.items()):
             slot, term = question.slot, question.term
@@ -251,7 +251,9 @@ class Answering:
         """Slot -> its term at that time, and the newest answer to it."""
 
     def on_ask(self, peer: Peer, ask: m.PeerRequest) -> None:
-        """Raises RemoteProtocolError for a question that no replica of this run would send."""
+        """Answer a question of another replica. Raises RemoteProtocolError for one that no replica
+        of this run would send.
+        """
         if wrong := fault(ask.payload, self._bytes_max, ask.op):
             raise RemoteProtocolError(wrong)
         is_old = self.members.is_replaced(ask.slot, ask.term)

@@ -31,7 +31,7 @@ class Service(Protocol[N]):
     """
 
     def begin(self, need: N, now: float) -> None:
-        """The replica now waits for this need."""
+        """Begin to serve a need; the replica waits for it."""
         ...
 
     def poll(self, now: float) -> tuple[bool, Any]:
@@ -39,7 +39,7 @@ class Service(Protocol[N]):
         ...
 
     def phase(self) -> Phase:
-        """Of the need that was begun last and is not done."""
+        """What the replica does while it waits for the newest need, for the status."""
         ...
 
     def deadline(self) -> float | None:

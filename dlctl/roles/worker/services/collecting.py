@@ -64,14 +64,14 @@ class Collecting:
         """This replica takes part in no more sums."""
         self.generation = 0
         self.slots: tuple[int, ...] = ()
-        """Of the members, by rank."""
+        """The slots of the group's members, by rank."""
         self.number = 0
         """Sums that are finished here."""
         self._has_summed = False
         self._joins = not self.begins
         """This replica has taken part in no sum yet, and the others have trained without it."""
         self._is_behind = False
-        """It has joined, but has not received the others' current model."""
+        """This replica has joined, but has not received the others' current model."""
         self._join_error = ""
         """Why the newest group could not be formed, until one is."""
         self.is_made = self._is_reducing = False

@@ -77,7 +77,7 @@ class Computing:
         self.writing, self.side = writing, side
         self.own_rate = terms.own_rate
         self.averaged = averaged
-        """After the newest step."""
+        """float64[n]: the model's buffers after the newest step."""
         self.leasing = Leasing(self.context, self.identity, self.portions)
         self.engines = Engines(self.context, self.is_held)
         self.holds = False
@@ -98,7 +98,7 @@ class Computing:
         self._naming: int | None = None
         """Number of batches whose rows are being determined."""
         self._named: Named | None = None
-        """The rows of those batches."""
+        """The rows of the batches that were announced."""
         self._was_empty = False
         """The announced batch was empty or skipped: the next one, if any, is computed instead."""
 
@@ -204,7 +204,7 @@ class Computing:
         return self.holds and not self.writing.has_unpushed_steps()
 
     def _next_rows(self, need: NextRows, now: float) -> tuple[bool, Named | None]:
-        """As `_next_data`, and determine the rows of the batches ahead."""
+        """Find the next data, and determine the rows of the batches ahead."""
         if self._naming is not None:
             named, self._named = self._named, None
             if named is not None:
@@ -331,8 +331,8 @@ class Computing:
         for each in failed:
             key = ("sample", data_epoch, each.sample)
             if key not in self.context.retries:
-                said = (data_epoch, each.sample, each.error, each.detail, portion.lease.portion)
-                self.context.ask(key, COORDINATOR, m.SampleFailed(me.slot, me.term, *said), now)
+                failure = (data_epoch, each.sample, each.error, each.detail, portion.lease.portion)
+                self.context.ask(key, COORDINATOR, m.SampleFailed(me.slot, me.term, *failure), now)
 
     # ------------------------------------------------------------ completed portions
 
@@ -357,7 +357,7 @@ class Computing:
         return found
 
     def paused(self, now: float) -> None:
-        """An evaluation is running from now on."""
+        """Start the time of the current work over: an evaluation is running from now on."""
         self._busy_since = now
 
     def stuck_s(self, now: float, *, evaluates: bool) -> float:

@@ -90,9 +90,13 @@ class Looping(Service[Need]):
         """The need for which the model is lent; None: the role has it."""
         self._is_recalled = False
         self._is_dry = False
-        """The loop waits for data."""
+        """The loop has returned the model because it has no data."""
+        self._is_waited_for = False
+        """The loop waits for data, with the model in its hands or not."""
         self._is_told_of_end = False
         """The method was notified that there is no data, because the replica leaves."""
+        self._is_announced = False
+        """`NextData` has announced a step; but what is left may be too little for the loop."""
         self._heard_at = 0.0
         """When the loop has reported last, or got the model."""
         self.step_s = 0.0
@@ -112,17 +116,23 @@ class Looping(Service[Need]):
             case LoopStepped():
                 self._on_stepped(event, now)
                 self.side.step_s = self.step_s
-            case DataWanted() if not self.draining:
-                (self.leasing.request if event.now else self.leasing.request_ahead)(now)
+            case DataWanted(is_waited_for) if not self.draining:
+                self._is_waited_for |= is_waited_for
+                (self.leasing.request if is_waited_for else self.leasing.request_ahead)(now)
             case EngineRan():
                 self.engines.on_ran(event, now)
 
     def on_lease(self, lease: m.Lease, now: float) -> None:
-        if self.leasing.on_lease(lease, now) and (self._lent is not None or self._left):
-            # What is begun must not wait for more; nor must less than a batch that is left.
-            self._is_dry = self.leasing.none_now = False
-            self.context.do(GiveData(None))
+        there_is_none = self.leasing.on_lease(lease, now)
         self._give(now)
+        if there_is_none:
+            self._is_waited_for = False
+            if self._lent is not None or self._left:
+                # What is begun must not wait for more; nor must less than a batch that is left.
+                self._is_dry = self.leasing.none_now = False
+                self.context.do(GiveData(None))
+        elif self._is_waited_for and not self.draining:
+            self.leasing.request(now)  # The answer was to a request in advance.
 
     def acted(self) -> None:
         self.leasing.told_no_data = False
@@ -184,6 +194,10 @@ class Looping(Service[Need]):
             return False, None
         done, data = self._find_data(now)
         if data is None:
+            if done and self._is_announced:
+                # The method expects to be notified where it asks for data.
+                self._is_announced = self.leasing.told_no_data = self._is_told_of_end = False
+                self.leasing.none_now = not self.draining
             return done, None
         if not self.is_held():
             self._lend(need, now)
@@ -194,7 +208,9 @@ class Looping(Service[Need]):
             return True, self._batch()
         if self._lent is not None:
             return False, None
-        return self._find_data(now)
+        done, data = self._find_data(now)
+        self._is_announced = data is not None
+        return done, data
 
     def _find_data(self, now: float) -> tuple[bool, NextBatch | None]:
         """(whether this is an answer for the method, the data that comes next if there is any)."""
@@ -218,6 +234,8 @@ class Looping(Service[Need]):
     def _lend(self, need: Gradient, now: float) -> None:
         self._lent, self._heard_at, self._is_recalled = need, now, False
         progress = self.accounts.progress
+        for client in (client for clients in self.writing.tables[:1] for client in clients):
+            client.base_version = client.basis.version
         self.context.do(
             LendModel(
                 1 + need.more, progress.samples, progress.replicas(), steps_own=need.step,
@@ -234,7 +252,7 @@ class Looping(Service[Need]):
             if key in self._left:
                 continue
             self._left[key] = portion.lease.stop - portion.lease.start
-            self._is_dry = False
+            self._is_dry = self._is_waited_for = False
             if not self._has_own_data:
                 self.context.do(GiveData(portion.lease))
         waiting, self._uncounted = self._uncounted, []
@@ -274,6 +292,7 @@ class Looping(Service[Need]):
             elif not step.is_skipped:
                 self._refuse(step, event)
             self._count(step, now, is_usable=is_usable)
+            self._is_announced = False
             if is_usable or not step.is_skipped:
                 made = Step(event.gradient, step.samples, _known(step.loss), event.norm)
                 self._made.append(made if is_usable else None)

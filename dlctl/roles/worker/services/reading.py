@@ -22,7 +22,7 @@ class OneRead:
     table: int
     need: Read
     includes: int
-    """All writes up to this one are in it."""
+    """The number of the last write that is in the values."""
     asked: list[Fetched] = field(default_factory=list)
     """One for each range; [] until it is in flight."""
 
@@ -30,15 +30,15 @@ class OneRead:
         return bool(self.asked) and all(fetched.complete for fetched in self.asked)
 
     def serves(self, other: OneRead) -> bool:
-        """Whether it can replace `other`, a new one: both are of the whole model, and this one
-        waits for no smaller clock and includes all required pushes.
+        """Whether this read can replace `other`, a new one: both are of the whole model, and this
+        one waits for no smaller clock and includes all required pushes.
         """
         mine, its = self.need, other.need
         is_whole = not mine.ranges and not its.ranges
         return is_whole and mine.at_least >= its.at_least and self.includes >= other.includes
 
     def is_alike(self, need: Read) -> bool:
-        """Whether it requests the same values."""
+        """Whether the need requests the same values as this read."""
         alike = replace(self.need, wait=need.wait, rows=None) == replace(need, rows=None)
         return alike and self.need.rows is need.rows
 
@@ -76,14 +76,14 @@ class Reading(Service[Read]):
         self._placing: OneRead | None = None
         """The read into the model that is in flight."""
         self._queued: OneRead | None = None
-        """The next one."""
+        """The read that follows the one in flight."""
         self._beside: OneRead | None = None
         self._result: View | None = None
 
     # ------------------------------------------------------------ the service
 
     def begin(self, need: Read, now: float) -> None:
-        """Raises ValueError for an invalid read."""
+        """Begin a read, or queue it. Raises ValueError for an invalid one."""
         table = self.shape.table(need.table)
         check_ranges(need.ranges, self.fetcher.tables[table][-1].hi)
         if table and need.into == "model":
@@ -100,9 +100,9 @@ class Reading(Service[Read]):
             self._queued.take_in(need)
         elif self._placing is None or not self._placing.serves(read):
             self._queued = read
-        self.go_on(now)
+        self.advance(now)
 
-    def go_on(self, now: float) -> None:
+    def advance(self, now: float) -> None:
         """Send the queued read, if none is in flight."""
         if self._queued is not None and self._placing is None:
             self._placing, self._queued = self._queued, None
@@ -180,4 +180,4 @@ class Reading(Service[Read]):
             self._placing = None
             self.side.view = self._result = read.view()
             self.has_parameters = True
-            self.progress.told(max(fetched.samples for fetched in read.asked))
+            self.progress.on_total(max(fetched.samples for fetched in read.asked))

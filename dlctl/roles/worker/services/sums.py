@@ -36,9 +36,9 @@ class Row(NamedTuple):
     weight: float
     step: int
     joins: bool
-    """It has taken part in no sum yet."""
+    """The member has taken part in no sum yet."""
     is_behind: bool
-    """It has joined, but has not received the others' current model."""
+    """The member has joined, but has not received the others' current model."""
     beside: float = 0.0
     dtype: str = "float32"
     begun: int = 0
@@ -60,7 +60,7 @@ class SumPlan(NamedTuple):
     size: int
     step: int
     weights: tuple[float, ...]
-    """By rank; 0 for members at another step, and for those that join."""
+    """Weights by rank; 0 for members at another step, and for those that join."""
     joined: int
     first: int
     """The lowest slot of the members that have the group's current model."""
@@ -81,18 +81,18 @@ def plan_of(rows: Sequence[Row]) -> SumPlan:
     Raises ModelLost if there is no other member; DlctlError if members at one step bring vectors
     of different kinds.
     """
-    told = [row for row in rows if not row.joins and not row.is_behind]
-    if not told:
+    current = [row for row in rows if not row.joins and not row.is_behind]
+    if not current:
         raise ModelLost
-    step = max(row.step for row in told)
-    newest = [row for row in told if row.step == step]
+    step = max(row.step for row in current)
+    newest = [row for row in current if row.step == step]
     kinds = {(row.size, row.dtype) for row in newest if row.weight} or {(0, "float32")}
     if len(kinds) > 1:
         of = " and ".join(f"{size} {dtype}" for size, dtype in sorted(kinds))
         raise DlctlError(f"at step {step} members of the group sum vectors of {of}")
     size, dtype = kinds.pop()
     weights = tuple(row.weight if row.step == step and not row.joins else 0.0 for row in rows)
-    joined = sum(row.joins or (row in told and row.step != step) for row in rows)
+    joined = sum(row.joins or (row in current and row.step != step) for row in rows)
     first = min(row.slot for row in newest)
     beside = sum(weight * row.beside for weight, row in zip(weights, rows, strict=True) if weight)
     begun = max(row.begun for row in rows)
@@ -109,14 +109,14 @@ class Claim(NamedTuple):
     """A member's statement about its sums when a group re-forms."""
 
     finished: int
-    """Number of sums delivered to it, or `NEW`."""
+    """The number of sums delivered to the member, or `NEW`."""
     finished_in: int
     """The generation that computed the newest of them."""
     kept_in: int
     """The generation that computed the next sum, stored here but not delivered yet; 0: none."""
 
     def has(self, number: int, generation: int) -> bool:
-        """Whether it has the result of this sum, as computed by that generation."""
+        """Whether the member has the result of this sum, as that generation has computed it."""
         if self.finished == number:
             return self.finished_in == generation
         return self.finished == number - 1 and 0 < self.kept_in == generation
@@ -124,14 +124,14 @@ class Claim(NamedTuple):
 
 class Agreed(NamedTuple):
     number: int
-    """Of the newest committed sum."""
+    """The number of the newest committed sum."""
     result: Reduced | None
-    """Of that sum, if it was not delivered to this member yet."""
+    """The result of the newest committed sum, if it was not delivered to this member yet."""
 
 
 @dataclass(slots=True)
 class SumRecords:
-    """Of one member, over all generations of its group."""
+    """Which sums one member of a group has, over all generations of the group."""
 
     finished: int = NEW
     finished_in: int = 0

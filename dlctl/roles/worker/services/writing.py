@@ -29,7 +29,7 @@ from dlctl.shards.rows import KIND as ROWS
 from dlctl.wire import messages as m
 from dlctl.wire.messages import Array
 
-ASTRAY = "a replica's own steps have led too far; a smaller rate for them may help"
+DIVERGED = "a replica's own steps have led too far; a smaller rate for them may help"
 
 
 @dataclass(slots=True)
@@ -38,9 +38,9 @@ class _Pushed:
 
     table: int
     steps: tuple[int, int]
-    """The first and last step in it."""
+    """The first and last step in the push."""
     missing: int
-    """Number of shards that have not settled it."""
+    """The number of shards that have not settled the write."""
     is_part: bool = False
     """Whether other writes contain the same steps, too."""
     is_refused: bool = False
@@ -72,7 +72,7 @@ class Writing(Service[Write | Settle]):
         self.latency = Latency()
         self.staleness_sum = self.staleness_number = 0
         self.steps = 0
-        """Of this replica so far; the computing service counts them."""
+        """The steps of this replica so far; the computing service counts them."""
         self.steps_pushed = 0
         """The steps that are completely in pushes, or that are done without one."""
         self._in_parts: deque[int] = deque()
@@ -80,7 +80,7 @@ class Writing(Service[Write | Settle]):
         self.newest = -1
         """The number of the newest write that contains all steps before it."""
         self.number = -1
-        """Of the newest write to any table."""
+        """The number of the newest write to any table; -1: there was none."""
         self._in_flight: dict[int, _Pushed] = {}
         self._settled_early: list[int] = []
         """Settled writes that wait for the writes before them, which may hold parts of their steps.
@@ -92,12 +92,14 @@ class Writing(Service[Write | Settle]):
         self._need: Write | Settle | None = None
         self._is_sent = False
         self._receipt = Receipt({})
-        """Of the newest write, when it is settled."""
+        """The outcome of the newest write, once it is settled."""
 
     # ------------------------------------------------------------ the service
 
     def begin(self, need: Write | Settle, now: float) -> None:
-        """Raises ValueError for too many ranges, or ones outside the table."""
+        """Begin a write, or wait until all are settled. Raises ValueError for too many ranges, or
+        ones outside the table.
+        """
         self._need, self._is_sent = need, isinstance(need, Settle)
         if isinstance(need, Settle):
             return
@@ -182,13 +184,13 @@ class Writing(Service[Write | Settle]):
             self._is_part = True
             return
         self.newest = number
-        is_astray = not need.ranges and need.vector is None and self.has_unpushed_steps()
+        has_diverged = not need.ranges and need.vector is None and self.has_unpushed_steps()
         self._in_parts.append(self.steps)
         while len(self._in_parts) >= need.of:
             self.steps_pushed = self._in_parts.popleft()
         self.portions.pushed(number, self.steps_pushed)
-        if is_astray:
-            self._refused(number, ASTRAY, "not pushed")
+        if has_diverged:
+            self._refused(number, DIVERGED, "not pushed")
 
     def is_in_parts(self) -> bool:
         """Whether some steps are pushed partly, and need more writes."""
@@ -228,7 +230,7 @@ class Writing(Service[Write | Settle]):
         return pieces
 
     def _of_rows(self, need: Write, rows: Array) -> list[tuple[ShardClient, int, Vector | None]]:
-        """The same for rows; only for shards that have some of them."""
+        """The pieces of a write of rows: only for shards that have some of them."""
         found: list[tuple[ShardClient, int, Vector | None]] = []
         end = 0
         for client in self.tables[self.shape.table(need.table)]:
@@ -312,7 +314,7 @@ class Writing(Service[Write | Settle]):
         return [n for n in early if n < oldest]
 
     def _settled(self, number: int, now: float) -> None:
-        """All shards have settled it."""
+        """Finish a write that all shards have settled."""
         pushed = self._in_flight.pop(number)
         if number == self.number:
             self._receipt = Receipt(pushed.outcomes)
@@ -326,7 +328,7 @@ class Writing(Service[Write | Settle]):
         self._settled_early.append(number)
 
     def _refused(self, number: int, reason: str, what: str) -> None:
-        """A shard gets nothing of this write."""
+        """Record that a shard gets nothing of this write, and why."""
         pushed = self._in_flight[number]
         if not pushed.is_refused:
             self.bad_gradients.refused(reason, *pushed.steps, pushed.table)

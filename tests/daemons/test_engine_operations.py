@@ -1,0 +1,167 @@
+"""The computing thread with a method's engine: what comes of operations, errors and its state."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+
+import numpy as np
+import pytest
+
+from daemons.loop import Loop
+from daemons.worker.compute_thread import ComputeThread
+from dlctl.job import config
+from dlctl.roles.protocol.effects import (
+    BuildModel,
+    ComputeStateTaken,
+    EngineRan,
+    ModelBuilt,
+    RestoreComputeState,
+    RunEngine,
+    TakeComputeState,
+    TaskFailed,
+)
+from dlctl.wire.machine import Event
+from dlctl.wire.messages import Register
+
+BIRTH = Register("run", "worker", "worker-0", 1, 1, "here", "0")
+TASK = """
+    import torch
+
+    def model():
+        return torch.nn.Linear(2, 1)
+
+    def dataset():
+        return [torch.ones(2)] * 4
+
+    def loss(model, batch):
+        return model(batch).mean()
+    """
+ENGINE = """
+    import numpy as np
+
+    class Counting:
+        def __init__(self, replica, rank, ranks, group):
+            assert (rank, ranks, group) == (0, 1, None)
+            self.size = len(replica.parameters)
+            self.total = np.zeros(1, np.float32)
+
+        def add(self, *numbers):
+            self.total += sum(numbers)
+            return (self.total,)
+
+        def divide(self, by):
+            raise ZeroDivisionError("no way")
+
+        def single(self):
+            return self.total
+
+        def _hidden(self):
+            return ()
+
+        def state(self):
+            return {"total": self.total}
+
+        def restore(self, state):
+            self.total = state["total"] * 1
+
+    class Poor:
+        def __init__(self, replica, rank, ranks, group):
+            pass
+
+    class Broken:
+        def __init__(self, replica):
+            pass
+    """
+TWO = np.full(1, 2, np.float32)
+
+
+@pytest.fixture
+def does(tmp_path: Path, monkeypatch, run_script) -> Callable[..., list[Event]]:
+    """What comes of these effects, when the model is built: `does(RunEngine("add", (TWO,)))`."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "counted.py").write_text(dedent(TASK))
+    (tmp_path / "counting.py").write_text(dedent(ENGINE))
+    monkeypatch.delitem(sys.modules, "counting", raising=False)
+
+    def run(*effects: object, engine: str = "Counting", awaited: int = 1) -> list[Event]:
+        job = config.JobFile(
+            job=config.Job(name="odd", task=str(tmp_path / "counted.py")),
+            algorithm=config.Choice(name="downpour"),
+            workers=config.Workers(count=1, device="cpu"),
+        )
+        loop = Loop()
+        thread = ComputeThread(loop, job, (tmp_path, BIRTH), f"counting:{engine}")
+        threading.Thread(target=thread.run, name="compute", daemon=True).start()
+        events: list[Event] = run_script(loop, BuildModel(0, 1), *effects, awaited=1 + awaited)
+        return events[1:] if isinstance(events[0], ModelBuilt) else events
+
+    return run
+
+
+def test_operations_give_arrays_and_states_are_of_between_two_of_them(does) -> None:
+    first, state, second = does(
+        RestoreComputeState({"engine.total": TWO}),
+        RunEngine("add", (TWO, TWO), ((1,),)),
+        TakeComputeState(),
+        RunEngine("add", (TWO,)),
+        awaited=3,
+    )
+    assert isinstance(first, EngineRan)
+    assert isinstance(state, ComputeStateTaken)
+    assert state.arrays["engine.total"].tolist() == [6]
+    assert second.arrays[0].tolist() == [8]
+
+
+@pytest.mark.parametrize(
+    ("effect", "error"),
+    [
+        (
+            RunEngine("divide", (TWO,)),
+            'downpour: operation "divide" of its engine raised ZeroDivisionError: no way',
+        ),
+        (
+            RunEngine("subtract", ()),
+            'downpour: its engine has no operation "subtract"; it has add, divide, single',
+        ),
+        (RunEngine("_hidden", ()), 'downpour: its engine has no operation "_hidden"'),
+        (RunEngine("state", ()), 'downpour: its engine has no operation "state"'),
+        (
+            RunEngine("add", (), ((2,), ())),
+            'downpour: operation "add" of its engine returned arrays of shapes [1], not [2], []',
+        ),
+        (
+            RunEngine("single", ()),
+            'downpour: operation "single" of its engine returned a value of type ndarray, '
+            "not a tuple",
+        ),
+        (
+            RestoreComputeState({"engine.all": TWO}),
+            "downpour: restore() of its engine raised KeyError: 'total'",
+        ),
+    ],
+)
+def test_what_goes_wrong_is_one_error_that_names_method_and_operation(does, effect, error) -> None:
+    (failed,) = does(effect)
+    assert isinstance(failed, TaskFailed)
+    assert failed.error.startswith(error)
+    if " raised " in error:
+        assert "counting.py" in failed.error
+        assert "counting.py" in failed.detail
+
+
+def test_an_engine_that_cannot_be_made_is_an_error_of_its_method(does) -> None:
+    (failed,) = does(engine="Broken", awaited=0)
+    assert failed.error.startswith("downpour: making its engine counting:Broken raised TypeError")
+    (failed,) = does(engine="Missing", awaited=0)
+    assert failed.error.startswith(
+        "downpour: making its engine counting:Missing raised AttributeError"
+    )
+
+
+def test_an_engine_needs_no_state(does) -> None:
+    (taken,) = does(RestoreComputeState({"engine.total": TWO}), TakeComputeState(), engine="Poor")
+    assert taken == ComputeStateTaken({})

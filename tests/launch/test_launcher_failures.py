@@ -1,0 +1,347 @@
+"""Launchers whose commands are not here, cannot be run, or do not answer."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from dlctl.errors import DlctlError, Unreachable
+from dlctl.job import config
+from dlctl.job.config import Allocated, Host
+from dlctl.launch import base, commands, launcher, local, orderfiles, slurmagents, slurmcalls
+from dlctl.launch.ssh import address_of
+from dlctl.runs.database import RunDb
+from dlctl.util import processes
+
+RUN_ID = "digits-7f3a"
+HEAR_S = 10.0
+
+
+class Watcher:
+    """A loop that turns when it is told to."""
+
+    def __init__(self) -> None:
+        self._watched: dict[int, Callable[[], None]] = {}
+
+    def watch(self, fd: int, ready: Callable[[], None]) -> None:
+        self._watched[fd] = ready
+
+    def unwatch(self, fd: int) -> None:
+        del self._watched[fd]
+
+    def turn_until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + HEAR_S
+        while not condition():
+            assert time.monotonic() < deadline
+            for fd in select.select([*self._watched], [], [], HEAR_S)[0]:
+                self._watched[fd]()
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """All the commands that there are."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    monkeypatch.setenv("PATH", str(tools))
+    return tools
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Of a run that nobody leads."""
+    home = tmp_path / "experiment"
+    directory = home / "runs" / RUN_ID
+    directory.mkdir(parents=True)
+    (home / "train.py").write_text("task = 1\n")
+    job = config.JobFile(
+        job=config.Job(name="digits", task=f"{home}/train.py:task"),
+        network=config.Network(transport="tcp"),
+    )
+    (directory / "job.json").write_text(json.dumps(config.to_dict(job)))
+    with closing(RunDb(directory, create=True)) as db:
+        db.put_run(job_file=str(home / "job.toml"))
+        db.commit()
+    return directory
+
+
+def put(tools: Path, command: str, script: str, mode: int = 0o755) -> None:
+    (tools / command).write_text(f"#!/bin/sh\n{script}\n")
+    (tools / command).chmod(mode)
+
+
+def order(name: str, incarnation: int = 1) -> base.StartOrder:
+    return base.StartOrder(name, incarnation, "tcp://127.0.0.1:1", base.NO_CREDENTIALS)
+
+
+# ---------------------------------------------------------------- this machine
+
+
+@pytest.fixture
+def idle_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents that are started do nothing."""
+    package = tmp_path / "code" / "daemons"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "agent.py").write_text("import signal\nsignal.pause()\n")
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+
+
+@pytest.mark.usefixtures("idle_agents")
+def test_of_two_with_one_number_only_the_end_of_the_one_that_is_wanted_is_told(
+    directory: Path, told: list[base.Ended]
+) -> None:
+    """Nobody remembered that the first had been started."""
+    watcher = Watcher()
+    here = local.LocalAgents(directory, watcher, told.append)
+    here.start(order("agent-0"))
+    (first,) = local.living(directory)
+    here.start(order("agent-0"))
+    watcher.turn_until(lambda: len(watcher._watched) == 1)
+    assert not processes.is_alive(first.pid, first.start)
+    assert told == []
+    here.kill("agent-0")
+    watcher.turn_until(lambda: bool(told))
+    assert told == [base.Ended("agent-0", 1, -signal.SIGKILL)]
+
+
+@pytest.mark.usefixtures("idle_agents")
+def test_who_was_started_is_found_although_its_command_line_comes_a_moment_later(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel says that a program has begun before it shows what it was begun with."""
+    honest, asked = processes.command_line, []
+
+    def late(pid: object, start: object) -> list[str]:
+        asked.append(pid)
+        return honest(pid, start) if len(asked) > 3 else []
+
+    monkeypatch.setattr(processes, "command_line", late)
+    process = local.start(directory, "agent", "agent-0", 1, "")
+    try:
+        assert len(asked) == 4
+        assert [each.pid for each in local.living(directory)] == [process.pid]
+    finally:
+        process.kill()
+        process.wait()
+
+
+# ---------------------------------------------------------------- ssh
+
+
+@pytest.fixture
+def told() -> list[base.Ended]:
+    return []
+
+
+@pytest.fixture
+def ssh(directory: Path, told: list[base.Ended]) -> base.AgentControl:
+    hosts = {"agent-1": Host(ssh="h1")}
+    return launcher.made("ssh", {}).agents(directory, hosts, Watcher(), told.append)
+
+
+def test_one_whose_start_has_failed_at_once_is_not_waited_for_when_it_is_killed(
+    tools: Path, ssh: base.AgentControl, told: list[base.Ended], caplog: pytest.LogCaptureFixture
+) -> None:
+    ssh.start(order("agent-1"))
+    ssh.kill("agent-1")
+    assert ["no ssh" in str(ended.error) for ended in told] == [True, True]
+    with caplog.at_level(logging.WARNING):
+        ssh.close()
+    assert not caplog.records
+
+
+def test_one_whose_newer_start_has_failed_at_once_is_not_waited_for_either(
+    tools: Path, ssh: base.AgentControl, told: list[base.Ended]
+) -> None:
+    put(tools, "ssh", "exec /bin/sleep 60")
+    ssh.start(order("agent-1"))
+    ssh.kill("agent-1")
+    assert told == [], "it is killed when it is there"
+    (tools / "ssh").chmod(0o644)
+    ssh.start(order("agent-1", 2))
+    ssh.kill("agent-1")
+    assert [(ended.incarnation, ended.status) for ended in told] == [(2, None)] * 2
+    assert "Permission denied" in str(told[0].error)
+
+
+# ---------------------------------------------------------------- a command of theirs
+
+
+@pytest.mark.parametrize("end", ["wait", "exit 3"])
+def test_a_wrapper_whose_child_goes_on_is_not_waited_for_longer_than_its_time(
+    tools: Path, tmp_path: Path, end: str
+) -> None:
+    """The child has the wrapper's output open, too, and nobody tells it to end."""
+    put(tools, "wrapper", f"/bin/sleep 60 &\necho $! > {tmp_path}/child\necho said\n{end}")
+    began = time.monotonic()
+    said = commands.wait(["wrapper"], 1.0)
+    assert time.monotonic() - began < 30.0
+    child = int((tmp_path / "child").read_text())
+    assert said == (commands.LATE if end == "wait" else 3, "said\n", "")
+    if end == "wait":
+        row = {"pid": child, "pid_start": processes.start_of(child)}
+        assert processes.wait([row], 10.0) == [], "it is killed with its wrapper"
+    else:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_what_ssh_says_of_a_host_or_why_it_does_not(tools: Path) -> None:
+    put(tools, "ssh", "echo user ann; echo hostname h1.example")
+    assert address_of(Host(ssh="h1")) == "h1.example"
+    put(tools, "ssh", "echo Bad configuration option: prot >&2; exit 255")
+    with pytest.raises(
+        DlctlError, match="does not report the address of h1: Bad configuration option"
+    ):
+        address_of(Host(ssh="h1"))
+
+
+# ---------------------------------------------------------------- Slurm
+
+
+def test_a_job_that_could_not_be_submitted_is_submitted_by_the_next_start(
+    tools: Path, directory: Path, tmp_path: Path
+) -> None:
+    told: list[base.News] = []
+    watcher = Watcher()
+    nodes = {"agent-1": Allocated(), "agent-2": Allocated()}
+    asked = {"nodes": 2, "dir": str(tmp_path / "orders")}
+    ours = launcher.made("slurm", asked).agents(directory, nodes, watcher, told.append)
+    for name in nodes:
+        ours.start(order(name))
+    put(tools, "sbatch", "echo 17", mode=0o644)
+    ours.start(order("agent-1", 2))
+    absent, absent_too, not_run = told
+    for ended in (absent, absent_too):
+        assert isinstance(ended, base.Ended)
+        assert (ended.status, "this machine has no Slurm commands" in str(ended.error)) == (1, True)
+    assert isinstance(not_run, base.Ended)
+    assert not_run.status is None, "it may be possible a little later"
+    assert "cannot start it" in str(not_run.error)
+    assert "Permission denied" in str(not_run.error)
+    assert slurmcalls.read_handle(directory) is None
+    assert list((tmp_path / "orders").iterdir()) == []
+
+    (tools / "sbatch").chmod(0o755)
+    ours.start(order("agent-1", 3))
+    (tmp_path / "experiment" / "train.py").write_text("task = 2\n")
+    ours.start(order("agent-2", 2))
+    handle = slurmcalls.read_handle(directory)
+    assert handle is not None
+    watcher.turn_until(lambda: ours._command is None)
+    assert slurmcalls.read_handle(directory) == handle._replace(job_id="17")
+    assert told[3:] == []
+    orders = [orderfiles.read(orderfiles.order(handle.directory, name)) for name in nodes]
+    assert [each["incarnation"] for each in orders] == [3, 2]
+    assert orders[0]["files"] == orders[1]["files"], "all nodes have the same task"
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "words"),
+    [
+        (None, DlctlError, "this machine has no Slurm commands: squeue"),
+        (0o644, DlctlError, "cannot run Slurm's commands: Permission denied"),
+        (0o755, Unreachable, "exists: slurm_load_jobs error: Unable to contact"),
+    ],
+)
+def test_a_job_is_not_forgotten_while_nobody_says_whether_it_is_there(
+    tools: Path, directory: Path, tmp_path: Path, mode: int | None, kind: type, words: str
+) -> None:
+    """Its number was never noted: whoever has submitted it has died."""
+    handle = slurmcalls.new_handle(RUN_ID, tmp_path / "orders")
+    orderfiles.make(handle.directory, "")
+    handle.write(directory)
+    if mode is not None:
+        put(tools, "squeue", "echo slurm_load_jobs error: Unable to contact >&2; exit 1", mode)
+    with pytest.raises(DlctlError, match=words) as refused:
+        slurmcalls.end(directory)
+    assert type(refused.value) is kind
+    assert slurmcalls.read_handle(directory) == handle
+    assert handle.directory.is_dir()
+    put(tools, "squeue", "exit 0")
+    slurmcalls.end(directory)
+    assert slurmcalls.read_handle(directory) is None
+    assert not handle.directory.exists()
+
+
+class Submitted:
+    """A coordinator whose predecessor has submitted a job, and died before it knew the number."""
+
+    def __init__(self, directory: Path, orders: Path) -> None:
+        self.handle = slurmcalls.new_handle(RUN_ID, orders)
+        orderfiles.make(self.handle.directory, "")
+        self.handle.write(directory)
+        self.told: list[base.News] = []
+        self._directory, self._watcher = directory, Watcher()
+        nodes = {"agent-1": Allocated()}
+        self.agents = launcher.made("slurm", {"nodes": 1}).agents(
+            directory, nodes, self._watcher, self.told.append
+        )
+        self.agents.adopt({"agent-1": 1})
+
+    def ask(self) -> str:
+        """Ask Slurm once; returns the number of the job if it is known then."""
+        self.agents._due_at = 0.0
+        self.agents.look()
+        self._watcher.turn_until(lambda: self.agents._command is None)
+        handle = slurmcalls.read_handle(self._directory)
+        assert handle is not None
+        return handle.job_id
+
+
+@pytest.fixture
+def submitted(tools: Path, directory: Path, tmp_path: Path) -> Submitted:
+    return Submitted(directory, tmp_path / "orders")
+
+
+def test_a_job_that_the_queue_lists_late_is_waited_for_and_found(
+    submitted: Submitted, tools: Path
+) -> None:
+    put(tools, "squeue", "exit 0")
+    for _ in range(2):
+        assert submitted.ask() == ""
+    assert len(submitted.told) == 2
+    for waits in submitted.told:
+        assert isinstance(waits, base.Waiting)
+        assert submitted.handle.name in waits.why
+    put(tools, "squeue", "echo 17")
+    assert submitted.ask() == "17"
+    assert not submitted.agents._is_over
+
+
+def test_a_job_that_the_queue_does_not_list_in_its_time_is_over(
+    submitted: Submitted, tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But not while Slurm does not answer."""
+    monkeypatch.setattr(slurmagents, "LISTED_S", 0.0)
+    put(tools, "squeue", "exit 1")
+    assert submitted.ask() == ""
+    assert submitted.told == []
+    put(tools, "squeue", "exit 0")
+    assert submitted.ask() == ""
+    (over,) = submitted.told
+    assert isinstance(over, base.Notice)
+    assert over.kind == "over"
+    assert submitted.handle.name in over.reason
+
+
+def test_an_agent_that_is_killed_while_its_job_waits_is_not_started_once_the_job_runs(
+    submitted: Submitted, tools: Path
+) -> None:
+    """Its order is there: the kill stands beside it, for the keeper."""
+    put(tools, "squeue", "echo 17")
+    put(tools, "scontrol", "echo JobId=17 JobState=PENDING Reason=Resources")
+    for _ in range(2):
+        submitted.ask()
+    submitted.agents.kill("agent-1")
+    assert submitted.told[-1] == base.Ended("agent-1", 1, None)
+    kill = orderfiles.read(orderfiles.kill(submitted.handle.directory, "agent-1"))
+    assert kill == {"incarnation": 1}

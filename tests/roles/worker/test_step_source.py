@@ -1,0 +1,186 @@
+"""A training loop of the user in place of the worker's compute: the role and the method are the
+same, no data is leased, and the loop goes on when its step is pushed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dlctl.algorithms.base import ReplicaSide
+from dlctl.algorithms.methods.downpour import DOWNPOUR
+from dlctl.algorithms.needs import Gradient, Need, NextBatch, NextData, Step
+from dlctl.compress.none import Dense
+from dlctl.job import config
+from dlctl.roles.protocol.context import COORDINATOR, EXIT_POISONED
+from dlctl.roles.protocol.effects import Compute, Computed, ModelBuilt
+from dlctl.roles.worker.accounts import Accounts
+from dlctl.roles.worker.interface import StepSource
+from dlctl.roles.worker.leases import Portion
+from dlctl.roles.worker.links import Links
+from dlctl.roles.worker.services.base import Phase, Service
+from dlctl.roles.worker.services.writing import Writing
+from dlctl.roles.worker.settings import WorkTerms
+from dlctl.roles.worker.worker import Worker
+from dlctl.sim.objectives import layout_of
+from dlctl.wire import messages as m
+from dlctl.wire.machine import Effect, Event, Received, Send, Started
+from dlctl.wire.messages import Array, Register
+
+SIZE = 3
+SAMPLES = 5
+JOB = config.JobFile(
+    job=config.Job(name="alone", task="none", seed=0),
+    algorithm=config.Choice(name="downpour", options={"push_every_steps": 1}),
+    workers=config.Workers(nonfinite_steps_max=2),
+)
+
+
+class Loop(StepSource, Service[Any]):
+    """What `run.step()` of a user's thread gives, as `Computed` events."""
+
+    def __init__(
+        self,
+        links: Links,
+        terms: WorkTerms,
+        accounts: Accounts,
+        writing: Writing,
+        side: ReplicaSide,
+        averaged: Array,
+    ) -> None:
+        self.averaged, self.draining, self.holds = averaged, False, False
+        self._accounts, self._writing = accounts, writing
+        self._came: Step | None = None
+        self._is_told = False
+        self._need: Need | None = None
+
+    def services(self) -> Mapping[type[Need], Service[Any]]:
+        return {NextData: self, Gradient: self}
+
+    def on_event(self, event: Event, now: float) -> None:
+        assert isinstance(event, Computed)
+        if not event.is_usable:
+            self._accounts.bad_gradients.discard("a step of the user")
+            return
+        number = self._writing.steps
+        self._accounts.step_made(number, SAMPLES, 0.1, f"step {number} of the user")
+        self._writing.steps += 1
+        self._came = Step(event.gradient, SAMPLES, event.loss, event.norm)
+
+    def begin(self, need: Need, now: float) -> None:
+        self._need = need
+
+    def poll(self, now: float) -> tuple[bool, Any]:
+        if self._came is not None and isinstance(self._need, Gradient):
+            step, self._came = self._came, None
+            return True, step
+        if self._came is not None:
+            return True, NextBatch(0, 0, False)
+        if self.draining:
+            is_first, self._is_told = not self._is_told, True
+            return is_first, None
+        return False, None
+
+    def has_ended(self) -> bool:
+        return self.draining and self._is_told
+
+    def phase(self) -> Phase:
+        return Phase("waiting for the training loop")
+
+    def is_computing(self) -> bool:
+        return False
+
+    def is_at_work(self) -> bool:
+        return False
+
+    def on_lease(self, lease: m.Lease, now: float) -> None: ...
+    def on_done(self, done: list[Portion], now: float) -> None: ...
+    def acted(self) -> None: ...
+    def paused(self, now: float) -> None: ...
+
+    def stuck_s(self, now: float, *, evaluates: bool) -> float:
+        return 0.0
+
+    def long_s(self, now: float) -> float:
+        return 0.0
+
+    def metrics(self, now: float) -> dict[str, Any]:
+        return {"of_the_loop": 1}
+
+
+class Play:
+    """The only worker of a run with one server, which answers what it is asked."""
+
+    def __init__(self) -> None:
+        registration = Register("run", "worker", "worker-0", 1, 1, "host", "1")
+        self.worker = Worker(registration, JOB, DOWNPOUR, Dense(Dense.Options()), steps=Loop)
+        self.done: list[Effect] = []
+        self.version = 0
+        layout = layout_of(SIZE).to_bytes()
+        self.happens(Started())
+        self.told(m.Welcome("worker-0", 0, 1, b"", {}))
+        self.model = np.zeros(SIZE, np.float32)
+        self.happens(ModelBuilt(m.ModelReady("", layout, 8), self.model, np.zeros(0)))
+        self.told(m.Topology(("address",), ("",), False, ""))
+        self.told(m.Joined(0, 1, 0, 0, SIZE, True, 0), "server-0")
+
+    def happens(self, event: Event, now: float = 0.0) -> None:
+        effects = self.worker.handle(event, now)
+        self.done += effects
+        for message in [e.message for e in effects if isinstance(e, Send)]:
+            match message:
+                case m.Fetch():
+                    values = np.full(SIZE, self.version, np.float32)
+                    self.told(m.Parameters(0, 1, message.request, self.version, values), "server-0")
+                case m.Push():
+                    self.version += 1
+                    ack = m.Ack(0, 1, message.seq, m.APPLIED, self.version, 0, message.seq + 1)
+                    self.told(ack, "server-0")
+
+    def told(self, message: m.Message, peer: str = COORDINATOR) -> None:
+        self.happens(Received(peer, message))
+
+    def step(self, *values: float) -> None:
+        gradient = np.array(values, np.float32)
+        is_usable = bool(np.isfinite(gradient).all())
+        self.happens(Computed(1.0, gradient, np.zeros(0), 1.0, is_usable))
+
+    def of(self, kind: type) -> list[Any]:
+        found = (e.message if isinstance(e, Send) else e for e in self.done)
+        return [each for each in found if isinstance(each, kind)]
+
+
+def test_steps_of_a_loop_are_pushed_and_the_model_follows_without_a_lease_or_a_batch() -> None:
+    play = Play()
+    assert play.worker.phase() == "waiting for the training loop"
+    for number in range(1, 4):
+        play.step(number, 0.0, -number)
+        pushes = play.of(m.Push)
+        assert [push.delta.arrays[0].tolist() for push in pushes[-1:]] == [[number, 0.0, -number]]
+        assert (len(pushes), pushes[-1].samples) == (number, SAMPLES)
+    assert play.model.tolist() == [3.0] * SIZE, "it has read what its pushes have become"
+    assert play.of(m.LeaseRequest) == play.of(Compute) == []
+    play.happens(Received(COORDINATOR, m.Heard()), 5.0)
+    assert play.of(m.Report)[-1].metrics["of_the_loop"] == 1
+    assert play.of(m.Report)[-1].metrics["step"] == 3
+
+
+def test_it_is_drained_saved_and_counted_out_like_any_other() -> None:
+    play = Play()
+    play.step(1.0, 1.0, 1.0)
+    play.told(m.Save(1, "ckpt/1"))
+    assert not play.worker.training.has_unpushed_steps()
+    play.told(m.Drain("stopped"))
+    assert play.worker.phase() == "drained"
+    assert play.of(m.Drained)
+
+
+def test_results_that_are_not_finite_end_it_with_the_code_of_any_other() -> None:
+    play = Play()
+    play.step(np.nan, 0.0, 0.0)
+    assert not [e for e in play.done if getattr(e, "code", None) == EXIT_POISONED]
+    play.step(np.nan, 0.0, 0.0)
+    assert [e for e in play.done if getattr(e, "code", None) == EXIT_POISONED]
+    assert not play.of(m.Push)
