@@ -156,7 +156,7 @@ class Registration(Owner):
             # Its welcome may wait until the term is on record; send a heartbeat meanwhile.
             self.context.send(daemon.name, m.Heard())
         else:
-            daemon.registered = True
+            daemon.registered, daemon.phase = True, "starting"
             self._issue_term(daemon)
         self._admit(daemon, now)
         return daemon
