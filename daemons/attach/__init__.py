@@ -1,1 +1,1 @@
-"""A worker inside of the user's own program: `dlctl.attach`."""
+"""A user's own training loop as a worker: the process that calls `dlctl.attach`."""

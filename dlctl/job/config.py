@@ -222,7 +222,8 @@ class Servers:
     durability: Literal["process", "none", "disk"] = "process"
     """What an acknowledged push survives. "process": the death of its server at any instant; the
     shard is in mapped memory, twice. "disk": also a power loss; every push is on the disk before it
-    is acknowledged. "none": neither; pushes after the last checkpoint are lost."""
+    is acknowledged, in files of up to about six times the shard. "none": neither; pushes after the
+    last checkpoint are lost."""
     state_dir: str = ""
     """Where the servers store their shards, a full path. "": shared memory (/dev/shm) if there is
     room, else the run directory; with durability = "disk" always the run directory."""

@@ -292,10 +292,10 @@ class Looping(Service[Need]):
             elif not step.is_skipped:
                 self._refuse(step, event)
             self._count(step, now, is_usable=is_usable)
-            self._is_announced = False
             if is_usable or not step.is_skipped:
                 made = Step(event.gradient, step.samples, _known(step.loss), event.norm)
                 self._made.append(made if is_usable else None)
+                self._is_announced = False
         self.averaged = event.averaged
         if event.returns:
             self._lent, self._is_dry = None, event.is_dry
