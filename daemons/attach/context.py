@@ -39,7 +39,7 @@ class ProgramEnd(NamedTuple):
         return TaskFailed("; ".join(filter(None, (said, hint))), self.detail)
 
 
-class Session(Protocol):
+class ScriptSession(Protocol):
     """A worker that `dlctl.attach` has begun."""
 
     def end(self, end: ProgramEnd) -> int:
@@ -50,24 +50,24 @@ class Session(Protocol):
 
 
 @dataclass(slots=True)
-class Started:
+class ScriptProcess:
     """This process, as its agent has started it."""
 
     context: DaemonContext
-    session: Session | None = None
+    session: ScriptSession | None = None
     """Set by `dlctl.attach`; None: it was not called so far."""
 
 
-_started: Started | None = None
+_started: ScriptProcess | None = None
 
 
-def begin(context: DaemonContext) -> Started:
+def begin(context: DaemonContext) -> ScriptProcess:
     """From now on `started` returns this."""
     global _started
-    _started = Started(context)
+    _started = ScriptProcess(context)
     return _started
 
 
-def started() -> Started | None:
+def started() -> ScriptProcess | None:
     """None: no agent has started this process."""
     return _started

@@ -10,13 +10,14 @@ import traceback
 from contextlib import suppress
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType
-from typing import Any, cast
+from types import ModuleType
+from typing import Any
 
 from daemons.attach.context import ProgramEnd
 from daemons.worker.task.stored_code import KeptSource, import_kept
 from dlctl.errors import DlctlError
 from dlctl.job.config import MAIN, Job
+from dlctl.util import regular
 
 
 def run(job: Job, directory: Path | None) -> ProgramEnd:
@@ -26,11 +27,10 @@ def run(job: Job, directory: Path | None) -> ProgramEnd:
     sys.path.insert(0, str(job.search_path))
     if directory is not None:
         import_kept(directory, job.search_path)
-    main = ModuleType(MAIN)
-    vars(main).update(__builtins__=__builtins__, __file__=str(file), __cached__=None)
-    sys.modules[MAIN] = main
+    main = sys.modules[MAIN] = ModuleType(MAIN)
     try:
-        exec(_code(job, directory, main), vars(main))  # noqa: S102  the user's program
+        loader: Any = _loader(job, directory, main)
+        loader.exec_module(main)
     except SystemExit as error:
         return _exited(file, error)
     except BaseException as error:
@@ -40,32 +40,25 @@ def run(job: Job, directory: Path | None) -> ProgramEnd:
     return ProgramEnd(f"{file.name} has ended", str(file), hint, 0, is_error=False)
 
 
-def _code(job: Job, directory: Path | None, main: ModuleType) -> CodeType:
-    """The program, compiled; sets the attributes of `__main__` that depend on how it is run."""
-    file, loader = Path(job.file), cast(Any, None)
+def _loader(job: Job, directory: Path | None, main: ModuleType) -> SourceFileLoader:
+    """What runs the program; sets the attributes of `__main__`."""
     if job.module:
-        is_package = file.stem == MAIN and not job.module.endswith(MAIN)
+        is_package = Path(job.file).stem == MAIN and not job.module.endswith(MAIN)
         spec = importlib.util.find_spec(f"{job.module}.{MAIN}" if is_package else job.module)
-        if spec is None or spec.origin is None or not Path(spec.origin).samefile(file):
-            raise ModuleNotFoundError(f"no module {job.module} at {file}", name=job.module)
-        loader, name = spec.loader, spec.name
+        if spec is None or spec.origin is None or Path(spec.origin) != Path(job.file):
+            raise ModuleNotFoundError(f"no module {job.module} at {job.file}", name=job.module)
         main.__spec__, main.__package__ = spec, spec.parent
+    if directory is None:
+        loader = SourceFileLoader(MAIN, job.file)
     else:
-        kind = SourceFileLoader if directory is None else _kept(directory)
-        loader, name = kind(MAIN, str(file)), MAIN
-        main.__spec__ = main.__package__ = None
-    main.__loader__ = loader
-    code: CodeType = loader.get_code(name)
-    return code
-
-
-def _kept(directory: Path) -> Any:
-    return lambda name, path: KeptSource(directory, name, path)
+        loader = KeptSource(directory, MAIN, job.file)
+    vars(main).update(__file__=job.file, __cached__=None, __loader__=loader)
+    return loader
 
 
 def _source(file: Path) -> bytes:
     with suppress(OSError):
-        return file.read_bytes()
+        return regular.read_bytes(file)
     return b"dlctl"  # Nothing can be said of a file that is gone.
 
 
