@@ -238,7 +238,7 @@ class Exchange:
 
     # ------------------------------------------------------------ while the role has the model
 
-    def progress(self) -> float:
+    def progress(self) -> int:
         """Samples that all workers have trained, as far as it is known here."""
         return self._progress + self._since * self._replicas
 

@@ -54,7 +54,7 @@ class Run:
         self._link, self._model, self._vector, self._exchange = link, model, vector, exchange
         self._process, self._thread = os.getpid(), threading.current_thread()
         self._is_joined = False
-        self._factor: Callable[[float], float] | None = None
+        self._factor: Callable[[int], float] | None = None
         self._loader: Loader | None = None
         self._pending: dict[str, Any] = {}
         """Metrics for the next step."""
