@@ -12,8 +12,8 @@ import numpy as np
 
 from daemons.attach.exchange import Asked, Over
 from daemons.attach.model_vector import ModelVector
-from daemons.attach.run_optimizer import RunOptimizer
 from daemons.attach.stock import SharedStock
+from daemons.attach.user_optimizer import UserOptimizer
 from dlctl.job.config import Job, JobFile, Workers
 from dlctl.roles.protocol.effects import RunEvaluation
 from dlctl.roles.protocol.loop_effects import (
@@ -24,7 +24,7 @@ from dlctl.roles.protocol.loop_effects import (
     LoopStepped,
 )
 from dlctl.wire.machine import Event
-from dlctl.wire.messages import Lease, ModelReady
+from dlctl.wire.messages import Array, Lease, ModelReady
 
 LR = 0.01
 """Of the steps along gradients that are given to `run.optimizer`."""
@@ -43,8 +43,9 @@ class Alone:
         self.stock = SharedStock()
         self.inbox: SimpleQueue[LendModel | RunEvaluation | Asked | Over] = SimpleQueue()
         self.recalled = False
-        self.pushed: RunOptimizer | None = None
-        """`Exchange.pushed`"""
+        self.own: UserOptimizer | None = None
+        self.takes_gradients = False
+        """The script uses `run.optimizer`."""
         self._model = model
         self._samples = 0
 
@@ -66,7 +67,7 @@ class Alone:
     def _on_stepped(self, event: LoopStepped) -> None:
         self._samples += sum(step.samples for step in event.steps)
         if event.gradient is not None and np.isfinite(event.norm):
-            self._model.vector[:] -= LR * event.gradient
+            self._step_along(event.gradient)
         if event.is_dry:
             self.inbox.put(Over("finished", "the data has ended"))
             self.stock.wake()
@@ -74,6 +75,13 @@ class Alone:
             self._lend()
 
     def _lend(self) -> None:
-        takes = self.pushed is not None
+        takes = self.takes_gradients
         steps = 1 if takes else STEPS_MAX
         self.inbox.put(LendModel(steps, self._samples, steps_own=not takes, gather=takes))
+
+    def _step_along(self, gradient: Array) -> None:
+        if self.own is None:
+            self._model.vector[:] -= LR * gradient
+        else:
+            self.own.step_along(gradient)
+            self._model.gather()

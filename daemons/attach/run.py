@@ -24,6 +24,7 @@ from daemons.attach.exchange import Exchange, Link
 from daemons.attach.loader import Loader
 from daemons.attach.model_vector import ModelVector, unwrapped
 from daemons.attach.run_optimizer import RunOptimizer
+from daemons.attach.user_optimizer import UserOptimizer
 from daemons.worker.data.data_names import digest_of_files
 from daemons.worker.data.sample_order import SampleOrder
 from daemons.worker.task.user_task import user_line
@@ -38,6 +39,10 @@ class RunLink(Link, Protocol):
 
     job: JobFile
     slot: int
+    own: UserOptimizer | None
+    """The script's own optimiser, which steps in each replica."""
+    takes_gradients: bool
+    """The script uses `run.optimizer`."""
     is_restart: bool
     """Whether an earlier process of this worker has died."""
 
@@ -144,9 +149,11 @@ class Run:
                     "run.optimizer was called with another model than dlctl.attach",
                     hint="give both the same model",
                 )
-            pushed = RunOptimizer(self._vector, optimizer)
-            self._exchange.pushed = pushed
-            return pushed
+            if optimizer is not None and self._link.own is None:
+                self._link.own = UserOptimizer(optimizer, self._vector)
+            self._link.takes_gradients = True
+            self._exchange.pushed = RunOptimizer(self._vector, optimizer)
+            return self._exchange.pushed
 
     def step(
         self,

@@ -67,10 +67,13 @@ class Session:
         self.inbox: SimpleQueue[LendModel | RunEvaluation | Asked | Over] = SimpleQueue()
         self.recalled = False
         self.slot = int(process.context.registration.name.rpartition("-")[2])
+        self.takes_gradients = False
         self.is_restart = process.context.registration.incarnation > 1
         self.exchange: Exchange | None = None
         """Set by whoever begins this session."""
-        self._context, self._model, self._own = process.context, model, own
+        self._context, self._model = process.context, model
+        self.own = own
+        """The script's own optimiser, which steps in each replica."""
         self._user = threading.current_thread()
         self._signals = Signals()
         self._frozen = FrozenFile(self._context.directory, self._context.registration)
@@ -185,7 +188,7 @@ class Session:
             LoadFrozen: lambda effect: self._frozen.load(self._model, effect),
             StepAlong: self._step_along,
             ExchangeOwn: self._exchange_own,
-            TakeComputeState: lambda _: ComputeStateTaken(self._own.state() if self._own else {}),
+            TakeComputeState: lambda _: ComputeStateTaken(self.own.state() if self.own else {}),
             RestoreComputeState: self._restore,
         }
 
@@ -194,18 +197,18 @@ class Session:
         return BuffersLoaded()
 
     def _step_along(self, effect: StepAlong) -> EngineRan:
-        assert self._own is not None
+        assert self.own is not None
         self._model.scatter()
-        self._own.step_along(effect.gradient)
+        self.own.step_along(effect.gradient)
         self._model.gather()
         return EngineRan(())
 
     def _exchange_own(self, effect: ExchangeOwn) -> EngineRan:
-        assert self._own is not None
+        assert self.own is not None
         if effect.take is not None:
-            self._own.take_packed(effect.take)
-        return EngineRan((self._own.packed(),))
+            self.own.take_packed(effect.take)
+        return EngineRan((self.own.packed(),))
 
     def _restore(self, effect: RestoreComputeState) -> None:
-        if self._own is not None:
-            self._own.restore(effect.arrays)
+        if self.own is not None:
+            self.own.restore(effect.arrays)
