@@ -24,7 +24,7 @@ from dlctl.util import cores, regular
 from dlctl.wire.messages import Register
 
 
-class HasFrozen(Protocol):
+class FrozenHolder(Protocol):
     """A model with frozen parameters, as `TorchReplica` is."""
 
     layout: Layout
@@ -34,19 +34,19 @@ class HasFrozen(Protocol):
     def load_frozen(self, values: Mapping[int, Tensor]) -> None: ...
 
 
-def digests(replica: HasFrozen) -> bytes:
+def digests(replica: FrozenHolder) -> bytes:
     """16 bytes for each frozen parameter, hashed on all cores."""
     with ThreadPoolExecutor(cores.usable()) as pool:
         return b"".join(pool.map(lambda tensor: frozen.digest(_bytes(tensor)), replica.frozen()))
 
 
-def write(replica: HasFrozen, path: Path) -> tuple[str, int]:
+def write(replica: FrozenHolder, path: Path) -> tuple[str, int]:
     """Write the frozen parameters; returns the file's SHA-256 and bytes. Raises DlctlError."""
     path.parent.mkdir(exist_ok=True)
     return checkpoints.write_chunks(path, _chunks(replica))
 
 
-def load(replica: HasFrozen, path: Path, theirs: bytes, mine: bytes = b"") -> list[int]:
+def load(replica: FrozenHolder, path: Path, theirs: bytes, mine: bytes = b"") -> list[int]:
     """Load the values with the digests `theirs` into the replica; only differing ones are read.
     Returns their positions. Raises DlctlError if the file does not have them. mine: the replica's
     own digests, if known.
@@ -70,7 +70,7 @@ def load(replica: HasFrozen, path: Path, theirs: bytes, mine: bytes = b"") -> li
     return others
 
 
-def _chunks(replica: HasFrozen) -> Iterator[bytes | memoryview]:
+def _chunks(replica: FrozenHolder) -> Iterator[bytes | memoryview]:
     plan, tensors = frozen.plan(replica.layout), replica.frozen()
     yield plan.head
     for n in plan.order:
@@ -93,12 +93,12 @@ class FrozenFile:
         self._built = b""
         self._away = Away(directory, registration) if (directory / HOST_FILE).exists() else None
 
-    def digests(self, replica: HasFrozen) -> bytes:
+    def digests(self, replica: FrozenHolder) -> bytes:
         """The digests of the parameters that the worker has built."""
         self._built = digests(replica)
         return self._built
 
-    def write(self, replica: HasFrozen, file: str) -> FrozenWritten:
+    def write(self, replica: FrozenHolder, file: str) -> FrozenWritten:
         try:
             return FrozenWritten(file, *write(replica, self._writes_to / file), "")
         except (DlctlError, OSError) as error:

@@ -18,8 +18,8 @@ from daemons.attach.model_vector import ModelVector
 from daemons.worker.frozen_parameters import FrozenFile, digests
 from dlctl.errors import DlctlError
 from dlctl.model.frozen import run_file
-from dlctl.roles.protocol.context import Birth
 from dlctl.roles.protocol.effects import LoadFrozen
+from dlctl.wire.messages import Register
 
 STEPS = 20
 
@@ -220,10 +220,8 @@ def test_frozen_parameters_are_those_of_the_first_worker(tmp_path: Path) -> None
     first = digests(mine)
     assert first != digests(other)
     assert first == digests(frozen_in(0.5)[1])
-    file, birth = (
-        run_file(mine.layout, first),
-        Birth("run", "worker", "worker-0", 1, 7, "here", "0"),
-    )
+    file = run_file(mine.layout, first)
+    birth = Register("run", "worker", "worker-0", 1, 7, "here", "0")
     assert not FrozenFile(tmp_path, birth).write(mine, file).error
     reader = FrozenFile(tmp_path, birth)
     reader.digests(other)
