@@ -2,8 +2,10 @@
 
 The baseline is the same server with one fdatasync per commit. Each worker pushes again as soon as
 its push is acknowledged, so up to 16 commits can be under way. Both sides alternate. Also measured:
-one worker alone, whose commits cannot share anything. The final state of both servers is checked
-(replay.py). The directory for temporary files has to be on a disk: in memory a sync takes no time.
+one worker alone, whose commits cannot share anything; and what a dense push costs in written bytes,
+against its own: the rest is bases of journals that are started over. The final state of the servers
+is checked (replay.py). The directory for temporary files has to be on a disk: in memory a sync
+takes no time, and nothing is written.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ CHAPTER = "group_commit"
 WORKERS, PARAMETERS, DENSITY = 16, 1_000_000, 0.0001
 ASKED = 0.5
 """The time of a push against that with a sync for each: twice the pushes per second."""
+WRITTEN_ASKED = 1.35
+"""The bytes that a dense push of SGD writes against its own: one base for every four records."""
 ALONE = """
 from daemons.server import committing
 committing.TOGETHER_MAX = 1
@@ -59,7 +63,32 @@ def measure(*, quick: bool) -> list[Figure]:
         ratios = tuple(alone / together for together, alone in values)
         detail = f"{ours:.0f} against {bare:.0f} pushes/s"
         figures.append(Figure(CHAPTER, what, "x", ratios, asked, detail))
-    return figures
+    return [*figures, _written(quick=quick)]
+
+
+def _written(*, quick: bool) -> Figure:
+    """Bytes that the server writes to the disk."""
+    what, pushes = "4 workers, dense pushes, sgd: written / pushed bytes", 40
+    kind = registry.load("compressors", "none")
+    values = np.random.default_rng(0).standard_normal(PARAMETERS).astype(np.float32)
+    packed = kind(kind.Options()).take(values.copy())
+    ratios, rates = [], []
+    with _crowd(4, compressor="none") as crowd:
+        for _ in range(1 if quick else 3):
+            before = _written_bytes(crowd)
+            rates.append(crowd.rate(packed, pushes))
+            ratios.append((_written_bytes(crowd) - before) / (pushes * values.nbytes))
+        replay = Replay(f"{CHAPTER}: {what}", "sgd", PARAMETERS)
+        replay.push(values, times=crowd.pushes)
+        replay.compare(crowd.workers[0].fetch(), crowd.workers[0].version)
+    detail = f"{median(rates):.0f} pushes/s"
+    return Figure(CHAPTER, what, "x", tuple(ratios), WRITTEN_ASKED, detail)
+
+
+def _written_bytes(crowd: _Crowd) -> int:
+    """Of its server so far. What is still in the page cache does not count."""
+    lines = Path(f"/proc/{crowd.workers[0].server_pid}/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("write_bytes"))
 
 
 def _push() -> tuple[m.Packed, np.ndarray]:
@@ -110,11 +139,11 @@ class _Crowd:
 
 
 @contextmanager
-def _crowd(workers: int, start) -> Iterator[_Crowd]:
+def _crowd(workers: int, start=None, compressor: str = "topk") -> Iterator[_Crowd]:
     options = {} if start is None else {"start": start}
     with (
         sandbox() as directory,
-        serving(directory, "ipc", PARAMETERS, compressor="topk", durability="disk",
+        serving(directory, "ipc", PARAMETERS, compressor=compressor, durability="disk",
                 workers=workers, **options) as invitations,
         ExitStack() as stack,
     ):  # fmt: skip

@@ -42,6 +42,7 @@ Code = Literal[
     "target-unreachable",
     "loss-noisy",
     "disk-full",
+    "disk-stalled",
     "run-waiting",
     "run-failed",
 ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
 import sys
 from collections import defaultdict
@@ -10,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import golden as golden_files
 import oracles
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,6 +24,8 @@ from dlctl.runs.database import RunDb
 
 # Methods from outside are installed here: whatever goes over the registry meets them, too.
 sys.path.insert(0, str(Path(__file__).parent / "toys"))
+# Torch is imported later: the threads of its pool would only wait for each other's cores here.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 START = 1_750_000_000.0
 """A time in June 2025, in seconds since 1970."""
 LONGEST_FIRST = ("sim", "integ", "cli", "daemons")
@@ -47,6 +52,10 @@ settings.register_profile(
     "many", settings.get_profile("few"), max_examples=500, derandomize=False, print_blob=True
 )
 settings.load_profile("few")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(golden_files.UPDATE, action="store_true", help="write the golden files")
 
 
 def pytest_configure() -> None:
@@ -101,6 +110,16 @@ class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
     return Scheduling(config, log)
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest, tmp_path: Path) -> golden_files.Golden:
+    """Compares a whole screen with a file: `golden("status", out)`; see `golden.py`."""
+    return golden_files.Golden(
+        request.path.parent / "golden",
+        is_updated=golden_files.may_update(request.config.getoption(golden_files.UPDATE)),
+        names={str(tmp_path / "home"): "~", str(tmp_path): "/tmp"},
+    )
 
 
 @pytest.fixture
@@ -178,9 +197,31 @@ class RunDirectory:
 
 
 class Ended(NamedTuple):
+    """How a command has ended."""
+
     code: int
     out: str
     err: str
+
+    @property
+    def where(self) -> str:
+        """The place of its error: a file, a line, a daemon."""
+        return _after(self.err, r"  --> ")
+
+    @property
+    def next(self) -> str:
+        """The next command, or its first line."""
+        return _after(self.err + self.out, r" *next:? +")
+
+    @property
+    def rows(self) -> dict[str, str]:
+        """The values of lines such as "  checkpoint  step 90, 41s ago"."""
+        return dict(re.findall(r"^[! ] ([a-z]\S*) {2,}(\S.*)$", self.out + self.err, re.MULTILINE))
+
+
+def _after(text: str, mark: str) -> str:
+    found = re.search(rf"^{mark}(.*)$", text, re.MULTILINE)
+    return found.group(1) if found else ""
 
 
 @pytest.fixture

@@ -178,13 +178,13 @@ def test_a_helper_that_a_side_once_had_says_so_when_it_is_used() -> None:
         with pytest.raises(AttributeError) as error:
             getattr(side, name)
         assert any(INSTEAD[path] in str(error.value) for path in INSTEAD if path.endswith(name))
-    with pytest.raises(AttributeError, match="'Barrier' object has no attribute 'colour'"):
+    with pytest.raises(AttributeError, match="'colour'"):
         object.__new__(Barrier).colour  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_a_compressor_that_is_derived_from_nothing(outside: Outside) -> None:
     told = outside.refused("class METHOD:\n    Options = None\n", "compressors")
-    assert "has to be derived from dlctl.compress.base.Compressor" in told
+    assert "dlctl.compress.base.Compressor" in told
 
 
 def test_a_job_file_that_names_it_is_refused_with_that(outside: Outside, tmp_path: Path) -> None:

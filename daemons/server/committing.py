@@ -6,14 +6,16 @@
 The loop applies pushes meanwhile. Each commit is confirmed in its order. If one fails, the server
 ends with its error: none that follows is written, and nothing that waits for it has left.
 
-The queued bytes are bounded: beyond `QUEUED_MAX` nothing is read from workers until the thread has
-caught up, so they wait for their acks, as they would for a slower server.
+What is queued is bounded, records and bases apart: beyond that the next message of a worker is not
+received, in the same turn of the loop, until the thread has caught up. So workers wait for their
+acks, as they would for a slower server. A base may be larger than any bound for records; one of
+each log may be queued, and does not keep the server from reading.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from itertools import islice
 
 from daemons.loop import Loop
@@ -22,7 +24,7 @@ from dlctl.roles.server.commits import Commit, Committed
 from dlctl.shards.log import perform_first
 
 QUEUED_MAX = 64 << 20
-"""Bytes. The commits of the messages that are already received come on top."""
+"""Bytes of records. Those of one more message come on top."""
 AWAIT_S = 5.0
 """For the commits under way, while the loop stands still: well below `silent_s`, after which the
 server would be taken for dead."""
@@ -36,6 +38,9 @@ class Committing:
         self._queue: deque[Commit] = deque()
         """Commits that are not durable, the first of them being written."""
         self._queued_bytes = 0
+        """Of their records."""
+        self._bases = Counter[int]()
+        """The number of their bases, by the identity of the log."""
         self._has_failed = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -52,8 +57,11 @@ class Committing:
             if self._has_failed:
                 return
             self._queue.append(commit)
-            self._queued_bytes += commit.write.nbytes
+            self._queued_bytes += len(commit.write.record)
+            self._bases[id(commit.write.log)] += bool(commit.write.base)
             self._changed.notify_all()
+        if not self._has_room():
+            self._loop.transport.accept(False)
 
     def await_all(self) -> None:
         """Return when no commit is under way, or the server is about to end with the error of one.
@@ -71,8 +79,12 @@ class Committing:
         )
 
     def _read_or_wait(self) -> None:
-        """Read from workers only while the queued commits are small enough."""
-        self._loop.transport.accept(self._queued_bytes <= QUEUED_MAX)
+        """Before the loop waits for messages again."""
+        self._loop.transport.accept(self._has_room())
+
+    def _has_room(self) -> bool:
+        with self._changed:
+            return self._queued_bytes <= QUEUED_MAX and max(self._bases.values(), default=0) <= 1
 
     # ------------------------------------------------------------ in the thread
 
@@ -94,6 +106,7 @@ class Committing:
         with self._changed:
             for commit in commits:
                 self._queue.popleft()
-                self._queued_bytes -= commit.write.nbytes
+                self._queued_bytes -= len(commit.write.record)
+                self._bases[id(commit.write.log)] -= bool(commit.write.base)
             self._changed.notify_all()
         self._loop.post(Committed(commits[-1].number))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from dlctl.shards.log import Point
 from dlctl.util import regular
 from dlctl.util.fsync import sync_directory
 
+UNREADABLE = "cannot read the state"
 MARGIN_BYTES = 1 << 20
 """Free space that a new base must leave, for the records of other processes on the same disk."""
 
@@ -96,9 +97,11 @@ class DiskLog(TablesInFiles):
     def read_base(self, number: int) -> bytes:
         return _read(self._path("base", number))
 
-    def read_journal(self, number: int) -> bytes:
+    def read_journal(self, number: int) -> Iterator[bytes]:
         path = self._path("journal", number)
-        return _read(path) if path.exists() else b""
+        if path.exists():
+            with os_errors_as(UNREADABLE, path):
+                yield from regular.pieces(path)
 
     # ------------------------------------------------------------ writing
 
@@ -228,5 +231,5 @@ def _write(descriptor: int, parts: Sequence[Bytes]) -> None:
 
 
 def _read(path: Path) -> bytes:
-    with os_errors_as("cannot read the state", path):
+    with os_errors_as(UNREADABLE, path):
         return regular.read_bytes(path)

@@ -138,7 +138,9 @@ class Transport:
         return str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
 
     def accept(self, accepts: bool) -> None:
-        """Read what peers send to the address that this process listens at, or leave it queued."""
+        """Read what peers send to the address that this process listens at, or leave it queued:
+        also what follows in a `receive` that has begun.
+        """
         if accepts is self._accepts or self._router is None:
             return
         self._accepts = accepts
@@ -231,6 +233,8 @@ class Transport:
         if self.crowd and self.crowd.look(socket):
             return
         for _ in range(RECEIVE_BATCH):
+            if not self._accepts and socket is self._router:
+                return
             received = self._receive_frames(socket)
             if received is None:
                 return

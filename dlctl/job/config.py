@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Len, Lt
@@ -20,6 +21,7 @@ from dlctl.util.numeric_limits import PushNorm, WeightDecay
 STRICT = {"extra": "forbid", "strict": True}
 """Config for the validator: an unknown key is an error and "4" is not 4."""
 
+MAIN = "__main__"
 PARTS_MAX = 8
 """Parts of one push, each of at most four arrays: all have to fit into the frames of one message.
 """
@@ -84,6 +86,28 @@ class Job:
     """Where run directories are created, relative to the job file. Only you can enter them (mode
     0700). To let others read checkpoints and logs, chmod the directory of a run: no command changes
     its mode afterwards. The run's key stays yours."""
+
+    @property
+    def file(self) -> str:
+        """The user's file: of the task, or the program. In a resolved job its full path, of a
+        module, too.
+        """
+        return self.script or self.task.rpartition(":")[0]
+
+    @property
+    def search_path(self) -> Path:
+        """The folder of a resolved job in which Python searches first for the user's modules."""
+        file = Path(self.file)
+        is_package = file.stem == MAIN and not self.module.endswith(MAIN)
+        above = self.module.count(".") + is_package
+        return file.parents[above]
+
+    def with_file(self, file: str) -> Job:
+        """The same job with the user's file somewhere else."""
+        if self.script:
+            return dataclasses.replace(self, script=file)
+        _, _, name = self.task.rpartition(":")
+        return dataclasses.replace(self, task=f"{file}:{name}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +215,8 @@ class Servers:
     durability: Literal["process", "none", "disk"] = "process"
     """What an acknowledged push survives. "process": the death of its server at any instant; the
     shard is in mapped memory, twice. "disk": also a power loss; every push is on the disk before it
-    is acknowledged. "none": neither; pushes after the last checkpoint are lost."""
+    is acknowledged, in files of up to about six times the shard. "none": neither; pushes after the
+    last checkpoint are lost."""
     state_dir: str = ""
     """Where the servers store their shards, a full path. "": shared memory (/dev/shm) if there is
     room, else the run directory; with durability = "disk" always the run directory."""

@@ -276,6 +276,17 @@ CODES: Mapping[Code, CodeEntry] = {
             "full": _ROOM,
         },
     ),
+    "disk-stalled": CodeEntry(
+        "error",
+        "its disk has made no commit durable for {age}[ (limit {limit_s})]"
+        "[; {commits} under way][; {step} waits {gives_up_at} at most]",
+        "The disk of a server's state does not complete a sync.",
+        "The disk hangs (a network file system whose server is gone, a failing device) or is "
+        "overloaded.",
+        "Repair it: the server continues as soon as the disk does, and nothing is lost. Until "
+        "then its pushes are not acknowledged. Each step of a run's end has a limit of its own.",
+        {"": _LOGS, "disk": "findmnt -T {folder}\nfind the cause there with dmesg"},
+    ),
     "run-waiting": CodeEntry(
         "wait",
         "waits for {waiting}",

@@ -176,10 +176,12 @@ def _read_log(path: Path, identity: _Identity) -> Json:
         raise Unusable("it is damaged")
     body = base[0].body
     _check_is((body.get("run_id"), body.get("shard"), body.get("table", "")), identity)
-    since, _ = journal_format.read_all(regular.read_bytes(journal)) if journal.exists() else ([], 0)
+    state = body.get("state")
+    for record in journal_format.read_each(regular.pieces(journal) if journal.exists() else ()):
+        state = check_state(record.body.get("state"))
     if not path.exists():  # Its journal may be gone too: the newest state is elsewhere.
         raise Unusable("a server is writing it")
-    return [check_state(record.body.get("state")) for record in (base[0], *since)][-1]
+    return check_state(state)
 
 
 def _check_is(found: tuple[Any, Any, Any], wanted: _Identity) -> None:

@@ -204,9 +204,10 @@ class Storage(Protocol):
         """Set whole vectors ("w", slots by name), and the extras, which may be set once."""
         ...
 
-    def commit(self, state: Json) -> LogWrite | None:
+    def commit(self, state: Json, *, may_rotate: bool = True) -> LogWrite | None:
         """Commit all changes since the last commit, together with `state`. None: they are durable.
-        Else they are once this write, and all before it, are performed.
+        Else they are once this write, and all before it, are performed. may_rotate: a journal that
+        is long may be started over, with a copy of everything.
         """
         ...
 
@@ -400,9 +401,10 @@ class Shard:
         if (write := self.record(meta)) is not None:
             write.perform()
 
-    def record(self, meta: Json) -> LogWrite | None:
+    def record(self, meta: Json, *, may_rotate: bool = True) -> LogWrite | None:
         """Commit all updates so far, with `meta`: the other state needed to resume. None: they are
-        durable. Else they are once this write, and all before it, are performed.
+        durable. Else they are once this write, and all before it, are performed. may_rotate: see
+        `Storage.commit`.
         """
         return self.storage.commit(
             {
@@ -411,7 +413,8 @@ class Shard:
                 "lr": self._peak,
                 "counters": self.optimizer.counters,
                 "meta": meta,
-            }
+            },
+            may_rotate=may_rotate,
         )
 
     def resume(self) -> Json:

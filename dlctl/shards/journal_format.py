@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,22 +126,49 @@ def _read_head(data: Bytes, at: int) -> tuple[int, int, int, int] | None:
     return crc, number, body_bytes, arrays_bytes
 
 
-def read_all(data: bytes) -> tuple[list[JournalRecord], int]:
-    """All records of a journal, and their total bytes; the rest is a truncated tail.
+def read_each(pieces: Iterable[bytes]) -> Iterator[JournalRecord]:
+    """The records of a journal, one after another: a journal may be larger than the memory. What
+    follows the last is a truncated tail.
 
     Raises Unusable if a damaged record is followed by one of a later sync: then it was on the disk.
     """
-    records: list[JournalRecord] = []
-    at = 0
-    while found := read(data, at):
-        record, at = found
-        records.append(record)
-    later = data.find(MAGIC, at + 1)
-    while later >= 0:
-        if _read_head(data, later) is not None:
-            raise Unusable(f"its journal is damaged at byte {at} of {len(data)}")
-        later = data.find(MAGIC, later + 1)
-    return records, at
+    source, data, at, passed = iter(pieces), b"", 0, 0
+    while True:
+        while found := read(data, at):
+            record, at = found
+            yield record
+        more = _take(source, _missing_bytes(data, at))
+        if not more:
+            break
+        passed += at
+        data, at = b"".join([memoryview(data)[at:], *more]), 0
+    damaged_at, at = passed + at, at + 1
+    while data:
+        later = data.find(MAGIC, at)
+        while later >= 0:
+            if _read_head(data, later) is not None:
+                raise Unusable(f"its journal is damaged at byte {damaged_at}")
+            later = data.find(MAGIC, later + 1)
+        more = _take(source, 1)  # A head may be in two pieces.
+        data, at = b"".join([data[1 - _HEAD.size :], *more]) if more else b"", 0
+
+
+def _missing_bytes(data: bytes, at: int) -> int:
+    """How many bytes at least are missing from the incomplete record there; 0: it is damaged."""
+    left = len(data) - at
+    if left < _HEAD.size:
+        return _HEAD.size - left
+    head = _read_head(data, at)
+    return max(0, _HEAD.size + head[2] + head[3] - left) if head is not None else 0
+
+
+def _take(source: Iterator[bytes], count: int) -> list[bytes]:
+    """The next pieces, until they have so many bytes in all."""
+    taken: list[bytes] = []
+    while count > 0 and (piece := next(source, b"")):
+        taken.append(piece)
+        count -= len(piece)
+    return taken
 
 
 def same(found: Any, wanted: Any, what: str) -> None:

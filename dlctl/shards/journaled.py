@@ -3,10 +3,12 @@
 A commit is a record of its updates as they were pushed, and of the optimiser's learning rate,
 counters and state: a copy, so further updates may follow before it is written. Recovery loads the
 newest base, a snapshot of everything, and replays the updates of the journal; the rules are pure,
-so the result is identical bit for bit. When the journal has grown larger than the state, a new base
-is written and the journal starts over, so opening is always fast and the disk holds at most about
-three states. A base is a copy, too: until it is written, the memory holds the state twice, as it
-does while a checkpoint is saved.
+so the result is identical bit for bit. When the journal is larger than a few states (or than
+`JOURNAL_BYTES_MIN`, which takes no time to replay), a new base is written and the journal starts
+over. So a base costs a fraction of the records before it, even if each record is as large as the
+state; recovery replays a bounded journal; and the disk holds at most about six states. A base is a
+copy, too: until it is written, the memory holds the state twice, as it does while a checkpoint is
+saved. Therefore the caller defers it while another one is under way (`may_rotate`).
 
 A server that opens a log writes a new base, into new files. After a failed sync the kernel may
 consider pages clean that were never written: data that was read may not be on the disk, and
@@ -44,6 +46,10 @@ from dlctl.shards.memory import ArraysInMemory, fresh
 from dlctl.wire.messages import Array, Json
 
 FORMAT = 5
+JOURNAL_STATES = 4
+"""Size of a journal that is started over, in states."""
+JOURNAL_BYTES_MIN = 1 << 20
+"""Of small shards: a base and its two syncs for every few pushes would cost more than a replay."""
 
 
 class Journaled(ArraysInMemory):
@@ -51,8 +57,16 @@ class Journaled(ArraysInMemory):
 
     survives = True
 
-    def __init__(self, log: ShardLog, spec: Spec, point: Point = no_point) -> None:
-        """log: an existing one, which `resume` reads."""
+    def __init__(
+        self,
+        log: ShardLog,
+        spec: Spec,
+        point: Point = no_point,
+        journal_bytes_min: int = JOURNAL_BYTES_MIN,
+    ) -> None:
+        """For an existing log, which `resume` reads. journal_bytes_min: a smaller journal is never
+        started over.
+        """
         super().__init__(fresh(spec.size, spec.slots, spec.dtype))
         self._dtype = np.dtype(spec.dtype).newbyteorder("<").str
         self._log = log
@@ -70,16 +84,22 @@ class Journaled(ArraysInMemory):
         self._state: Json = {}
         """The role's state in the last commit."""
         self._journal_bytes = 0
-        """Bytes of the records since the last base."""
-        self._rotate_at_bytes = self._state_bytes()
+        """Of the records since the last base."""
+        self._journal_bytes_min = journal_bytes_min
+        self._rotate_at_bytes = self._journal_bytes_max()
 
     @staticmethod
-    def create(log: ShardLog, spec: Spec, point: Point = no_point) -> Journaled:
+    def create(
+        log: ShardLog,
+        spec: Spec,
+        point: Point = no_point,
+        journal_bytes_min: int = JOURNAL_BYTES_MIN,
+    ) -> Journaled:
         """A new state that replaces everything in the log.
 
         Raises Unusable if the log holds a state of this run with committed updates.
         """
-        storage = Journaled(log, spec, point)
+        storage = Journaled(log, spec, point, journal_bytes_min)
         if storage._has_updates():
             raise not_replaced(spec, log.where)
         # Above all existing numbers: until those are removed, this base must be the newest.
@@ -100,7 +120,7 @@ class Journaled(ArraysInMemory):
 
     # ------------------------------------------------------------ writing
 
-    def commit(self, state: Json) -> LogWrite:
+    def commit(self, state: Json, *, may_rotate: bool = True) -> LogWrite:
         self._point("commit begun")
         self._number += 1
         self._state = state
@@ -108,7 +128,8 @@ class Journaled(ArraysInMemory):
         if not (self._was_filled or self._is_uncertain):
             record = b"".join(self._record())
             self._journal_bytes += len(record)
-        if not record or self._journal_bytes > self._rotate_at_bytes:
+        is_long = self._journal_bytes > self._rotate_at_bytes
+        if not record or (is_long and may_rotate):
             # If there is no room for it, the next attempt is as many records later.
             base, self._journal_bytes = b"".join(self._base()), 0
         self._deltas, self._was_filled, self._is_uncertain = [], False, False
@@ -172,8 +193,9 @@ class Journaled(ArraysInMemory):
             "slots": list(spec.slots),
         }
 
-    def _state_bytes(self) -> int:
-        return sum(array.nbytes for array in self._vectors.values())
+    def _journal_bytes_max(self) -> int:
+        state_bytes = sum(array.nbytes for array in self._vectors.values())
+        return max(JOURNAL_STATES * state_bytes, self._journal_bytes_min)
 
     # ------------------------------------------------------------ reading
 
@@ -189,7 +211,7 @@ class Journaled(ArraysInMemory):
         self._state = check_state(base.body.get("state"), optimizer)
         _load_optimizer(optimizer, self._state)
         self._number = number
-        for record in journal_format.read_all(self._log.read_journal(number))[0]:
+        for record in journal_format.read_each(self._log.read_journal(number)):
             self._state = self._repeat(record, optimizer)
         self._number += 1
         self._write_base()
@@ -200,15 +222,20 @@ class Journaled(ArraysInMemory):
         try:
             number, base = self._newest_base()
         except Unusable:
-            return any(map(self._log.read_journal, self._log.bases()))
+            return any(map(self._has_journal, self._log.bases()))
         identity = self._identity()
         if any(base.body.get(key) != identity[key] for key in ("run_id", "shard", "table")):
             return False
+        if base.body.get("updated"):
+            return True
         try:
-            found, _ = journal_format.read_all(self._log.read_journal(number))
+            found = journal_format.read_each(self._log.read_journal(number))
+            return any(record.body.get("updates") for record in found)
         except Unusable:
             return True  # It is damaged, and has records behind the damage.
-        return bool(base.body.get("updated")) or any(record.body.get("updates") for record in found)
+
+    def _has_journal(self, number: int) -> bool:
+        return any(self._log.read_journal(number))
 
     def _newest_base(self) -> tuple[int, JournalRecord]:
         """A damaged base without records in its journal is ignored: the base before it is removed
@@ -218,7 +245,7 @@ class Journaled(ArraysInMemory):
             found = journal_format.read(self._log.read_base(number))
             if found is not None and found[0].number == number:
                 return number, found[0]
-            if self._log.read_journal(number):
+            if self._has_journal(number):
                 raise Unusable(f"its base {number} is damaged, and its journal depends on that")
         raise Unusable(f"its base {numbers[0]} is damaged" if numbers else "there is none")
 

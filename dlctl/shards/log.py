@@ -8,7 +8,7 @@ table depends on an earlier one of another table, it is performed alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -38,8 +38,8 @@ class ShardLog(Protocol):
 
     def read_base(self, number: int) -> bytes: ...
 
-    def read_journal(self, number: int) -> bytes:
-        """The content of a journal; b"" if it does not exist."""
+    def read_journal(self, number: int) -> Iterable[bytes]:
+        """In pieces; none if it does not exist."""
         ...
 
     def begin(self, number: int, parts: Sequence[Bytes]) -> None:
@@ -69,10 +69,6 @@ class LogWrite:
     in_order: bool = False
     """Whether all writes before it must be durable before any of it is written, and all of it
     before any that follows."""
-
-    @property
-    def nbytes(self) -> int:
-        return len(self.record) + len(self.base)
 
     def perform(self) -> None:
         """Write and sync the commit. Raises DlctlError if the disk fails."""

@@ -235,7 +235,7 @@ class Mapped:
 
     # ------------------------------------------------------------ commits
 
-    def commit(self, state: Json) -> None:
+    def commit(self, state: Json, *, may_rotate: bool = True) -> None:
         self._point("commit begun")
         current = self._newest.current
         if self._is_dirty():

@@ -60,7 +60,7 @@ class ArraysInMemory:
             # A copy: the array may be a view that keeps a whole message or file in memory.
             self._extras = Extras(np.array(extras.averaged))
 
-    def commit(self, state: Json) -> LogWrite | None:
+    def commit(self, state: Json, *, may_rotate: bool = True) -> LogWrite | None:
         """Nothing is durable."""
         return None
 

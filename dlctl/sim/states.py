@@ -29,6 +29,8 @@ from dlctl.sim.process import Crashed, Process
 from dlctl.wire.messages import Array
 
 BOOT_ID = "the one boot of a simulated machine"
+JOURNAL_BYTES_MIN = 0
+"""Simulated shards are so small that no journal would ever be started over otherwise."""
 
 
 class Survivor(NamedTuple):
@@ -66,8 +68,8 @@ class MemoryLog:
     def read_base(self, number: int) -> bytes:
         return self.files[number][0]
 
-    def read_journal(self, number: int) -> bytes:
-        return bytes(self.files[number][1])
+    def read_journal(self, number: int) -> list[bytes]:
+        return [bytes(self.files[number][1])]
 
     def copy(self) -> MemoryLog:
         """A copy of the log on a disk that is never full."""
@@ -124,7 +126,7 @@ class KeptStates:
         kept = self._take(spec)
         if self.durability == "disk":
             kept.log = kept.log or MemoryLog(self.disk)
-            return Journaled.create(kept.log, spec, self.point)
+            return Journaled.create(kept.log, spec, self.point, JOURNAL_BYTES_MIN)
         if kept.image is not None and has_updates(kept.image, spec, BOOT_ID):
             raise not_replaced(spec, "the simulated memory")
         kept.image = bytearray(ImageForm.of(spec, BOOT_ID).total_bytes)
@@ -135,7 +137,7 @@ class KeptStates:
             raise Unusable("it was kept in memory only")
         kept = self._take(spec)
         if kept.log is not None:
-            return Journaled(kept.log, spec, self.point)
+            return Journaled(kept.log, spec, self.point, JOURNAL_BYTES_MIN)
         if kept.image is None:
             raise Unusable("there is none")
         return Mapped.reopen(kept.image, spec, BOOT_ID, self.point)

@@ -5,6 +5,8 @@ HOME_AGENT = "agent-0"
 """The agent on the coordinator's machine. It always exists: it restarts the coordinator."""
 WAITS_FOR_SPACE = "waiting for room"
 """Phase of a server that cannot write its shard, because the disk is full."""
+WAITS_FOR_DISK = "waiting for its disk"
+"""Phase of a server whose commits are under way for long."""
 MEASURED = ("metrics", "task", "evaluation", "method")
 """Tables whose keys tasks and methods choose: no key in them means anything to dlctl."""
 AVERAGE = "average"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -21,6 +22,7 @@ _KINDS = {
     stat.S_IFCHR: "a character device",
     stat.S_IFBLK: "a block device",
 }
+PIECE_BYTES = 1 << 20
 _FLAGS = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
@@ -77,6 +79,13 @@ def read_bytes(path: Path) -> bytes:
     """Read a regular file. Raises NotRegular and OSError."""
     with opened(path) as file:
         return file.read()
+
+
+def pieces(path: Path) -> Iterator[bytes]:
+    """Its content, for a file that may be larger than the memory. Raises NotRegular and OSError."""
+    with opened(path) as file:
+        while piece := file.read(PIECE_BYTES):
+            yield piece
 
 
 def name_of(file: IO[bytes]) -> str:

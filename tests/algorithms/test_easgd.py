@@ -296,11 +296,11 @@ def test_job_files_that_would_break_the_symmetry_are_refused():
     assert EASGD.check(whole) == []
     with_rate = replace(whole, optimizer=Choice(name="sgd", options={"lr": 0.1}))
     ((where, what, instead),) = EASGD.check(with_rate)
-    assert (where, "no rate" in what, "[inner]" in instead) == (("optimizer", "lr"), True, True)
+    assert (where, "rate" in what, "[inner]" in instead) == (("optimizer", "lr"), True, True)
     without = replace(whole, inner=Choice(name="sgd", options={"lr": 0.1, "momentum": 0.0}))
     assert EASGD.check(without) == []
     ((where, what, _),) = EAMSGD.check(without)
-    assert (where, "without momentum" in what) == (("inner", "name"), True)
+    assert (where, "momentum" in what) == (("inner", "name"), True)
     thrown_away = Choice(name="randomk", options={"unbiased": True})
     ((where, _, _),) = EASGD.check(replace(whole, compression=thrown_away))
     assert where == ("compression", "unbiased")

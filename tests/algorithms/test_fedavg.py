@@ -53,7 +53,7 @@ def test_clients_differ_as_they_are_told_to() -> None:
     even, uneven = (parts_of("dirichlet", 20, alpha) for alpha in (100.0, 0.1))
     assert labels_per_client(even) > 9.5
     assert labels_per_client(uneven) < 7
-    with pytest.raises(ValueError, match="1001 clients, and 1000 samples"):
+    with pytest.raises(ValueError, match=r"1001.*1000"):
         parts_of("iid", SAMPLES + 1)
 
 
@@ -189,7 +189,7 @@ def test_what_privacy_needs_is_said_before_a_run(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(privacy, "has_accountant", lambda: True)
     assert faults(noise_multiplier=1.0, **private) == []
     lead = FedAvgLead(Options(**private))
-    with pytest.raises(DlctlError, match=r"clients_per_round is 10, and there are 9 clients"):
+    with pytest.raises(DlctlError, match=r"10\b.* 9 "):
         lead.cohort(9)
 
 

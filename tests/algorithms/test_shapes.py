@@ -136,7 +136,7 @@ class Forgetful(Lead):
 def test_a_lead_that_declares_what_it_does_not_do_says_so() -> None:
     lead = Forgetful(None)
     for what in (lead.drive, lead.cut_epoch, lambda: lead.quorum(0, {}, frozenset(), 0.0)):
-        with pytest.raises(NotImplementedError, match=r"^Forgetful declares"):
+        with pytest.raises(NotImplementedError, match="Forgetful"):
             what()
 
 
@@ -148,19 +148,19 @@ class Holding(Server):
 
 def test_an_attribute_that_hides_a_hook_is_refused_by_name() -> None:
     method, shard = replace(DOWNPOUR, shard=Holding), in_memory(SGD(SGDOptions(lr=1.0)), ZEROS)
-    with pytest.raises(TypeError, match=r"Holding sets `self\.held`.* as `self\._held`"):
+    with pytest.raises(TypeError, match=r"`self\.held`.*`self\._held`"):
         side_of(MODEL, method, None, shard)
     side = site(None, ZEROS.copy())
     replica = DOWNPOUR.replica(side)
     check_names(replica)
     replica.leave = True  # type: ignore[assignment,method-assign]
-    with pytest.raises(TypeError, match=r"Replica sets `self\.leave`"):
+    with pytest.raises(TypeError, match=r"`self\.leave`"):
         check_names(replica)
 
 
 @pytest.mark.parametrize("size", [0, -3])
 def test_a_table_has_elements(size: int) -> None:
     shape = Shape(tables=(MODEL, Table(name="seen", rule="add", size=lambda layout: size)))
-    with pytest.raises(DlctlError, match=f'"seen" has {size} elements with this model'):
+    with pytest.raises(DlctlError, match=f'"seen".* {size} '):
         shape.check_sizes(layout_of(4))
     Shape().check_sizes(layout_of(4))

@@ -100,6 +100,6 @@ def test_more_updates_than_workers_are_refused(tmp_path):
         'job = { name = "a", task = "train.py:task" }\nworkers.count = 4\n'
         'algorithm = { name = "softsync", n = 5 }\n'
     )
-    with pytest.raises(UsageError, match="more updates than workers") as error:
+    with pytest.raises(UsageError) as error:
         jobfile.load(tmp_path / "job.toml")
     assert [problem.key for problem in error.value.problems] == ["algorithm.n"]

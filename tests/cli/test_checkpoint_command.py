@@ -57,15 +57,10 @@ def saved(run_directory) -> list[Path]:
     return [save(run.path, 1000, 1), save(run.path, 2000, 2)]
 
 
-def test_complete_checkpoints_are_listed(saved, dlctl_command):
+def test_complete_checkpoints_are_listed(clock_stands, saved, dlctl_command, golden):
     code, out, _ = dlctl_command("checkpoint", "ls")
     assert code == 0
-    header, first, second = out.splitlines()
-    assert header.split() == [
-        "NUMBER", "STEP", "SAVED", "SIZE", "SERVERS", "FILES", "EVALUATION", "DIRECTORY",
-    ]  # fmt: skip
-    assert first.split()[:2] == ["1", "1,000"]
-    assert second.endswith("2  all there  accuracy 0.91  runs/digits-7f3a/ckpt/000000002000-2")
+    golden("checkpoint-ls", out)
     assert dlctl_command("checkpoint", "ls", "-q").out.split() == [str(path) for path in saved]
     data = json.loads(dlctl_command("checkpoint", "ls", "--json").out)
     assert data["schema"] == "dlctl.checkpoints/1"
@@ -81,20 +76,20 @@ def test_an_evaluation_of_an_earlier_step_is_shown_with_it(saved, dlctl_command,
         manifest["evaluation"]["step"] = 1990
     checkpoints.write_manifest(saved[1], manifest)
     out = dlctl_command("checkpoint", "ls").out
-    assert out.splitlines()[2].count("  accuracy 0.91 (at step 1,990)  ") == 1
+    assert " 1,990" in out.splitlines()[2]
     row = json.loads(dlctl_command("checkpoint", "ls", "--json").out)["checkpoints"][1]
     assert (row["evaluation"], row["evaluation_step"]) == ({"accuracy": 0.91}, 1990)
 
 
-def test_a_checkpoint_whose_file_is_missing_or_cut_is_marked_without_hashing(saved, dlctl_command):
+def test_a_checkpoint_whose_file_is_missing_or_cut_is_marked_without_hashing(
+    saved, dlctl_command, golden
+):
     (saved[0] / "shard-0.safetensors").unlink()
     shard = saved[1] / "shard-1.safetensors"
     shard.write_bytes(shard.read_bytes()[:-3])
     code, out, err = dlctl_command("checkpoint", "ls")
     assert (code, [line.count("damaged") for line in out.splitlines()]) == (0, [0, 1, 1])
-    assert "checkpoint 1 is damaged" in err
-    assert "shard-0.safetensors: missing" in err
-    assert "shard-1.safetensors: cut off" in err
+    golden("checkpoint-ls-damaged", err)
     rows = json.loads(dlctl_command("checkpoint", "ls", "--json").out)["checkpoints"]
     assert [len(row["problems"]) for row in rows] == [1, 1]
 
@@ -103,19 +98,18 @@ def test_a_checkpoint_whose_manifest_is_damaged_is_not_passed_over_in_silence(sa
     (saved[1] / "manifest.json").write_text("{")
     code, out, err = dlctl_command("checkpoint", "ls")
     assert (code, len(out.splitlines())) == (0, 2)
-    assert "checkpoint 2 is damaged" in err
+    assert "000000002000-2/manifest.json" in err
     code, out, err = dlctl_command("checkpoint", "verify")
     assert (code, "bad  runs/digits-7f3a/ckpt/000000002000-2" in out) == (1, True)
-    assert "damaged: 1 of 2 checkpoints" in err
+    assert "1 of 2 " in err
     assert "next: dlctl checkpoint prune --damaged" in err
 
 
 def test_a_run_without_checkpoints_says_so_and_why(run_directory, dlctl_command):
-    run_directory().run(checkpoint_error="server-0: disk full")
+    error = "server-0: disk full"
+    run_directory().run(checkpoint_error=error)
     code, out, err = dlctl_command("checkpoint", "ls")
-    assert (code, out) == (0, "")
-    assert "has no complete checkpoint" in err
-    assert "the last attempt failed: server-0: disk full" in err
+    assert (code, out, error in err) == (0, "", True)
     assert dlctl_command("checkpoint", "verify").code == 4
     assert dlctl_command("checkpoint", "export", "-o", "x").code == 4
 
@@ -130,8 +124,8 @@ def test_every_byte_is_checked(saved, dlctl_command):
     code, out, err = dlctl_command("checkpoint", "verify")
     assert code == 1
     assert "bad  runs/digits-7f3a/ckpt/000000002000-2" in out
-    assert "cut off" in out
-    assert "damaged: 1 of 2 checkpoints" in err
+    assert "shard-1.safetensors" in out
+    assert "1 of 2 " in err
     assert dlctl_command("checkpoint", "verify", "1").code == 0
     assert dlctl_command("checkpoint", "verify", str(saved[1])).code == 1
     newest_good = dlctl_command("checkpoint", "verify", "latest")
@@ -145,7 +139,7 @@ def test_one_bit_that_has_changed_is_found_by_who_verifies_and_by_who_prunes(sav
     assert "damaged" not in dlctl_command("checkpoint", "ls").out, "a quick look cannot see that"
     code, out, err = dlctl_command("checkpoint", "verify")
     assert (code, "bad  runs/digits-7f3a/ckpt/000000002000-2" in out) == (1, True)
-    assert "damaged: 1 of 2 checkpoints" in err
+    assert "1 of 2 " in err
     ended = dlctl_command("checkpoint", "prune", "--damaged")
     assert (ended.code, ended.out) == (0, "removed  runs/digits-7f3a/ckpt/000000002000-2\n")
     assert [path.exists() for path in saved] == [True, False]
@@ -156,26 +150,23 @@ def test_a_checkpoint_that_was_removed_is_not_shown_as_the_newest_one(run_direct
     good, bad = save(run.path, 1000, 1), save(run.path, 2000, 2)
     row = {"number": 2, "step": 2000, "path": str(bad), "at": time.time(), "nbytes": 9}
     run.run(checkpoint=row, state="stopped", step=2000)
-    assert "  checkpoint  step 2,000, " in dlctl_command("status").out
+    assert "step 2,000," in dlctl_command("status").rows["checkpoint"]
     (bad / "shard-1.safetensors").write_bytes(b"")
     assert dlctl_command("checkpoint", "prune", "--damaged").code == 0
-    out = dlctl_command("status").out
-    assert "  checkpoint  step 1,000, 1,000 steps before the end, 41s ago, " in out
-    assert "000000001000-1" in out
+    assert dlctl_command("status").rows["checkpoint"].endswith("/000000001000-1")
     assert json.loads(dlctl_command("status", "--json").out)["checkpoint"]["path"] == str(good)
     (good / "shard-1.safetensors").write_bytes(b"")
     assert dlctl_command("checkpoint", "prune", "--damaged").code == 0
-    assert "  checkpoint  " not in dlctl_command("status").out
+    assert "checkpoint" not in dlctl_command("status").rows
 
 
 def test_a_checkpoint_that_does_not_exist_is_named(saved, dlctl_command):
     unknown = dlctl_command("checkpoint", "verify", "9")
-    assert unknown.code == 4
-    assert "no checkpoint 9" in unknown.err
+    assert (unknown.code, " 9" in unknown.err) == (4, True)
     nothing = dlctl_command("checkpoint", "verify", "runs")
-    assert (nothing.code, "is not a checkpoint directory" in nothing.err) == (2, True)
+    assert (nothing.code, "runs" in nothing.err) == (2, True)
     mistyped = dlctl_command("checkpoint", "verfiy")
-    assert (mistyped.code, 'did you mean "verify"' in mistyped.err) == (2, True)
+    assert (mistyped.code, '"verify"' in mistyped.err) == (2, True)
 
 
 def test_a_checkpoint_is_found_by_its_step_too(saved, dlctl_command):
@@ -190,7 +181,7 @@ def test_the_best_one_is_marked_found_and_kept(run_directory, dlctl_command):
     (run.path / "job.json").write_text(json.dumps(job))
     first, second, third = [save(run.path, 1000 * number, number) for number in (1, 2, 3)]
     rows = dlctl_command("checkpoint", "ls").out.splitlines()
-    assert ["the best" in row for row in rows] == [False, True, False, False]
+    assert ["best" in row for row in rows] == [False, True, False, False]
     ended = dlctl_command("checkpoint", "prune", "--keep", "1")
     assert (ended.code, [path.exists() for path in (first, second, third)]) == (
         0, [True, False, True],
@@ -200,31 +191,31 @@ def test_the_best_one_is_marked_found_and_kept(run_directory, dlctl_command):
 
 def test_where_nothing_is_said_to_be_good_nothing_is_the_best(saved, dlctl_command):
     code, _, err = dlctl_command("checkpoint", "export", "best")
-    assert (code, "digits-7f3a has no best checkpoint" in err) == (4, True)
-    assert 'best = "val_loss min"' in err
+    assert (code, 'best = "val_loss min"' in err) == (4, True)
 
 
 def test_pruning_shows_first_what_it_would_remove(saved, dlctl_command):
     would = dlctl_command("checkpoint", "prune", "--keep", "1", "--dry-run")
-    assert (would.code, would.out) == (
-        0, "would remove  runs/digits-7f3a/ckpt/000000001000-1\n",
-    )  # fmt: skip
+    assert (would.code, would.out.split()[-1]) == (0, "runs/digits-7f3a/ckpt/000000001000-1")
     assert all(path.exists() for path in saved)
     ended = dlctl_command("checkpoint", "prune", "--keep", "1", "--json")
     data = json.loads(ended.out)
     assert (data["removed"], data["dry_run"]) == ([str(saved[0])], False)
     assert [path.exists() for path in saved] == [False, True]
     again = dlctl_command("checkpoint", "prune", "--keep", "1")
-    assert (again.code, again.out, "nothing to remove" in again.err) == (0, "", True)
+    assert (again.code, again.out) == (0, "")
+    assert saved[1].exists()
 
 
-def test_pruning_keeps_the_newest_good_one_and_the_one_that_is_being_written(saved, dlctl_command):
+def test_pruning_keeps_the_newest_good_one_and_the_one_that_is_being_written(
+    saved, dlctl_command, golden
+):
     (saved[1] / "shard-1.safetensors").write_bytes(b"damaged")
     writing = checkpoints.create(saved[0].parents[1], 3000, 3)
     ended = dlctl_command("checkpoint", "prune", "--keep", "1")
     assert (ended.code, ended.out) == (0, "")
     assert [path.exists() for path in (*saved, writing)] == [True, True, True]
-    assert "kept  checkpoint 2 is damaged; to remove: dlctl checkpoint prune --damaged" in ended.err
+    golden("checkpoint-prune-kept", ended.err)
 
 
 def test_a_damaged_one_does_not_count_as_one_that_is_kept(saved, dlctl_command):
@@ -233,7 +224,7 @@ def test_a_damaged_one_does_not_count_as_one_that_is_kept(saved, dlctl_command):
     (saved[1] / "shard-1.safetensors").write_bytes(b"damaged")
     ended = dlctl_command("checkpoint", "prune", "--keep", "2")
     assert (ended.code, ended.out) == (0, "")
-    assert "kept  checkpoint 2 is damaged" in ended.err
+    assert "dlctl checkpoint prune --damaged" in ended.err
     ended = dlctl_command("checkpoint", "prune", "--keep", "1", "--damaged")
     assert len(ended.out.splitlines()) == 2
     assert [path.exists() for path in (*saved, newest)] == [False, False, True]
@@ -243,7 +234,8 @@ def test_pruning_removes_what_is_damaged_if_it_is_told_to_and_nothing_else(saved
     (saved[1] / "shard-1.safetensors").write_bytes(b"damaged")
     writing = checkpoints.create(saved[0].parents[1], 3000, 3)
     would = dlctl_command("checkpoint", "prune", "--damaged", "--dry-run")
-    assert would.out == "would remove  runs/digits-7f3a/ckpt/000000002000-2\n"
+    assert would.out.endswith("  runs/digits-7f3a/ckpt/000000002000-2\n")
+    assert saved[1].exists()
     ended = dlctl_command("checkpoint", "prune", "--damaged")
     assert (ended.code, ended.out) == (0, "removed  runs/digits-7f3a/ckpt/000000002000-2\n")
     assert [path.exists() for path in (*saved, writing)] == [True, False, True]
@@ -260,8 +252,8 @@ def test_the_newest_good_checkpoint_is_exported_for_torch(saved, own_place, dlct
     shard.write_bytes(b"damaged")
     code, out, err = dlctl_command("checkpoint", "export", "-o", "model.safetensors")
     assert code == 0, err
-    assert out.endswith("from runs/digits-7f3a/ckpt/000000001000-1\n")
-    assert "000000002000-2/shard-1.safetensors: cut off" in err
+    assert out.endswith(" runs/digits-7f3a/ckpt/000000001000-1\n")
+    assert "000000002000-2/shard-1.safetensors" in err
     tensors = load_file(own_place / "model.safetensors")
     assert set(tensors) == {"weight", "tied", "bias"}
     np.testing.assert_array_equal(tensors["tied"], [[0, 1], [2, 3]])
@@ -289,13 +281,9 @@ def test_an_export_goes_to_standard_output_and_into_a_fifo(saved, own_place):
 
 
 def test_an_export_that_fails_passes_the_reason_on(saved, own_place, dlctl_command):
-    code, out, err = dlctl_command("checkpoint", "export", "1", "-o", "nowhere/model.pt")
-    assert (code, out) == (2, "")
-    assert err == (
-        "error: the output would be in a directory that does not exist\n"
-        "  --> nowhere/model.pt\n"
-        "  next: mkdir -p nowhere\n"
-    )
+    ended = dlctl_command("checkpoint", "export", "1", "-o", "nowhere/model.pt")
+    assert (ended.code, ended.out) == (2, "")
+    assert (ended.where, ended.next) == ("nowhere/model.pt", "mkdir -p nowhere")
 
 
 @pytest.mark.long
@@ -306,12 +294,11 @@ def test_an_export_is_called_after_the_job_and_the_step_and_never_overwrites(
     assert code == 0, err
     file = own_place / "digits-2000.safetensors"
     assert out.startswith(f"{file.name}  ")
-    file.write_text("something of the user's")
+    file.write_bytes(b"theirs")
     again = dlctl_command("checkpoint", "export")
     assert (again.code, again.out) == (1, "")
-    assert "digits-2000.safetensors already exists; nothing was written" in again.err
-    assert "--force" in again.err
-    assert file.read_text() == "something of the user's"
+    assert [text in again.err for text in (file.name, "--force")] == [True, True]
+    assert file.read_bytes() == b"theirs"
     assert dlctl_command("checkpoint", "export", "--force").code == 0
     assert set(load_file(file)) == {"weight", "tied", "bias"}
 
@@ -329,11 +316,8 @@ def test_the_name_in_a_stranger_s_manifest_leads_nowhere_else(saved, own_place, 
 
 def test_a_process_that_ends_without_an_error_in_json_is_quoted(saved, own_place, dlctl_command):
     """A bug, or a signal: whatever it said is better than nothing."""
-    crashed = other_process.error_of(
-        "Traceback ...\nKeyError: 'x'\n", 1, saved[0], "the export failed"
-    )
-    assert crashed.message == "the export failed: Traceback ...\nKeyError: 'x'"
-    assert (
-        other_process.error_of("", -9, saved[0], "the export failed").message
-        == "the export failed: killed by SIGKILL"
-    )
+    words = "Traceback ...\nKeyError: 'x'\n"
+    crashed = other_process.error_of(words, 1, saved[0], "failed")
+    assert crashed.message.endswith(words.strip())
+    killed = other_process.error_of("", -9, saved[0], "failed")
+    assert "SIGKILL" in killed.message

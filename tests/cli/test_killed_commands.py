@@ -57,5 +57,5 @@ def test_a_coordinator_that_never_says_who_it_is_is_left_alone(run_directory, mo
     case = Case(Facts(), load(run.path))
     with (run.path / paths.LOCK).open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(DlctlError, match="a coordinator that is not on record holds"):
+        with pytest.raises(DlctlError, match="coordinator"):
             launch._leave(case, load(run.path))

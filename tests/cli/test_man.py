@@ -166,7 +166,7 @@ def test_a_page_that_is_not_there_is_answered_with_a_similar_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert app.run(["man", "validat"]) == 4
-    assert 'did you mean "validate"?' in capsys.readouterr().err
+    assert '"validate"' in capsys.readouterr().err
 
 
 def test_where_no_pages_are_installed_help_is_named(

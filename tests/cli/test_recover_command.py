@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -65,8 +66,8 @@ def look(dlctl_command, *arguments: str) -> dict:
 
 def test_a_living_run_is_left_alone(run_directory, dlctl_command):
     run_directory().run(state="running", **ME).daemon("worker-1", state="quarantined")
-    code, out, err = dlctl_command("recover")
-    assert (code, err, "nothing to recover" in out) == (0, "", True)
+    code, _, err = dlctl_command("recover")
+    assert (code, err) == (0, "")
     assert (look(dlctl_command)["way"], look(dlctl_command)["done"]) == ("alive", False)
 
 
@@ -78,7 +79,7 @@ def test_a_coordinator_that_stands_still_is_not_said_to_work(
     run = run_directory().run(state="running", updated_at=time.time() - 22, **ME)
     run.daemon("agent-0", **ME)
     code, _, err = dlctl_command("recover", *arguments)
-    assert (code, "does not answer for 22" in err, "\n  next: kill -9 " in err) == (5, True, True)
+    assert (code, commands_of(err)[0].startswith("kill -9 ")) == (5, True)
     data = json.loads(dlctl_command("recover", "--json", *arguments).out)
     assert (data["way"], data["done"]) == ("silent", False)
     assert data["next"].startswith("kill -9 ")
@@ -88,14 +89,13 @@ def test_a_coordinator_that_stands_still_is_not_said_to_work(
 def test_what_has_ended_in_order_goes_on_with_start(run_directory, dlctl_command, state):
     run = run_directory().run(state=state, job_file="/x/my job.toml")
     save(run, step=90, number=1)
-    code, out, _ = dlctl_command("recover")
-    assert (code, "nothing to recover" in out) == (0, True)
-    assert "\n  next        dlctl start '/x/my job.toml'\n" in out
-    assert dlctl_command("recover", "--dry-run").out == out
+    ended = dlctl_command("recover")
+    assert (ended.code, ended.next) == (0, "dlctl start '/x/my job.toml'")
+    assert dlctl_command("recover", "--dry-run").out == ended.out
     assert look(dlctl_command)["way"] == "over"
 
 
-def test_with_memory_and_all_shards_it_goes_on_and_nothing_is_lost(dead, dlctl_command):
+def test_with_memory_and_all_shards_it_goes_on_and_nothing_is_lost(dead, dlctl_command, golden):
     remember(dead, "server-0")
     keep(dead, 0, version=41, deliveries=[[0, 1, 7]])
     found = look(dlctl_command)
@@ -103,13 +103,7 @@ def test_with_memory_and_all_shards_it_goes_on_and_nothing_is_lost(dead, dlctl_c
         "go on", 0, {"server-0": 0},
     )  # fmt: skip
     assert (found["step"], found["shards"][0]["version"]) == (90, 41)
-    rows = dict(
-        line.split(maxsplit=1) for line in dlctl_command("recover", "--dry-run").out.split("\n  ")
-    )
-    assert rows["alive"] == "none"
-    assert rows["server-0"].startswith("stored, version 41, /dev/shm/")
-    assert "nothing is lost" in rows["result"]
-    assert rows["next"] == "dlctl recover -j recover-7f3a\n"
+    golden("recover", dlctl_command("recover", "--dry-run").out)
 
 
 def fail(dead, job, reason: str, *, was_at_work: bool) -> None:
@@ -129,7 +123,7 @@ def test_a_run_that_never_got_to_work_starts_again(dead, job, dlctl_command):
     fail(dead, job, reason, was_at_work=False)
     found = look(dlctl_command, str(dead.path))
     assert (found["way"], found["was_at_work"]) == ("go on", False)
-    assert f"run: failed: {reason}" in found["causes"]
+    assert any(reason in cause for cause in found["causes"])
     assert found["next"].startswith("fix train.py:4")
 
 
@@ -138,7 +132,9 @@ def test_a_server_that_never_had_a_shard_needs_no_state(dead, dlctl_command):
     assert look(dlctl_command)["way"] == "go on"
 
 
-def test_otherwise_the_newest_good_checkpoint_and_the_losses_in_numbers(dead, dlctl_command):
+def test_otherwise_the_newest_good_checkpoint_and_the_losses_in_numbers(
+    dead, dlctl_command, clock_stands, golden
+):
     remember(dead, "server-0")
     keep(dead, 0, version=41, deliveries=[])
     save(dead, step=30, number=1, version=20)
@@ -147,12 +143,14 @@ def test_otherwise_the_newest_good_checkpoint_and_the_losses_in_numbers(dead, dl
     found = look(dlctl_command, "--from-checkpoint")
     assert (found["way"], found["checkpoint"]["step"]) == ("resume", 30)
     assert (found["lost_steps"], found["lost_updates"]) == (60, {"server-0": 21})
-    assert "cut off" in found["damaged"][0]
+    assert str(damaged.name) in found["damaged"][0]
 
     kept_shards.remove(dead.path, config.Servers())
-    assert look(dlctl_command)["obstacles"] == ["server-0: its server is gone and left no state"]
-    lost = "60 steps done again, at least 20 updates lost"
-    assert lost in dlctl_command("recover", "--dry-run").out, "it may have applied more"
+    found = look(dlctl_command)
+    assert (found["lost_steps"], found["lost_updates"]) == (60, {"server-0": 20})
+    (obstacle,) = found["obstacles"]
+    assert obstacle.startswith("server-0: ")
+    golden("recover-from-checkpoint", dlctl_command("recover", "--dry-run").out)
 
 
 def test_states_that_are_damaged_or_of_another_run_are_named(dead, run_directory, dlctl_command):
@@ -162,7 +160,7 @@ def test_states_that_are_damaged_or_of_another_run_are_named(dead, run_directory
     shutil.copy(keep(other, 0, version=1, deliveries=[]), path)
     kept_shards.remove(other.path, config.Servers())
     (obstacle,) = look(dlctl_command, str(dead.path))["obstacles"]
-    assert "it is of shard 0 of run recover-0000" in obstacle
+    assert "recover-0000" in obstacle
     path.write_bytes(b"x" * 4096)
     assert look(dlctl_command, str(dead.path))["way"] == "nothing"
 
@@ -174,15 +172,14 @@ def test_durability_none_keeps_nothing(dead, dlctl_command):
     (dead.path / "job.json").write_text(json.dumps(config.to_dict(job)))
     remember(dead, "server-0")
     (obstacle,) = look(dlctl_command)["obstacles"]
-    assert 'durability = "none" stores nothing' in obstacle
+    assert 'durability = "none"' in obstacle
 
 
-def test_when_nothing_is_left_that_is_said_with_the_way_to_begin_anew(dead, dlctl_command):
+def test_when_nothing_is_left_that_is_said_with_the_way_to_begin_anew(dead, dlctl_command, golden):
     dead.run(job_file="/x/job.toml")
-    code, _, err = dlctl_command("recover")
-    assert code == 1
-    assert "no good checkpoint\n  the coordinator left no memory to resume from\n" in err
-    assert "next: dlctl start --fresh /x/job.toml" in err
+    ended = dlctl_command("recover")
+    assert (ended.code, ended.next) == (1, "dlctl start --fresh /x/job.toml")
+    golden("recover-nothing", ended.err)
 
 
 # ---------------------------------------------------------------- doing it
@@ -196,8 +193,7 @@ def test_the_next_coordinator_finds_a_living_run_with_its_memory(dead, job, play
     play("start", "ready", "forever")
     ended = dlctl_command("recover", str(dead.path))
     assert ended.code == 0, ended.err
-    assert "  cause       run: failed: worker-0: boom\n" in ended.out
-    assert "recover-7f3a is running again" in ended.err
+    assert "worker-0: boom" in ended.rows["cause"]
     run = dead.db.run()
     assert (run["state"], run["reason"], run["ended_at"]) == ("running", "", None)
     assert run["control"] != "ipc:///gone"
@@ -214,10 +210,8 @@ def test_a_stream_whose_records_were_refused_goes_on_from_its_checkpoint(dead, d
     dead.run(state="failed", reason=reason, ended_at=time.time(), pid=None)
     found = look(dlctl_command, str(dead.path))
     assert (found["way"], found["obstacles"]) == ("resume", [OTHER_NUMBERS])
-    for command in (("status", "-j"), ("why", "-j")):
-        assert "resumes from the checkpoint at step 50" in flat(
-            dlctl_command(*command, str(dead.path)).out
-        )
+    for command in ("status", "why"):
+        assert " step 50" in dlctl_command(command, "-j", str(dead.path)).out
 
 
 def test_the_time_that_a_run_lay_dead_is_no_part_of_its_age(dead, job, play, dlctl_command):
@@ -256,13 +250,10 @@ def test_from_a_checkpoint_it_begins_with_the_job_as_it_was(dead, job, play, dlc
     play("start", "ready", "forever")
     ended = dlctl_command("recover", str(dead.path))
     assert ended.code == 0, ended.err
-    assert "60 steps done again" in ended.out
+    assert "60 steps" in ended.rows["result"]
     assert (dead.db.run()["resume"], dead.db.memory()) == (str(saved), {})
     (event,) = [event for event in dead.db.events() if event["kind"] == "resumed"]
-    assert event["text"] == (
-        "resumed from the checkpoint at step 30: 60 steps done again, "
-        "at least 40 updates lost (server-0: its server is gone and left no state)"
-    )
+    assert re.findall(r"\d+|server-\d", event["text"]) == ["30", "60", "40", "server-0"]
 
 
 def test_from_a_checkpoint_no_term_comes_again_that_only_the_memory_has(
@@ -282,7 +273,9 @@ def test_from_a_checkpoint_no_term_comes_again_that_only_the_memory_has(
     assert terms.newest(dead.path, dead.db) == {"worker-0": 9}
 
 
-def test_the_events_say_why_a_run_went_back_as_far_as_it_did(dead, job, play, dlctl_command):
+def test_the_events_say_why_a_run_went_back_as_far_as_it_did(
+    dead, job, play, dlctl_command, golden
+):
     remember(dead, "server-0")
     keep(dead, 0, version=41, deliveries=[])
     save(dead, step=30, number=1, version=20)
@@ -291,7 +284,7 @@ def test_the_events_say_why_a_run_went_back_as_far_as_it_did(dead, job, play, dl
     play("start", "ready", "forever")
     assert dlctl_command("recover", "--from-checkpoint", str(dead.path)).code == 0
     (event,) = [event for event in dead.db.events() if event["kind"] == "resumed"]
-    assert event["text"].endswith("(newer checkpoints are damaged; this was requested)")
+    golden("recover-event", event["text"])
 
 
 def row(state: str, **values: object) -> dict:
@@ -344,8 +337,7 @@ def test_a_coordinator_that_dies_at_once_is_an_error_with_its_last_words(
     play("die")
     ended = dlctl_command("recover", str(dead.path))
     assert ended.code == 7
-    assert "could not be recovered" in ended.err
-    assert "RuntimeError: there is no such task" in ended.err
+    assert "RuntimeError: " in ended.err
     assert look(dlctl_command, str(dead.path))["way"] == "go on", "nothing was given up"
 
 
@@ -353,7 +345,7 @@ def test_only_one_command_brings_a_run_back(dead, dlctl_command):
     remember(dead)
     with lock.claimed(dead.path):
         ended = dlctl_command("recover")
-        assert (ended.code, "another command is recovering recover-7f3a" in ended.err) == (1, 1)
+        assert (ended.code, "recover-7f3a" in ended.err) == (1, True)
         assert look(dlctl_command)["way"] == "go on", "who only looks disturbs nobody"
 
 
@@ -370,9 +362,8 @@ def test_a_coordinator_that_an_agent_has_started_just_now_is_waited_for(
     monkeypatch.setattr(control, "load", arrives)
     with (dead.path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        code, out, err = dlctl_command("recover")
-    assert (code, err) == (0, "")
-    assert "nothing to recover" in out
+        code, _, err = dlctl_command("recover")
+    assert (code, err, look(dlctl_command)["way"]) == (0, "", "alive")
 
 
 def test_a_coordinator_that_is_not_on_record_is_not_joined_by_another(
@@ -383,7 +374,7 @@ def test_a_coordinator_that_is_not_on_record_is_not_joined_by_another(
     with (dead.path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         ended = dlctl_command("recover")
-    assert (ended.code, "a coordinator that is not on record" in ended.err) == (1, True)
+    assert (ended.code, ended.where.endswith("/lock")) == (1, True)
 
 
 # ---------------------------------------------------------------- directories
@@ -397,9 +388,7 @@ def test_a_damaged_database_is_named(dead, dlctl_command):
     path.write_bytes(data)
     Path("job.toml").write_text('[job]\nname = "recover"\n')
     ended = dlctl_command("recover", str(dead.path))
-    assert ended.code == 1
-    assert "cannot read the run's database: " in ended.err
-    assert "next: dlctl start --fresh job.toml\n" in ended.err
+    assert (ended.code, ended.next) == (1, "dlctl start --fresh job.toml")
 
 
 @pytest.mark.parametrize("table", ["metric", "memory"])
@@ -410,8 +399,8 @@ def test_a_damaged_page_is_found_although_an_agent_lives(dead, dlctl_command, mo
     dead.db.close()
     damaged_page(dead.path, table)
     for command in (("recover",), ("recover", "--dry-run"), ("recover", "--from-checkpoint")):
-        code, out, err = dlctl_command(*command)
-        assert (code, "the run's database is damaged: " in err) == (1, True), out
+        ended = dlctl_command(*command)
+        assert (ended.code, ended.where.endswith(database.FILE)) == (1, True), ended.out
 
 
 def test_a_write_ahead_log_that_was_cut_off_costs_its_last_rows_only(dead, dlctl_command):
@@ -447,7 +436,7 @@ def test_terms_that_are_damaged_before_their_end_are_named(dead, dlctl_command, 
     dead.db.close()
     ended = dlctl_command(*command, "-j", str(dead.path))
     assert (ended.code, ended.out) == (1, "")
-    assert "the run's terms are damaged: line 2 of terms is not what was written" in ended.err
+    assert "line 2 " in ended.err
     (way,) = commands_of(ended.err)
     assert way.startswith("dlctl start --from runs/")
     assert path.read_bytes() == data
@@ -469,8 +458,8 @@ def test_a_copy_is_refused_whether_or_not_the_run_lives(dead, dlctl_command):
     shutil.copytree(dead.path, copy)
     for command in (("recover",), ("recover", "--dry-run")):
         ended = dlctl_command(*command, str(copy))
-        assert (ended.code, "this directory is a copy" in ended.err) == (1, True)
-        assert f"next: dlctl status -j {dead.path}" in ended.err
+        assert (ended.code, ended.where) == (1, str(copy))
+        assert ended.next == f"dlctl status -j {dead.path}"
 
 
 def test_a_run_that_was_restored_goes_back_to_its_checkpoint(dead, dlctl_command):
@@ -481,7 +470,7 @@ def test_a_run_that_was_restored_goes_back_to_its_checkpoint(dead, dlctl_command
     shutil.rmtree(dead.path)
     found = look(dlctl_command, str(moved))
     assert found["way"] == "resume"
-    assert "moved or restored" in found["obstacles"][0]
+    assert len(found["obstacles"]) == 1
 
 
 def test_a_copy_is_told_how_a_new_run_goes_on_from_its_checkpoint(dead, dlctl_command):
@@ -505,7 +494,7 @@ def test_a_directory_under_another_name_is_refused(dead, dlctl_command):
     other = dead.path.with_name("another-0000")
     dead.path.rename(other)
     ended = dlctl_command("recover", str(other))
-    assert (ended.code, 'its directory is called "another-0000"' in ended.err) == (1, True)
+    assert (ended.code, '"another-0000"' in ended.err) == (1, True)
 
 
 def test_a_copy_under_another_name_is_not_told_to_take_the_place_of_its_run(dead, dlctl_command):
@@ -516,7 +505,7 @@ def test_a_copy_under_another_name_is_not_told_to_take_the_place_of_its_run(dead
         dead.path.rename(place)
         paths.register(place)
         code, _, err = dlctl_command("recover", str(copy))
-        assert (code, "this directory is a copy: the run is in " in err) == (1, True)
+        assert code == 1
         assert commands_of(err) == [f"dlctl status -j {place}"]
         place.rename(dead.path)
 
@@ -542,21 +531,18 @@ def begun(job, play, own_place, dlctl_command) -> Iterator[RunDb]:
 
 
 def test_a_run_that_is_down_is_not_saved_and_what_goes_on_with_it_is_said(
-    begun, own_place, dlctl_command
+    begun, own_place, dlctl_command, golden
 ):
-    code, _, err = dlctl_command("checkpoint")
-    run_id = begun.run()["run_id"]
-    assert (code, f"{run_id} is failed: it can be saved while it runs" in err) == (1, True)
-    assert f"next: dlctl recover -j {run_id} resumes at step 90: nothing is lost" in flat(err)
+    ended = dlctl_command("checkpoint")
+    assert (ended.code, ended.next) == (1, f"dlctl recover -j {begun.run()['run_id']}")
+    golden("checkpoint-failed", ended.err)
 
 
 def test_start_goes_on_where_a_dead_run_was_if_nothing_is_lost(begun, job, dlctl_command):
-    status = dlctl_command("status").out
-    assert "dlctl recover -j quick-" in status
-    assert " resumes at step 90: nothing is lost\n" in status
+    assert dlctl_command("status").next == f"dlctl recover -j {begun.run()['run_id']}"
     ended = dlctl_command("start", str(job))
     assert ended.code == 0, ended.err
-    assert "resumes where it stopped, at step 90: nothing is lost" in ended.err
+    assert " step 90" in ended.err
     assert begun.memory()["work"][0] == 90
     assert begun.run()["incarnation"] == 2
 
@@ -571,13 +557,10 @@ def test_start_with_another_content_takes_the_checkpoint_and_says_what_that_cost
     (directory,) = (own_place / "runs").iterdir()
     save(SimpleNamespace(path=directory), step=30, number=1)
     changed(job)
-    assert "60 steps done again" in dlctl_command("plan", str(job)).out
     assert json.loads(dlctl_command("plan", "--json", str(job)).out)["done_again"] == 60
     ended = dlctl_command("start", str(job))
     assert ended.code == 0, ended.err
-    assert "60 steps done again (the job file has changed)" in ended.err.replace(
-        ", an unknown number of updates lost", ""
-    )
+    assert "60 steps" in ended.err
     assert begun.run()["resume"].endswith("000000000030-1")
 
 
@@ -594,7 +577,7 @@ def test_start_with_another_content_does_not_give_up_a_run_that_has_no_good_chec
     assert (code, commands_of(err)[-1]) == (1, "dlctl start --fresh job.toml")
     if not is_saved:
         assert json.loads(dlctl_command("plan", "--json", str(job)).out)["way"] == "kept"
-        assert "its shards survive\n  optimizer.lr: 0.1 -> 0.2\n" in err
+        assert "  optimizer.lr: 0.1 -> 0.2\n" in err
         assert commands_of(err)[0] == f"dlctl recover -j {directory.name}"
     assert (len(list((own_place / "runs").iterdir())), begun.memory()["work"][0]) == (1, 90)
     assert dlctl_command("start", "--fresh", str(job)).code == 0
@@ -616,7 +599,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 sys.exit(main.run(["start", "job.toml"]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, "cannot write the run's database" in done.stderr) == (1, True)
+    assert done.returncode == 1
     assert state.exists()
     assert look(dlctl_command)["way"] == "go on"
     kept_shards.remove(directory, config.Servers())
@@ -625,19 +608,20 @@ sys.exit(main.run(["start", "job.toml"]))
 def test_start_waits_for_no_other_command_that_brings_the_run_back(begun, job, dlctl_command):
     with lock.claimed(job.parent / "runs" / begun.run()["run_id"]):
         ended = dlctl_command("start", str(job))
-    assert (ended.code, "another command is recovering" in ended.err) == (1, True)
+    assert (ended.code, begun.run()["run_id"] in ended.err) == (1, True)
+    assert begun.run()["incarnation"] == 1
 
 
 def test_what_was_killed_on_purpose_is_not_brought_back(begun, dlctl_command):
     assert dlctl_command("stop", "--kill").code == 0
     run = begun.run()
-    assert (run["state"], run["reason"]) == ("stopped", "killed by dlctl stop --kill")
-    assert "nothing to recover" in dlctl_command("recover").out
+    assert (run["state"], run["reason"]) == ("stopped", KILLED)
+    assert look(dlctl_command)["way"] == "over"
 
 
 def test_what_stop_has_cleaned_up_after_can_still_be_recovered(begun, dlctl_command):
     ended = dlctl_command("stop")
-    assert (ended.code, "next: dlctl recover -j quick-" in ended.err) == (0, True)
+    assert (ended.code, ended.next) == (0, f"dlctl recover -j {begun.run()['run_id']}")
     assert look(dlctl_command)["way"] == "go on"
 
 
@@ -651,11 +635,10 @@ def test_without_a_lost_host_is_said_alike_everywhere(dead, job, dlctl_command):
     assert (code, without in flat(err)) == (5, True)
 
 
-def test_a_run_is_killed_although_a_host_of_it_is_lost_for_good(dead, dlctl_command):
+def test_a_run_is_killed_although_a_host_of_it_is_lost_for_good(dead, dlctl_command, golden):
     run = with_a_host_that_is_lost(dead)
     state = keep(run, 0, version=1, deliveries=[])
     ended = dlctl_command("stop", "--kill")
     assert (ended.code, state.exists()) == (8, False)
-    assert "has stopped, but processes may still run on 1 host: nowhere.invalid" in ended.err
-    assert "no process of it is left" not in ended.err
+    assert "nowhere.invalid" in ended.err
     assert (run.db.run()["state"], run.db.run()["reason"]) == ("stopped", KILLED)

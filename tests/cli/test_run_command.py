@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from next_step_lines import commands_of
 from process_identity import ME
 from stand_in_jobs import attached, the_run, until
 
@@ -26,25 +27,19 @@ from dlctl.runs.snapshot import load
 def test_a_run_that_finishes_shows_what_came_of_it(job, play, dlctl_command):
     play("start", "ready", "warn", "finish")
     code, out, err = dlctl_command("run", "job.toml")
-    assert code == 0
-    assert "finished (1 epoch)" in out
-    assert "evaluation  accuracy 0.91 (at step 100)" in out
-    assert "checkpoint  step 100" in out
-    assert "worker-1 is behind by 6 steps" in err
-    assert "nothing to see here" not in err
+    assert (code, "checkpoint  step 100" in out) == (0, True)
+    assert err.count("worker-1") == 1, "its warning, and nothing else of it"
     assert "dlctl checkpoint export -j quick-" in err
 
 
 def test_a_run_that_fails_ends_with_7_and_the_last_words(job, play, dlctl_command):
     play("start", "ready", "fail")
     code, out, err = dlctl_command("run", "job.toml")
-    assert code == 7
-    assert "failed: worker-0: ImportError" in err
-    assert "ImportError: no module named tensors" in err
-    assert "  failed  took " in out, "the error says why"
+    assert (code, "ImportError: " in err) == (7, True)
+    assert out.split()[1] == "failed", "the error says why"
     play("start", "fail")  # before it was ready
     code, _, err = dlctl_command("run", "job.toml")
-    assert (code, "did not start: worker-0: ImportError" in err) == (7, True)
+    assert (code, "worker-0: ImportError" in err) == (7, True)
 
 
 @pytest.mark.long
@@ -72,10 +67,8 @@ def test_ctrl_c_saves_stops_and_ends_with_130(job, own_place, play):
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
     assert process.returncode == 130, shown + err
-    assert "stopping: last steps, then a checkpoint; Ctrl-C again kills at once" in err
-    assert "draining: worker-0" in err
-    assert "stopped (stopped by Ctrl-C)" in out
-    assert "resumes from the" in out
+    assert [text in err for text in ("Ctrl-C again", "draining: ")] == [True, True]
+    assert "dlctl start job.toml" in out
     run_row = the_run(own_place)
     assert (run_row["state"], run_row["step"]) == ("stopped", 50)
     assert len(checkpoints.complete(Path(run_row["directory"]))) == 1
@@ -90,14 +83,12 @@ def test_a_second_ctrl_c_kills(job, own_place, play, monkeypatch):
         process.send_signal(signal.SIGINT)
         until(process.stderr, "draining: worker-0")
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate()
+        _, err = process.communicate()
     assert process.returncode == 130
     assert "killing" in err
     run_row = the_run(own_place)
     assert not psutil.pid_exists(run_row["pid"])
     assert "checkpoint" not in run_row
-    assert "starts over: no checkpoint after step 0" in out
-    assert "resumes from the" not in out
 
 
 @pytest.mark.long
@@ -120,14 +111,10 @@ def test_what_ends_a_run_is_told_once_and_whole(job, play, dlctl_command):
     play("start", "ready", "warn", "fail_at_work")
     code, out, err = dlctl_command("run", "job.toml")
     assert code == 7
-    assert "worker-1 is behind by 6 steps" in err, "what is no part of the end is shown as ever"
-    whole = "worker-0: task.loss raised KeyError: 'labels' (train.py:30); look at the keys"
-    assert (out + err).count("task.loss raised KeyError: 'labels'") == 1
-    assert "worker-0 ended" not in err
-    assert "worker-1 ended: exit 9" in err
-    assert f"failed: {whole}\n" in err
-    assert '      File "train.py", line 30, in loss' in err
-    assert "  next: fix train.py:30 first, then\n" in err
+    assert " 6 steps" in err, "what is no part of the end is shown as ever"
+    assert (out + err).count("KeyError: 'labels'") == 1
+    assert [f"{name} ended" in err for name in ("worker-0", "worker-1")] == [False, True]
+    assert "train.py:30" in commands_of(err)[0]
 
 
 @pytest.mark.parametrize(
@@ -153,8 +140,7 @@ def test_a_last_checkpoint_that_failed_is_not_hidden_by_an_older_one(job, play, 
     play("start", "ready", "finish_unsaved")
     code, out, err = dlctl_command("run", "job.toml")
     assert code == 0
-    assert "checkpoint  step 100, 20 steps before the end" in out
-    assert "run: the last checkpoint failed: server-0: disk full" in out
+    assert [text in out for text in (" 20 steps ", "server-0: disk")] == [True, True]
     assert "dlctl checkpoint export" in err
 
 
@@ -175,8 +161,7 @@ def test_a_run_that_is_not_ready_in_time_is_stopped(
     monkeypatch.setattr(control, "start_limit_s", lambda directory: 0.1)
     play("start", "forever")
     code, out, err = dlctl_command("run", "job.toml")
-    assert (code, "was not ready in time and was stopped; it waited for" in err) == (6, True)
-    assert "stopped (stopped by dlctl run: it was not ready within --timeout)" in out
+    assert (code, "--timeout" in out) == (6, True), err
     assert the_run(own_place)["state"] == "stopped"
 
 
@@ -187,7 +172,6 @@ def test_a_run_that_somebody_else_stops_ends_with_3(job, own_place, play, dlctl_
         assert dlctl_command("stop").code == 0
         _, err = process.communicate()
     assert process.returncode == 3, err
-    assert "was stopped before it had finished" in err
 
 
 def test_the_bar_on_a_terminal_shows_the_fields_and_goes_away(job, play, monkeypatch, capfd):

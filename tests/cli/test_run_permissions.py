@@ -65,7 +65,7 @@ def test_doctor_names_the_runs_that_everybody_can_enter_and_what_closes_them(
     code, out, _ = dlctl_command("doctor", "--json")
     (found,) = [row for row in json.loads(out)["findings"] if row["subject"] == "runs"]
     assert (code, found["mark"], found["facts"]) == (0, WARNING, {"open": 2})
-    assert "files of 2 runs: " in found["found"]
+    assert "2 runs" in found["found"]
     for name in ("open-0001 (mode 0755)", "it's-0004 (mode 0711)"):
         assert name in found["found"]
     assert os.system(found["fix"]) == 0

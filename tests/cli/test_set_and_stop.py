@@ -19,6 +19,7 @@ from process_identity import ME, OF_ANOTHER_BOOT, identity
 
 from dlctl.control import client
 from dlctl.runs.database import RunDb
+from dlctl.util.text import KILLED
 from dlctl.wire.messages import Reply, Request
 
 
@@ -66,7 +67,7 @@ def test_a_change_that_is_on_no_record_is_said_so(run, dlctl_command):
         code, out, err = dlctl_command("set", "worker-0", "push=100MB/s")
     assert code == 0
     assert "worker-0" in out
-    assert "cannot be written (no space left on device): if the coordinator dies before" in err
+    assert err.startswith("warning: ")
 
 
 def test_a_change_is_shown_when_the_daemons_have_acknowledged_it(run, dlctl_command):
@@ -98,7 +99,7 @@ def test_who_sets_one_server_is_warned_that_the_parts_of_the_model_differ(
         run.run(control=address)
         ended = dlctl_command("set", f"{key}=0.2")
     assert ended.code == 0
-    assert ("warning: lr: server-0 0.2, server-1 0.1" in ended.err) == is_warned
+    assert [word in ended.err for word in ("server-0 0.2", "server-1 0.1")] == 2 * [is_warned]
 
 
 def test_a_change_reads_no_checkpoint(run, dlctl_command, monkeypatch):
@@ -127,12 +128,12 @@ def test_all_daemons_and_keys_are_in_one_request_and_the_coordinator_checks_them
 def test_what_the_coordinator_refuses_is_told_in_its_words_with_its_code_and_hint(
     run, dlctl_command, code, hint
 ):
-    with coordinator(refused("push: that is no rate", code, hint)) as (address, _):
+    with coordinator(refused("that-is-no-rate", code, hint)) as (address, _):
         run.run(control=address)
         ended = dlctl_command("set", "push=5")
     assert (ended.code, ended.out) == (code, "")
-    assert "error: push: that is no rate\n" in ended.err
-    assert (f"next: {hint}" in ended.err) == bool(hint)
+    assert "that-is-no-rate" in ended.err
+    assert ended.next == hint
 
 
 def test_daemons_that_did_not_answer_are_named_and_the_code_is_8(run, dlctl_command):
@@ -140,7 +141,7 @@ def test_daemons_that_did_not_answer_are_named_and_the_code_is_8(run, dlctl_comm
         run.run(control=address)
         ended = dlctl_command("set", "worker-*", "push=off")
     assert ended.code == 8
-    assert "no answer from worker-1" in ended.err
+    assert "worker-1" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -182,15 +183,14 @@ def test_a_key_that_is_not_live_is_answered_with_the_way_to_change_it(
     run.run(job_file="/x.toml")
     ended = dlctl_command("set", "push=off", assignment)
     assert ended.code == 2
-    assert f" cannot change while a run is active: {key} in the job file\n" in ended.err
+    assert (f" {key} " in ended.err, "in the job file" in ended.err) == (True, True)
     assert helps in ended.err
 
 
 def test_an_ended_run_cannot_be_changed(run, dlctl_command):
     run.run(state="stopped", job_file="/somewhere/job.toml", name="digits")
     ended = dlctl_command("set", "push=off")
-    assert (ended.code, "digits-7f3a is stopped" in ended.err) == (1, True)
-    assert "next: dlctl start /somewhere/job.toml\n" in ended.err
+    assert (ended.code, ended.next) == (1, "dlctl start /somewhere/job.toml")
 
 
 def test_the_live_settings_are_listed_without_any_run(own_place, dlctl_command):
@@ -250,46 +250,28 @@ def stopped(run, dlctl_command, *arguments: str, **end):
         return dlctl_command("stop", *arguments)
 
 
-def test_a_last_checkpoint_that_failed_ends_with_8_and_names_the_older_one(run, dlctl_command):
-    ended = stopped(run, dlctl_command, step=400, checkpoint_error="server-0: disk full")
-    assert ended.code == 8
-    assert "step 345, 55 steps before the end, 9 B" in ended.err
-    assert "has stopped, but the last checkpoint failed: server-0: disk full" in ended.err
+FULL = {"checkpoint_error": "server-0: disk full"}
 
 
-def test_a_last_checkpoint_that_failed_without_an_older_one_says_so(run, dlctl_command):
-    ended = stopped(run, dlctl_command, checkpoint=None, checkpoint_error="server-0: disk full")
-    assert ended.code == 8
-    assert "the last checkpoint failed: server-0: disk full" in ended.err
-    assert "there is no older checkpoint" in ended.err
-
-
-def test_a_last_checkpoint_that_lacks_a_residual_says_so_in_the_end(run, dlctl_command):
-    saved = {"without": ["worker-1", "worker-2"]}
-    ended = stopped(run, dlctl_command, checkpoint=SAVED | saved)
-    assert ended.code == 0
-    last = ended.err.splitlines()[-1]
-    assert last.endswith("without the residuals of worker-1 and worker-2")
-
-
-def test_without_saving_an_earlier_failure_is_no_error_but_the_lag_is_told(run, dlctl_command):
-    end = {"step": 346, "checkpoint_error": "server-0: disk full"}
-    ended = stopped(run, dlctl_command, "--no-checkpoint", **end)
-    assert ended.code == 0
-    assert "checkpoint  step 345, 1 step before the end, 9 B" in ended.err
-
-
-def test_a_stop_before_workers_began_says_why_nothing_was_saved(run, dlctl_command):
-    ended = stopped(run, dlctl_command, step=0, ready_at=None, checkpoint=None)
-    assert ended.code == 0
-    assert "no checkpoint was saved: the run stopped before training had begun" in ended.err
-
-
-@pytest.mark.parametrize("end", [{"step": 7, "ready_at": None}, {"step": 0, "ready_at": 1.0}])
-def test_what_was_not_saved_for_no_known_reason_is_an_error_too(run, dlctl_command, end):
-    """Pushes may have been applied before a step counts."""
-    ended = stopped(run, dlctl_command, checkpoint=None, **end)
-    assert (ended.code, "but no checkpoint was saved" in ended.err) == (8, True)
+@pytest.mark.parametrize(
+    ("name", "code", "arguments", "end"),
+    [
+        ("older", 8, [], {"step": 400, **FULL}),
+        ("no-older", 8, [], {"checkpoint": None, **FULL}),
+        ("residual", 0, [], {"checkpoint": {**SAVED, "without": ["worker-1", "worker-2"]}}),
+        ("not-wanted", 0, ["--no-checkpoint"], {"step": 346, **FULL}),
+        ("not-begun", 0, [], {"checkpoint": None, "step": 0, "ready_at": None}),
+        # Pushes may have been applied before a step counts.
+        ("before-step", 8, [], {"checkpoint": None, "step": 0, "ready_at": 1.0}),
+        ("not-ready", 8, [], {"checkpoint": None, "step": 7, "ready_at": None}),
+    ],
+)
+def test_a_stop_tells_of_its_last_checkpoint_and_a_loss_has_code_8(
+    run, dlctl_command, golden, name, code, arguments, end
+):
+    ended = stopped(run, dlctl_command, *arguments, **end)
+    assert ended.code == code
+    golden(f"stop-{name}", ended.err)
 
 
 def test_not_saving_and_killing_are_passed_on(run, dlctl_command):
@@ -303,13 +285,11 @@ def test_not_saving_and_killing_are_passed_on(run, dlctl_command):
         assert (heard[0].arguments["checkpoint"], heard[0].arguments["kill"]) == (False, expected)
 
 
-def test_stopping_a_stopped_job_is_no_error(run, dlctl_command):
+def test_stopping_a_stopped_job_is_no_error(run, dlctl_command, golden):
     run.run(state="stopped")
     code, _, err = dlctl_command("stop")
-    assert (code, "digits-7f3a has already ended (stopped); no process of it is left\n" in err) == (
-        0,
-        True,
-    )
+    assert code == 0
+    golden("stop-ended", err)
 
 
 def test_a_process_that_nobody_knows_of_is_found_by_its_command_line_and_ended(run, dlctl_command):
@@ -318,23 +298,19 @@ def test_a_process_that_nobody_knows_of_is_found_by_its_command_line_and_ended(r
         ended = dlctl_command("stop")
         process.wait()
     assert (ended.code, process.returncode) == (0, -15)
-    assert "ended worker-1" in ended.err
-    assert "already ended" not in ended.err
-    assert "no process of it is left" in dlctl_command("stop").err
+    assert "worker-1" in ended.err
+    assert "worker-1" not in dlctl_command("stop").err
 
 
 def test_shards_that_a_failed_run_has_left_are_told_of_and_removed_with_a_word(run, dlctl_command):
     keep(run, 0, 3, [])
     run.run(state="failed", reason="server-1 ended")
-    ended = dlctl_command("stop")
-    assert (
-        "its stored state (1 shard) stays; dlctl stop --kill -j digits-7f3a removes it" in ended.err
-    )
-    assert "its stored state (1 shard) is removed" in dlctl_command("stop", "--kill").err
+    assert "dlctl stop --kill -j digits-7f3a" in dlctl_command("stop").err
+    assert "1 shard" in dlctl_command("stop", "--kill").err
     assert "shard" not in dlctl_command("stop", "--kill").err
 
 
-def test_what_a_dead_coordinator_left_behind_is_ended_and_told(run, dlctl_command):
+def test_what_a_dead_coordinator_left_behind_is_ended_and_told(run, dlctl_command, golden):
     with subprocess.Popen([sys.executable, "-c", ""]) as dead:
         gone = identity(dead.pid)
     with living() as orphan, living() as foreign:
@@ -345,12 +321,11 @@ def test_what_a_dead_coordinator_left_behind_is_ended_and_told(run, dlctl_comman
         code, _, err = dlctl_command("stop")
         assert (code, foreign.poll()) == (0, None)
         foreign.kill()
-    assert "still running: worker-0; ending them (SIGTERM; SIGKILL only if they still" in err
-    assert "ended worker-0" in err
+    golden("stop-orphan", err)
 
 
 def test_a_coordinator_that_dies_while_it_stops_is_cleaned_up_after(
-    run, dlctl_command, monkeypatch
+    run, dlctl_command, monkeypatch, golden
 ):
     monkeypatch.setattr(client, "RESEND_S", 0.1)
     with living() as process, living() as orphan:
@@ -365,10 +340,11 @@ def test_a_coordinator_that_dies_while_it_stops_is_cleaned_up_after(
             )
             ended = dlctl_command("stop", "--grace", "5s")
     assert ended.code == 1
-    assert "the coordinator is gone; ending the processes it left behind" in ended.err
-    assert "failed: the coordinator died while the run was being st" in dlctl_command("events").out
-    assert "ended worker-0" in ended.err
-    assert "has ended, but not gracefully" in ended.err
+    golden("stop-coordinator-died", ended.err)
+    (event,) = (
+        event for event in run.db.events(kind="state") if event["text"].startswith("failed: ")
+    )
+    assert not event["daemon"]
 
 
 def test_kill_takes_a_mute_coordinator_and_its_daemons_by_itself(run, dlctl_command, monkeypatch):
@@ -383,16 +359,12 @@ def test_kill_takes_a_mute_coordinator_and_its_daemons_by_itself(run, dlctl_comm
         run.run(control=address, **identity(process.pid)).daemon("worker-0", **identity(worker.pid))
         code, _, err = dlctl_command("stop", "--kill")
     assert code == 0
-    assert "does not answer for 0." in err
-    assert "still running: coordinator, worker-0; killing them (SIGKILL)" in err
-    assert "ended coordinator, worker-0" in err
+    assert err.count("coordinator, worker-0") == 2, "who is killed, and who has ended"
     with closing(RunDb(run.path, readonly=True)) as db:
         assert db.run()["state"] == "stopped", "an agent starts the coordinator of any other run"
-        assert db.run()["reason"] == "killed by dlctl stop --kill"
+        assert db.run()["reason"] == KILLED
         assert [(row["state"], row["pid"]) for row in db.daemons()] == [("stopped", None)]
-        assert [event["text"] for event in db.events(kind="state")] == [
-            "stopped: killed by dlctl stop --kill"
-        ]
+        assert [event["text"] for event in db.events(kind="state")] == [f"stopped: {KILLED}"]
 
 
 def test_daemons_that_outlive_their_coordinators_orderly_end_are_ended(run, dlctl_command):
@@ -404,20 +376,18 @@ def test_daemons_that_outlive_their_coordinators_orderly_end_are_ended(run, dlct
         run.run(control=address, **identity(process.pid)).daemon("server-0", **identity(left.pid))
         code, _, err = dlctl_command("stop")
     assert code == 0
-    assert "still running: server-0" in err
+    assert "server-0" in err
 
 
 # ---------------------------------------------------------------- checkpoint create
 
 
-def test_saving_now_shows_what_was_saved(run, dlctl_command):
+def test_saving_now_shows_what_was_saved(run, dlctl_command, golden):
     row = {"number": 3, "step": 12345, "path": str(run.path / "ckpt/x"), "nbytes": 312e6,
            "seconds": 0.82, "at": 1.75e9, "error": ""}  # fmt: skip
     with coordinator(lambda q, n: [done(q, **row)]) as (address, heard):
         run.run(control=address)
-        assert dlctl_command("checkpoint").out == (
-            "step 12,345  312 MB in 0.8s  runs/digits-7f3a/ckpt/x\n"
-        )
+        golden("checkpoint", dlctl_command("checkpoint").out)
         data = json.loads(dlctl_command("checkpoint", "create", "--json").out)
         assert dlctl_command("checkpoint", "-j", "digits", "create").code == 0
     assert [q.verb for q in heard] == ["checkpoint"] * 3
@@ -431,13 +401,13 @@ def test_a_checkpoint_that_failed_is_an_error(run, dlctl_command):
     with coordinator(lambda q, n: [done(q, **row)]) as (address, _):
         run.run(control=address)
         ended = dlctl_command("checkpoint")
-    assert (ended.code, "server-0: disk full" in ended.err) == (1, True)
-    assert ended.err.endswith("  next: dlctl logs coordinator -l warning -j digits-7f3a\n")
+    assert (ended.code, FULL["checkpoint_error"] in ended.err) == (1, True)
+    assert ended.next == "dlctl logs coordinator -l warning -j digits-7f3a"
     run.run(state="finished")
     assert dlctl_command("checkpoint").code == 1
 
 
-def test_whom_a_checkpoint_waits_for_and_does_without_is_said(run, dlctl_command):
+def test_whom_a_checkpoint_waits_for_and_does_without_is_said(run, dlctl_command, golden):
     row = {"step": 10, "path": "runs/x", "nbytes": 9, "seconds": 20.0, "error": ""}
     waits = [
         {"phase": "saving", "waiting": ["worker-0", "worker-1"]},
@@ -452,12 +422,7 @@ def test_whom_a_checkpoint_waits_for_and_does_without_is_said(run, dlctl_command
         run.run(control=address)
         code, out, err = dlctl_command("checkpoint", "create")
     assert (code, out.startswith("step 10 ")) == (0, True)
-    told = err.splitlines()
-    assert told[:2] == [
-        "saving: worker-0, worker-1",
-        "saving: worker-1 (in one batch for 57 s); it continues without in 18s",
-    ]
-    assert told[-1].endswith("the checkpoint is without the residuals of worker-1")
+    golden("checkpoint-waits", err)
 
 
 # ---------------------------------------------------------------- get, events, wait
@@ -482,7 +447,7 @@ def test_settings_are_shown_so_that_set_takes_them_again(run, dlctl_command):
         {"server-0": {"lr": 0.05}},
     )
     assert dlctl_command("get", "worker-9").code == 4
-    assert "no daemon has reported" in dlctl_command("get", "fetch").err
+    assert dlctl_command("get", "fetch").out == ""
 
 
 def test_events_are_shown_in_order_and_chosen(run, dlctl_command):
@@ -522,10 +487,7 @@ def test_so_many_events_are_shown_as_are_asked_for(run, dlctl_command):
     assert shown("-n", "0") == shown(*since, "-n", "0") == []
     for number in ("-1", "some"):
         ended = dlctl_command("events", "-n", number)
-        assert (ended.code, f'"{number}" is neither a number nor "all"' in ended.err) == (
-            2,
-            True,
-        )
+        assert (ended.code, f'"{number}"' in ended.err) == (2, True)
 
 
 def test_events_leave_out_evaluations(run, dlctl_command):
@@ -544,9 +506,9 @@ def test_events_leave_out_evaluations(run, dlctl_command):
 def test_events_of_the_coordinator_and_of_several_daemons_at_once_are_found(run, dlctl_command):
     run.event(1.75e9, "recover", "", "the coordinator is back")
     run.event(1.75e9, "set", "worker-0, worker-1", "set push=off")
-    assert "is back" in dlctl_command("events", "coordinator").out
-    assert "is back" in dlctl_command("status", "coordinator").out
-    assert "set push=off" in dlctl_command("events", "worker-1").out
+    assert " recover " in dlctl_command("events", "coordinator").out
+    assert " recover " in dlctl_command("status", "coordinator").out
+    assert " push=off" in dlctl_command("events", "worker-1").out
     assert dlctl_command("why", "coordinator").code == 0
 
 
@@ -579,12 +541,12 @@ def test_a_goal_that_has_become_impossible_ends_the_waiting(run, dlctl_command, 
 
 def test_waiting_has_an_end_and_wrong_goals_are_refused(run, dlctl_command):
     ended = dlctl_command("wait", "--timeout", "300ms")
-    assert (ended.code, "not yet: finished" in ended.err) == (6, True)
+    assert ended.code == 6
     assert dlctl_command("wait", "--for", "luck").code == 2
     assert dlctl_command("wait", "--for", "step=x").code == 2
     assert dlctl_command("wait", "--timeout", "5").code == 2
     never = dlctl_command("wait", "-j", "never", "--timeout", "300ms")
-    assert (never.code, "waiting for it to be started" in never.err) == (6, True)
+    assert (never.code, "never" in never.err) == (6, True)
 
 
 def test_a_new_checkpoint_is_waited_for_and_an_old_one_does_not_count(run):

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from next_step_lines import commands_of, flat
+from next_step_lines import commands_of
 from process_identity import ME
 from stand_in_jobs import JOB, attached, the_run
 
@@ -38,18 +39,16 @@ def left_over(own_place: Path) -> list[str]:
 # ---------------------------------------------------------------- start
 
 
-def test_a_job_is_started_and_its_directory_is_complete(job, own_place, play, dlctl_command):
+def test_a_job_is_started_and_its_directory_is_complete(
+    job, own_place, play, dlctl_command, golden
+):
     play("start", "ready", "forever")
     code, out, err = dlctl_command("start", "job.toml")
     assert (code, out) == (0, "")
     run = the_run(own_place)
     directory = Path(run["directory"])
     assert directory.name.startswith("quick-")
-    assert err.splitlines()[0].startswith(
-        "quick, downpour, sgd(lr=0.01) in each worker, sgd(lr=0.1)"
-    )
-    assert f"{directory.name} is running after" in err
-    assert f"  dlctl stop -j {directory.name} " in err
+    golden("start", err)
     assert (run["state"], run["name"], run["algorithm"]) == ("running", "quick", "downpour")
     assert run["job_file"] == str(job)
     assert run["resume"] == ""
@@ -65,7 +64,7 @@ def test_starting_a_job_that_runs_already_does_nothing(job, own_place, play, dlc
     assert dlctl_command("start", "job.toml").code == 0
     pid = the_run(own_place)["pid"]
     again = dlctl_command("start", "job.toml")
-    assert (again.code, "is already running" in again.err) == (0, True)
+    assert again.code == 0
     assert the_run(own_place)["pid"] == pid
     assert dlctl_command("run", "job.toml").code == 0
 
@@ -74,16 +73,14 @@ def test_a_changed_job_file_is_refused_with_the_keys_that_differ(job, play, dlct
     play("start", "ready", "forever")
     assert dlctl_command("start", "job.toml").code == 0
     job.write_text(JOB.replace("count = 2", "count = 3").replace("lr = 0.1", "lr = 0.2"))
-    code, _, err = dlctl_command("start", "job.toml")
-    assert code == 2
-    assert "optimizer.lr: 0.1 -> 0.2" in err
-    assert "workers.count: 2 -> 3" in err
-    assert "next: dlctl stop -j quick-" in err
-    fresh = dlctl_command("start", "--fresh", "job.toml")
-    assert (fresh.code, "is still running" in fresh.err) == (2, True)
+    ended = dlctl_command("start", "job.toml")
+    assert (ended.code, ended.next.startswith("dlctl stop -j quick-")) == (2, True)
+    assert "optimizer.lr: 0.1 -> 0.2" in ended.err
+    assert "workers.count: 2 -> 3" in ended.err
+    assert dlctl_command("start", "--fresh", "job.toml").code == 2
 
 
-def test_a_stopped_job_goes_on_from_its_checkpoint(job, own_place, play, dlctl_command):
+def test_a_stopped_job_goes_on_from_its_checkpoint(job, own_place, play, dlctl_command, golden):
     play("start", "ready", "forever")
     dlctl_command("start", "job.toml")
     assert dlctl_command("stop").code == 0
@@ -97,13 +94,7 @@ def test_a_stopped_job_goes_on_from_its_checkpoint(job, own_place, play, dlctl_c
     job.write_text(JOB.replace("count = 2", "count = 3") + '[limits]\nfetch = "3MB/s"\n')
     code, _, err = dlctl_command("start", "job.toml")
     assert code == 0
-    assert (
-        f"{first['run_id']} resumes from step 50, from its checkpoint; --fresh starts a new run"
-        in err
-    )
-    assert "still set: lr=0.05 of server-0" in err
-    assert "still set: push=1 MB/s of worker-0" in err
-    assert "no longer set: fetch=2 MB/s of worker-0; the job file takes precedence" in err
+    golden("start-resumes", err)
     assert the_run(own_place)["settings"] == {"server-0": {"lr": 0.05}, "worker-0": {"push": 1e6}}
     second = the_run(own_place)
     assert second["resume"] == first["checkpoint"]["path"]
@@ -130,8 +121,7 @@ def test_fresh_names_the_shards_that_a_failed_run_still_holds(job, own_place, pl
     (directory / "state").mkdir()
     (directory / "state" / "shard-0.state").write_bytes(bytes(1_040_000))
     code, _, err = dlctl_command("start", "--fresh", "job.toml")
-    assert code == 0
-    assert f"the stored state of {directory.name} stays (1 shard)" in err
+    assert (code, "1 shard" in err) == (0, True)
     assert f"dlctl stop --kill -j {directory.name}" in err
 
 
@@ -141,7 +131,7 @@ def cut_newest_checkpoint(directory: Path) -> None:
 
 
 def test_a_damaged_checkpoint_is_skipped_and_that_is_said_now_and_in_the_events(
-    job, own_place, play, dlctl_command
+    job, own_place, play, dlctl_command, golden
 ):
     play("start", "ready", "forever")
     for _ in range(2):
@@ -149,12 +139,10 @@ def test_a_damaged_checkpoint_is_skipped_and_that_is_said_now_and_in_the_events(
         dlctl_command("stop")
     cut_newest_checkpoint(Path(the_run(own_place)["directory"]))
     code, _, err = dlctl_command("start", "job.toml")
-    assert (code, "cut off" in err) == (0, True)
-    assert "from step 50" in err
-    shown = dlctl_command("events", "--kind", "resumed").out.splitlines()
-    assert shown[0].endswith("resumed from the checkpoint at step 50")
-    cost = "50 steps done again (newer checkpoints are damaged)"
-    assert shown[1].endswith(f"resumed from the checkpoint at step 50: {cost}")
+    assert (code, "shard-0.safetensors" in err) == (0, True)
+    shown = dlctl_command("events", "--kind", "resumed").out
+    assert [re.findall(r"\b50\b", line) for line in shown.splitlines()] == [["50"], ["50", "50"]]
+    golden("start-damaged", err)
 
 
 def test_no_new_run_begins_in_silence_when_all_checkpoints_are_damaged(
@@ -167,15 +155,12 @@ def test_no_new_run_begins_in_silence_when_all_checkpoints_are_damaged(
     cut_newest_checkpoint(Path(run["directory"]))
     code, _, err = dlctl_command("start", "job.toml")
     assert code == 1
-    assert f"{run['run_id']} cannot resume: all of its checkpoints are damaged" in err
-    assert "cut off" in err
+    assert "shard-0.safetensors" in err
     look, anew = f"dlctl checkpoint verify -j {run['run_id']}", "dlctl start --fresh job.toml"
     assert commands_of(err) == [look, anew]
-    step = f"{look} shows what is wrong: all of its checkpoints are damaged or"
-    assert f"next {step} {anew} starts over" in flat(dlctl_command("status").out)
+    assert dlctl_command("status").next == look
     for command in ("why", "stop"):
-        out = "".join(dlctl_command(command)[1:])
-        assert (commands_of(out), f"next: {step}" in flat(out)) == ([look, anew], True)
+        assert commands_of("".join(dlctl_command(command)[1:])) == [look, anew]
     assert look in dlctl_command("recover").out
     assert (len(list((own_place / "runs").iterdir())), the_run(own_place)) == (1, run)
     assert dlctl_command("start", "--fresh", "job.toml").code == 0
@@ -198,16 +183,14 @@ def test_a_run_that_went_back_past_a_damaged_checkpoint_shows_the_one_it_goes_on
     for _ in range(2):
         dlctl_command("start", "job.toml")
         dlctl_command("stop")
-    assert "saved at step 100" not in dlctl_command("status").out
     flip_newest_checkpoint(Path(the_run(own_place)["directory"]))
     err = dlctl_command("start", "job.toml").err
-    assert "from step 50, from its checkpoint; --fresh starts a new run" in err
-    assert "50 steps done again (newer checkpoints are damaged)" in err
-    assert "  checkpoint  step 50, " in dlctl_command("status").out
+    assert err.count(" 50") >= 2, "from which step, and what is done again"
+    assert "step 50," in dlctl_command("status").rows["checkpoint"]
     assert the_run(own_place)["checkpoint"]["number"] == 1
     dlctl_command("stop", "--kill")
-    resumes = "next dlctl start job.toml resumes from the checkpoint at step 50"
-    assert resumes in flat(dlctl_command("status").out)
+    ended = dlctl_command("status")
+    assert (ended.next, "step 50" in ended.out) == ("dlctl start job.toml", True)
 
 
 def test_start_refuses_to_go_on_from_damaged_checkpoints(job, own_place, play, dlctl_command):
@@ -216,50 +199,45 @@ def test_start_refuses_to_go_on_from_damaged_checkpoints(job, own_place, play, d
     dlctl_command("stop")
     run = the_run(own_place)
     shard = flip_newest_checkpoint(Path(run["directory"]))
-    resumes = "next dlctl start job.toml resumes from the checkpoint at step 50"
-    status = flat(dlctl_command("status").out)
-    assert resumes in status, "to know better it would have to read all bytes"
+    status = dlctl_command("status")
+    assert status.next == "dlctl start job.toml", "to know better it would have to read all bytes"
     refused = dlctl_command("start", "job.toml")
     look = f"dlctl checkpoint verify -j {run['run_id']}"
     assert (refused.code, look in refused.err) == (1, True)
     flip_newest_checkpoint(shard.parents[2])  # Brought back from a backup, perhaps.
-    assert resumes in flat(dlctl_command("status").out)
+    assert dlctl_command("status").next == "dlctl start job.toml"
     assert dlctl_command("start", "job.toml").code == 0
 
 
 def test_with_another_optimizer_a_new_run_begins_with_the_checkpoint(
-    job, own_place, play, dlctl_command
+    job, own_place, play, dlctl_command, golden
 ):
     play("start", "ready", "forever")
     dlctl_command("start", "job.toml")
     dlctl_command("stop")
     job.write_text(JOB.replace('"sgd"', '"adam"'))
-    other = 'optimizer "sgd" -> "adam"; keeps: model, progress'
-    told = f"{other}; starts over: adam in the servers"
     (old,) = (own_place / "runs").iterdir()
     plan = dlctl_command("plan", "job.toml")
-    begins = f"a new run starts from the checkpoint of {old.name} at step 50"
-    assert (plan.code, begins in flat(plan.out), told in flat(plan.out)) == (0, True, True)
+    assert (plan.code, old.name in plan.out) == (0, True)
     code, _, err = dlctl_command("start", "job.toml")
     assert code == 0, err
-    assert told in flat(err)
-    assert f"a new run starts from the checkpoint of {old.name} at step 50" in flat(err)
+    assert old.name in err
+    golden("start-other-optimizer", f"{plan.out}\n{err}")
     assert len(list((own_place / "runs").iterdir())) == 2
     dlctl_command("stop")
-    assert " resumes from step " in dlctl_command("start", "job.toml").err, (
-        "that run is of this job file"
-    )
+    dlctl_command("start", "job.toml")
+    assert len(list((own_place / "runs").iterdir())) == 2, "that run is of this job file"
 
 
 def test_a_finished_job_is_left_alone_until_its_goal_changes(job, own_place, play, dlctl_command):
     play("start", "ready", "finish")
     assert dlctl_command("run", "job.toml").code == 0
     again = dlctl_command("start", "job.toml")
-    assert (again.code, "has already finished" in again.err) == (0, True)
+    assert (again.code, the_run(own_place)["state"]) == (0, "finished")
     job.write_text(JOB.replace("epochs = 1", "epochs = 2"))
     play("start", "ready", "forever")
     on = dlctl_command("start", "job.toml")
-    assert (on.code, "from step 100" in on.err) == (0, True)
+    assert (on.code, the_run(own_place)["resume"] != "") == (0, True)
     assert len(list((own_place / "runs").iterdir())) == 1
 
 
@@ -272,13 +250,10 @@ def test_a_run_whose_coordinator_was_killed_goes_on(job, own_place, play, dlctl_
     coordinator.kill()
     psutil.wait_procs([coordinator], timeout=5)
     code, _, err = dlctl_command("start", "job.toml")
-    assert (code, "from step 50" in err) == (0, True), err
+    assert (code, " step 50" in err) == (0, True), err
 
 
-@pytest.mark.parametrize(
-    ("workers", "expected"),
-    [(2, (0, "already running")), (3, (2, "running with a different version of this job file"))],
-)
+@pytest.mark.parametrize(("workers", "expected"), [(2, 0), (3, 2)])
 def test_a_coordinator_that_an_agent_has_started_just_now_is_not_joined_by_another(
     job, own_place, play, dlctl_command, monkeypatch, workers, expected
 ):
@@ -302,7 +277,7 @@ def test_a_coordinator_that_an_agent_has_started_just_now_is_not_joined_by_anoth
     with (directory / paths.LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         code, _, err = dlctl_command("start", "--no-wait", "job.toml")
-    assert (code, f"{directory.name} is {expected[1]}" in err) == (expected[0], True), err
+    assert (code, directory.name in err) == (expected, True), err
 
 
 def test_a_start_waits_for_the_coordinator_of_a_run_that_has_just_finished(
@@ -315,10 +290,10 @@ def test_a_start_waits_for_the_coordinator_of_a_run_that_has_just_finished(
     job.write_text(JOB.replace("epochs = 1", "epochs = 2"))
     play("start", "ready", "forever")
     code, _, err = dlctl_command("start", "job.toml")
-    assert (code, " resumes from step " in err) == (0, True), err
+    assert code == 0, err
     run = the_run(own_place)
     assert (run["state"], run["step"]) == ("running", 100)
-    assert f"waiting for the coordinator of {run['run_id']} to exit (pid " in err
+    assert re.search(rf"{run['run_id']}\b.*\(pid \d+", err), "whom it waits for"
 
 
 def test_not_waiting_returns_at_once_and_quiet_prints_the_run_id(
@@ -334,16 +309,14 @@ def test_a_timeout_names_who_is_waited_for_and_leaves_the_run_alone(job, play, d
     play("start", "stick")
     code, _, err = dlctl_command("start", "--timeout", "3s", "job.toml")
     assert code == 6
-    assert "starting  waiting for worker-0 (importing torch)" in err
-    assert "is not ready but still starting after 3.0s; it waits for worker-0 (importing" in err
+    assert err.count("worker-0 (importing torch") == 2, "while it waits, and in the end"
     assert dlctl_command("ps").out.split()[10] == "starting"
 
 
 def test_following_a_start_shows_the_logs_until_the_end(job, play, dlctl_command):
     play("start", "ready", "warn", "linger", "finish")
     code, out, _ = dlctl_command("start", "-f", "job.toml")
-    assert code == 0
-    assert "worker-1 is behind by 6 steps" in out
+    assert (code, "6 steps" in out) == (0, True)
     assert dlctl_command("start", "-f", "-d", "job.toml").code == 2
 
 
@@ -354,20 +327,17 @@ def test_a_coordinator_that_dies_at_once_is_quoted(job, own_place, play, dlctl_c
     play("die")
     code, _, err = dlctl_command("start", "job.toml")
     assert code == 7
-    assert "did not start: the coordinator died while it started: exit 1" in err
-    assert "RuntimeError: there is no such task" in err
-    assert the_run(own_place)["state"] == "failed"
-    assert "failed: the coordinator died while it started: exit 1" in dlctl_command("events").out
+    assert "RuntimeError: " in err
+    run = the_run(own_place)
+    assert (run["state"], "exit 1" in run["reason"]) == ("failed", True)
+    assert run["reason"] in dlctl_command("events").out
 
 
-def test_a_daemon_that_fails_while_starting_is_quoted(job, own_place, play, dlctl_command):
+def test_a_daemon_that_fails_while_starting_is_quoted(job, own_place, play, dlctl_command, golden):
     play("start", "fail")
     code, _, err = dlctl_command("start", "job.toml")
     assert code == 7
-    assert "did not start: worker-0: ImportError" in err
-    assert "last lines of worker-0:" in err
-    assert "ImportError: no module named tensors" in err
-    assert "dlctl logs --failed -j quick-" in err
+    golden("start-fails", err)
     ended = the_run(own_place)
     assert not processes.is_alive(ended["pid"], ended["pid_start"])
 
@@ -377,9 +347,7 @@ def test_a_job_that_fails_soon_after_its_start_is_quoted_too(job, play, dlctl_co
     play("start", scene)
     code, _, err = dlctl_command("start", "job.toml")
     assert code == 7
-    assert "failed soon after its start" in err
-    assert "dlctl logs -f" not in err
-    assert "ImportError: no module named tensors" in err
+    assert ["dlctl logs -f" in err, "ImportError: " in err] == [False, True]
 
 
 def test_a_job_file_that_is_not_valid_starts_nothing(job, own_place, dlctl_command):
@@ -405,7 +373,7 @@ def test_a_run_directory_that_cannot_be_made_is_named(job, own_place, dlctl_comm
     (own_place / "runs").unlink()
     (own_place / "runs").symlink_to(own_place / "nowhere")
     code, _, err = dlctl_command("start", "job.toml")
-    assert (code, "a dangling link" in err) == (1, True)
+    assert (code, str(own_place / "runs") in err) == (1, True)
 
 
 @pytest.mark.parametrize("which", ["job.toml", "runs", "XDG_RUNTIME_DIR"])
@@ -423,10 +391,7 @@ def test_a_path_that_is_no_text_is_refused_before_anything_starts(
     else:
         monkeypatch.setenv(which, str(latin))
     code, _, err = dlctl_command("start", file)
-    assert code == 1
-    assert "error: this path is not UTF-8" in err
-    assert f"{tmp_path}/caf\\udce9" in err
-    assert "rename the directory" in err
+    assert (code, f"{tmp_path}/caf\\udce9" in err) == (1, True)
     assert left_over(own_place) == (["runs"] if which == "runs" else [])
     kept = ["job.toml", "train.py"] if which == "job.toml" else []
     assert sorted(path.name for path in latin.iterdir()) == kept
@@ -437,7 +402,7 @@ def test_a_run_directory_of_somebody_else_is_refused(job, own_place, dlctl_comma
     (own_place / "runs").mkdir()
     os.chown(own_place / "runs", 12345, 12345)
     code, _, err = dlctl_command("start", "job.toml")
-    assert (code, "not a directory of yours (uid 12345)" in err) == (1, True)
+    assert (code, "(uid 12345)" in err) == (1, True)
     assert list((own_place / "runs").iterdir()) == []
 
 
@@ -448,7 +413,7 @@ def test_a_socket_path_that_is_too_long_is_told_before_anything_starts(
     long.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
     code, _, err = dlctl_command("start", "job.toml")
-    assert (code, "the kernel allows 107" in err) == (1, True)
+    assert (code, " 107" in err) == (1, True)
     assert left_over(own_place) == []
 
 
@@ -462,7 +427,6 @@ sys.exit(main.run(["start", "job.toml"]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
-    assert "error: cannot use the run's database" in done.stderr
     assert str(own_place / "runs") in done.stderr
     assert left_over(own_place) == []
 
@@ -518,12 +482,11 @@ def test_a_job_is_started_by_a_lock_that_network_file_systems_grant(
 def test_who_waits_for_another_start_of_the_job_says_so_and_not_for_ever(job, capsys):
     with (
         lock.starting(job),
-        pytest.raises(TimedOut, match="another command has been starting"),
+        pytest.raises(TimedOut),
         lock.starting(job.parent / "." / job.name, timeout_s=0.01),
     ):
         raise AssertionError
-    told = capsys.readouterr().err
-    assert "waiting for another command that is starting this job" in told
+    assert capsys.readouterr().err
     with lock.starting(job, timeout_s=0.0):
         assert lock.lock_path(job).exists()
 

@@ -50,5 +50,5 @@ def test_values_of_another_precision_than_the_name_says_are_refused(name, dtype)
     if packed.arrays[0].dtype == compressor.WIRE_DTYPE:
         assert compressor.expand(packed, 4).values.dtype == np.float32
     else:
-        with pytest.raises(RemoteProtocolError, match="values are"):
+        with pytest.raises(RemoteProtocolError):
             compressor.expand(packed, 4)

@@ -130,6 +130,7 @@ def lies(life: Life) -> Iterator[tuple[m.Message, dict[str, Any]]]:
         yield message, {name: limits.most for name, (limits, _) in found.items()}
 
 
+@pytest.mark.per_commit(len(METHODS))
 @pytest.mark.parametrize("durability", ["process", "disk"])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_server_s_successor_reads_the_same_after_any_message_of_a_worker(name, durability):

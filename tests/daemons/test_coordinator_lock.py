@@ -54,7 +54,7 @@ def test_a_second_coordinator_of_a_run_is_refused_and_changes_nothing(directory:
         assert os.fstat(lock).st_mtime_ns == touched_ns, "by this an agent knows that one works"
     lines = paths.log_path(directory, "coordinator", 2).read_text().splitlines()
     (error,) = [line for line in map(json.loads, lines) if line["level"] == "error"]
-    assert error["msg"] == f"another coordinator has this run ({directory}); dlctl status"
+    assert f"({directory}); dlctl status" in error["msg"]
     with closing(RunDb(directory, readonly=True)) as db:
         assert db.run() == FIRST
         assert list(db.events()) == []

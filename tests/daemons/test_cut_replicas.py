@@ -250,6 +250,7 @@ def memory_comes_back(at: House, cut: Built) -> None:
     assert taken() < before
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("more", ["", WEIGHED], ids=["means", "weighed"])
 def test_two_processes_with_fsdp_come_to_what_one_does(house, more) -> None:
     agrees(house(more, fsdp=2))
@@ -287,7 +288,8 @@ def test_a_rank_that_dies_in_a_step_ends_the_replica(house) -> None:
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(RanksEnded):
         cut.stepper.step(cut.loader.step(0, 0, 60, 0).batches, norm_max=1e9)
-    assert at.told[0].message == f"rank 1 of 2 (pid {pid}) was killed by SIGKILL"
+    assert f"(pid {pid})" in at.told[0].message
+    assert "SIGKILL" in at.told[0].message
     assert at.told[0].exit_code == 5
 
 
@@ -314,8 +316,8 @@ def test_a_rank_without_memory_is_one_error_that_says_what_to_try(house) -> None
     thread.join(COMES_S)
     assert ended
     assert at.told == [failed]
-    assert failed.error.startswith("rank 1: task.loss raised RuntimeError: ")
-    assert "a batch has 8 samples (workers.batch_size): try " in failed.error
+    assert failed.error.startswith("rank 1: task.loss ")
+    assert "8 samples (workers.batch_size)" in failed.error
 
 
 @pytest.mark.long

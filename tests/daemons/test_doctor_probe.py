@@ -152,7 +152,7 @@ def test_a_gpu_tool_that_cannot_be_reached_is_no_problem(why, tmp_path, monkeypa
 def test_paths_that_would_be_refused_are_refused_here_by_their_names(probe: Session) -> None:
     asked = {"verb": "examine", "dir": "", "folder": "", "state_dir": "", "needs_torch": False}
     for wrong in ({"dir": "/tmp/../etc"}, {"folder": "runs"}, {"state_dir": "states"}):
-        with pytest.raises(UsageError, match=f"{next(iter(wrong))} .*has to be a"):
+        with pytest.raises(UsageError, match=str(next(iter(wrong)))):
             probe.ask({**asked, **wrong}, ASK_S)
 
 

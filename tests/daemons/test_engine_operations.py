@@ -155,7 +155,7 @@ def test_what_goes_wrong_is_one_error_that_names_method_and_operation(does, effe
 
 def test_an_engine_that_cannot_be_made_is_an_error_of_its_method(does) -> None:
     (failed,) = does(engine="Broken", awaited=0)
-    assert failed.error.startswith("downpour: making its engine counting:Broken raised TypeError")
+    assert failed.error.startswith("downpour: making its engine counting:Broken")
     (failed,) = does(engine="Missing", awaited=0)
     assert failed.error.startswith(
         "downpour: making its engine counting:Missing raised AttributeError"

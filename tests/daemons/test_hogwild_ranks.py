@@ -47,6 +47,7 @@ def job(path: Path, clients: int = 0, more: str = "") -> config.JobFile:
     return made
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize(("clients", "shard"), [(0, -1), (2, 1)], ids=["portions", "clients"])
 def test_what_both_move_is_what_the_method_accrues_and_a_death_ends_both(
     clients: int, shard: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -121,6 +122,6 @@ def test_a_process_whose_files_come_in_another_order_ends_them_all(
         stepper, loader, *_ = build(made, 0, 0)
         with pytest.raises(RanksEnded):
             BatchesAhead(ranks, stepper.replica, loader.identity)
-        assert "rank 1: the samples are others, or come in another order" in told[0].error
+        assert told[0].error.startswith("rank 1: ")
     finally:
         ranks.end()

@@ -107,7 +107,7 @@ def test_messages_of_two_connections_are_not_mixed_up() -> None:
 @pytest.mark.usefixtures("small")
 def test_a_message_that_is_too_large_is_refused_before_there_is_room_for_it() -> None:
     part = next(cut(frames_of([950]), 1))
-    with pytest.raises(RemoteProtocolError, match="at most 900"):
+    with pytest.raises(RemoteProtocolError, match=" 900"):
         Assembly().take(b"a", part, 900)
 
 
@@ -117,7 +117,7 @@ def test_a_message_that_there_is_no_memory_for_is_refused(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(np, "empty", no_memory)
     part = next(cut(frames_of([chunking.FRAME_BYTES_MIN]), 1))
-    with pytest.raises(RemoteProtocolError, match="no memory"):
+    with pytest.raises(RemoteProtocolError, match="memory"):
         Assembly().take(b"a", part, MAX)
 
 

@@ -47,12 +47,12 @@ def test_the_largest_evaluation_that_is_allowed_fits_into_a_message():
 
 def test_one_metric_more_is_refused_with_the_limit():
     task = Task(Measured({str(n): n for n in range(METRICS_MAX + 1)}))
-    with pytest.raises(TaskError, match="65 metrics; at most 64") as caught:
+    with pytest.raises(TaskError, match=r"65.*64") as caught:
         task.evaluate(nn.Linear(1, 1))
     assert "test_metric_limits.py:" in (caught.value.where or "")
 
 
 def test_a_name_that_is_too_long_is_refused_with_the_limit():
     task = Task(Measured({"accuracy": 1, "x" * 201: 2}))
-    with pytest.raises(TaskError, match=r"201 characters, \"x+\.\.\.\"; at most 200"):
+    with pytest.raises(TaskError, match=r"201.*200"):
         task.evaluate(nn.Linear(1, 1))

@@ -353,7 +353,7 @@ def test_c_code_that_holds_the_interpreter_prints_more_than_a_pipe_has_room_for(
     assert len(lines) > 10_000
     (dropped,) = [line for line in lines if line.startswith("dropped ")]
     count = int(dropped.split()[1].replace(",", ""))
-    assert dropped.endswith(" printed lines: more than 4 MiB/s, or a full disk")
+    assert "4 MiB/s" in dropped
     assert len(lines) - 1 + count == 64_000
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
 
 import pytest
@@ -48,7 +49,7 @@ def test_what_was_tried_is_not_told() -> None:
     assert hint == "a batch has 1 sample (workers.batch_size): try fewer workers on this device"
     with pytest.raises(TaskError) as caught, explained(job(9), 9):
         raise MemoryError
-    assert "batch_size = 3 with gradient.accumulate = 3" in (caught.value.hint or "")
+    assert re.findall(r"= (\d+)", caught.value.hint or "") == ["3", "3"]
 
 
 def test_other_errors_are_as_they_were() -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import psutil
 
-from dlctl.roles.server.commits import WAITS_FOR_DISK
+from dlctl.roles.coordinator.problems import STALLED_S
 from dlctl.runs import lineage
+from dlctl.util.names import WAITS_FOR_DISK
 
 from .job import SERVERS, WORKERS, Broken, Job, Options, pause
 from .on_servers import ON_DISK, await_server
@@ -258,6 +259,39 @@ def delay_fdatasync(trial: Trial, job: Job) -> Incident:
     incident = Incident(detect_s=detected - began, resume_s=resumed - healed)
     incident.false_failovers = replaced(job, before)
     return incident
+
+
+@row(
+    "disk-stalled-journal",
+    f'durability = "disk": fdatasync hangs for more than {STALLED_S:g} s: `status` says so, '
+    "nobody is replaced",
+    needs=(root, tool("strace")),
+)
+def disk_stalled_journal(trial: Trial) -> None:
+    trial.run(stall_fdatasync, ON_DISK)
+
+
+def stall_fdatasync(trial: Trial, job: Job) -> Incident:
+    shard = trial.rng.randrange(SERVERS)
+    name, before = f"server-{shard}", job.incarnations()
+    with failing(job, name, f"fdatasync:delay_enter={(STALLED_S + 5.0) * 1e6:.0f}"):
+        began = time.monotonic()
+        detected = job.until(
+            "status says so", lambda: stalled(job) == [name], STALLED_S + 2 * ATTACHED_S
+        )
+    counts = job.watch.now()
+    healed = time.monotonic()
+    resumed = job.until("pushes are settled", lambda: job.watch.shard_grown(shard, counts))
+    job.until("all is well", lambda: not stalled(job), 20.0)
+    incident = Incident(detect_s=detected - began, resume_s=resumed - healed)
+    incident.false_failovers = replaced(job, before)
+    return incident
+
+
+def stalled(job: Job) -> list[str]:
+    """The servers whose disk hangs, as `dlctl status` says."""
+    problems = job.run()["problems"] or []
+    return [problem["daemon"] for problem in problems if problem["code"] == "disk-stalled"]
 
 
 @contextmanager

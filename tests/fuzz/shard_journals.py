@@ -69,7 +69,7 @@ def _seed(*deltas: Any, close: int) -> bytes:
     if close:
         shard.storage.close()
     assert log.bases() == [NUMBER]
-    data = join([log.read_base(NUMBER), log.read_journal(NUMBER)])
+    data = join([log.read_base(NUMBER), b"".join(log.read_journal(NUMBER))])
     log.close()
     return data
 
@@ -92,7 +92,7 @@ def mutate(random: Random, data: bytes, other: bytes) -> bytes:
 def _change_record(random: Random, data: bytes, other: bytes) -> bytes:
     """One record of a file with another number, body or arrays; repeated, removed or moved."""
     found = [
-        (r.number, msgpack.packb(r.body), bytes(r.data)) for r in journal_format.read_all(data)[0]
+        (r.number, msgpack.packb(r.body), bytes(r.data)) for r in journal_format.read_each([data])
     ]
     if not found:
         return data

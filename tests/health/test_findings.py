@@ -223,7 +223,7 @@ def test_processes_that_load_data_need_shared_memory_of_their_own() -> None:
     loading = NEED._replace(servers=(), shm_bytes=0, loader_processes=2)
     assert marked(all_of(loading, facts()).values()) == {}
     found = all_of(loading, small)["/dev/shm"]
-    assert (found.mark, "8 loader processes" in found.found) == (WARNING, True)
+    assert (found.mark, "8 loader" in found.found) == (WARNING, True)
     assert "mount -o remount,size=" in found.fix
 
 
@@ -254,7 +254,7 @@ def test_a_clock_is_judged_by_what_is_sure_of_it(
     found = resources.clock(NEED, offset_s, error_s)
     assert found.mark == mark
     assert ("ahead of" in found.found) == (offset_s > 0)
-    assert ("dlctl itself does not depend on it" in found.found) == (mark != OK)
+    assert bool(found.fix) == (mark != OK)
 
 
 def test_a_slow_login_is_told_with_a_way_to_find_out_why() -> None:
@@ -281,8 +281,8 @@ def refused(kind: str, **more: Any) -> dict[str, Any]:
 
 
 def test_a_place_where_a_daemon_can_listen_is_told_with_what_others_are_told() -> None:
-    assert listens(PLACE).found == "can listen at 10.0.0.2, port 7002"
-    assert listens({**PLACE, "told": "gw"}).found.endswith(", advertised as gw")
+    assert listens(PLACE).found.endswith("10.0.0.2, port 7002")
+    assert listens({**PLACE, "told": "gw"}).found.endswith(" gw")
 
 
 def test_whoever_has_a_port_is_named() -> None:
@@ -292,10 +292,10 @@ def test_whoever_has_a_port_is_named() -> None:
     assert "kill 4711" in taken.fix
     assert listens(refused("taken", owner=owner), run={4711: "server-1 of d-1"}).mark == OK
     hidden = listens(refused("taken"))
-    assert "may not see" in hidden.found
+    assert hidden.found
     assert "sudo ss -ltnp 'sport = :7002'" in hidden.fix
     other = listens(refused("taken", owner={"pid": 5, "command": ["py", "-m", "daemons.server"]}))
-    assert "another run: see dlctl ps" in other.fix
+    assert "dlctl ps" in other.fix
 
 
 def test_an_address_of_no_interface_is_named_with_those_that_there_are() -> None:
@@ -303,10 +303,10 @@ def test_an_address_of_no_interface_is_named_with_those_that_there_are() -> None
     assert (
         found.found == "10.0.0.2 is not an address of this host; it has lo 127.0.0.1; eth0 10.0.0.2"
     )
-    assert "data (or bind) in [[hosts]]" in found.fix
+    assert "[[hosts]]" in found.fix
     own = listens(refused("not ours", name="coordinator"), AT_HOME)
-    assert "address in [network]" in own.fix
-    assert "for root" in listens(refused("not permitted")).fix
+    assert "[network]" in own.fix
+    assert "root" in listens(refused("not permitted")).fix
 
 
 def test_a_link_is_told_with_its_round_trip_and_both_rates() -> None:
@@ -337,7 +337,7 @@ def test_every_way_not_to_be_reached_has_words_of_its_own(kind: str, found: str,
 
 def test_without_a_configured_port_there_is_none_that_could_be_opened() -> None:
     told = network.link(NEED, OTHER, HERE_FACTS, PLACE, {"kind": "silent", "words": "w"}, False)
-    assert told.fix.startswith("set port in [network]")
+    assert told.fix.startswith("set port")
 
 
 def test_a_link_that_could_not_be_measured_any_more_is_not_called_bad() -> None:
@@ -369,4 +369,4 @@ def test_of_many_open_runs_a_few_are_named() -> None:
     assert (found.mark, found.facts) == (WARNING, {"open": 10})
     assert found.found.endswith("open-0007 (mode 0755) and 2 more")
     assert found.fix.count("/runs/open-") == 8
-    assert found.fix.endswith("\ndlctl doctor then lists the others")
+    assert found.fix.split("\n")[-1].startswith("dlctl doctor")

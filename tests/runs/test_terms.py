@@ -56,7 +56,7 @@ def test_every_bit_that_flips_before_the_last_line_is_damage() -> None:
     for at in range(whole):
         for bit in range(8):
             damaged = THREE[:at] + bytes([THREE[at] ^ (1 << bit)]) + THREE[at + 1 :]
-            with pytest.raises(ValueError, match="is not what was written"):
+            with pytest.raises(ValueError, match="written"):
                 in_lines(damaged)
 
 
@@ -293,7 +293,7 @@ def test_the_terms_of_an_old_run_are_carried_over(tmp_path: Path) -> None:
             assert in_lines(file.read())[0] == {"worker-0": 5, "server-0": 2}
         assert terms.newest(tmp_path, db) == {"worker-0": 5, "server-0": 2}
         db._db.execute("UPDATE term SET term = term + 1")
-        with pytest.raises(sqlite3.DatabaseError, match="of table term has a wrong checksum"):
+        with pytest.raises(sqlite3.DatabaseError, match=" term "):
             db.check()
 
 

@@ -35,6 +35,7 @@ from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import (
     AcksChecker,
     AnswersChecker,
+    BasesChecker,
     Book,
     BufferedChecker,
     Checker,
@@ -217,6 +218,7 @@ def _ledger(
         heal_at_s=faults.heal_at_s,
     )  # fmt: skip
     checkers += (more(problem),) if more is not None else ()
+    checkers += (BasesChecker(),) if durability == "disk" else ()
     # Behind the checkers of a method's own: these say more of what it does wrong.
     ahead = int(job.algorithm.options.get("overlap", False))
     checkers += (ClockChecker(ahead=ahead),) if averages and in_step else ()
@@ -681,7 +683,7 @@ def loops(seed: int) -> Simulation:
     stop = {"samples": 256, "epochs": 0} if loop.own_samples else {}
     simulation = _ledger(
         seed, faults, algorithm=(name, options), has_loop=True,
-        durabilities=("process", "process", "disk"), **checks | stop,
+        durabilities=("process", "process", "disk"), cells=400, **checks | stop,
     )  # fmt: skip
     simulation.world.compute = replace(COMPUTE, loop=loop)
     return simulation

@@ -15,10 +15,10 @@ from dlctl.sim.disk import NO_SPACE
 from dlctl.sim.simulation import Outcome, Simulation
 
 PER_COMMIT = {
-    "downpour": 18, "downpour-topk": 12, "sync": 7, "backups": 6, "local-sgd": 15, "ways": 12,
-    "sandblaster": 9, "recovery": 12, "commits": 12, "sync-recovery": 10, "full-disks": 16,
-    "stops": 18, "streams": 10, "toys": 12, "serverless": 9, "liars": 13, "stolen-keys": 9,
-    "loops": 14,
+    "downpour": 10, "downpour-topk": 7, "sync": 5, "backups": 4, "local-sgd": 9, "ways": 7,
+    "sandblaster": 5, "recovery": 8, "commits": 7, "sync-recovery": 6, "full-disks": 10,
+    "stops": 11, "streams": 6, "toys": 7, "serverless": 5, "liars": 8, "stolen-keys": 5,
+    "loops": 10,
 }  # fmt: skip
 """Scenario -> how many of it: those that take longer come less often. `make soak` takes 2,000."""
 

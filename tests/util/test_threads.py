@@ -62,7 +62,7 @@ def test_what_fails_in_one_part_is_raised_when_no_other_is_at_work(use_threads):
         sum(range(1_000_000))
         ended.append(lo)
 
-    with pytest.raises(ValueError, match="the first part"):
+    with pytest.raises(ValueError, match="part"):
         in_parts(2, work, 1)
     assert ended == [1]
 
@@ -103,7 +103,7 @@ def test_a_process_that_is_forked_off_has_threads_of_its_own(use_threads):
 def test_what_is_longer_or_shorter_is_not_copied():
     target = np.zeros(2, np.float32)
     for length in (1, 3):
-        with pytest.raises(AssertionError, match=f"{length} elements for 2"):
+        with pytest.raises(AssertionError, match=f"{length} elements"):
             threads.copy(target, np.ones(length, np.float32))
     assert not target.any()
 
@@ -116,7 +116,7 @@ def updates() -> Iterator[Delta]:
     yield sparse(5, SIZE, SIZE // 2)
 
 
-@pytest.mark.per_commit(4)
+@pytest.mark.per_commit(2)
 @pytest.mark.parametrize("name", registry.names("optimizers"))
 @pytest.mark.parametrize("is_mapped", [False, True], ids=["in memory", "mapped"])
 def test_an_update_does_not_show_how_many_threads_have_made_it(use_threads, name, is_mapped):

@@ -162,7 +162,7 @@ def test_json_is_plain_shallow_and_has_text_as_keys() -> None:
 )  # fmt: skip
 def test_lists_and_maps_of_every_form_are_refused_before_one_too_many_is_open(begin: bytes) -> None:
     raw = msgpack.packb(FETCH)[:-2] + begin * (codec.LISTS_MAX + 1)
-    with pytest.raises(RemoteProtocolError, match="nested too deeply"):
+    with pytest.raises(RemoteProtocolError, match="nested"):
         codec.decode([raw])
 
 

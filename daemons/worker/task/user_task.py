@@ -90,6 +90,10 @@ TOLD = ("step", "epoch", "rows")
 class TaskError(JobFailed):
     """The user's task has raised an exception, or returned something invalid."""
 
+    call = ""
+    """The call that raised, as in "task.loss"; empty if nothing raised, and a part or what it
+    returned is wrong.
+    """
     detail = ""
     """The traceback of the user's error, without dlctl's own frames."""
 
@@ -581,6 +585,7 @@ def blame(what: str, error: BaseException, place: Place = None) -> TaskError:
         where=where,
         hint=_hint(error, where),
     )
+    failed.call = what
     # The end of a long traceback is more useful than its beginning.
     failed.detail = plain("".join(report.format())[-DETAIL_CHARS_MAX:], DETAIL_CHARS_MAX)
     return failed
@@ -606,7 +611,7 @@ _MACHINERY = (
     _IMPORTS,
     *(
         f"{Path(file).parent}/"
-        for file in (Path(__file__).parent, dlctl.__file__, torch.__file__)
+        for file in (Path(__file__).parents[1], dlctl.__file__, torch.__file__)
         if file
     ),
 )

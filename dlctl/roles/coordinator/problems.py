@@ -4,6 +4,7 @@ written with every status, so that readers need not infer from rows what the coo
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,9 +13,10 @@ from dlctl.problems import Code, Fact, Problem, known, names_in
 from dlctl.roles.coordinator.members import daemon_states
 from dlctl.roles.coordinator.members.membership import Daemon, Membership
 from dlctl.roles.coordinator.run_state import RunState
+from dlctl.roles.coordinator.shutdown import RunShutdown
 from dlctl.roles.coordinator.supervision.failure_detector import SLOW_S_MAX
 from dlctl.util import values
-from dlctl.util.names import COORDINATOR, WAITS_FOR_SPACE
+from dlctl.util.names import COORDINATOR, WAITS_FOR_DISK, WAITS_FOR_SPACE
 from dlctl.util.text import ALIKE_LIFE_S, KILLED, bounded_place
 from dlctl.wire.messages import Json
 
@@ -26,6 +28,9 @@ WAIT_S = 2.0
 """Shorter waits are answers in flight."""
 OVERDUE_S = 10.0
 """A checkpoint that takes longer is late."""
+STALLED_S = 10.0
+"""A commit of a server that is under way for longer means that its disk hangs. The end of a run
+waits for it only for seconds: then a disk that is slow is a problem at once."""
 LOOKED_AT = 64
 """How many targets of a daemon's wait are inspected: in a large group all may wait for all."""
 AT_LIMIT = 0.8
@@ -38,7 +43,7 @@ def find(run: RunState, row: Json, now: float) -> list[Problem]:
     found = list(_of_run(run, row, now))
     if run.reason != KILLED:  # After `stop --kill` all exits were requested.
         daemons = members.daemons.values()
-        look = _Inspection(members, run.job.timeouts.silent_s, now)
+        look = _Inspection(members, run.job.timeouts.silent_s, run.shutdown, now)
         found += [p for d in daemons if (p := look.at(d)) is not None]
     ill = {problem.daemon for problem in found if problem.code != "daemon-restarted"}
     found += _waits(members, ill, names_in(waiting), now)
@@ -74,10 +79,13 @@ def _of_run(run: RunState, row: Json, now: float) -> Iterator[Problem]:
 class _Inspection:
     """One inspection of all daemons."""
 
-    def __init__(self, members: Membership, limit_s: float, now: float) -> None:
+    def __init__(
+        self, members: Membership, limit_s: float, end: RunShutdown | None, now: float
+    ) -> None:
         self.members = members
         self.limit_s = limit_s
         """Heartbeat timeout, after which a daemon is replaced."""
+        self.end = end
         self.now = now
         workers = members.of_role("worker")
         self.workers = len(workers)
@@ -94,6 +102,8 @@ class _Inspection:
         is_away = self.members.agent_of(daemon).given_up_at is not None
         if is_away and daemon.role == "agent" and daemon.state != daemon_states.FAILED:
             return self._unreachable_host(daemon)
+        if daemon.alive and silent_s <= QUIET_S and (stalled := self._stalled(daemon)) is not None:
+            return stalled
         match daemon.state:
             case daemon_states.QUARANTINED:
                 return self._end("daemon-quarantined", daemon)
@@ -132,6 +142,23 @@ class _Inspection:
         return _problem(
             "host-unreachable", agent, agent.heard_at, host=agent.host,
             given_up_at=agent.given_up_at, servers=servers,
+        )  # fmt: skip
+
+    def _stalled(self, server: Daemon) -> Problem | None:
+        """A server whose disk hangs."""
+        wait_s = _number(server.metrics, "commit_wait_s")
+        end = self.end
+        if server.phase != WAITS_FOR_DISK or (end is None and wait_s <= STALLED_S):
+            return None
+        place = _text(server.metrics, "commit_place")
+        return _problem(
+            "disk-stalled", server, server.reported_at - wait_s,
+            commits=int(_number(server.metrics, "commits")) or None,
+            limit_s=STALLED_S if end is None else None,
+            step=end.step if end is not None else "",
+            gives_up_at=end.until if end is not None else None,
+            cause="disk" if place else "",
+            folder=shlex.quote(place) if place else "",
         )  # fmt: skip
 
     def _stuck(self, worker: Daemon) -> Problem:
@@ -191,7 +218,12 @@ def _of_long_batch(worker: Daemon) -> Problem | None:
 
 
 def _place(worker: Daemon) -> str:
-    place = worker.metrics.get("stuck_at") if worker.stuck else None
+    return _text(worker.metrics, "stuck_at") if worker.stuck else ""
+
+
+def _text(metrics: Mapping[str, Any], key: str) -> str:
+    """A place that a daemon has reported; "" if it has not."""
+    place = metrics.get(key)
     return bounded_place(place) if isinstance(place, str) else ""
 
 

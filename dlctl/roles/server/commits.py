@@ -28,12 +28,12 @@ import numpy as np
 
 from dlctl.roles.protocol.context import Context
 from dlctl.shards.log import LogWrite
+from dlctl.util.names import WAITS_FOR_DISK
 from dlctl.util.record import record
+from dlctl.util.text import bounded_place
 from dlctl.wire.machine import Effect, Event, Exit, Peer, Send
-from dlctl.wire.messages import Buffers, Message, Parameters, Report, SparseParameters
+from dlctl.wire.messages import Buffers, Json, Message, Parameters, Report, SparseParameters
 
-WAITS_FOR_DISK = "waiting for its disk"
-"""The phase in a report of a server that waits for its disk."""
 ANSWERS_MAX = 8
 """Answers with values that wait here, per peer, which has no use for more, and asks again."""
 _ANSWERS = (Parameters, SparseParameters, Buffers)
@@ -61,8 +61,8 @@ class Commits:
         self._begun = self._durable = self._passed = 0
         """Numbers of commits: the newest one, the newest durable one, the newest one whose effect
         has passed `hold`."""
-        self._begun_at: deque[tuple[int, float]] = deque()
-        """(number, time of the begin) of each commit that is under way."""
+        self._begun_at: deque[tuple[int, float, str]] = deque()
+        """Of the commits under way: number, time and place."""
         self._held: deque[tuple[int, Effect]] = deque()
         """What waits, and the commit that it waits for, in order."""
         self._answers: dict[Peer, set[tuple[str, int]]] = {}
@@ -71,14 +71,19 @@ class Commits:
         self.is_ending = False
         """Whether the exit of the process is among that."""
 
-    def begin(self, write: LogWrite | None, *, in_order: bool = False) -> None:
-        """A table was committed; None: it is durable. in_order: it depends on commits of other
-        tables before it, or others after it depend on it.
+    def begin(self, write: LogWrite, *, in_order: bool = False) -> int:
+        """A table was committed; returns the number of the commit. in_order: it depends on commits
+        of other tables before it, or others after it depend on it.
         """
-        if write is not None:
-            self._begun += 1
-            write = replace(write, in_order=True) if in_order else write
-            self.context.do(Commit(self._begun, write))
+        self._begun += 1
+        write = replace(write, in_order=True) if in_order else write
+        self.context.do(Commit(self._begun, write))
+        return self._begun
+
+    @property
+    def durable(self) -> int:
+        """The number of the newest commit that is."""
+        return self._durable
 
     @property
     def under_way(self) -> int:
@@ -89,6 +94,12 @@ class Commits:
         """How long the oldest of them has been under way."""
         return now - self._begun_at[0][1] if self._begun_at else 0.0
 
+    def report(self, now: float) -> Json:
+        """What a report says of a slow disk."""
+        place = self._begun_at[0][2] if self._begun_at else ""
+        wait = {"commits": self.under_way, "commit_wait_s": self.waits_s(now)}
+        return {**wait, "commit_place": bounded_place(place)}
+
     def hold(self, effects: list[Effect], now: float) -> list[Effect]:
         """The effects of one event, without those that have to wait."""
         if self._begun == self._durable:
@@ -97,7 +108,7 @@ class Commits:
         for effect in effects:
             if isinstance(effect, Commit):
                 self._passed = effect.number
-                self._begun_at.append((effect.number, now))
+                self._begun_at.append((effect.number, now, effect.write.log.where))
             elif self._passed > self._durable and _has_to_wait(effect):
                 self._wait(effect)
                 continue

@@ -43,7 +43,7 @@ from dlctl.roles.protocol.live_values import LiveValues
 from dlctl.roles.protocol.saving import Restoring, Saving
 from dlctl.roles.protocol.watchdog import Watchdog
 from dlctl.roles.server.abuse_guard import AbuseGuard
-from dlctl.roles.server.commits import WAITS_FOR_DISK, Commits, Committed
+from dlctl.roles.server.commits import Commits, Committed
 from dlctl.roles.server.reporting import Reporting
 from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.server.table_shard import TableShard
@@ -51,7 +51,7 @@ from dlctl.shards.base import Extras, Shard, Spec, Storages, W
 from dlctl.shards.errors import Diverged, NoRoom, StateHeld
 from dlctl.shards.memory import InMemory
 from dlctl.shards.rows import RowSlice, RowTables
-from dlctl.util.names import WAITS_FOR_SPACE
+from dlctl.util.names import WAITS_FOR_DISK, WAITS_FOR_SPACE
 from dlctl.wire import messages as m
 from dlctl.wire.machine import (
     Coming,
@@ -129,7 +129,9 @@ class Server:
             self._report_if_due(now)
             if self._reporting is not None:
                 self._reporting.report_changes(now)
-        elif self._leaving is not None and not self.commits.under_way:
+        elif self.commits.under_way:
+            self._report_disk_if_due(now)
+        elif self._leaving is not None:
             self._leave(self._leaving)
         leaving += self.commits.hold(self.context.clear(), now)
         for effect in leaving:
@@ -174,7 +176,7 @@ class Server:
 
     def deadline(self) -> float | None:
         if self._is_ending:
-            return None
+            return self._report_at if self._welcome and self.commits.under_way else None
         times = [self.context.retries.deadline(), self._lifeline.deadline(), self._look_at]
         times += [self._report_at] if self._welcome else []
         return min((t for t in times if t is not None), default=None)
@@ -462,9 +464,7 @@ class Server:
     def _report_if_due(self, now: float) -> None:
         if self._welcome is None or now < self._report_at:
             return
-        self._report_at = now + REPORT_S
-        if self.commits.waits_s(now) > SLOW_COMMIT_S:
-            self._report_slow_disk(now)
+        if self._report_disk_if_due(now):
             return
         metrics = self.serving.metrics(now) if self.serving else {}
         metrics["settings"] = self.live.values()
@@ -473,11 +473,19 @@ class Server:
         )
         self.context.send(COORDINATOR, report)
 
-    def _report_slow_disk(self, now: float) -> None:
-        """Report only that the disk is slow, and since when: the rest is not durable."""
-        wait = {"commits": self.commits.under_way, "commit_wait_s": self.commits.waits_s(now)}
+    def _report_disk_if_due(self, now: float) -> bool:
+        """If a report is due and the disk is slow, tell that, and since when, and nothing else: the
+        rest is not durable. Returns whether it did.
+        """
+        if self._welcome is None or now < self._report_at:
+            return False
+        self._report_at = now + REPORT_S
+        if self.commits.waits_s(now) <= SLOW_COMMIT_S:
+            return False
         of = (self.registration.name, self.registration.incarnation, WAITS_FOR_DISK, "")
-        self.context.send(COORDINATOR, m.Report(*of, {**self._reported, **wait}))
+        metrics = {**self._reported, **self.commits.report(now)}
+        self.context.send(COORDINATOR, m.Report(*of, metrics))
+        return True
 
     _FROM_COORDINATOR: ClassVar[dict[type, Callable[[Any, Any, float], None]]] = {
         m.Welcome: _on_welcome,

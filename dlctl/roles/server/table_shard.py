@@ -132,6 +132,9 @@ class TableShard:
         self._early_apply = EarlyApply(self.shard)
         self._committed = 0
         """The version of the newest commit, which may be under way."""
+        self._newest_base = 0
+        """The number of the newest commit with a base: until that is written, no journal is started
+        over, so the memory holds one copy of the table at most, however slow the disk is."""
         if self.rows is not None:
             self.shard.remembers = False  # No worker has all of it.
         self._held_fetches: dict[tuple[int, int], tuple[Peer, m.Fetch | m.FetchRows]] = {}
@@ -149,20 +152,20 @@ class TableShard:
         `Commits.begin`.
         """
         self._committed = self.shard.version
-        if self.shard.storage.survives:
-            self.commits.begin(
-                self.shard.record(
-                    {
-                        "deliveries": self.dedup.to_json(),
-                        "fates": self.dedup.outcomes(),
-                        "side": self.side.state(),
-                        "refused": sorted(map(list, self.refused.items())),
-                        "op": self.newest_op,
-                        **self.more_state(),
-                    }
-                ),
-                in_order=in_order,
-            )
+        if not self.shard.storage.survives:
+            return
+        meta = {
+            "deliveries": self.dedup.to_json(),
+            "fates": self.dedup.outcomes(),
+            "side": self.side.state(),
+            "refused": sorted(map(list, self.refused.items())),
+            "op": self.newest_op,
+            **self.more_state(),
+        }
+        write = self.shard.record(meta, may_rotate=self._newest_base <= self.commits.durable)
+        if write is not None:
+            number = self.commits.begin(write, in_order=in_order)
+            self._newest_base = number if write.base else self._newest_base
 
     def resume(self) -> Json:
         """Resume from the last commit of the server before this one; returns its state, {} if there

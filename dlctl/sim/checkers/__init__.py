@@ -1,17 +1,19 @@
 """The invariants of every run, whatever faults it has. A checker observes and raises.
 
 One invariant per file: `ledger` (nothing acknowledged is lost or applied twice), `acks` (no ack
-before its push would survive), `durable` (nobody sees a version that would not survive), `terms`
-(the fencing tokens), `samples` (every sample, one living holder), `staleness` (as reported),
-`clock` (its bound with a barrier), `fetches` (a model equals the shard), `liveness` (the run makes
-progress after all faults), `own_steps` (local SGD loses none of its steps), `tables` (those beside
-the parameters), `quorum` (all shards make a step with the same pushes), `norms` (they clip by the
-same norm), `streams` (every sample of a stream once), `leftovers`. Two are shared: `book` records
-the workers' pushes, `versions` what servers were at the versions that they answer with.
+before its push would survive), `durable` (nobody sees a version that would not survive), `bases`
+(journals are started over, and not too often), `terms` (the fencing tokens), `samples` (every
+sample, one living holder), `staleness` (as reported), `clock` (its bound with a barrier), `fetches`
+(a model equals the shard), `liveness` (the run makes progress after all faults), `own_steps` (local
+SGD loses none of its steps), `tables` (those beside the parameters), `quorum` (all shards make a
+step with the same pushes), `norms` (they clip by the same norm), `streams` (every sample of a
+stream once), `leftovers`. Two are shared: `book` records the workers' pushes, `versions` what
+servers were at the versions that they answer with.
 """
 
 from dlctl.sim.checkers.acks import AcksChecker
 from dlctl.sim.checkers.base import Checker, PromiseBroken
+from dlctl.sim.checkers.bases import BasesChecker
 from dlctl.sim.checkers.book import Book
 from dlctl.sim.checkers.clock import ClockChecker
 from dlctl.sim.checkers.durable import DurableChecker
@@ -38,6 +40,7 @@ from dlctl.sim.checkers.terms import TermsChecker
 __all__ = [
     "AcksChecker",
     "AnswersChecker",
+    "BasesChecker",
     "Book",
     "BufferedChecker",
     "Checker",

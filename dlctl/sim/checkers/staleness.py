@@ -94,8 +94,8 @@ class StalenessChecker(Checker):
         of_shard.setdefault(_gradients(w), set()).add(message.version)
 
     def _on_ack(self, key: PushKey, ack: m.Ack) -> None:
-        if key in self._applied[key.shard]:
-            return
+        if key in self._applied[key.shard] or not len(self.book.cells[key]):
+            return  # An empty push, such as that of a step without data, is no new version.
         staleness = max(0, self._version(key.shard) - self.book.bases[key])
         self._applied[key.shard].add(key)
         if ack.outcome != APPLIED:

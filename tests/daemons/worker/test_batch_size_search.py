@@ -103,10 +103,10 @@ def test_it_doubles_until_there_is_no_memory(built, room, found, tried):
 
 
 def test_without_memory_for_one_sample_the_error_is_that_of_any_step(built):
-    with pytest.raises(TaskError, match="raised OutOfMemoryError") as caught:
+    with pytest.raises(TaskError, match="OutOfMemoryError") as caught:
         built(NO_ROOM.format(0))
     assert sizes_tried()[:4] == [8, 4, 2, 1]
-    assert "a batch has 1 sample" in (caught.value.hint or "")
+    assert "1 sample" in (caught.value.hint or "")
 
 
 def test_of_a_stream_the_first_samples_are_tried(built, monkeypatch):
@@ -123,7 +123,7 @@ def test_of_a_stream_the_first_samples_are_tried(built, monkeypatch):
 
 
 def test_another_error_of_the_task_is_its_own(built):
-    with pytest.raises(TaskError, match=r"task\.loss raised ValueError: no"):
+    with pytest.raises(TaskError, match=r"task\.loss.*ValueError"):
         built("raise ValueError('no')")
 
 

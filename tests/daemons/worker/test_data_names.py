@@ -43,7 +43,7 @@ def test_a_shard_s_name_depends_on_no_process(shard: Any, name: str) -> None:
 
 @pytest.mark.parametrize("shard", [object(), {"file": "a"}, {"a"}, ("a", object())])
 def test_what_no_other_process_would_call_the_same_has_no_name(shard: Any) -> None:
-    with pytest.raises(TypeError, match="returns a value of type"):
+    with pytest.raises(TypeError):
         name_of(shard)
 
 

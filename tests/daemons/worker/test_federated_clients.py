@@ -79,11 +79,11 @@ def test_what_a_task_says_is_checked(clients: Any, told: str) -> None:
 
 
 def test_a_dataset_that_cannot_be_cut_is_refused() -> None:
-    with pytest.raises(TaskError, match="31 clients, and 30 samples"):
+    with pytest.raises(TaskError, match=r"31.*30"):
         cut([(0.0, 1)] * SAMPLES, "iid", count=31)
-    with pytest.raises(TaskError, match="an order of its own"):
+    with pytest.raises(TaskError, match="order"):
         cut(range(SAMPLES), "iid", sampler=lambda dataset, epoch: [0])
-    with pytest.raises(TaskError, match="needs a label for each of 30 samples"):
+    with pytest.raises(TaskError, match=r"label.* 30 "):
         cut(TensorDataset(torch.zeros(SAMPLES, 2)))
 
 
@@ -161,5 +161,5 @@ def test_of_clients_that_stay_where_they_are_only_those_are_made_that_are_used()
     ):
         data.step(0, 0, 5, 0, 2)
     sizes[0] = 0
-    with pytest.raises(TaskError, match=r"client_sizes returned .*3 whole numbers of 1 or more"):
+    with pytest.raises(TaskError, match=r"client_sizes.*3 "):
         dataset_of(job, task)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -102,7 +104,7 @@ def test_a_damaged_file_is_not_loaded(tmp_path):
     lo, _ = plan(made.layout).places[0]
     data[lo] ^= 1
     (tmp_path / "file").write_bytes(data)
-    with pytest.raises(DlctlError, match='frozen parameter "of_float64" is corrupted'):
+    with pytest.raises(DlctlError, match='"of_float64"'):
         frozen_parameters.load(other, tmp_path / "file", digests)
     assert bits(other.model.state_dict()) == before
 
@@ -200,7 +202,7 @@ def test_a_file_that_cannot_be_written_is_said_in_words(tmp_path):
     (run / "frozen").write_text("in the way")
     written = FrozenFile(run, registration("worker-0")).write(replica(), "frozen/x")
     assert isinstance(written, FrozenWritten)
-    assert "File exists" in written.error
+    assert os.strerror(errno.EEXIST) in written.error
 
 
 def test_a_dtype_that_no_file_has_is_refused_by_name() -> None:

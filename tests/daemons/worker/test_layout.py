@@ -52,13 +52,13 @@ def test_a_model_that_cannot_be_laid_out_is_named(task_of, model, complaint):
     with pytest.raises(TaskError, match=complaint) as caught:
         TorchReplica(task_of(model=model), device="cpu", seed=0)
     assert caught.value.where is not None
-    assert caught.value.hint or "only real, dense tensors" in caught.value.message
+    assert caught.value.hint or "dense" in caught.value.message
 
 
 def test_a_table_with_the_name_of_a_tensor_is_named():
     """An export has both, by their names."""
     tables = (TensorEntry("bias", ROWS, (4, 2), "float32", init=("constant", 0.0, 0.0)),)
-    with pytest.raises(TaskError, match=r'"bias" is a tensor of the model and a table'):
+    with pytest.raises(TaskError, match='"bias"'):
         layout_of(nn.Linear(2, 2), tables)
 
 
@@ -75,5 +75,5 @@ def test_a_buffer_that_changes_its_shape_is_named(task_of):
 
     replica = TorchReplica(task_of(model=Growing), device="cpu", seed=0)
     gradient_of(replica, torch.ones(2, 6))
-    with pytest.raises(TaskError, match=r'buffer "history" had the shape \[1\] and now has \[2\]'):
+    with pytest.raises(TaskError, match=r'"history".*\[1\].*\[2\]'):
         replica.averaged()

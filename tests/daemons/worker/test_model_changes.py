@@ -169,7 +169,7 @@ def test_an_evaluation_is_not_of_a_model_that_is_not_saved(replica_of, monkeypat
     else:
         hook = lambda model, _: average(model.slow, model.online)  # noqa: E731
         replica.model.register_forward_pre_hook(hook)
-    with pytest.raises(TaskError, match=r'changes parameter "slow\.weight", which is frozen'):
+    with pytest.raises(TaskError, match=r'"slow\.weight"'):
         replica.evaluate(replica.parameters, replica.averaged())
 
 

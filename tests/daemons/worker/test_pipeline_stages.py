@@ -126,7 +126,7 @@ def test_a_batch_arrives_as_it_was_sent() -> None:
     assert found["rest"][1] == [1, 2.5, None, "text"]
     assert found["rest"][2].shape == (0, 2)
     for odd in (object(), UserDict(x=1)):
-        with pytest.raises(TaskError, match=f"a value of type {type(odd).__name__} cannot be sent"):
+        with pytest.raises(TaskError, match=type(odd).__name__):
             nested_tensors.packed([odd])
 
 

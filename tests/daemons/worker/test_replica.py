@@ -343,7 +343,7 @@ def test_a_failing_evaluation_restores_everything(task_of):
 
     replica = replica_of(task_of(evaluate=evaluate))
     before = copied(replica.model.state_dict())
-    with pytest.raises(TaskError, match=r"task\.evaluate raised RuntimeError: no test set"):
+    with pytest.raises(TaskError, match=r"task\.evaluate.*RuntimeError"):
         replica.evaluate(np.ones_like(replica.parameters), replica.averaged())
     assert_same_state(replica.model, before)
     assert replica.model.training
@@ -425,7 +425,7 @@ def test_without_a_gpu_auto_means_the_cpu_and_cuda_is_refused(monkeypatch):
     assert choose_device("auto", index=3) == torch.device("cpu")
     assert choose_device("cpu") == torch.device("cpu")
     for name in ("cuda", "cuda:1"):
-        with pytest.raises(DlctlError, match=f'cannot compute on "{name}"') as caught:
+        with pytest.raises(DlctlError, match=f'"{name}"') as caught:
             choose_device(name)
         assert "auto" in (caught.value.hint or "")
 
@@ -439,7 +439,7 @@ def test_workers_are_spread_over_the_gpus(monkeypatch):
         "cuda:0",
     ]
     assert str(choose_device("cuda:1")) == "cuda:1"
-    with pytest.raises(DlctlError, match="this machine has 2 GPUs"):
+    with pytest.raises(DlctlError, match="2 GPUs"):
         choose_device("cuda:2")
 
 
@@ -500,5 +500,5 @@ def test_a_large_parameter_is_checked_piece_by_piece(monkeypatch):
     replica.check_finite()
     assert sizes == [PIECE] * 3 + [1]
     replica.parameters[[PIECE - 1, PIECE, -1]] = np.nan
-    with pytest.raises(TaskError, match=f'"table" of the new model has 3 of {3 * PIECE + 1} val'):
+    with pytest.raises(TaskError, match=f'"table".* 3 of {3 * PIECE + 1} '):
         replica.check_finite()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -133,7 +134,7 @@ def test_a_file_whose_name_is_taken_loads_all_the_same(write):
 def test_a_missing_file_is_named(write, spec):
     directory = write("", "train.txt")
     error = failing(spec, directory)
-    assert error.message.startswith("there is no Python file")
+    assert not error.call
     assert str(directory) in (error.where or "")
     assert "train.py:task" in (error.hint or "")
 
@@ -141,7 +142,7 @@ def test_a_missing_file_is_named(write, spec):
 def test_a_syntax_error_has_its_line(write):
     directory = write("x = 1\ndef model(:\n    pass\n")
     error = failing("train.py:task", directory)
-    assert error.message.startswith("importing train.py raised SyntaxError: ")
+    assert error.call == "importing train.py"
     assert error.where == f"{directory / 'train.py'}:2"
     assert error.detail.startswith(f'  File "{directory / "train.py"}", line 2')
     assert "def model(:" in error.detail
@@ -160,44 +161,42 @@ def test_a_syntax_error_in_a_file_that_is_imported_shows_who_imports_it(write):
 def test_an_import_that_fails_inside_names_the_user_s_line_and_what_to_install(write):
     directory = write("import torch\nimport no_such_package.part\n")
     error = failing("train.py:task", directory)
-    assert error.message == (
-        "importing train.py raised ModuleNotFoundError: No module named 'no_such_package'"
-    )
+    assert (error.call, type(error.__cause__)) == ("importing train.py", ModuleNotFoundError)
     assert error.where == f"{directory / 'train.py'}:2"
-    assert error.hint == f'install what provides "no_such_package" for {sys.executable}'
+    assert [text in error.hint for text in ('"no_such_package"', sys.executable)] == [True, True]
     assert "importlib" not in error.detail
     assert "train" not in sys.modules
 
 
 def test_a_file_that_exits_is_an_error_too(write):
     error = failing("train.py:task", write("import sys\nsys.exit('set DATA first')"))
-    assert error.message == "importing train.py raised SystemExit: set DATA first"
+    assert type(error.__cause__) is SystemExit
 
 
 def test_a_name_that_is_not_there_gets_a_suggestion(write):
     directory = write(GOOD)
-    assert failing("train.py:tsak", directory).hint == 'did you mean "task"?'
+    assert '"task"' in failing("train.py:tsak", directory).hint
     error = failing("train.py:zzz", directory)
-    assert error.message == 'train.py has no "zzz"'
-    assert error.hint == "it has Digits, task"
-    assert failing("train.py:DigtIs", directory).hint == 'did you mean "Digits"?'
+    assert '"zzz"' in error.message
+    assert error.hint.endswith("Digits, task")
+    assert '"Digits"' in failing("train.py:DigtIs", directory).hint
     many = failing("train.py:zzz", write("\n".join(f"a{n} = {n}" for n in range(800))))
     assert (many.hint or "").endswith(", a18, a19")
-    assert failing("train.py:zzz", write("import os")).hint == "the file defines nothing"
+    assert failing("train.py:zzz", write("import os")).hint
 
 
 def test_what_the_task_lacks_is_listed_at_once(write):
     directory = write("class T:\n    def model(self): ...\n    loss = None\ntask = T()")
     error = failing("train.py:task", directory)
-    assert error.message == "the task train.py:task lacks dataset() and loss()"
+    assert re.findall(r"\w+\(\)", error.message) == ["dataset()", "loss()"]
     assert error.where == f"{directory / 'train.py'}:1"
-    assert error.hint == "a task has model(), dataset() and loss(model, batch)"
+    assert "loss(model, batch)" in error.hint
 
 
 def test_a_class_that_cannot_be_made_is_an_error_of_the_task(write):
     directory = write("class T:\n    def __init__(self):\n        raise OSError('no disk')")
     error = failing("train.py:T", directory)
-    assert error.message == "T() raised OSError: no disk"
+    assert (error.call, type(error.__cause__)) == ("T()", OSError)
     assert error.where == f"{directory / 'train.py'}:3"
 
 
@@ -210,7 +209,7 @@ def test_an_error_deep_in_torch_is_shown_at_the_user_s_line(write):
     with pytest.raises(TaskError) as caught:
         task.loss(task.model(), torch.ones(5, 3))
     error = caught.value
-    assert error.message.startswith("task.loss raised RuntimeError: mat1 and mat2 shapes")
+    assert error.call == "task.loss"
     assert error.where == line_of(directory / "train.py", "return model(batch).mean()")
     assert "return model(batch).mean()" in error.detail
     assert "torch/nn" not in error.detail
@@ -225,7 +224,7 @@ def test_the_cause_of_an_error_is_in_the_detail(task_of):
         except KeyError as error:
             raise ValueError("second") from error
 
-    with pytest.raises(TaskError, match=r"task\.loss raised ValueError: second") as caught:
+    with pytest.raises(TaskError) as caught:
         task_of(loss=loss).loss(nn.Linear(1, 1), None)
     assert caught.value.detail.index("KeyError: 'first'") < caught.value.detail.index("second")
 
@@ -245,9 +244,9 @@ def test_an_exception_whose_text_fails_is_named_all_the_same(base):
         def __str__(self) -> str:
             raise self
 
-    with pytest.raises(TaskError, match=r"MuteError: <exception str\(\) failed>"), calling("f"):
+    with pytest.raises(TaskError, match="MuteError"), calling("f"):
         raise MuteError
-    assert "MuteError: <exception str() failed>" in failure_of(MuteError()).error
+    assert "MuteError" in failure_of(MuteError()).error
 
 
 def test_whatever_an_exception_says_can_be_sent():
@@ -256,7 +255,7 @@ def test_whatever_an_exception_says_can_be_sent():
     error = caught.value
     assert len(error.message) <= MESSAGE_CHARS_MAX
     assert len(error.detail) <= DETAIL_CHARS_MAX
-    assert error.message.startswith("f raised ValueError: \\ud800xxx")
+    assert "\\ud800xxx" in error.message
     error.detail.encode()
 
 
@@ -392,7 +391,7 @@ def test_what_finish_returns_is_text_or_nothing(task_of):
     model = nn.Linear(1, 1)
     assert task_of(finish=lambda model, metrics: f"{metrics}").finish(model, {"a": 1}) == "{'a': 1}"
     assert task_of(finish=lambda model, metrics: None).finish(model, {}) == ""
-    with pytest.raises(TaskError, match=r"task\.finish returned a value of type float, not text"):
+    with pytest.raises(TaskError, match=r"task\.finish.* float"):
         task_of(finish=lambda model, metrics: 0.5).finish(model, {})
     assert not task_of().has("finish")
 
@@ -405,11 +404,11 @@ def test_a_backward_pass_that_fails_is_an_error_of_the_task(task_of):
         return total
 
     replica = TorchReplica(task_of(loss=loss), device="cpu", seed=0)
-    with pytest.raises(TaskError, match=r"the backward pass of task\.loss raised Run") as caught:
+    with pytest.raises(TaskError) as caught:
         gradient_of(replica, torch.ones(2, 6))
     assert caught.value.where == f"{__file__}:{loss.__code__.co_firstlineno}", "and not torch's"
 
 
 def test_a_task_that_is_no_object_with_the_three_functions_is_refused():
-    with pytest.raises(TaskError, match=r"task lacks model\(\) and dataset\(\) and loss\(\)"):
+    with pytest.raises(TaskError, match=r"model\(\).*dataset\(\).*loss\(\)"):
         Task(object())  # type: ignore[arg-type]

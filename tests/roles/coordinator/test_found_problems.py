@@ -10,7 +10,8 @@ import pytest
 from dlctl.problems import Problem, read
 from dlctl.roles.coordinator import problems
 from dlctl.roles.coordinator.members.membership import Daemon, Membership
-from dlctl.util.names import HOME_AGENT, WAITS_FOR_SPACE
+from dlctl.roles.coordinator.problems import STALLED_S
+from dlctl.util.names import HOME_AGENT, WAITS_FOR_DISK, WAITS_FOR_SPACE
 from dlctl.util.text import BLAMED, DISCARDED, ENDED_BY_ITSELF, KILLED, NO_WORKER
 
 NOW = 1000.0
@@ -55,6 +56,8 @@ LOOP = {"code": 3, "text": "exit 3", "at": NOW - 90.0, "in_row": 4, "cause": "ta
 TASK = {"cause": "task", "restart": "worker-1"}
 ENDED = {"exit": "killed by SIGKILL", "restarts": 4}
 BY_ITSELF = f"{ENDED_BY_ITSELF}: {BLAMED}"
+STALLED = {"commits": 3, "commit_wait_s": STALLED_S + 1.0, "commit_place": "/x y"}
+ON_DISK = {"commits": 3, "cause": "disk", "folder": "'/x y'"}
 STUCK = {"stuck_s": 23.0, "stuck_at": "/x/train.py:51"}
 OF_ONE_DAEMON: list[tuple[dict[str, Any], str, float | None, dict[str, Any]]] = [
     ({"heard_at": NOW - 3.0}, "heartbeat-late", -3.0, {"limit_s": 30.0, "phase": "computing"}),
@@ -83,6 +86,12 @@ OF_ONE_DAEMON: list[tuple[dict[str, Any], str, float | None, dict[str, Any]]] = 
      {"exit": "killed by SIGKILL", "error": "KeyError: 7"}),
     ({"state": "starting", "phase": WAITS_FOR_SPACE, "started_at": NOW - 4.0}, "disk-full", -4.0,
      {"phase": WAITS_FOR_SPACE}),
+    ({"phase": WAITS_FOR_DISK, "metrics": STALLED}, "disk-stalled", -STALLED_S - 1.0,
+     ON_DISK | {"limit_s": STALLED_S}),
+    ({"state": "starting", "phase": WAITS_FOR_DISK, "metrics": STALLED}, "disk-stalled",
+     -STALLED_S - 1.0, ON_DISK | {"limit_s": STALLED_S}),
+    ({"phase": WAITS_FOR_DISK, "heard_at": NOW - 3.0, "metrics": STALLED}, "heartbeat-late", -3.0,
+     {"limit_s": 30.0, "phase": WAITS_FOR_DISK}),
     ({"state": "starting", "phase": "starting", "started_at": NOW - 4.0}, "daemon-starting", -4.0,
      {}),
     ({"state": "starting", "phase": "importing torch", "started_at": NOW - 4.0,
@@ -109,6 +118,7 @@ def test_the_state_of_a_daemon_says_its_problem(
         {"last_exit": LOOP | {"at": NOW - 700.0}},
         {"last_exit": EXIT | {"code": 0}},
         {"heard_at": NOW - 1.5},
+        {"phase": WAITS_FOR_DISK, "metrics": STALLED | {"commit_wait_s": STALLED_S - 1.0}},
         {"state": "pending"},
         {"state": "stopped"},
         {"waiting_for": "server-0", "waiting_since": NOW - 1.0},
@@ -117,6 +127,28 @@ def test_the_state_of_a_daemon_says_its_problem(
 )
 def test_what_is_long_ago_or_in_order_is_no_problem(daemon: dict[str, Any]) -> None:
     assert Run().change("worker-1", **daemon).find() == []
+
+
+@pytest.mark.parametrize("state", ["running", "draining"])
+def test_a_disk_that_is_slow_while_the_run_ends_is_a_problem_at_once(state: str) -> None:
+    """The end waits for it only for seconds."""
+    slow = STALLED | {"commit_wait_s": 2.0}
+    run = Run().change("server-0", state, phase=WAITS_FOR_DISK, metrics=slow)
+    run.state, run.shutdown = (
+        "stopping",
+        cast(Any, SimpleNamespace(state="stopped", step="draining", until=NOW + 4.0)),
+    )
+    (found,) = run.find()
+    assert (found.code, found.daemon, found.since) == ("disk-stalled", "server-0", NOW - 2.0)
+    assert found.facts == {"incarnation": 2, "step": "draining", "gives_up_at": NOW + 4.0} | ON_DISK
+
+
+@pytest.mark.parametrize("place", [7, ["x"], "/" + "y" * 100_000, "", None])
+def test_the_place_of_a_disk_may_be_anything(place: object) -> None:
+    told = STALLED | {"commit_place": place, "commits": "many", "commit_wait_s": 99.0}
+    (found,) = Run().change("server-0", phase=WAITS_FOR_DISK, metrics=told).find()
+    assert found.code == "disk-stalled"
+    assert len(str(found.facts)) < 400
 
 
 def test_those_that_were_killed_on_request_are_in_no_trouble() -> None:

@@ -177,8 +177,8 @@ def test_a_part_of_a_mean_is_refused_with_its_step() -> None:
 @pytest.mark.parametrize("table", [4, 1000])
 def test_of_a_table_that_there_is_not_nothing_is_heard(table: int) -> None:
     life = at_work()
-    assert f"there is no table {table}" in refused(life, life.of(table, 0, cell(0)))
-    assert f"there is no table {table}" in refused(life, m.Fetch(0, 1, 1, 0, table=table))
+    assert f"table {table}" in refused(life, life.of(table, 0, cell(0)))
+    assert f"table {table}" in refused(life, m.Fetch(0, 1, 1, 0, table=table))
     assert life.versions() == [0, 0, 0, 0]
 
 

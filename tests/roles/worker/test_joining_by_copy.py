@@ -62,7 +62,7 @@ def test_all_are_asked_again_until_it_gives_up():
         assert not taking.advance(now)
         assert taking.deadline() == now + ROUND_S
         now += ROUND_S
-    with pytest.raises(JobFailed, match="has the model"):
+    with pytest.raises(JobFailed):
         taking.advance(now)
 
 

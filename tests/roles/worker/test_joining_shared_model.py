@@ -22,5 +22,5 @@ def test_it_gives_up_when_nobody_does():
     joins = Sharing(np.zeros(1, np.uint8))
     assert not joins.advance(5.0)
     assert not joins.advance(4.9 + SHARED_S)
-    with pytest.raises(JobFailed, match="in the memory of this host"):
+    with pytest.raises(JobFailed):
         joins.advance(5.0 + SHARED_S)

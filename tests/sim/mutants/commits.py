@@ -7,6 +7,7 @@ from planting import Patch, mutant
 from dlctl.roles.server import commits
 from dlctl.roles.server.commits import Commits
 from dlctl.shards import log
+from dlctl.shards.journaled import Journaled
 from dlctl.sim import states
 from dlctl.sim.checkers import AcksChecker, DurableChecker, StalenessChecker
 from dlctl.wire import messages as m
@@ -116,6 +117,20 @@ def lost_commits_are_taken_for_durable(patch: Patch) -> None:
     for checker in (AcksChecker, DurableChecker, StalenessChecker):
         patch.setattr(checker, "on_effect", lambda self, process, effect: None)
     acks_do_not_wait(patch)
+
+
+@mutant(
+    "a journal is started over while its last base is under way", "BasesChecker",
+    scenario="commits",
+)  # fmt: skip
+def bases_pile_up(patch: Patch) -> None:
+    honest = Journaled.commit
+    patch.setattr(Journaled, "commit", lambda self, state, **_: honest(self, state))
+
+
+@mutant("no journal is ever started over", "BasesChecker", scenario="commits")
+def journals_grow_without_end(patch: Patch) -> None:
+    patch.setattr(Journaled, "_journal_bytes_max", lambda self: 10**9)
 
 
 def plant_writer(patch: Patch, perform_first) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from planting import Patch, mutant
 
 from dlctl.algorithms.needs import Settle
+from dlctl.roles.protocol.loop_effects import GiveData
 from dlctl.roles.worker.fetching import Fetcher
 from dlctl.roles.worker.joining import Joining
 from dlctl.roles.worker.leases import Portions
@@ -16,6 +17,7 @@ from dlctl.roles.worker.received_slice import Basis
 from dlctl.roles.worker.services.asking import Asking
 from dlctl.roles.worker.services.computing import Computing
 from dlctl.roles.worker.services.engines import Engines
+from dlctl.roles.worker.services.looping import Looping
 from dlctl.roles.worker.services.reading import OneRead
 from dlctl.roles.worker.services.writing import Writing
 from dlctl.roles.worker.shard_client import ShardClient
@@ -211,3 +213,29 @@ def a_replaced_replica_answers(patch: Patch) -> None:
 
     patch.setattr(Asking, "on_answer", on_answer)
     patch.setattr(PeerMembers, "has", lambda self, slot, term: True)
+
+
+@mutant("a loop's portion is done when it was delivered", "AcksChecker", scenario="loops")
+def delivered_is_done(patch: Patch) -> None:
+    honest = Looping._deliver
+
+    def deliver(self, portion, samples, now):
+        honest(self, portion, samples, now)
+        done, self.portions._computed = self.portions._computed, []
+        self.on_done(done, now)
+
+    patch.setattr(Looping, "_deliver", deliver)
+
+
+@mutant("a loop that waits in the middle of a group is not notified that no data follows",
+        "LivenessChecker", scenario="loops")  # fmt: skip
+def an_open_group_waits_for_ever(patch: Patch) -> None:
+    honest = Looping.on_lease
+
+    def on_lease(self, lease, now):
+        honest(self, lease, now)
+        if lease.start == lease.stop:
+            effects = self.context._effects
+            effects[:] = [each for each in effects if not isinstance(each, GiveData)]
+
+    patch.setattr(Looping, "on_lease", on_lease)

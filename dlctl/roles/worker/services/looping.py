@@ -96,8 +96,7 @@ class Looping(Service[Need]):
         self._is_told_of_end = False
         """The method was notified that there is no data, because the replica leaves."""
         self._is_announced = False
-        """`NextData` has announced a step that the loop may not make: what is left may be too little.
-        """
+        """`NextData` has announced a step; but what is left may be too little for the loop."""
         self._heard_at = 0.0
         """When the loop has reported last, or got the model."""
         self.step_s = 0.0
@@ -293,10 +292,10 @@ class Looping(Service[Need]):
             elif not step.is_skipped:
                 self._refuse(step, event)
             self._count(step, now, is_usable=is_usable)
-            self._is_announced = False
             if is_usable or not step.is_skipped:
                 made = Step(event.gradient, step.samples, _known(step.loss), event.norm)
                 self._made.append(made if is_usable else None)
+                self._is_announced = False
         self.averaged = event.averaged
         if event.returns:
             self._lent, self._is_dry = None, event.is_dry

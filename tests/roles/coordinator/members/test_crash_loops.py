@@ -60,7 +60,7 @@ def test_a_process_that_a_full_disk_keeps_from_starting_is_no_fault_of_the_task(
     daemon = worker()
     assert [die(daemon, 1, 0.0, cause=NO_ROOM) for _ in range(4)] == [0, 0.5, 1, 2]
     assert daemon.last_exit is not None
-    assert daemon.last_exit["text"] == "not started: no space left for its log"
+    assert daemon.last_exit["text"].startswith("not started")
     assert "cause" not in daemon.last_exit
 
 

@@ -506,13 +506,13 @@ def test_a_report_of_another_form_is_refused(rows: np.ndarray) -> None:
     office = Office()
     peer = office.members.daemons["server-0"].peer
     assert peer is not None
-    with pytest.raises(RemoteProtocolError, match="not rows"):
+    with pytest.raises(RemoteProtocolError, match="rows"):
         office.quorums.on_holding(peer, m.Holding(0, 1, 1, 0, rows), 0.0)
 
 
 def test_a_server_that_there_is_not_and_a_method_that_does_not_ask_are_refused() -> None:
     for office, shard in ((Office(), 7), (Office(method="sync"), 0)):
-        with pytest.raises(RemoteProtocolError, match="has no quorum"):
+        with pytest.raises(RemoteProtocolError, match="quorum"):
             office.quorums.on_holding(b"x", m.Holding(shard, 1, 1, 0, packed([])), 0.0)
         assert office.told() == {}
 
