@@ -32,10 +32,13 @@ class Feed(Protocol):
     """
 
     stock: SharedStock
-    is_over: bool
-    """The loop gets no more data, whatever is in the stock."""
     source: BatchSource | None
     """Whose batches come next; the others' iterations have ended."""
+
+    @property
+    def is_over(self) -> bool:
+        """The loop gets no more data, whatever is in the stock."""
+        ...
 
     def want(self, *, now: bool) -> None:
         """Ask for data. now: nothing is left, and the loop waits for it."""
