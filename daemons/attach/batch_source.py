@@ -13,10 +13,11 @@ from typing import Any, Protocol
 from torch.utils.data import IterableDataset
 
 from daemons.attach.stock import SharedStock
+from daemons.attach.user_line import user_line
 from daemons.worker.data.sample_order import SampleOrder
 from dlctl.errors import DlctlError
 from dlctl.roles.protocol.loop_effects import Piece
-from dlctl.roles.worker.stock import samples_of
+from dlctl.roles.worker.stock import Stock, samples_of
 
 ASK_AGAIN_S = 0.2
 """Interval between two requests for data while the loop waits with a step that has begun."""
@@ -78,16 +79,21 @@ class BatchSource:
         self.batch_size = _checked_size(batch_size)
         self.ahead = 0
         self._feed, self._order, self._drops = feed, order, drops
+        self._iterations = 0
         self._has_ended = False
         self._on_way: deque[tuple[Piece, ...]] = deque()
 
-    def begin(self) -> None:
-        """The next batches are this source's; what is on its way to any other loop comes again."""
+    def begin(self) -> int:
+        """Begin an iteration; returns its number. Any other one has ended, and what is on its way
+        there comes again here.
+        """
         self._feed.source = self
+        self._iterations += 1
         self.take_back()
+        return self._iterations
 
-    def is_current(self) -> bool:
-        return self._feed.source is self
+    def is_current(self, iteration: int) -> bool:
+        return self._feed.source is self and iteration == self._iterations
 
     def is_over(self) -> bool:
         return self._feed.is_over
@@ -135,7 +141,7 @@ class BatchSource:
         """The rows of the next batch; []: it would have to wait."""
         stock = self._feed.stock.now()
         pieces = stock.take(self.batch_size) if stock.has_batch(self.batch_size) else ()
-        self._look_ahead()
+        self._look_ahead(stock)
         if not pieces:
             return []
         self._on_way.append(pieces)
@@ -155,7 +161,7 @@ class BatchSource:
             return False
         stock.deliver(self._on_way.popleft())
         self._feed.delivered(pieces)
-        self._look_ahead()
+        self._look_ahead(stock)
         return True
 
     def has_on_way(self) -> bool:
@@ -166,27 +172,31 @@ class BatchSource:
         self._on_way.clear()
         self._feed.stock.now().take_back()
 
-    def _look_ahead(self) -> None:
-        if self._feed.stock.now().asks_below((self.ahead + SPARE_BATCHES) * self.batch_size):
+    def _look_ahead(self, stock: Stock) -> None:
+        if stock.asks_below((self.ahead + SPARE_BATCHES) * self.batch_size):
             self._feed.want(now=False)
 
 
 def length_of(dataset: Any) -> int:
-    """The samples of a dataset whose portions can be leased. Raises DlctlError."""
-    hint = (
-        "give a dataset with __len__ and __getitem__, or use your own loader and "
-        "run.step(samples=n), with run.worker and run.workers to choose this worker's part"
-    )
+    """The samples of a dataset of which portions can be leased. Raises DlctlError."""
     kind = type(dataset).__name__
     if isinstance(dataset, IterableDataset):
-        message = f"{kind} is an IterableDataset, of which no range of samples can be leased"
-        raise DlctlError(message, hint=hint)
+        raise _not_leasable(f"{kind} is an IterableDataset, of which no range can be leased")
     if not hasattr(dataset, "__getitem__"):
-        raise DlctlError(f"{kind} has no __getitem__", hint=hint)
+        raise _not_leasable(f"{kind} has no __getitem__")
     try:
         return len(dataset)
     except (TypeError, NotImplementedError) as error:
-        raise DlctlError(f"{kind} has no length: {error}", hint=hint) from error
+        raise _not_leasable(f"{kind} has no length: {error}") from error
+
+
+def _not_leasable(why: str) -> DlctlError:
+    return DlctlError(
+        why,
+        where=user_line(),
+        hint="give a dataset with __len__ and __getitem__, or use a loader of your own with "
+        "run.step(samples=n), and run.worker and run.workers to choose this worker's part",
+    )
 
 
 def _checked_size(batch_size: Any) -> int:

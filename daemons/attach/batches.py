@@ -53,7 +53,7 @@ class _Pass:
 
     def __init__(self, source: BatchSource, ahead: int | None) -> None:
         self._source, self._ahead = source, ahead
-        self._asked = 0
+        self._number = self._asked = 0
         self._has_ended = False
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -64,9 +64,9 @@ class _Pass:
         source = self._source
         if not self._asked:
             source.ahead = _torch_ahead() if self._ahead is None else self._ahead
-            source.begin()
+            self._number = source.begin()
             source.await_batch()
-        if not source.is_current() or source.is_over():
+        if not source.is_current(self._number) or source.is_over():
             raise StopIteration
         self._asked += 1
         rows = [] if self._has_ended else source.take()

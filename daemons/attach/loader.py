@@ -64,23 +64,21 @@ class Loader:
         self._source.ahead = processes * (self._loader.prefetch_factor or 0)
         self._batches: Iterator[Any] | None = None
         """torch's pass; None: another one has to begin."""
-        self._iteration = 0
-        """The number of the newest one."""
+        self._is_seeded = self._seeds is None
 
     def __iter__(self) -> Iterator[Any]:
-        if self._seeds is not None and not self._iteration:
+        if self._seeds is not None and not self._is_seeded:
+            self._is_seeded = True
             self._seeds.manual_seed(int(torch.empty((), dtype=torch.int64, device=_CPU).random_()))
-        self._source.begin()
         self._batches = None
-        self._iteration += 1
-        return _Iteration(self, self._iteration)
+        return _Iteration(self, self._source.begin())
 
     def next_of(self, iteration: int) -> Any:
         """The next batch of an iteration. Raises StopIteration, and what the dataset raises."""
         source = self._source
         if source.is_over():
             raise StopIteration
-        if iteration != self._iteration or not source.is_current():
+        if not source.is_current(iteration):
             raise RuntimeError(
                 "this iteration over the run's data has ended, because another one has begun since;"
                 " a run has one stream of batches: take them in one loop at a time"

@@ -20,6 +20,7 @@ from dlctl import registry
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import BuildModel, TaskFailed
 from dlctl.roles.worker.worker import Worker
+from dlctl.util import cores
 
 log = logging.getLogger("dlctl")
 EXIT_S = 30.0
@@ -30,7 +31,8 @@ def run(context: process.DaemonContext) -> int:
     """Run the program; returns the exit code of the process."""
     me = context.registration
     capture(context.log_handler, me.name, me.incarnation)
-    machine.give_share(context.job, me.name)
+    slot = int(me.name.rpartition("-")[2])
+    machine.give_share(context.job.workers, slot, cores.usable(), machine.gpus(), os.environ)
     started = attached.begin(context)
     end = program.run(context.job.job, context.directory if context.is_home else None)
     if started.session is not None:

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from queue import SimpleQueue
 from typing import Any
 
+from torch.utils.data import Dataset
+
 from daemons.attach.batch_source import BatchSource
 from daemons.attach.stock import SharedStock
 from dlctl.roles.protocol.loop_effects import GiveData, Piece
@@ -16,6 +18,19 @@ from dlctl.wire.messages import Lease
 
 DEADLINE_S = 30.0
 """Whoever waits longer waits for ever."""
+
+
+class Numbers(Dataset):
+    """A sample is its row."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, row: int) -> int:
+        return row
 
 
 def portions(samples: int, size: int, data_epoch: int = 0) -> list[Lease]:

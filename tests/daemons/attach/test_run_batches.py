@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from fake_feed import FakeFeed, portions
-from torch.utils.data import DataLoader, Dataset
+from fake_feed import FakeFeed, Numbers, portions
+from torch.utils.data import DataLoader
 
 from daemons.attach.batches import Batches
 from daemons.worker.data.sample_order import SampleOrder
@@ -16,17 +16,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:De
 Begin = Callable[..., FakeFeed]
 DEPTHS = [(0, None), (1, 2), (2, 1), (2, 3)]
 """num_workers, prefetch_factor."""
-
-
-class Numbers(Dataset):
-    def __init__(self, samples: int) -> None:
-        self.samples = samples
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def __getitem__(self, row: int) -> int:
-        return row
 
 
 def batches_of(feed: FakeFeed, samples: int, size: int, **options: Any) -> Batches:

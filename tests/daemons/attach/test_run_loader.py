@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_feed import FakeFeed, portions
+from fake_feed import FakeFeed, Numbers, portions
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from daemons.attach.loader import Loader
@@ -19,17 +19,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:De
 Begin = Callable[..., FakeFeed]
 DEPTHS = [(0, None), (2, 1), (2, 2), (2, 3), (2, 4)]
 """num_workers, prefetch_factor."""
-
-
-class Numbers(Dataset):
-    def __init__(self, samples: int) -> None:
-        self.samples = samples
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def __getitem__(self, row: int) -> int:
-        return row
 
 
 def loader_of(feed: FakeFeed, dataset: Any, batch_size: int, **options: Any) -> Loader:
@@ -339,6 +328,7 @@ def test_what_cannot_be_leased_is_refused_with_another_way(feed_of: Begin, datas
     with pytest.raises(DlctlError) as caught:
         Loader(dataset, 2, feed=feed_of([]), order=order)
     assert "run.step(samples=n)" in str(caught.value.hint)
+    assert str(caught.value.where).startswith(__file__)
 
 
 def test_it_has_no_length(feed_of: Begin):
