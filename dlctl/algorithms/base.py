@@ -715,7 +715,8 @@ class Method:
     shape: Shape = field(default_factory=Shape)
     replica: type[ReplicaSide]
     shard: type[ShardSide] | None = None
-    """Of the table of parameters, if its rule is "optimizer"; all others follow their rules."""
+    """The shard side of the table of parameters, if its rule is "optimizer"; all other tables
+    follow their rules."""
     mean: type[Mean] = Mean
     """How one step is made of several pushes, for a shard side that averages."""
     lead: type[Lead] = Lead
