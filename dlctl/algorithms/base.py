@@ -231,7 +231,7 @@ class PushKind(NamedTuple):
 
     batches: int
     is_displacement: bool = False
-    """False: the sum of their gradients. True: the displacement by the replica's own steps. Then
+    """False: the sum of their gradients. True: the displacement of the replica's own steps. Then
     the servers' optimiser takes no gradients and follows no schedule."""
     is_all: bool = True
     """False: a part of that displacement stays in the replica's position, and no push holds it."""
