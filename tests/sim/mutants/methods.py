@@ -122,7 +122,7 @@ def short_rounds_are_dropped(patch: Patch) -> None:
 
 @mutant(
     "a gradient is computed although its shards are at different steps", "ClockChecker",
-    scenario="sync-recovery", seeds=10, first=376,
+    scenario="sync-recovery", first=442,
 )  # fmt: skip
 def shards_may_be_steps_apart(patch: Patch) -> None:
     def next_step(clock):
