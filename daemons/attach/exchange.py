@@ -126,9 +126,13 @@ class Exchange:
         self._link.offer(DataWanted(now))
 
     def wait(self, timeout_s: float) -> bool:
-        return self.stock.wait(timeout_s)
+        came = self.stock.wait(timeout_s)
+        if not self._link.inbox.empty():  # While the model is here, nothing but the end comes.
+            self._receive()
+        return came
 
     def hand_back(self) -> None:
+        self.give_up_evaluation()
         if self.lent is not None:
             self._report(returns=True, is_dry=True)
         self.await_model()
@@ -247,18 +251,21 @@ class Exchange:
         Left if it goes on without this worker.
         """
         while self.lent is None and self.over is None and self.evaluation is None:
-            match self._link.inbox.get():
-                case LendModel() as lent:
-                    self._begin(lent)
-                case RunEvaluation() as evaluation:
-                    self._on_evaluation(evaluation)
-                case InUserThread(do):
-                    if (event := do()) is not None:
-                        self._link.offer(event)
-                case Over() as over:
-                    self.over = over
-                    if not over.ended:
-                        raise Left(over.reason)
+            self._receive()
+
+    def _receive(self) -> None:
+        match self._link.inbox.get():
+            case LendModel() as lent:
+                self._begin(lent)
+            case RunEvaluation() as evaluation:
+                self._on_evaluation(evaluation)
+            case InUserThread(do):
+                if (event := do()) is not None:
+                    self._link.offer(event)
+            case Over() as over:
+                self.over = over
+                if not over.ended:
+                    raise Left(over.reason)
 
     def _begin(self, lent: LendModel) -> None:
         self._model.scatter()

@@ -127,6 +127,7 @@ class AttachedWorker:
             self._code = 70
         reason = f"exit {self._code}" if self._code else "the worker has left the run"
         self.inbox.put(Over(self._machine.ended, reason))
+        self.recalled = True  # The loop notices it at its next step.
         self.stock.wake()
 
     def _open(self, built: ModelBuilt, *, has_own_data: bool) -> None:
