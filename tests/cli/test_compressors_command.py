@@ -94,7 +94,7 @@ def test_what_a_push_lacks_is_its_error_also_where_nothing_waits_for_the_next_on
     job.write_text(
         JOB.replace("topk-sampled", "randomk").replace("[servers]", "unbiased = true\n[servers]")
     )
-    assert app.run(["compressors", "--job", str(job), "--json"]) == 0
+    assert app.run(["compressors", "--job", str(job), "--json", "--quiet"]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
     rows = {row["name"]: row for row in json.loads(captured.out)["compressors"]}
