@@ -16,7 +16,7 @@ from daemons import parent_watch, process
 from daemons.attach import context as attached
 from daemons.attach.context import ProgramEnd
 from daemons.loop import Loop
-from daemons.script import machine, program
+from daemons.script import machine, program, silence
 from daemons.worker.at_exit import end_in_this_thread
 from daemons.worker.task.print_streams import capture, end_lines
 from dlctl import registry
@@ -38,6 +38,8 @@ def run(context: process.DaemonContext) -> int:
     machine.give_share(context.job.workers, slot, cores.usable(), machine.gpus(), os.environ)
     started = attached.begin(context)
     mine = os.getpid()
+    of_script = (started, threading.main_thread(), context.job.job.search_path, silence.FIRST_S)
+    threading.Thread(target=silence.watch, args=of_script, name="silence", daemon=True).start()
     end = program.run(context.job.job, context.directory if context.is_home else None)
     if os.getpid() != mine:
         _end_child(end)
