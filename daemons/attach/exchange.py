@@ -101,6 +101,8 @@ class Exchange:
         self.source: BatchSource | None = None
         self.over: Over | None = None
         self.lent: LendModel | None = None
+        self.is_evaluated_by_loop = False
+        """The script has asked whether it has to evaluate."""
         self.evaluation: RunEvaluation | None = None
         """The script has to make it (`Run.wants_evaluation`)."""
         self.steps = self.samples = 0
@@ -142,6 +144,8 @@ class Exchange:
 
     def delivered(self, pieces: tuple[PortionPart, ...]) -> None:
         self._steps_made()  # A loop without `run.step` would get no data at the end, and wait.
+        self.give_up_evaluation()
+        self.await_model()
         self._pieces += pieces
         self.batches += 1
 
@@ -293,7 +297,10 @@ class Exchange:
 
     def _on_evaluation(self, evaluation: RunEvaluation) -> None:
         if self._evaluate is None:
-            self.evaluation = evaluation
+            if self.is_evaluated_by_loop:
+                self.evaluation = evaluation
+            else:
+                self._link.offer(EvaluationRun(evaluation.evaluation, {}))
             return
         with self._model.holding(evaluation.parameters, evaluation.averaged):
             metrics = _numbers(self._evaluate())

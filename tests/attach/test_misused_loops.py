@@ -6,17 +6,18 @@ The loops run alone, where nothing but the run is missing: what they call is the
 from __future__ import annotations
 
 import runpy
+import traceback
 from pathlib import Path
 
 import pytest
 from loops import CLOUDS, LOOP
 
+from daemons.worker.task.user_task import user_line
 from dlctl.errors import DlctlError
 
 STEP = "            run.step(loss=loss)\n"
 OPTIMIZER_STEP = "            optimizer.step()\n"
 BACKWARD = "            loss.backward()\n"
-TRAINING = "        for batch in"
 REPLACES = (
     "            model[0].weight = nn.Parameter(model[0].weight.detach().clone())\n"
     "            run.step(loss=loss)  # here\n"
@@ -54,7 +55,8 @@ MISTAKES = {
         "own", "dlctl.attach",
     ),
     "another optimizer": (
-        "    run = dlctl", "    optimizer = torch.optim.SGD([torch.ones(1)], lr=1)\n    run = dlctl",
+        "    run = dlctl",
+        "    optimizer = torch.optim.SGD([torch.ones(1)], lr=1)\n    run = dlctl",
         "own", "the parameters of the model",
     ),
     "another model": ("run.optimizer(model)\n", "run.optimizer(task.model())  # here\n",
@@ -72,9 +74,10 @@ def test_a_mistake_names_its_line_and_the_remedy(tmp_path: Path, name: str) -> N
     main = runpy.run_path(str(file))["main"]
     with pytest.raises(DlctlError) as caught:
         main(way)
-    assert caught.value.hint is not None
-    assert remedy in caught.value.hint
-    path, _, line = (caught.value.where or "").rpartition(":")
+    assert remedy in (caught.value.hint or "")
+    error = caught.value
+    where = error.where or user_line(traceback.extract_tb(error.__traceback__))
+    path, _, line = (where or "").rpartition(":")
     assert path == str(file)
     marked = [n for n, text in enumerate(file.read_text().splitlines(), 1) if "# here" in text]
     assert [int(line)] == marked or not marked
