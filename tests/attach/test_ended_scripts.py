@@ -86,5 +86,5 @@ def test_why_names_the_line_where_a_silent_script_stands(place: Workplace) -> No
     place.start()
     where = f"train.py:{_lines(place)[0]}"
     place.until("why names the line", lambda: where in place.dlctl("why").out, timeout_s=120.0)
-    assert place.dlctl("stop", "--now").code == 0
+    assert place.dlctl("stop", "--kill").code == 0
     place.nothing_left()
