@@ -60,7 +60,8 @@ def _start_account(place: Workplace, *phases: str) -> None:
         stop=ENDLESS, program=script(*phases), algorithm=LEDGER, optimizer=SGD, workers=2,
         servers=SHARDS, more="\n[evaluation]\nevery_epochs = 0.5\n",
     )  # fmt: skip
-    place.start()
+    started = place.dlctl("start", "job.toml", timeout_s=200.0)  # One may die before it joins.
+    assert started.code == 0, started.err
 
 
 def _verdict(place: Workplace) -> ledger.Verdict:
