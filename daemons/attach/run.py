@@ -93,7 +93,8 @@ class Run:
             self._loader.close()
         if self._is_joined and error is None:
             with self._called():
-                self._exchange.leave("the script has left the training loop")
+                line = _line()
+                self._exchange.leave(f"the script has left its training loop ({line})")
 
     @property
     def ended(self) -> str:
@@ -196,6 +197,7 @@ class Run:
     @property
     def wants_evaluation(self) -> bool:
         """Whether the run waits for this worker to evaluate; only without `evaluate=`."""
+        self._exchange.is_evaluated_by_loop = True
         return self._exchange.evaluation is not None
 
     @contextmanager

@@ -102,12 +102,14 @@ class AttachedWorker:
     def offer(self, event: Event) -> None:
         self._loop.offer(event)
 
+    @property
+    def has_joined(self) -> bool:
+        return self._thread.ident is not None
+
     def end(self, end: ProgramEnd) -> int:
         """The script has ended. Returns the exit code of the process."""
         exchange = self.exchange
         is_over = exchange is not None and exchange.over is not None
-        if not self._thread.ident:
-            return end.code
         if is_over or not self._thread.is_alive():
             self._thread.join()
             return self._code or end.code

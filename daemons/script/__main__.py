@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
+from typing import NoReturn
 
 from daemons import parent_watch, process
 from daemons.attach import context as attached
+from daemons.attach.context import ProgramEnd
 from daemons.loop import Loop
 from daemons.script import machine, program, silence
 from daemons.worker.at_exit import end_in_this_thread
@@ -34,13 +37,27 @@ def run(context: process.DaemonContext) -> int:
     slot = int(me.name.rpartition("-")[2])
     machine.give_share(context.job.workers, slot, cores.usable(), machine.gpus(), os.environ)
     started = attached.begin(context)
+    mine = os.getpid()
     of_script = (started, threading.main_thread(), context.job.job.search_path, silence.FIRST_S)
     threading.Thread(target=silence.watch, args=of_script, name="silence", daemon=True).start()
     end = program.run(context.job.job, context.directory if context.is_home else None)
-    if started.session is not None:
-        return started.session.end(end)
+    if os.getpid() != mine:
+        _end_child(end)
+    session = started.session
+    if session is not None and session.has_joined:
+        return session.end(end)
+    when = "without a call of dlctl.attach" if session is None else "without a step in the run"
     hint = end.hint or "it has to call run = dlctl.attach(model, optimizer), and train `with run:`"
-    return report(context, end.failure("without a call of dlctl.attach", hint))
+    return report(context, end.failure(when, hint))
+
+
+def _end_child(end: ProgramEnd) -> NoReturn:
+    """The program has forked, and its child has come to the end: it has no part in the run."""
+    if end.is_error:
+        print(end.detail or end.what, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(end.code)
 
 
 def report(context: process.DaemonContext, failed: TaskFailed) -> int:
