@@ -1,7 +1,7 @@
 """A worker whose job has a training loop of its own: runs the user's program in the main thread.
 
-`dlctl.attach` makes it a worker (`daemons.attach`). Before that the run knows only that the process
-exists. If the program ends before that, the worker registers to say why.
+`dlctl.attach` makes it a worker (`daemons.attach`). Before it joins, the run knows only that the
+process exists. If the program ends before that, the worker registers to say why.
 """
 
 from __future__ import annotations
@@ -37,10 +37,15 @@ def run(context: process.DaemonContext) -> int:
     of_script = (started, threading.main_thread(), context.job.job.search_path, silence.FIRST_S)
     threading.Thread(target=silence.watch, args=of_script, name="silence", daemon=True).start()
     end = program.run(context.job.job, context.directory if context.is_home else None)
-    if started.session is not None:
+    if started.session is None:
+        when = "without a call of dlctl.attach"
+        hint = "it has to call run = dlctl.attach(model, optimizer), and train `with run:`"
+    elif started.session.has_joined:
         return started.session.end(end)
-    hint = end.hint or "it has to call run = dlctl.attach(model, optimizer), and train `with run:`"
-    return report(context, end.failure("without a call of dlctl.attach", hint))
+    else:
+        when = "before it has joined the run"
+        hint = "it has to train `with run:`, on run.loader(...) or with run.step(samples=n)"
+    return report(context, end.failure(when, end.hint or hint))
 
 
 def report(context: process.DaemonContext, failed: TaskFailed) -> int:
