@@ -39,7 +39,17 @@ REPORT_S = 1.0
 
 
 class Left(SystemExit):
-    """This worker has to go: it is restarted, removed, or stopped by a signal. The run goes on."""
+    """This worker has to go: it is restarted, removed, or stopped by a signal. The run goes on.
+
+    It ends the script with the exit code 0: this is no failure of the script's.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(0)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 class Over(NamedTuple):
@@ -141,6 +151,10 @@ class Exchange:
         return bool(self._pieces)
 
     def delivered(self, pieces: tuple[PortionPart, ...]) -> None:
+        # A gradient of this batch at older values could not be used.
+        while self.lent is None and self.over is None:
+            self.give_up_evaluation()
+            self.await_model()
         self._pieces += pieces
         self.batches += 1
 
