@@ -39,7 +39,17 @@ REPORT_S = 1.0
 
 
 class Left(SystemExit):
-    """This worker has to go: it is restarted, removed, or stopped by a signal. The run goes on."""
+    """This worker has to go: it is restarted, removed, or stopped by a signal. The run goes on.
+
+    It ends the script with the exit code 0: this is no failure of the script's.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(0)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 class Over(NamedTuple):
@@ -144,8 +154,10 @@ class Exchange:
 
     def delivered(self, pieces: tuple[PortionPart, ...]) -> None:
         self._steps_made()  # A loop without `run.step` would get no data at the end, and wait.
-        self.give_up_evaluation()
-        self.await_model()
+        # A gradient of this batch at older values could not be used.
+        while self.lent is None and self.over is None:
+            self.give_up_evaluation()
+            self.await_model()
         self._pieces += pieces
         self.batches += 1
 

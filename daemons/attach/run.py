@@ -31,6 +31,7 @@ from daemons.worker.task.user_task import user_line
 from dlctl.errors import DlctlError
 from dlctl.job import schedule
 from dlctl.job.config import JobFile
+from dlctl.job.inner import OF_SCRIPT
 from dlctl.wire.messages import ModelReady
 
 
@@ -149,6 +150,16 @@ class Run:
                 raise DlctlError(
                     "run.optimizer was called with another model than dlctl.attach",
                     hint="give both the same model",
+                )
+            if (
+                optimizer is None
+                and self._link.own is None
+                and self._link.job.inner.name == OF_SCRIPT
+            ):
+                raise DlctlError(
+                    "the method of this run needs an optimizer that steps each replica, and "
+                    "run.optimizer(model) has none",
+                    hint="give it your own: run.optimizer(model, optimizer)",
                 )
             if optimizer is not None and self._link.own is None:
                 self._link.own = UserOptimizer(optimizer, self._vector)
