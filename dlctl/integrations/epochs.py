@@ -30,8 +30,8 @@ class EpochShare:
         pins = loader.pin_memory and _has_accelerator()
         self.dataset, self.batch_size = loader.dataset, batch_size
         self._loader = run.loader(loader.dataset, batch_size, pin_memory=pins, **options)
-        samples = len(loader.dataset)  # type: ignore[arg-type]
-        self._batches = max(-(-samples // (batch_size * run.workers)), 1)
+        samples: int = len(loader.dataset)  # type: ignore[arg-type]
+        self._batches: int = max(-(-samples // (batch_size * run.workers)), 1)
         self._stream: Iterator[Any] | None = None
 
     def __len__(self) -> int:

@@ -83,6 +83,7 @@ class DlctlStrategy(SingleDeviceStrategy):
     """
 
     strategy_name = "dlctl"
+    optimizers: Any
 
     def __init__(self, device: Any = None, **kwargs: Any) -> None:
         if device is None:

@@ -95,6 +95,9 @@ REFUSED: tuple[tuple[str, Callable[[Any], Any], str, str], ...] = (
 class DlctlTrainer(Trainer):
     """A Trainer that is a worker of the run which has started it; else a Trainer."""
 
+    args: Any
+    optimizer: Any
+    lr_scheduler: Any
     run: Any = None
     """What `dlctl.attach` has returned; None: it is not training in a run."""
     _loss: torch.Tensor | None = None

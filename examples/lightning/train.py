@@ -1,4 +1,4 @@
-"""A LightningModule as a worker of a run; without a run, as with `python train.py`, it trains alone.
+"""A LightningModule as a worker of a run; without one, as with `python train.py`, it trains alone.
 
 Two spirals wind around each other; a small network learns which of them a point lies on.
 """

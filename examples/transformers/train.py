@@ -18,7 +18,7 @@ WORDS, LENGTH = 32, 16
 
 
 class Counting(Dataset):
-    """Sequences of `LENGTH` words, of which each is the one before plus a stride, modulo `WORDS`."""
+    """Sequences of `LENGTH` words, each the one before plus a stride, modulo `WORDS`."""
 
     def __init__(self, samples: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
