@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator
@@ -34,39 +35,29 @@ def place() -> Iterator[Workplace]:
     assert not left, f"left behind: {left}"
 
 
-def prepare(place: Workplace, example: str, method: str) -> Path:
-    """Copy an example, which is to train with this method; returns the path of its script."""
+def prepare(place: Workplace, example: str, method: str) -> None:
+    """Copy an example, which is to train with this method."""
     for path in (ROOT / "examples" / example).glob("*.*"):
         shutil.copy(path, place.path)
     job, script = place.path / "job.toml", place.path / "train.py"
-    head, rest = job.read_text().split("[algorithm]")
-    _, _, rest = rest.partition("[servers]")
-    head = head[: head.index("stop =")] + f"stop = {{ epochs = {EPOCHS} }}\n\n"
-    servers, _, _ = rest.partition("[evaluation]")
+    text = re.sub(r"epochs = \d+", f"epochs = {EPOCHS}", job.read_text())
+    text = re.sub(r"\[algorithm\][^[]*", f"[algorithm]\n{METHODS[method]}\n", text)
     if method == "allreduce":
-        _, _, servers = servers.partition("[workers]")
-        servers = f"[workers]{servers}"
-    else:
-        servers = f"[servers]{servers}"
-    evaluation = "[evaluation]\nevery_epochs = 1\n"
-    job.write_text(f"{head}[algorithm]\n{METHODS[method]}\n{servers}\n{evaluation}")
-    first = next(
-        line for line in script.read_text().splitlines() if "__getitem__" in line
-    ) if "__getitem__" in script.read_text() else ""  # fmt: skip
-    script.write_text(script.read_text().replace(f"{first}\n", SEEN) if first else script.read_text())
-    return script
+        text = re.sub(r"\[servers\][^[]*", "", text)
+    job.write_text(text)
+    script.write_text(re.sub(r" *def __getitem__.*\n", SEEN, script.read_text()))
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_transformers_fine_tunes_with_lora(place: Workplace, method: str) -> None:
     from safetensors import safe_open
 
-    script = prepare(place, "transformers", method)
+    prepare(place, "transformers", method)
     ended = place.dlctl("run", "job.toml", timeout_s=240)
     assert ended.code == 0, ended.err + place.story()
     run = place.run()
     assert run["state"] == "finished"
-    seen = Counter(map(int, Path(f"{script}.seen").read_text().split()))
+    seen = Counter(map(int, (place.path / "train.py.seen").read_text().split()))
     assert {seen[index] for index in range(256, 2048)} == {EPOCHS}
     with safe_open(place.path / "adapter" / "adapter_model.safetensors", "numpy") as adapter:
         assert any("lora_A" in name for name in adapter.keys())

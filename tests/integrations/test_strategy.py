@@ -103,9 +103,7 @@ def test_the_run_validates_in_a_step(tmp_path: Path, attached: Attached) -> None
 
 
 @pytest.mark.parametrize("worker", [0, 1])
-def test_only_worker_0_writes_checkpoints(
-    tmp_path: Path, attached: Attached, worker: int
-) -> None:
+def test_only_worker_0_writes_checkpoints(tmp_path: Path, attached: Attached, worker: int) -> None:
     attached.run = FakeRun(6, worker=worker, workers=2)
     saves = ModelCheckpoint(tmp_path / "kept", every_n_train_steps=3, save_top_k=-1)
     mine = trainer(tmp_path, callbacks=[saves], enable_checkpointing=True)
