@@ -13,13 +13,14 @@ import threading
 from daemons import parent_watch, process
 from daemons.attach import context as attached
 from daemons.loop import Loop
-from daemons.script import machine, program
+from daemons.script import machine, program, silence
 from daemons.worker.at_exit import end_in_this_thread
 from daemons.worker.task.print_streams import capture, end_lines
 from dlctl import registry
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import BuildModel, TaskFailed
 from dlctl.roles.worker.worker import Worker
+from dlctl.util import cores
 
 log = logging.getLogger("dlctl")
 EXIT_S = 30.0
@@ -30,8 +31,11 @@ def run(context: process.DaemonContext) -> int:
     """Run the program; returns the exit code of the process."""
     me = context.registration
     capture(context.log_handler, me.name, me.incarnation)
-    machine.give_share(context.job, me.name)
+    slot = int(me.name.rpartition("-")[2])
+    machine.give_share(context.job.workers, slot, cores.usable(), machine.gpus(), os.environ)
     started = attached.begin(context)
+    of_script = (started, threading.main_thread(), context.job.job.search_path, silence.FIRST_S)
+    threading.Thread(target=silence.watch, args=of_script, name="silence", daemon=True).start()
     end = program.run(context.job.job, context.directory if context.is_home else None)
     if started.session is not None:
         return started.session.end(end)

@@ -104,7 +104,7 @@ class FrozenFile:
         except (DlctlError, OSError) as error:
             return FrozenWritten(file, "", 0, reason_of(error))
 
-    def load(self, replica: HasFrozen, effect: LoadFrozen) -> FrozenLoaded | FilesMissing:
+    def load(self, replica: FrozenHolder, effect: LoadFrozen) -> FrozenLoaded | FilesMissing:
         """Load the run's frozen parameters, or report missing files. Raises DlctlError."""
         layout = replica.layout
         file = frozen.run_file(layout, effect.digests)
