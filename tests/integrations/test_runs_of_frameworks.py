@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from workplace import Workplace
+from workplace import ENDLESS, Workplace
 
 ROOT = Path(__file__).parents[2]
 METHODS = {
@@ -60,7 +62,7 @@ def test_transformers_fine_tunes_with_lora(place: Workplace, method: str) -> Non
     seen = Counter(map(int, (place.path / "train.py.seen").read_text().split()))
     assert {seen[index] for index in range(256, 2048)} == {EPOCHS}
     with safe_open(place.path / "adapter" / "adapter_model.safetensors", "numpy") as adapter:
-        assert [name for name in adapter.keys() if "lora_A" in name]
+        assert [name for name in [*adapter.keys()] if "lora_A" in name]
     place.nothing_left()
 
 
@@ -71,4 +73,29 @@ def test_lightning_fits_a_module(place: Workplace, method: str) -> None:
     assert ended.code == 0, ended.err + place.story()
     assert place.run()["state"] == "finished"
     assert (place.path / "spirals.ckpt").exists()
+    place.nothing_left()
+
+
+@pytest.mark.parametrize("example", ["transformers", "lightning"])
+def test_a_killed_script_joins_again_and_a_stopped_one_saves(
+    place: Workplace, example: str
+) -> None:
+    prepare(place, example, "diloco")
+    job, saved = place.path / "job.toml", {"transformers": "adapter", "lightning": "spirals.ckpt"}
+    job.write_text(job.read_text().replace(f"stop = {{ epochs = {EPOCHS} }}", f"stop = {ENDLESS}"))
+    command = place.begin("run", "job.toml")
+    place.until("step 100", lambda: place.run().get("step", 0) >= 100, 120)
+    os.kill(place.pid("worker-1"), signal.SIGKILL)
+
+    def has_joined() -> bool:
+        row = place.daemon("worker-1")
+        return row["restarts"] == 1 and row["phase"] == "computing"
+
+    place.until("worker-1 computes again", has_joined, 120)
+    step = place.run()["step"]
+    place.until("more steps", lambda: place.run()["step"] > step + 100, 60)
+    assert place.dlctl("stop").code == 0
+    assert command.end().code == 3
+    assert place.run()["state"] == "stopped"
+    assert (place.path / saved[example]).exists()
     place.nothing_left()
