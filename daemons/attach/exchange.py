@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from daemons.attach.batch_source import BatchSource
@@ -115,6 +116,8 @@ class Exchange:
         """The script has asked whether it has to evaluate."""
         self.evaluation: RunEvaluation | None = None
         """The script has to make it (`Run.wants_evaluation`)."""
+        self._evaluated: RunEvaluation | None = None
+        """The newest, if no step has followed."""
         self.steps = self.samples = 0
         """That this process has made."""
         self._progress, self._replicas, self._since = 0, 1, 0
@@ -293,8 +296,19 @@ class Exchange:
                 self.over = over
                 if not over.ended:
                     raise Left(over.reason)
+                self._take_last()
+
+    def _take_last(self) -> None:
+        """The run's values, for what the script does with the model when the run is over: those of
+        the last evaluation if this worker has made it, else the replica's own.
+        """
+        if self._evaluated is not None:
+            self._model.vector[:] = self._evaluated.parameters
+            self._model.load_averaged(np.array(self._evaluated.averaged))
+        self._model.scatter()
 
     def _begin(self, lent: LendModel) -> None:
+        self._evaluated = None
         self._model.scatter()
         self.lent, self._left, self._reported_s = lent, lent.steps, time.monotonic()
         self._progress, self._replicas, self._since = lent.samples, lent.replicas, 0
@@ -308,6 +322,7 @@ class Exchange:
                 self._own.forget()
 
     def _on_evaluation(self, evaluation: RunEvaluation) -> None:
+        self._evaluated = evaluation
         if self._evaluate is None:
             if self.is_evaluated_by_loop:
                 self.evaluation = evaluation
