@@ -99,10 +99,6 @@ class AttachedWorker:
         self._open(built, has_own_data=ready.has_own_data)
         self._thread.start()
 
-    @property
-    def has_joined(self) -> bool:
-        return self._thread.ident is not None
-
     def offer(self, event: Event) -> None:
         self._loop.offer(event)
 
