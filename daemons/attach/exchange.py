@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from daemons.attach.batch_source import BatchSource
@@ -39,7 +40,17 @@ REPORT_S = 1.0
 
 
 class Left(SystemExit):
-    """This worker has to go: it is restarted, removed, or stopped by a signal. The run goes on."""
+    """This worker has to go: it is restarted, removed, or stopped by a signal. The run goes on.
+
+    It ends the script with the exit code 0: this is no failure of the script's.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(0)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 class Over(NamedTuple):
@@ -105,6 +116,8 @@ class Exchange:
         """The script has asked whether it has to evaluate."""
         self.evaluation: RunEvaluation | None = None
         """The script has to make it (`Run.wants_evaluation`)."""
+        self._evaluated: RunEvaluation | None = None
+        """The newest, if no step has followed."""
         self.steps = self.samples = 0
         """That this process has made."""
         self._progress, self._replicas, self._since = 0, 1, 0
@@ -144,8 +157,10 @@ class Exchange:
 
     def delivered(self, pieces: tuple[PortionPart, ...]) -> None:
         self._steps_made()  # A loop without `run.step` would get no data at the end, and wait.
-        self.give_up_evaluation()
-        self.await_model()
+        # A gradient of this batch at older values could not be used.
+        while self.lent is None and self.over is None:
+            self.give_up_evaluation()
+            self.await_model()
         self._pieces += pieces
         self.batches += 1
 
@@ -281,8 +296,19 @@ class Exchange:
                 self.over = over
                 if not over.ended:
                     raise Left(over.reason)
+                self._take_last()
+
+    def _take_last(self) -> None:
+        """The run's values, for what the script does with the model when the run is over: those of
+        the last evaluation if this worker has made it, else the replica's own.
+        """
+        if self._evaluated is not None:
+            self._model.vector[:] = self._evaluated.parameters
+            self._model.load_averaged(np.array(self._evaluated.averaged))
+        self._model.scatter()
 
     def _begin(self, lent: LendModel) -> None:
+        self._evaluated = None
         self._model.scatter()
         self.lent, self._left, self._reported_s = lent, lent.steps, time.monotonic()
         self._progress, self._replicas, self._since = lent.samples, lent.replicas, 0
@@ -296,6 +322,7 @@ class Exchange:
                 self._own.forget()
 
     def _on_evaluation(self, evaluation: RunEvaluation) -> None:
+        self._evaluated = evaluation
         if self._evaluate is None:
             if self.is_evaluated_by_loop:
                 self.evaluation = evaluation

@@ -112,6 +112,9 @@ class AttachedWorker:
         is_over = exchange is not None and exchange.over is not None
         if is_over or not self._thread.is_alive():
             self._thread.join()
+            if end.is_error:  # The role is gone, and can tell nobody.
+                failed = end.failure("", "")
+                log.error("%s", failed.error, extra={"detail": failed.detail})
             return self._code or end.code
         hint = "let `for batch in run.loader(...)` or `while not run.ended` end the training"
         self._loop.post(end.failure("before the run was over", hint))

@@ -1,7 +1,7 @@
 """A worker whose job has a training loop of its own: runs the user's program in the main thread.
 
-`dlctl.attach` makes it a worker (`daemons.attach`). Before that the run knows only that the process
-exists. If the program ends before that, the worker registers to say why.
+`dlctl.attach` makes it a worker (`daemons.attach`). Before it joins, the run knows only that the
+process exists. If the program ends before that, the worker registers to say why.
 """
 
 from __future__ import annotations
@@ -43,12 +43,15 @@ def run(context: process.DaemonContext) -> int:
     end = program.run(context.job.job, context.directory if context.is_home else None)
     if os.getpid() != mine:
         _end_child(end)
-    session = started.session
-    if session is not None and session.has_joined:
-        return session.end(end)
-    when = "without a call of dlctl.attach" if session is None else "without a step in the run"
-    hint = end.hint or "it has to call run = dlctl.attach(model, optimizer), and train `with run:`"
-    return report(context, end.failure(when, hint))
+    if started.session is None:
+        when = "without a call of dlctl.attach"
+        hint = "it has to call run = dlctl.attach(model, optimizer), and train `with run:`"
+    elif started.session.has_joined:
+        return started.session.end(end)
+    else:
+        when = "before it has joined the run"
+        hint = "it has to train `with run:`, on run.loader(...) or with run.step(samples=n)"
+    return report(context, end.failure(when, end.hint or hint))
 
 
 def _end_child(end: ProgramEnd) -> NoReturn:
