@@ -48,7 +48,7 @@ def _lines(place: Workplace) -> list[int]:
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.per_commit(2)
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("name", ENDS)
 def test_a_script_that_ends_before_the_run_fails_it(place: Workplace, name: str) -> None:
     _write(place, *ENDS[name])
@@ -76,6 +76,23 @@ def test_a_script_that_forks_goes_on_and_its_child_may_not(place: Workplace) -> 
     said = place.dlctl("logs", "worker-0").out
     assert "the child ended with 1" in said
     assert f'train.py", line {_lines(place)[0]}, in main' in said
+    place.nothing_left()
+
+
+@pytest.mark.long
+def test_a_script_that_leaves_in_the_middle_of_a_portion_is_started_again(
+    place: Workplace,
+) -> None:
+    leaves = (
+        "            if run.steps == 5 and not run.is_restart:\n                break  # here\n"
+    )
+    _write(place, STEP, STEP + leaves)
+    place.job(stop="{ epochs = 2 }", program=script(), algorithm=DILOCO, optimizer="")
+    ended = place.dlctl("run", "job.toml", timeout_s=200.0)
+    assert ended.code == 0, ended.err
+    assert place.daemon("worker-0")["incarnation"] == 2
+    assert place.run()["samples"] == 2 * 256
+    assert place.dlctl("verify").code == 0
     place.nothing_left()
 
 

@@ -98,7 +98,7 @@ def _kill(place: Workplace, name: str) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.per_commit(1)
-@pytest.mark.parametrize("phases", [("push",), ("join", "step", "push", "evaluation")])
+@pytest.mark.parametrize("phases", [("push",), ("evaluation", "join", "step", "push")])
 def test_whoever_is_shot_no_push_is_lost_or_applied_twice(
     place: Workplace, phases: tuple[str, ...]
 ) -> None:
