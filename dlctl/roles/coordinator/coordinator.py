@@ -394,6 +394,7 @@ class Coordinator:
             # A refused model changes no state: a run that had not begun can, once it is fixed.
             layout = self.registration.check_model(worker, message.layout)
             self.run.algorithm.shape.check_sizes(layout)
+            self.registration.check_values(worker, message.values)
             is_found = self.data.find_batch_size(message.batch_size)
             if is_found:
                 text = f"batch size {message.batch_size}: the largest power of two that fits"

@@ -79,6 +79,9 @@ class ModelReady(Message):
     """Digest of the files that a map-style dataset lists; "": it lists none."""
     has_own_data: bool = False
     """The worker's training loop has data of its own, of which it counts the samples."""
+    values: str = ""
+    """Digest of the values that a training loop's model has at first, where no server and no other
+    replica replaces them; "": they do, or the run's seed determines them."""
 
 
 @record

@@ -78,6 +78,8 @@ class Registration(Owner):
         """
         self.under_way = False
         """The workers have been released."""
+        self._values = ""
+        """`ModelReady.values` of the first training loop that has reported them."""
         self.layout: Layout | None = None
         self._bytes, self._samples = b"", 0
         self._before = Layout.from_rows(past.manifest["layout"]) if past.manifest else None
@@ -217,6 +219,21 @@ class Registration(Owner):
                 "new run; model() must build the same layers every time it is called",
             )
         return built
+
+    def check_values(self, worker: Daemon, values: str) -> None:
+        """values: `ModelReady.values`. Raises DlctlError if the training loops of a new run begin
+        with different ones: the replicas would never be the same model.
+        """
+        if not values or self.restore or self.under_way:
+            return
+        self._values = self._values or values
+        if values != self._values:
+            raise DlctlError(
+                f"the model of {worker.name} begins with other values than those of the other "
+                "workers",
+                hint="call torch.manual_seed(0) before the model is made, or load the same weights "
+                "in every worker",
+            )
 
     def assign(self, now: float) -> None:
         """Assign every server its slice, as soon as the size of the model is known."""
