@@ -19,7 +19,7 @@ from daemons.log_tail import await_printed, exit_code, last_lines
 from daemons.loop import Loop
 from dlctl.launch import commands, local
 from dlctl.launch.base import Credentials
-from dlctl.roles.agent.agent import ProcessStarted
+from dlctl.roles.agent.children import ProcessStarted
 from dlctl.roles.coordinator.members.crash_loops import NO_ROOM, UNSAID
 from dlctl.roles.protocol.effects import ProcessEnded, SignalProcess, StartProcess
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN

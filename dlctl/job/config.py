@@ -217,7 +217,15 @@ class Workers:
     __pydantic_config__ = STRICT
 
     count: Count = 1
-    """Model replicas."""
+    """Model replicas that the job itself starts."""
+    min: Annotated[int, Ge(1)] | None = None
+    """The run trains while at least so many workers are there, and waits while there are fewer, for
+    as long as it takes. Not given: it begins when all `count` workers are ready, and continues with
+    those that are left."""
+    max: Annotated[int, Ge(1)] | None = None
+    """The run takes up to so many workers: those that it starts, and others that join with an
+    invitation ("dlctl keys invite", "dlctl join"). More of them wait in line. Not given: `count`,
+    so that nobody can join."""
     batch_size: Annotated[int, Ge(1)] | Literal["auto"] = 32
     """Samples of one batch of one worker, at most: the batches of a portion are of equal size, give
     or take one sample. A step is one batch, or several: `gradient.accumulate`.

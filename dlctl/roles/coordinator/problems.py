@@ -99,6 +99,8 @@ class _Inspection:
     def at(self, daemon: Daemon) -> Problem | None:
         """What is wrong with a daemon, or why it is not ready yet; None if it is healthy."""
         silent_s = self.now - daemon.heard_at
+        if daemon.key and not (daemon.stuck and silent_s < SLOW_S_MAX):
+            return None  # That it comes and goes is an event.
         is_away = self.members.agent_of(daemon).given_up_at is not None
         if is_away and daemon.role == "agent" and daemon.state != daemon_states.FAILED:
             return self._unreachable_host(daemon)
