@@ -71,6 +71,17 @@ class Guests:
 
         self.simulation.at(when_s, switch_off)
 
+    def freeze(self, when_s: float, name: str, for_s: float = 7.0) -> None:
+        """Its machine is suspended for longer than the run waits, and wakes up."""
+
+        def suspend() -> None:
+            frozen = [p for role in ("guest", "worker") for p in self.living(name, role)]
+            for process in frozen:
+                process.freeze()
+                self.simulation.world.timeline.after(for_s, process.thaw)
+
+        self.simulation.at(when_s, suspend)
+
     def stop(self, when_s: float, name: str) -> None:
         """Ctrl-C."""
         self.simulation.at(when_s, lambda: [p.signal(15) for p in self.living(name)])

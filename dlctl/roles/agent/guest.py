@@ -53,6 +53,8 @@ class Guest:
         """It waits for a slot."""
         self._place = ""
         """What was shown last about the line."""
+        self._is_missed = False
+        """The run has taken this guest for gone: the end of its worker is no crash."""
         self._crashes = 0
         self._started_at = 0.0
         self._heard_at = 0.0
@@ -104,6 +106,8 @@ class Guest:
             case m.Welcome():
                 self._on_welcome(now)
             case m.RegisterAgain() if self._exit is None:
+                self._is_missed = bool(self._children.living())
+                self._children.signal_all(9)  # The run has taken its worker for gone, too.
                 self._register(now)
             case m.InLine():
                 self._on_line(message)
@@ -167,7 +171,8 @@ class Guest:
         if self._exit is not None or self._children.living():
             return
         status = exited.status
-        if status == EXIT_FENCED:  # The run has taken it for dead: it returns with a new term.
+        if status == EXIT_FENCED or self._is_missed:  # It returns, with a new term.
+            self._is_missed = False
             self._pause(PAUSE_FIRST_S, "the run has missed this worker", now)
         elif status == EXIT_POISONED:
             self._leave(Exit(EXIT_POISONED, "the run refuses what this worker computes"), now)

@@ -46,7 +46,8 @@ def find(run: RunState, row: Json, now: float) -> list[Problem]:
         look = _Inspection(members, run.job.timeouts.silent_s, run.shutdown, now)
         found += [p for d in daemons if (p := look.at(d)) is not None]
     ill = {problem.daemon for problem in found if problem.code != "daemon-restarted"}
-    found += _waits(members, ill, names_in(waiting), now)
+    if not run.lacking():
+        found += _waits(members, ill, names_in(waiting), now)
     found += [*_limits(members.of_role("worker")), *_intervals(members.of_role("worker"))]
     reported = {problem.daemon for problem in found}
     if waiting and not (reported and reported >= set(names_in(waiting))):
