@@ -60,6 +60,11 @@ __version__ = "0.1.0"
 if not TYPE_CHECKING:
 
     def __getattr__(name):
+        # What trains is loaded when it is first used: `import dlctl` loads neither torch nor zmq.
+        if name in ("attach", "Left"):
+            from importlib import import_module
+
+            return getattr(import_module("daemons.attach.begin"), name)
         from dlctl.outdated import names_of
 
         return names_of(__name__)(name)

@@ -234,6 +234,7 @@ BUILT_IN: dict[str, dict[str, Component]] = {
     },
     "inner_optimizers": {
         "none": Component("dlctl.job.inner:NO_STEPS", "no steps of its own"),
+        "script": Component("dlctl.job.inner:SCRIPT", "that of the script of [job]"),
         "sgd": Component("dlctl.job.inner:SGD", "torch.optim.SGD"),
         "adam": Component("dlctl.job.inner:ADAM", "torch.optim.Adam"),
         "adamw": Component("dlctl.job.inner:ADAMW", "torch.optim.AdamW"),

@@ -32,14 +32,18 @@ WIDTH = 96
 BEGIN, END = "<!-- generated: make man -->", "<!-- end -->"
 """Delimiters of the generated part of a handwritten page."""
 ABOUT = {
-    "job": "What to train, and until when. This section, its name and its task are required.",
+    "job": "What to train, and until when. This section is required, with a name, and a task, a "
+    "script or a module.",
     "algorithm": "The distributed optimisation method.",
     "inner": "The optimiser of a replica's local steps, for methods that have them; it is torch's. "
     "On the CPU, `adam`, `adamw` and `adagrad` use torch's fused kernels (`fused=True`). A name "
     "may also be a class of yours, `package.module:Class`: then `lr` is required, and all "
     "other keys are its arguments. Sparse gradients, as of `nn.Embedding(sparse=True)`, are taken "
-    "by `sgd` and `adagrad` without `weight_decay`, and by `sparseadam` if all are sparse.",
-    "gradient": "How a replica processes a gradient before it is used.",
+    "by `sgd` and `adagrad` without `weight_decay`, and by `sparseadam` if all are sparse. With a "
+    "`script` the only names are `script`, its own optimizer, which is the default where replicas "
+    "make steps of their own, and `none`; then `inner_lr` is no live setting.",
+    "gradient": "How a replica processes a gradient before it is used. A `script` does that "
+    'itself: only `clip = "global"`, with `clip_norm`, goes with one.',
     "optimizer": "The rule by which the servers apply pushes.",
     "compression": "The part of an update that a worker sends. The residual stays in the worker "
     "and is added to the next update (error feedback).",

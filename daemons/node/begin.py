@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import os
 import shutil
@@ -105,16 +106,17 @@ def _content(name: str, text: Any) -> bytes:
 
 
 def _job(request: Request, directory: Path, files: dict[PurePosixPath, bytes]) -> dict[str, Any]:
-    """The resolved job, with the path of its task on this machine."""
+    """The resolved job, with the path of the user's file on this machine."""
     job: dict[str, Any] = field(request, "job", dict)
     try:
-        file, _, name = config.of_stored(job).job.task.rpartition(":")
+        about = config.of_stored(job).job
+        path = _relative(about.file)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise UsageError(f"the job of the request is invalid: {error}") from error
-    if _relative(file) not in files:
-        raise UsageError(f"the task's file {file!r:.200} is not among the files")
-    task = f"{directory / TASK / file}:{name}"
-    return {**job, "job": {**job["job"], "task": task}}
+    if path not in files:
+        raise UsageError(f"the job's file {about.file!r:.200} is not among the files")
+    here = about.with_file(str(directory / TASK / path))
+    return {**job, "job": dataclasses.asdict(here)}
 
 
 def _reach(control: str) -> None:

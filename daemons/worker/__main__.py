@@ -17,19 +17,14 @@ from daemons.loop import Loop, Signals
 from daemons.worker.ack_record import Acks
 from daemons.worker.at_exit import end_user_code
 from daemons.worker.compute_thread import ComputeThread
+from daemons.worker.connections import open_to_replicas
 from daemons.worker.ranks.rank_processes import Ranks
-from daemons.worker.replica_group import GroupThread
 from daemons.worker.task.failures import ProcessLost
 from daemons.worker.task.print_streams import capture, end_lines
 from dlctl import registry
 from dlctl.compress import values
-from dlctl.launch import addresses
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import (
-    JoinGroup,
-    LeaveGroup,
-    OpenStore,
-    Reduce,
     Settled,
 )
 from dlctl.roles.worker.worker import Worker
@@ -84,21 +79,9 @@ def serve(main: Main, context: process.DaemonContext) -> int:
     loop.perform(Settled, acks.write)
     loop.stop_on_signals(main.signals)
     loop.chores += [parent_watch.watch_parents(loop, context), values.MEMORY.check]
-    if {"group", "peers"} & {*method.shape.links}:
-        reached = addresses.of_worker(
-            registration.run_id, registration.name, job, context.agent, context.control
-        )
-    if "group" in method.shape.links:
-        host = addresses.host_of(reached.bind) if job.has_other_hosts else addresses.LOOPBACK
-        group = GroupThread(loop, host, thread.device)
-        loop.perform(OpenStore, group.open)
-        loop.perform(JoinGroup, group.join)
-        loop.perform(Reduce, group.reduce, anywhere=True)
-        loop.perform(LeaveGroup, group.leave)
+    address, group = open_to_replicas(loop, context, method.shape, thread.device)
+    if group is not None:
         thread.sum_by(group.begin_sum)
-    address = ""
-    if "peers" in method.shape.links:
-        address = reached.advertise(loop.transport.listen(reached.bind))
     loop.transport.connect(COORDINATOR, context.control, context.credentials.coordinator)
     compressor = registry.load("compressors", job.compression.name)
     machine = Worker(

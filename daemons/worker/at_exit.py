@@ -49,6 +49,14 @@ def end_user_code(ask_main: Callable[[Callable[[], None]], None], limit_s: float
         log.warning(text, limit_s)
 
 
+def end_in_this_thread() -> None:
+    """The same at once, in the main thread, without a limit."""
+    try:
+        _end()
+    except BaseException:
+        log.exception("ending the script failed")
+
+
 def _end() -> None:
     if threading.current_thread() is threading.main_thread():
         threading._shutdown()  # type: ignore[attr-defined]  # waits for those that are no daemons

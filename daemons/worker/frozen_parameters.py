@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from daemons.files.arrays import Away
 from daemons.process import reason_of
-from daemons.worker.replica import TorchReplica
 from dlctl.errors import DlctlError, os_errors_as
 from dlctl.launch.base import HOST_FILE
 from dlctl.model import frozen
+from dlctl.model.flat import Layout
 from dlctl.roles.protocol.effects import FrozenLoaded, FrozenWritten, LoadFrozen
 from dlctl.roles.protocol.files import FilesMissing, WantedFile
 from dlctl.runs import checkpoints
@@ -24,19 +24,29 @@ from dlctl.util import cores, regular
 from dlctl.wire.messages import Register
 
 
-def digests(replica: TorchReplica) -> bytes:
+class FrozenHolder(Protocol):
+    """A model with frozen parameters, as `TorchReplica` is."""
+
+    layout: Layout
+
+    def frozen(self) -> list[Tensor]: ...
+
+    def load_frozen(self, values: Mapping[int, Tensor]) -> None: ...
+
+
+def digests(replica: FrozenHolder) -> bytes:
     """16 bytes for each frozen parameter, hashed on all cores."""
     with ThreadPoolExecutor(cores.usable()) as pool:
         return b"".join(pool.map(lambda tensor: frozen.digest(_bytes(tensor)), replica.frozen()))
 
 
-def write(replica: TorchReplica, path: Path) -> tuple[str, int]:
+def write(replica: FrozenHolder, path: Path) -> tuple[str, int]:
     """Write the frozen parameters; returns the file's SHA-256 and bytes. Raises DlctlError."""
     path.parent.mkdir(exist_ok=True)
     return checkpoints.write_chunks(path, _chunks(replica))
 
 
-def load(replica: TorchReplica, path: Path, theirs: bytes, mine: bytes = b"") -> list[int]:
+def load(replica: FrozenHolder, path: Path, theirs: bytes, mine: bytes = b"") -> list[int]:
     """Load the values with the digests `theirs` into the replica; only differing ones are read.
     Returns their positions. Raises DlctlError if the file does not have them. mine: the replica's
     own digests, if known.
@@ -60,7 +70,7 @@ def load(replica: TorchReplica, path: Path, theirs: bytes, mine: bytes = b"") ->
     return others
 
 
-def _chunks(replica: TorchReplica) -> Iterator[bytes | memoryview]:
+def _chunks(replica: FrozenHolder) -> Iterator[bytes | memoryview]:
     plan, tensors = frozen.plan(replica.layout), replica.frozen()
     yield plan.head
     for n in plan.order:
@@ -83,18 +93,18 @@ class FrozenFile:
         self._built = b""
         self._away = Away(directory, registration) if (directory / HOST_FILE).exists() else None
 
-    def digests(self, replica: TorchReplica) -> bytes:
+    def digests(self, replica: FrozenHolder) -> bytes:
         """The digests of the parameters that the worker has built."""
         self._built = digests(replica)
         return self._built
 
-    def write(self, replica: Any, file: str) -> FrozenWritten:
+    def write(self, replica: FrozenHolder, file: str) -> FrozenWritten:
         try:
             return FrozenWritten(file, *write(replica, self._writes_to / file), "")
         except (DlctlError, OSError) as error:
             return FrozenWritten(file, "", 0, reason_of(error))
 
-    def load(self, replica: TorchReplica, effect: LoadFrozen) -> FrozenLoaded | FilesMissing:
+    def load(self, replica: FrozenHolder, effect: LoadFrozen) -> FrozenLoaded | FilesMissing:
         """Load the run's frozen parameters, or report missing files. Raises DlctlError."""
         layout = replica.layout
         file = frozen.run_file(layout, effect.digests)

@@ -23,14 +23,14 @@ import torch
 from torch import Tensor, nn
 
 from daemons.worker.early_sum import BeginSum, GradientParts
+from daemons.worker.other_tensors import OtherTensors, buffers_kept
 from daemons.worker.row_tables import RowSteps, entries_of
 from daemons.worker.task.model_changes import ModelChanges
-from daemons.worker.task.model_tensors import describe, find, layout_of
+from daemons.worker.task.model_tensors import find, layout_of
 from daemons.worker.task.module_modes import Modes
 from daemons.worker.task.user_task import LossResult, Task, TaskError, calling, number_of
 from dlctl.errors import DlctlError
-from dlctl.model.flat import AVERAGED, TRAINED, Layout, TensorEntry
-from dlctl.model.frozen import entries
+from dlctl.model.flat import TRAINED, Layout
 from dlctl.model.vector import Vector
 from dlctl.wire.messages import Array
 
@@ -95,6 +95,7 @@ class TorchReplica:
         self._vector, has_values = self._room()
         self._bound = self._bind(has_values)
         self._changes = ModelChanges(task, self.model)
+        self._others = OtherTensors(self.model, self.layout, lambda: task.place("loss"))
         self.values = [view for _, view in self._bound]
         """float32, the trained parameters one by one: views of the vector."""
         self.parameters: Vector = _own(self._vector)
@@ -115,7 +116,9 @@ class TorchReplica:
 
     def _place(self, vector: Tensor) -> None:
         """Make the model's values views of this memory; the tensor objects remain the same."""
-        for (parameter, value), view in zip(self._bound, _views(vector, self.layout), strict=True):
+        for (parameter, value), view in zip(
+            self._bound, shaped_views(vector, self.layout), strict=True
+        ):
             value.data = view
             if parameter.dtype is torch.float32:
                 parameter.data = view
@@ -128,7 +131,7 @@ class TorchReplica:
 
     @cached_property
     def _slots(self) -> list[Tensor]:
-        return _views(self._gradient, self.layout)
+        return shaped_views(self._gradient, self.layout)
 
     def _room(self) -> tuple[Tensor, bool]:
         """The vector for the parameters, and whether it receives their values.
@@ -139,7 +142,7 @@ class TorchReplica:
 
     def _bind(self, has_values: bool) -> list[tuple[nn.Parameter, Tensor]]:
         """Move the parameters into the vector; float32 ones become views of it."""
-        bound, views = [], _views(self._vector, self.layout)
+        bound, views = [], shaped_views(self._vector, self.layout)
         for (entry, _, _), view in zip(self.layout.slices(TRAINED), views, strict=True):
             parameter = find(self.model, entry.name)
             assert isinstance(parameter, nn.Parameter)
@@ -259,7 +262,7 @@ class TorchReplica:
 
     def gathered(self, gradients: Sequence[Tensor | None]) -> Vector:
         """The flat gradient, float32[d], with zeros for missing ones."""
-        _put(self._slots, gradients)
+        put_together(self._slots, gradients)
         return _own(self._gradient)
 
     def sum_early(self, begin: BeginSum, weight: float) -> bool:
@@ -282,13 +285,13 @@ class TorchReplica:
 
     def _gather_kept(self, numbers: Sequence[int]) -> Tensor:
         """Copy the gradients of some parameters; autograd keeps them."""
-        _put([self._slots[n] for n in numbers], [self._bound[n][0].grad for n in numbers])
+        put_together([self._slots[n] for n in numbers], [self._bound[n][0].grad for n in numbers])
         return self._gradient
 
     def views_of(self, vector: Vector) -> list[Tensor]:
         """Views of float32[d] in the shapes of `values`."""
         whole = torch.from_numpy(vector) if isinstance(vector, np.ndarray) else vector
-        return _views(whole, self.layout)
+        return shaped_views(whole, self.layout)
 
     def _cast(self) -> None:
         """Update parameters that are no views from their float32 masters."""
@@ -300,52 +303,20 @@ class TorchReplica:
 
     def averaged(self) -> Array:
         """All persistent buffers, float64[n]; integers are exact."""
-        parts = [
-            self._tensor(entry).detach().reshape(-1).to(torch.float64)
-            for entry, _, _ in self.layout.slices(AVERAGED)
-        ]
-        gathered = torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64, device="cpu")
-        return gathered.cpu().numpy()
+        return self._others.averaged()
 
     def frozen(self) -> list[Tensor]:
         """The frozen parameters, in the order of `dlctl.model.frozen.entries`."""
-        return [self._tensor(entry).detach() for entry in entries(self.layout)]
+        return self._others.frozen()
 
     def load_averaged(self, values: Array) -> None:
         """Load values of `averaged()`; integer buffers are rounded."""
-        assert values.shape == (self.layout.size(AVERAGED),)
-        for entry, lo, hi in self.layout.slices(AVERAGED):
-            source = torch.tensor(values[lo:hi], device="cpu").view(entry.shape)
-            for tensor in self._tensors(entry):
-                rounded = source if tensor.is_floating_point() else source.round()
-                tensor.detach().copy_(rounded)
+        self._others.load_averaged(values)
 
     def load_frozen(self, values: Mapping[int, Tensor]) -> None:
         """Replace some of `frozen()`, by position."""
-        for entry, source in ((entries(self.layout)[n], value) for n, value in values.items()):
-            for tensor in self._tensors(entry):
-                tensor.detach().copy_(source.view(entry.shape))
+        self._others.load_frozen(values)
         self._changes.record()
-
-    def _tensors(self, entry: TensorEntry) -> Iterator[Tensor]:
-        """The tensor under each of its names: a move to a GPU separates shared buffers."""
-        tensor = self._tensor(entry)
-        yield tensor
-        for alias in entry.aliases:
-            other = find(self.model, alias)
-            if other is not tensor:
-                yield other
-
-    def _tensor(self, entry: TensorEntry) -> Tensor:
-        tensor = find(self.model, entry.name)
-        if tuple(tensor.shape) != entry.shape:
-            raise TaskError(
-                f'{describe(tensor)} "{entry.name}" had the shape {list(entry.shape)} and now has '
-                f"{list(tensor.shape)}",
-                where=self.task.place("loss"),
-                hint="register it with persistent=False if it need not be saved",
-            )
-        return tensor
 
     # ---------------------------------------------------------------- evaluation
 
@@ -384,22 +355,15 @@ class TorchReplica:
         """Within this, the model's values are in this vector. At the end its own are back, with the
         buffers, modes, `requires_grad` and RNG states.
         """
-        buffers = [
-            (module, key, buffer, buffer.detach().clone())
-            for module in self.model.modules()
-            for key, buffer in module.named_buffers(recurse=False)
-        ]
         modes = [(module, module.training) for module in self.model.modules()]
         trained = [(parameter, parameter.requires_grad) for parameter in self.model.parameters()]
         try:
-            with generators_kept([self.device] if self.device.type == "cuda" else []):
+            gpus = [self.device] if self.device.type == "cuda" else []
+            with generators_kept(gpus), buffers_kept(self.model):
                 self._place(vector)
                 yield
         finally:
             self._place(self._vector)
-            for module, key, buffer, values in buffers:
-                buffer.detach().copy_(values)
-                setattr(module, key, buffer)
             for module, mode in modes:
                 module.training = mode
             for parameter, requires_grad in trained:
@@ -500,12 +464,13 @@ def generators_kept(devices: Sequence[torch.device] = ()) -> Iterator[None]:
 # ---------------------------------------------------------------- vectors
 
 
-def _views(vector: Tensor, layout: Layout) -> list[Tensor]:
+def shaped_views(vector: Tensor, layout: Layout) -> list[Tensor]:
+    """Views of float32[d], one for each trained tensor, in its shape."""
     return [vector[lo:hi].view(entry.shape) for entry, lo, hi in layout.slices(TRAINED)]
 
 
-def _put(into: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-    """Copy the gradients; zeros for missing ones."""
+def put_together(into: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+    """Copy the gradients to slots of their shapes; zeros for missing ones."""
     slots, dense = [], []
     for slot, gradient in zip(into, gradients, strict=True):
         if gradient is None:

@@ -87,6 +87,22 @@ def check_names(side: ReplicaSide | ShardSide) -> None:
             )
 
 
+def why_no_loop(method: Method) -> str:
+    """Why a training loop of the user's own cannot train with this method; "" if it can. Such a
+    loop makes steps on data that it is given, and knows nothing but its model and its optimiser.
+    """
+    shape = method.shape
+    if method.is_driven:
+        return "the coordinator decides which batches are computed, and at which parameters"
+    if "memory" in shape.links:
+        return "its replicas share the memory of one model"
+    if any(table.of_rows for table in shape.tables):
+        return "it asks which rows a batch reads"
+    if shape.engine:
+        return "its engine works inside of the replica"
+    return ""
+
+
 UNDECLARED: Mapping[type[Need], str] = {
     Read: "it declares no tables (Shape.tables)",
     Write: "it declares no tables (Shape.tables)",

@@ -45,7 +45,7 @@ SECTIONS = {
         "scale": "Add or remove workers of a running job.",
         "restart": "Restart daemons in place, keeping their names.",
         "recover": "Recover a job that has died.",
-        "keys": "Give a job new keys, or create a read-only key.",
+        "keys": "Give a job new keys, create a read-only key, or invite workers.",
         "stop": "Stop a job, saving first.",
     },
     "Data": {

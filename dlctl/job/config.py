@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Len, Lt
@@ -20,6 +21,7 @@ from dlctl.util.numeric_limits import PushNorm, WeightDecay
 STRICT = {"extra": "forbid", "strict": True}
 """Config for the validator: an unknown key is an error and "4" is not 4."""
 
+MAIN = "__main__"
 PARTS_MAX = 8
 """Parts of one push, each of at most four arrays: all have to fit into the frames of one message.
 """
@@ -57,15 +59,21 @@ class Job:
     """Letters a-z, digits, dot, underscore, dash; begins with a letter or digit."""
     task: str = ""
     """Where the model, data and loss are: "train.py:task", a path relative to the job file and a
-    name in it. The file's folder is the first in which Python searches for modules.
+    name in it. The file's folder is the first in which Python searches for modules. A job has
+    either this, or `script`, or `module`.
     """
     script: str = ""
-    """In place of `task`: a program with a training loop of its own, which calls dlctl.attach();
-    a path relative to the job file. Every worker runs it."""
+    """In place of `task`: a program with a training loop of its own, which calls dlctl.attach(), as
+    "train.py"; a path relative to the job file. Every worker runs it, as `python train.py` would:
+    its folder is the first in which Python searches for modules, and nothing is seeded. It has its
+    own model, optimizer and batches, and does itself what [gradient] says, but for the global clip.
+    Not for methods that need more of a replica than that, such as "sandblaster", "hogwild" and
+    "rows".
+    """
     module: str = ""
-    """The same as `script`, for `python -m module`."""
+    """The same for `python -m module`, as "pkg.train"; it is searched beside the job file."""
     args: tuple[str, ...] = ()
-    """The arguments of `script` or `module`."""
+    """The arguments of `script` or `module`: ["--lr", "0.1"]."""
     stop: Stop = Stop(epochs=1)
     """When the run finishes, for example { epochs = 3 } or { target = "accuracy >= 0.85" }."""
     seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
@@ -85,6 +93,28 @@ class Job:
     0700). To let others read checkpoints and logs, chmod the directory of a run: no command changes
     its mode afterwards. The run's key stays yours."""
 
+    @property
+    def file(self) -> str:
+        """The user's file: of the task, or the program. In a resolved job its full path, of a
+        module, too.
+        """
+        return self.script or self.task.rpartition(":")[0]
+
+    @property
+    def search_path(self) -> Path:
+        """The folder of a resolved job in which Python searches first for the user's modules."""
+        file = Path(self.file)
+        is_package = file.stem == MAIN and not self.module.endswith(MAIN)
+        above = self.module.count(".") + is_package
+        return file.parents[above]
+
+    def with_file(self, file: str) -> Job:
+        """The same job with the user's file somewhere else."""
+        if self.script:
+            return dataclasses.replace(self, script=file)
+        _, _, name = self.task.rpartition(":")
+        return dataclasses.replace(self, task=f"{file}:{name}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
@@ -101,7 +131,8 @@ DEFAULT_ALGORITHM = "downpour"
 class Schedule:
     """The learning rate over the run, by the samples that all workers have processed. It scales
     every optimiser that takes gradient steps: the replicas' own (`inner`), and the servers' where
-    gradients are pushed to it; not an optimiser that takes the steps of whole rounds."""
+    gradients are pushed to it; not an optimiser that takes the steps of whole rounds. A `script`
+    applies it itself, by `run.lr_factor`."""
 
     __pydantic_config__ = STRICT
 
@@ -233,17 +264,20 @@ class Workers:
     forward and backward passes of real samples; all workers use it, also when the run is resumed.
     At most 65536 on a GPU, of which a tenth stays free, and 1024 on the CPU, where half of the
     memory stays free and a batch takes at most 5 s; and small enough that an epoch has a portion
-    for each worker. `dlctl status` shows it."""
+    for each worker. `dlctl status` shows it.
+    A `script` has batches of its own: there this only says how large a portion is, and steps of the
+    schedule."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the replicas compute; "auto" takes a GPU if torch finds one, and spreads the workers
-    over all GPUs.
+    over all GPUs. A `script` chooses its device: by CUDA_VISIBLE_DEVICES it sees one GPU, and none
+    with "cpu", unless that variable is set.
     """
     processes: Annotated[int, Ge(1), Le(256)] = 1
     """Processes of each replica, on one host, with a model each; more than 1 only with a method
     that can use them. If one dies, all are replaced."""
     threads: Annotated[int, Ge(0), Le(1024)] = 0
     """Torch threads per worker, over all of its processes; 0: the machine's cores divided by its
-    workers."""
+    workers. For a `script` it is OMP_NUM_THREADS, unless that is set."""
     loader_processes: Annotated[int, Ge(0), Le(256)] = 0
     """Processes of torch's DataLoader per worker; 0: the data is loaded in the worker itself. A
     stream is read by one of them."""

@@ -21,6 +21,8 @@ from dlctl.util.numeric_limits import LocalRate, WeightDecay
 
 NONE = "none"
 """No steps of its own."""
+OF_SCRIPT = "script"
+"""A training loop of the user's own makes them, with its own optimizer."""
 SAVED_AS = "inner."
 """Prefix of the names of its state, in the file of its replica."""
 OF = f"{SAVED_AS}of"
@@ -201,6 +203,7 @@ class Inner:
 
 
 NO_STEPS = Inner(NoInnerOptions, live={})
+SCRIPT = Inner(NoInnerOptions, live={})
 FOREIGN = Inner(None)
 SGD = Inner(InnerSGDOptions, "SGD", ("weight_decay", "nesterov"))
 ADAM = Inner(InnerAdamOptions, "Adam")

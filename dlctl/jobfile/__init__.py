@@ -3,7 +3,8 @@
     reading.py    bytes -> document       faults of the file itself
     positions.py  text -> key -> place    the position of every key
     schema.py     document -> dataclasses unknown keys, types, ranges
-    checks.py     checks beyond types     names, rates, targets, the task's file, cross checks
+    checks.py     checks beyond types     names, rates, targets, files, cross checks
+    programs.py   what workers run        task, script or module, and what goes with each
     hosts.py      checks of [[hosts]]     names, addresses, daemons on each
     launchers.py  [launcher]              its older forms, options, abilities, hosts
     faults.py     faults -> JobFileError  all of them at once, each with its line
@@ -27,7 +28,7 @@ from dlctl import registry
 from dlctl.errors import UsageError
 from dlctl.job import batches, inner, placement, schedule
 from dlctl.job.config import COUNT_MAX, DEFAULT_ALGORITHM, Choice, JobFile
-from dlctl.jobfile import checks, launchers, reading, replicas, schema
+from dlctl.jobfile import checks, launchers, programs, reading, replicas, schema
 from dlctl.jobfile.faults import Fault as Fault
 from dlctl.jobfile.faults import JobFileError as JobFileError
 from dlctl.jobfile.faults import JobFileProblem as JobFileProblem
@@ -80,13 +81,14 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> JobFile:
     for section in [section for section in registry.SECTIONS if section not in resolved]:
         choice = getattr(job, section)
         if section != "algorithm":  # Each method has its own.
-            choice = getattr(registry.load("algorithms", resolved["algorithm"].name), section)
+            method = registry.load("algorithms", resolved["algorithm"].name)
+            choice = getattr(method, section)
+            if section == "inner":
+                choice = programs.inner_of(method, has_loop=job.has_loop)
         options = effective_options(registry.SECTIONS[section], choice)
         resolved[section] = Choice(name=choice.name, options=options)
     # Daemons run elsewhere, so they get the job's files by their full paths.
-    home = path.parent.resolve()
-    weights = str(home / job.job.weights) if job.job.weights else ""
-    located = dataclasses.replace(job.job, task=str(home / job.job.task), weights=weights)
+    located = programs.located(job.job, path.parent.resolve())
     assert launcher is not None
     chosen = {**resolved, "launcher": launchers.resolved(launcher)}
     whole: JobFile = dataclasses.replace(job, job=located, **chosen)  # type: ignore[arg-type]
@@ -120,8 +122,11 @@ def _own_checks(job: JobFile, document: dict[str, Any]) -> list[Fault]:
     found: list[tuple[KeyPath, str, str]] = [*_clip_faults(job, method)]
     found += [*_average_faults(job, method), *_scaling_faults(job, method)]
     found += [*_link_faults(job, method), *_replica_faults(job, method)]
+    found += [*_guest_faults(job, method)]
+    found += programs.faults(job, method)
     steps = _gradient_steps(job, method)
-    if schedule.is_needed(job.schedule) and not steps and not schedule.scales(job.schedule):
+    is_unused = not steps and not job.has_loop  # A script has its rate by `run.lr_factor`.
+    if schedule.is_needed(job.schedule) and is_unused and not schedule.scales(job.schedule):
         what = f"{job.algorithm.name} has no optimiser that takes gradient steps"
         found.append((("schedule", "kind"), what, "remove [schedule]"))
     elif schedule.is_needed(job.schedule) and job.inner.name == "rprop":
@@ -138,7 +143,8 @@ def _gradient_steps(job: JobFile, method: Any) -> list[parameter_groups.Steps]:
     """The optimisers that take gradient steps: the replicas' own, and the servers' if gradients are
     pushed to it."""
     found = []
-    if method.inner.name != inner.NONE and job.inner.name != inner.NONE:
+    is_ours = job.inner.name not in (inner.NONE, inner.OF_SCRIPT)
+    if method.inner.name != inner.NONE and is_ours:
         found.append(("inner_optimizers", job.inner, False))
     if method.pushes_gradients(method.Options(**job.algorithm.options)):
         found.append(("optimizers", job.optimizer, True))
@@ -195,6 +201,29 @@ def _link_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]
                 "processes of each host step in one model there"
             ),
         )
+
+
+def _guest_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
+    """Workers that join from elsewhere: how many, and whether they can."""
+    workers = job.workers
+    most = workers.max or workers.count
+    if most < workers.count:
+        what = f"the job itself starts {workers.count} workers"
+        yield ("workers", "max"), what, f"use {workers.count} or more"
+    if workers.min is not None and workers.min > max(most, workers.count):
+        what = f"the run takes {max(most, workers.count)} workers at most"
+        yield ("workers", "min"), what, "use fewer, or raise max"
+    if most <= workers.count:
+        return
+    if method.shape.links:
+        what = (
+            f"the workers of {job.algorithm.name} connect to each other, and those that join can "
+            "only dial out"
+        )
+        yield ("workers", "max"), what, "use a method with servers, such as diloco"
+    if workers.processes > 1:
+        what = "a worker that joins is one process"
+        yield ("workers", "max"), what, "use one process for each worker"
 
 
 def _replica_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
@@ -367,12 +396,16 @@ def _check_inner(resolved: Mapping[str, Choice], document: dict[str, Any]) -> li
     chosen, method = resolved.get("inner"), registry.load("algorithms", name)
     if chosen is None:
         return []
+    what, instead = programs.inner_fault(chosen, has_loop=programs.has_loop(document))
+    if what:
+        return [Fault(("inner", "name"), what, instead)]
     if method.inner.name == inner.NONE and chosen.name != inner.NONE:
         what = f"replicas of {name} make no steps of their own: the servers' optimiser does"
         return [Fault(("inner", "name"), what, "remove [inner]")]
     if chosen.name == inner.NONE and method.push_kind(method.Options()).is_displacement:
         what = f"{name} pushes the displacement by its replicas' own steps"
-        return [Fault(("inner", "name"), what, f'use "{method.inner.name}", or remove [inner]')]
+        usual = programs.inner_of(method, has_loop=programs.has_loop(document)).name
+        return [Fault(("inner", "name"), what, f'use "{usual}", or remove [inner]')]
     lr = chosen.options.get("lr")
     is_ours = registry.load("inner_optimizers", chosen.name).Options is not None
     if not is_ours and (type(lr) not in (int, float) or not bounds.holds(LocalRate, lr)):

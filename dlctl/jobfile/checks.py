@@ -1,4 +1,4 @@
-"""Checks beyond types: names, rates, targets, the task's file, and conflicting keys.
+"""Checks beyond types: names, rates, targets, files, and conflicting keys.
 
 They work on the parsed document, so that these faults are reported together with all others; the
 schema reports values of a wrong type.
@@ -15,7 +15,7 @@ from typing import Any
 
 from dlctl.job.config import Network, Servers
 from dlctl.job.settings import GENERAL
-from dlctl.jobfile import hosts, launchers
+from dlctl.jobfile import hosts, launchers, programs
 from dlctl.jobfile.faults import Fault
 from dlctl.jobfile.positions import KeyPath, get
 from dlctl.records.best import Best, Target
@@ -29,7 +29,7 @@ PORT_MAX = 65535
 def check(document: dict[str, Any], directory: Path) -> Iterator[Fault]:
     """All faults of these kinds. `directory`: where the job file is."""
     yield from _check_text(document, ("job", "name"), _job_name)
-    yield from _check_text(document, ("job", "task"), lambda text: _task(text, directory))
+    yield from programs.check(document, directory)
     yield from _check_text(document, ("job", "weights"), lambda text: _weights(text, directory))
     yield from _check_text(document, ("job", "run_dir"), _run_dir)
     yield from _check_text(document, ("job", "stop", "target"), _target)
@@ -64,26 +64,6 @@ def _job_name(text: str) -> Verdict:
     rule = "must be 1 to 64 of a-z, 0-9, dot, underscore, dash, beginning with a letter or digit"
     meant = re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("._-")[:64]
     return rule, f'did you mean "{meant}"?' if meant else ""
-
-
-def _task(text: str, directory: Path) -> Verdict:
-    """The file must exist; whether it has the name is checked when a worker imports it."""
-    file, _, name = text.rpartition(":")
-    if not file.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
-        return 'must be a file and a name in it, as in "train.py:task"', ""
-    beside = list[str]()
-    try:
-        regular.check(directory / file)
-        if (directory / file).is_file():
-            return FINE
-        beside = [path.name for path in directory.glob("*.py")]
-    except NotRegular as error:
-        return f'"{file}" is {error.kind}, not a Python file', ""
-    except (OSError, ValueError):
-        pass  # As for a name that no file can have.
-    close = difflib.get_close_matches(file, beside, n=1)
-    meant = f'did you mean "{close[0]}:{name}"?' if close else ""
-    return f'there is no file "{file}" beside the job file', meant
 
 
 def _weights(text: str, directory: Path) -> Verdict:

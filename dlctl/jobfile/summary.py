@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dlctl.job.inner import NONE, OF_SCRIPT
 from dlctl.util.text import escape
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ def of(job: JobFile) -> str:
         [
             job.job.name,
             job.algorithm.name,
-            *([f"{_rated(job.inner)} in each worker"] if job.inner.name != "none" else []),
+            *filter(None, [_inner(job.inner)]),
             *([*rule, _compression(job.compression)] if job.servers.count else []),
             _count(job.servers.count, "server") if job.servers.count else "no servers",
             _count(job.workers.count, "worker") + _cut(job.replica),
@@ -39,7 +40,15 @@ def _where(job: JobFile) -> list[str]:
 
 
 def _rated(optimizer: Choice) -> str:
-    return f"{optimizer.name}(lr={optimizer.options.get('lr')})"
+    lr = optimizer.options.get("lr")
+    return optimizer.name if lr is None else f"{optimizer.name}(lr={lr})"
+
+
+def _inner(optimizer: Choice) -> str:
+    """As in "adamw(lr=0.001) in each worker"; "" if the replicas make no steps of their own."""
+    if optimizer.name == NONE:
+        return ""
+    return f"{_rated(optimizer)} in each worker" if optimizer.name != OF_SCRIPT else "own optimizer"
 
 
 def _work(job: JobFile) -> str:

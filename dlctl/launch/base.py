@@ -39,13 +39,20 @@ class Credentials(NamedTuple):
 NO_CREDENTIALS = Credentials("", "")
 
 
-def argv(role: str, directory: Path, name: str, incarnation: int, control: str) -> list[str]:
+WORKER, SCRIPT = "worker", "script"
+"""Packages of daemons: what a worker is started with, and with a training loop of its own."""
+
+
+def argv(
+    role: str, directory: Path, name: str, incarnation: int, control: str, *, has_loop: bool = False
+) -> list[str]:
     """The command of incarnation `incarnation` of daemon `name`; `control` is the coordinator's
-    address.
+    address. has_loop: `JobFile.has_loop`.
 
     -P: files in the current directory must not shadow modules that the daemon imports.
     """
-    module = ["-P", "-m", f"daemons.{role}"]
+    package = SCRIPT if has_loop and role == WORKER else role
+    module = ["-P", "-m", f"daemons.{package}"]
     return [sys.executable, *module, str(directory), name, str(incarnation), control]
 
 
@@ -53,9 +60,9 @@ def parse_argv(argv: list[str], directory: Path) -> tuple[str, str, int] | None:
     """(role, name, incarnation) if `argv` starts a daemon of this run; the inverse of `argv`."""
     match argv:
         case [_, "-P", "-m", module, run, name, incarnation, _]:
-            package, _, role = module.partition(".")
-            if package == "daemons" and incarnation.isdecimal() and _is_same(run, directory):
-                return role, name, int(incarnation)
+            room, _, package = module.partition(".")
+            if room == "daemons" and incarnation.isdecimal() and _is_same(run, directory):
+                return WORKER if package == SCRIPT else package, name, int(incarnation)
     return None
 
 
@@ -68,19 +75,25 @@ def _is_same(run: str, directory: Path) -> bool:
     return False
 
 
-def environment(role: str, directory: Path, name: str, incarnation: int) -> dict[str, str]:
-    """The environment of a daemon: the inherited one, and variables that user code may rely on."""
+def environment(
+    role: str, directory: Path, name: str, incarnation: int, *, has_loop: bool = False
+) -> dict[str, str]:
+    """The environment of a daemon: the inherited one, and variables that user code may rely on.
+    A training loop of the user's own gets no RANK: libraries take that, without WORLD_SIZE, for a
+    broken group of torch.distributed.
+    """
     mine = {
         "DLCTL_JOB": directory.name,
         "DLCTL_NAME": name,
         "DLCTL_ROLE": role,
         "DLCTL_RUN_DIR": str(directory),
         "DLCTL_INCARNATION": str(incarnation),
-        "RANK": name.rpartition("-")[2],
         "PYTHONUNBUFFERED": "1",
     }
     default = {}
-    if role == "worker":
+    if not has_loop:
+        mine["RANK"] = name.rpartition("-")[2]
+    if role == WORKER:
         with suppress(OSError, ValueError):  # The worker itself reports an unreadable job.
             mine |= same_hashes(read_job(directory)["job"]["seed"])
         # A member of a group would warn twice a second while it waits for another one.
@@ -93,6 +106,18 @@ def same_hashes(seed: int) -> dict[str, str]:
     or class numbers derived from a set would differ between workers, and after a resume.
     """
     return {"PYTHONHASHSEED": str(seed)}
+
+
+def has_loop(role: str, directory: Path) -> bool:
+    """Whether a daemon runs a training loop of the user's own; of an unreadable job the daemon
+    itself reports what is wrong.
+    """
+    if role != WORKER:
+        return False
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        job = read_job(directory)["job"]
+        return bool(job.get("script") or job.get("module"))
+    return False
 
 
 def open_log(directory: Path, name: str, incarnation: int) -> int:

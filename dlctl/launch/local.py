@@ -72,13 +72,14 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Start one daemon, detached: `living` finds it from now on. Raises OSError."""
     log = base.open_log(directory, name, incarnation)
+    has_loop = base.has_loop(role, directory)
     try:
         process = subprocess.Popen(
-            base.argv(role, directory, name, incarnation, control),
+            base.argv(role, directory, name, incarnation, control, has_loop=has_loop),
             stdin=subprocess.PIPE if credentials.secret else subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=base.environment(role, directory, name, incarnation),
+            env=base.environment(role, directory, name, incarnation, has_loop=has_loop),
             start_new_session=True,
         )
     finally:

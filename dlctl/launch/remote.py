@@ -8,6 +8,7 @@ missing heartbeats.
 from __future__ import annotations
 
 import base64
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from dlctl import __version__
 from dlctl.errors import DlctlError
+from dlctl.job import config
 from dlctl.job.config import Host
 from dlctl.launch import answers, base, taskfiles
 from dlctl.launch.calls import Call
@@ -39,7 +41,8 @@ def shared_request(directory: Path) -> dict[str, Any]:
     """
     job = base.read_job(directory)
     home = Path(str(database.read(directory).get("job_file"))).parent
-    found = taskfiles.collect(home, job["job"]["task"], home / job["job"]["run_dir"])
+    about = config.from_dict(config.Job, job["job"])
+    found = taskfiles.collect(home, about.file, home / about.run_dir)
     for path in found.left_out:
         log.warning("%s is not sent to other hosts: it leads out of %s", path, home)
     root = home.resolve()
@@ -49,7 +52,7 @@ def shared_request(directory: Path) -> dict[str, Any]:
         "version": __version__,
         "protocol": codec.PROTOCOL,
         "run_id": directory.name,
-        "job": {**job, "job": {**job["job"], "task": found.task}},
+        "job": {**job, "job": dataclasses.asdict(about.with_file(found.file))},
         "files": {path: base64.b64encode(data or b"").decode() for path, data in files.items()},
     }
 

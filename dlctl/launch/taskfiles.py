@@ -1,7 +1,7 @@
 """The files of a job that are sent to other machines: the Python files in the job file's directory
 and below.
 
-The task may import any of them. Data is not sent: the task itself must find it on each host. Hidden
+The task, or the script, may import any of them. Data is not sent: it must be on each host. Hidden
 files, caches, virtual environments, the directory of the runs and links to outside the job's
 directory are left out.
 """
@@ -28,23 +28,22 @@ ENVIRONMENT = "pyvenv.cfg"
 
 
 class TaskFiles(NamedTuple):
-    task: str
-    """The task's own file and name, relative to the job's directory: "train.py:task"."""
+    file: str
+    """The file of the task, or the script, relative to the job's directory: "train.py"."""
     files: dict[str, bytes]
     """Path, relative to the job's directory, -> content."""
     left_out: tuple[str, ...]
     """Paths of Python files that are links out of the directory, or not regular files."""
 
 
-def collect(directory: Path, task: str, run_dir: Path) -> TaskFiles:
-    """`directory`: of the job file. `task`: as in the resolved job, with a full path. `run_dir`:
-    the parent of run directories.
+def collect(directory: Path, file: str, run_dir: Path) -> TaskFiles:
+    """`directory`: of the job file. `file`: `Job.file` of the resolved job. `run_dir`: the parent
+    of run directories.
 
-    Raises UsageError if the task is not among the files, or if these are too many or too large,
-    naming the largest; DlctlError for an unreadable file.
+    Raises UsageError if the file is not among those that are sent, or if these are too many or too
+    large, naming the largest; DlctlError for an unreadable file.
     """
     directory = directory.resolve()
-    file, _, name = task.rpartition(":")
     sizes: dict[Path, int] = {}
     left_out: list[str] = []
     for path in _python_files(directory, {run_dir.resolve(), directory / "runs"}):
@@ -56,13 +55,13 @@ def collect(directory: Path, task: str, run_dir: Path) -> TaskFiles:
     _check_sizes(directory, sizes)
     if Path(file) not in sizes:
         raise UsageError(
-            "the task cannot be sent to other hosts: only Python files beside the job file, or "
-            "below it, are",
+            "the task, or the script, cannot be sent to other hosts: only Python files beside the "
+            "job file, or below it, are",
             where=file,
             hint=f"put it into {directory}, not as a link to somewhere else",
         )
     files = {str(path.relative_to(directory)): _read(path) for path in sizes}
-    return TaskFiles(f"{Path(file).relative_to(directory)}:{name}", files, tuple(left_out))
+    return TaskFiles(str(Path(file).relative_to(directory)), files, tuple(left_out))
 
 
 def _python_files(directory: Path, without: set[Path]) -> Iterator[Path]:

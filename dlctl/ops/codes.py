@@ -181,7 +181,8 @@ CODES: Mapping[Code, CodeEntry] = {
         "notice",
         "starting[ for {age}][: {phase}]",
         "A daemon is starting.",
-        "It imports torch, builds the model, or reads its data.",
+        "It imports torch, builds the model, or reads its data; a script may take long until it "
+        "calls dlctl.attach.",
         "Wait; `dlctl logs NAME` shows its progress.",
         {"": _LOGS},
     ),

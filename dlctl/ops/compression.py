@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlctl import jobfile, registry
+from dlctl.errors import UsageError
 from dlctl.job.config import JobFile, to_dict
 from dlctl.launch.base import same_hashes
 from dlctl.model.flat import slice_bounds
@@ -43,7 +44,15 @@ def measured(run_or_file: str) -> dict[str, dict[str, Any]]:
 
 
 def _gradient(job: JobFile, checkpoint: Path | None) -> Array:
-    """float32[d]. A separate process computes it: it needs torch and runs the user's code."""
+    """float32[d]. A separate process computes it: it needs torch and runs the user's code. Raises
+    UsageError for a job without a task.
+    """
+    if job.has_loop:
+        raise UsageError(
+            "only the loop of a script computes its gradients: there is none to measure",
+            where=job.job.file,
+            hint="measure with a job that has a task with a similar model",
+        )
     with tempfile.TemporaryDirectory(prefix="dlctl-gradient-") as directory:
         file = Path(directory) / "gradient.npy"
         arguments = [str(file)] + ([str(checkpoint)] if checkpoint else [])

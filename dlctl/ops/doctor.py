@@ -109,7 +109,7 @@ def _of_coordinator(visits: Visits, job: JobFile, file: Path) -> Iterator[Findin
         subject = "task"
         if visits.launcher.copies_files:
             home = file.parent.resolve()
-            taskfiles.collect(home, job.job.task, home / job.job.run_dir)
+            taskfiles.collect(home, job.job.file, home / job.job.run_dir)
     except DlctlError as error:
         yield _fault(here, subject, error)
 

@@ -81,8 +81,9 @@ def _fix(snapshot: Snapshot) -> str:
 
 
 def task_file(snapshot: Snapshot) -> str:
-    """The task's file, "train.py"; "the task" if the file is unknown."""
-    file = str(read_job(snapshot.directory).get("job", {}).get("task", "")).rpartition(":")[0]
+    """The file of the task, or the script, "train.py"; "the task" if the file is unknown."""
+    job = read_job(snapshot.directory).get("job", {})
+    file = str(job.get("script") or str(job.get("task", "")).rpartition(":")[0])
     return shlex.quote(values.path(file)) if file else "the task"
 
 

@@ -25,7 +25,7 @@ from dlctl import registry
 from dlctl.algorithms.base import Method
 from dlctl.errors import UsageError
 from dlctl.job.config import Choice, JobFile
-from dlctl.job.inner import NONE, OF, SAVED_AS, identity
+from dlctl.job.inner import NONE, OF, OF_SCRIPT, SAVED_AS, identity
 from dlctl.model.flat import AVERAGED, ROWS, TRAINED, Layout
 from dlctl.records.manifest import CHOICES, MEAN, Manifest, layout, otherwise
 from dlctl.shards.base import W
@@ -295,7 +295,8 @@ def _begins_afresh(job: JobFile, method: Method, kept: Moments | None) -> list[s
         found.append(f"{job.optimizer.name} in the servers")
     is_sgd = job.inner.name == "sgd" and not job.inner.options.get("momentum")
     if job.inner.name != NONE and not is_sgd and not (is_inner and kept):
-        found.append(f"{job.inner.name} in the replicas")
+        is_theirs = job.inner.name == OF_SCRIPT
+        found.append("the script's optimizer" if is_theirs else f"{job.inner.name} in the replicas")
     return found
 
 

@@ -5,7 +5,6 @@ batches, and steps that are skipped.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,11 +22,12 @@ from dlctl.roles.protocol.loop_effects import (
     Piece,
     RecallModel,
 )
+from dlctl.roles.worker.stock import Stock, samples_of
 from dlctl.sim.objectives import batch_rows
 from dlctl.sim.process import Process
 from dlctl.util.record import record
 from dlctl.wire.machine import Effect
-from dlctl.wire.messages import Array, Lease
+from dlctl.wire.messages import Array
 
 REPORT_S = 1.0
 """A loop reports its steps at least so often."""
@@ -79,41 +79,6 @@ class Replica(Protocol):
     def own_step(self, lr: float, pull: Pull | None, *, fresh: bool) -> None: ...
 
 
-class Stock:
-    """What was leased to the loop and is not delivered, and how the loader cuts it."""
-
-    def __init__(self) -> None:
-        self._pieces: deque[Piece] = deque()
-        self._begun: dict[tuple[int, int], int] = {}
-        """Portion that is partly delivered -> its samples that are not."""
-        self.ends = False
-
-    def add(self, lease: Lease) -> None:
-        self._pieces.append(Piece(lease.data_epoch, lease.portion, lease.start, lease.stop))
-
-    def samples(self) -> int:
-        if self.ends:
-            return sum(self._begun.values())
-        return sum(piece.stop - piece.start for piece in self._pieces)
-
-    def take(self, samples: int) -> tuple[Piece, ...]:
-        """So many, or all that there are. At the end, only of portions that are begun."""
-        taken: list[Piece] = []
-        samples = min(samples, self.samples())
-        while samples:
-            piece = self._pieces.popleft()
-            stop = min(piece.start + samples, piece.stop)
-            key = piece.data_epoch, piece.portion
-            taken.append(piece._replace(stop=stop))
-            samples -= stop - piece.start
-            self._begun[key] = piece.stop - stop
-            if stop < piece.stop:
-                self._pieces.appendleft(piece._replace(start=stop))
-            else:
-                del self._begun[key]
-        return tuple(taken)
-
-
 class LoopDriver:
     """It checks that nothing else writes to the model while it has it."""
 
@@ -133,7 +98,7 @@ class LoopDriver:
         self._stock = Stock()
         self._lent: LendModel | None = None
         self._made = 0
-        self._is_recalled = self._none_now = self._waits = self._has_asked = False
+        self._is_recalled = self._waits = False
         self._batches = 0
         """Of the step that has begun."""
         self._pieces: list[Piece] = []
@@ -158,12 +123,7 @@ class LoopDriver:
         self._is_recalled = True
 
     def _give(self, effect: GiveData) -> None:
-        if effect.lease is not None:
-            self._stock.add(effect.lease)
-            self._none_now = self._has_asked = False
-        else:
-            self._none_now = True
-            self._stock.ends |= effect.ends
+        self._stock.give(effect)
         if self._waits:
             self._waits = False
             self._go()
@@ -175,24 +135,24 @@ class LoopDriver:
         if self.options.own_samples:
             self._after(self.replica.step_s(), self._batch_done)
             return
-        wanted = self.options.batch_size
-        if self._stock.samples() < wanted and not (self._none_now or self._stock.ends):
+        wanted, stock = self.options.batch_size, self._stock
+        if stock.untaken() < wanted and not (stock.none_now or stock.ends):
             self.process.post(DataWanted(now=True))
             self._waits = bool(self._batches)
             if not self._batches:
                 self._return(is_dry=True)
             return
-        taken = self._stock.take(wanted)
+        taken = stock.take(wanted)
+        stock.deliver(taken)
         self._pieces += taken
-        if self._stock.samples() < wanted * self.options.ahead and not self._has_asked:
-            self._has_asked = True
+        if stock.asks_below(wanted * self.options.ahead):
             self.process.post(DataWanted())
         if taken:
             self._after(self.replica.step_s(), self._batch_done)
         elif self._batches:
             self._step()  # A group ends early where data does.
         else:
-            self._none_now = False
+            stock.none_now = False
             self._return(is_dry=True)
 
     def _after(self, takes_s: float, do: Callable[[], None]) -> None:
@@ -228,7 +188,7 @@ class LoopDriver:
             if lent.steps_own:
                 self.replica.own_step(self.options.lr, lent.pull, fresh=lent.fresh)
         self._seen = self.replica.parameters.copy()
-        samples = sum(p.stop - p.start for p in pieces) or self.options.own_samples
+        samples = samples_of(pieces) or self.options.own_samples
         self._steps.append(LoopStep(samples, loss, {}, pieces, is_skipped))
         trained = Trained(number, pieces, is_skipped)
         for observer in self.process.observers:

@@ -6,6 +6,7 @@ import pytest
 
 from dlctl import registry
 from dlctl.cli import app
+from dlctl.errors import UsageError
 
 TASK = """
 import torch
@@ -107,6 +108,12 @@ def test_a_task_that_fails_is_an_error_that_names_its_line(job, capsys):
     job.with_name("train.py").write_text(TASK.replace("model(batch[0])", "model(batch[1])"))
     assert app.run(["compressors", "--job", str(job)]) == 7
     assert "train.py" in capsys.readouterr().err
+
+
+def test_a_script_computes_its_own_gradients(job, capsys):
+    job.write_text(job.read_text().replace('task = "train.py:task"', 'script = "train.py"'))
+    assert app.run(["compressors", "--job", str(job)]) == UsageError.exit_code
+    assert f"--> {job.with_name('train.py')}" in capsys.readouterr().err
 
 
 def test_a_density_that_cannot_be_is_an_error_of_the_job_file_with_its_line(job, capsys):

@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,8 @@ def test_another_version_is_refused_by_naming_both_before_anything_else(
         {"control": "tcp://a:99999"}, {"job": {}}, {"job": {"job": {"name": "x"}}}, {"job": []},
         {"files": {}}, {"files": []}, {"files": {"train.py": "no base64!"}},
         {"files": {"train.py": 7}}, {"files": {"../train.py": ""}}, {"files": {"/etc/x.py": ""}},
+        {"job": config.to_dict(replace(JOB, job=config.Job(name="x", script="/etc/x.py")))},
+        {"job": config.to_dict(replace(JOB, job=config.Job(name="x", script="absent.py")))},
         {"files": {"a\0.py": ""}}, {"files": {"train.py": "", "authorized_keys": ""}},
     ],
     ids=lambda wrong: str(wrong)[:40],
@@ -203,6 +206,22 @@ def test_an_agent_is_begun_replaced_seen_and_ended(request_: dict[str, Any], pla
         end_it(place)
     assert not place.exists()
     assert end_it(place) == {"ended": [], "left": []}
+
+
+def test_a_module_is_searched_in_the_folder_that_was_sent(
+    request_: dict[str, Any], place: Path
+) -> None:
+    own = config.Job(name="digits", script="pkg/fit.py", module="pkg.fit", args=("-x",))
+    job = config.to_dict(replace(JOB, job=own))
+    files = {f"pkg/{name}.py": "" for name in ("__init__", "fit")}
+    try:
+        assert called({**request_, "job": job, "files": files}).value is not None
+        directory = place / AGENT / RUN_ID
+        here = config.of_stored(json.loads((directory / "job.json").read_text())).job
+        assert (here.file, here.args) == (f"{directory}/task/pkg/fit.py", ("-x",))
+        assert here.search_path == directory / "task"
+    finally:
+        end_it(place)
 
 
 def test_another_run_and_another_agent_are_not_touched(

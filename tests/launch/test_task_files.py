@@ -29,13 +29,13 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def collect(home: Path, task: str = "train.py:task", run_dir: str = "runs") -> TaskFiles:
-    return taskfiles.collect(home, str(home / task), home / run_dir)
+def collect(home: Path, file: str = "train.py", run_dir: str = "runs") -> TaskFiles:
+    return taskfiles.collect(home, str(home / file), home / run_dir)
 
 
 def test_python_files_beside_the_job_file_and_below_it_go_along(home: Path) -> None:
     found = collect(home)
-    assert found.task == "train.py:task"
+    assert found.file == "train.py"
     assert found.files == {
         "train.py": b"import net, tools.data",
         "net.py": b"net",
@@ -46,7 +46,7 @@ def test_python_files_beside_the_job_file_and_below_it_go_along(home: Path) -> N
 
 
 def test_a_task_in_a_folder_keeps_its_place(home: Path) -> None:
-    assert collect(home, "tools/data.py:Task.small").task == "tools/data.py:Task.small"
+    assert collect(home, "tools/data.py").file == "tools/data.py"
 
 
 def test_runs_caches_environments_and_hidden_files_stay(home: Path) -> None:
@@ -79,10 +79,10 @@ def test_links_are_followed_inside_and_never_out(home: Path, tmp_path: Path) -> 
 def test_a_task_that_lies_elsewhere_cannot_be_sent(home: Path, tmp_path: Path) -> None:
     write(tmp_path / "common.py", "task")
     (home / "linked.py").symlink_to(tmp_path / "common.py")
-    for task in (str(tmp_path / "common.py:task"), str(home / "linked.py:task")):
+    for file in (str(tmp_path / "common.py"), str(home / "linked.py")):
         with pytest.raises(UsageError) as refused:
-            taskfiles.collect(home, task, home / "runs")
-        assert refused.value.where == task.removesuffix(":task")
+            taskfiles.collect(home, file, home / "runs")
+        assert refused.value.where == file
 
 
 def test_too_much_is_refused_by_naming_the_largest(

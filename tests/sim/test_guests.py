@@ -144,7 +144,8 @@ def test_a_revoked_guest_is_gone_within_a_second_and_stays_away():
     assert outcome.state == "finished"
     assert moments(outcome, "leave", "worker-2")[0] < 4.1
     assert max(pushes_of(simulation, pushes, "worker-2")) < 5.0
-    assert [p.status for p in simulation.world.processes if p.name == "guest-2"][0] == EXIT_FENCED
+    guest = next(p for p in simulation.world.processes if p.name == "guest-2")
+    assert guest.status == EXIT_FENCED
     assert len(moments(outcome, "guest", "guest-2")) == 1
 
 

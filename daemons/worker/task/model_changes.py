@@ -40,7 +40,7 @@ class ModelChanges:
     def __init__(self, task: Task, model: nn.Module) -> None:
         self._task = task
         self._model = model
-        self._tensors = _tensors(model)
+        self._tensors = tensors_of(model)
         self._frozen = {k: p for k, p in self._tensors.items() if kind(p) == CONSTANT}
         self._trained = {
             key: parameter
@@ -85,7 +85,7 @@ class ModelChanges:
         """Raises TaskError for a tensor that was added, removed or replaced, and for a frozen one
         that was trained or changed.
         """
-        now = _tensors(self._model)
+        now = tensors_of(self._model)
         for key, tensor in now.items():
             was = self._tensors.get(key)
             if was is None or (was is not tensor and isinstance(was, nn.Parameter)):
@@ -121,7 +121,7 @@ class ModelChanges:
         return TaskError(message, where=self._task.place("loss"), hint=hint)
 
 
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """All parameters and persistent buffers, by each of their names. `state_dict` would call the
     task's code, and create a view of each.
     """

@@ -611,7 +611,7 @@ _MACHINERY = (
     _IMPORTS,
     *(
         f"{Path(file).parent}/"
-        for file in (Path(__file__).parent, dlctl.__file__, torch.__file__)
+        for file in (Path(__file__).parents[1], dlctl.__file__, torch.__file__)
         if file
     ),
 )

@@ -1,4 +1,4 @@
-"""`dlctl init`: a job file and a task to start from."""
+"""`dlctl init`: a job file to start from, and a task, or a program with its own training loop."""
 
 from __future__ import annotations
 
@@ -11,34 +11,42 @@ import click
 from dlctl.cli.group import make_command
 from dlctl.cli.options import PATH, completing, force_option, require_free
 from dlctl.cli.ui import console
-from dlctl.errors import NotFound, os_errors_as
+from dlctl.errors import NotFound, UsageError, os_errors_as
 from dlctl.util import outfile
 from dlctl.util.did_you_mean import meant
 
 FOLDERS = (Path(__file__).parents[2] / "examples", Path(__file__).parents[3] / "examples")
 """Where the examples are: in a wheel, and in the source tree."""
-SMALLEST = "own_task"
+SMALLEST, LOOP = "own_task", "own_loop"
 
 
 @make_command(
     "dlctl init demo  # write demo/job.toml and demo/train.py",
     "dlctl init  # write them here",
+    "dlctl init --script demo  # the same with a training loop of its own",
     "dlctl init --example digits digits  # write an example into digits/",
 )
 @click.option(
+    "--script",
+    "has_loop",
+    is_flag=True,
+    help="Write a program with its own training loop, in place of a task.",
+)
+@click.option(
     "--example",
-    default=SMALLEST,
     metavar="NAME",
     shell_complete=completing(lambda ctx: examples()),
     help="Write this example instead: chargpt, digits, fashion_mnist, glove or word2vec.",
 )
 @click.argument("directory", default=".", metavar="[DIR]", type=PATH)
 @force_option
-def command(directory: Path, example: str, force: bool) -> None:
-    """The task trains a small network on generated data, so it runs unchanged. Change it to your
-    own. The examples are whole projects, each with a README.md.
+def command(directory: Path, has_loop: bool, example: str | None, force: bool) -> None:
+    """The task, or the program, trains a small network on generated data, so it runs unchanged.
+    Change it to your own. The examples are whole projects, each with a README.md.
     """
-    sources = files(example)
+    if has_loop and example:
+        raise UsageError("--script and --example both say what to write", hint="use one of them")
+    sources = files(example or (LOOP if has_loop else SMALLEST))
     targets = [directory / source.name for source in sources]
     with os_errors_as("cannot write", directory):
         directory.mkdir(parents=True, exist_ok=True)

@@ -65,7 +65,10 @@ def command(words: tuple[str, ...], show_list: bool, limit_s: float, job: str | 
         rows.append(row | {"APPLIED IN": f"{values.decimal(change['ms'], 2)} ms"})
     if rows:
         console.out(console.table(rows))
-    if "lr" in wanted and read_job(snapshot.directory)["inner"]["name"] != inner.NONE:
+    if "lr" in wanted and read_job(snapshot.directory)["inner"]["name"] not in (
+        inner.NONE,
+        inner.OF_SCRIPT,
+    ):
         console.note("lr is the servers' rate; that of the workers' own steps is inner_lr")
     for key, text in report.uneven(result.get("uneven")):
         if key in wanted:

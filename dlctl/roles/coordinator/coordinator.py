@@ -459,6 +459,11 @@ class Coordinator:
             return None
         return worker
 
+    @property
+    def _started_at(self) -> float:
+        """From when on all daemons can get ready. A script may take long until it attaches."""
+        return max(self.run.started_at, self.failure_detector.script_at)
+
     def _advance_run(self, now: float) -> None:
         if self.run.state == "starting":
             if self._has_enough():
@@ -467,7 +472,7 @@ class Coordinator:
                 self.release(now)
                 self.registration.restore, self.registration.under_way = "", True
                 self.checkpointing.schedule(now)
-            elif now - self.run.started_at > self.run.job.timeouts.ready_s and self._unready:
+            elif self._unready and now - self._started_at > self.run.job.timeouts.ready_s:
                 self.end("failed", self.status.not_ready(), now)
         elif self.run.is_working:
             state, reason = self.status.health()

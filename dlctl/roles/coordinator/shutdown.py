@@ -267,7 +267,7 @@ class RunShutdown(Owner):
             elif daemon.alive:
                 # A failed run may be recovered; one that ended in order has its checkpoint.
                 keep_state = self.state == "failed" or self._keeps_state
-                shutdown = m.Shutdown(self.reason, keep_state)
+                shutdown = m.Shutdown(self.reason, keep_state, self.state)
                 self.context.ask(("shutdown", daemon.name), daemon.name, shutdown, now)
 
     def _is_over(self, now: float) -> bool:

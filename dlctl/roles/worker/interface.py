@@ -26,7 +26,7 @@ from dlctl.roles.protocol.effects import (
     RowsNamed,
     StoreOpened,
 )
-from dlctl.roles.protocol.loop_effects import DataWanted, LoopLeft, LoopStepped
+from dlctl.roles.protocol.loop_effects import DataWanted, LoopStepped
 from dlctl.roles.worker.accounts import Accounts
 from dlctl.roles.worker.fetching import Fetcher
 from dlctl.roles.worker.leases import Portion
@@ -43,7 +43,7 @@ FROM_COORDINATOR: tuple[type[m.Message], ...] = (m.Lease, m.Group)
 FROM_SHARDS: tuple[type[m.Message], ...] = (m.Ack, m.Parameters, m.SparseParameters)
 """The messages that a worker passes on to its replica; before it has begun they are dropped."""
 OF_GROUP = (StoreOpened, GroupJoined, Reduced, GroupWaits, GroupFailed)
-OF_STEPS = (Computed, RowsNamed, EngineRan, LoopStepped, DataWanted, LoopLeft)
+OF_STEPS = (Computed, RowsNamed, EngineRan, LoopStepped, DataWanted)
 """Likewise the events."""
 
 

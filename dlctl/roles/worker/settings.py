@@ -54,15 +54,16 @@ class WorkerSettings:
         self.options: Any = method.Options(**job.algorithm.options)
         """The method's options, checked (`Method.Options`)."""
         has_inner = job.inner.name != inner.NONE
-        self.own_rate = OwnRate(job.inner.options["lr"]) if has_inner else None
-        """The learning rate of the replica's own optimiser; None: it has none."""
+        self.own_rate = OwnRate(job.inner.options.get("lr", 1.0)) if has_inner else None
+        """The learning rate of the replica's own optimiser; None: it has none. Of a script's
+        optimizer only the factor by the schedule is known: its peak is 1."""
         places: dict[str, Place] = {
             **{key: (limiter, "bytes_per_s") for key, limiter in self._limiters.items()},
             "push_window": (send_queue, "push_window_bytes"),
             **{key: (compressor, key) for key in compressor.live},
             **{key: (self.options, key) for key in method.live},
         }
-        if self.own_rate is not None:
+        if self.own_rate is not None and "lr" in job.inner.options:
             places["inner_lr"] = (self.own_rate, "lr")
         self._live = LiveValues(context, name, places)
 

@@ -45,6 +45,7 @@ from dlctl.roles.protocol.effects import (
     TaskLocated,
 )
 from dlctl.roles.protocol.files import FileSealed, FilesMissing
+from dlctl.roles.protocol.loop_effects import LoopLeft
 from dlctl.roles.protocol.saving import Restoring
 from dlctl.roles.protocol.watchdog import Watchdog
 from dlctl.roles.worker.evaluation import WorkerEvaluations
@@ -122,6 +123,10 @@ class Worker:
         self._evaluations = WorkerEvaluations(self.context, name, of_all=shape.model == "mean")
         self._lifeline = Watchdog()
         self._draining = False
+        self._leaves = ""
+        """Why the loop of this worker has left the run; "": it has not."""
+        self.ended = ""
+        """`Shutdown.ended`"""
         self._stalls = StallDetector(self.context)
         self._report_at = 0.0
         self._reported_phase = ""
@@ -185,6 +190,9 @@ class Worker:
                 self.joining.begin(now)
             case StopRequested(reason):
                 self.context.do(Exit(0, reason))
+            case LoopLeft(reason):
+                self._leaves = reason
+                self._on_drain(m.Drain(reason), now)
             case _ if self.training and isinstance(event, OF_STEPS + OF_GROUP):
                 self.training.on_event(event, now)
 
@@ -227,6 +235,8 @@ class Worker:
         self._evaluations.advance(replica, now)
         replica.hold(self._saves.holds(side))
         replica.advance(now)
+        if self._leaves and replica.phase().what == "drained":
+            self.context.do(Exit(0, self._leaves))
         if self._saves.take_if_clean(replica) and not self._saves.holds(side):
             replica.hold(False)
             replica.advance(now)
@@ -384,6 +394,7 @@ class Worker:
         self.context.do(Exit(EXIT_FENCED, message.reason))
 
     def _on_shutdown(self, message: m.Shutdown, now: float) -> None:
+        self.ended = message.ended
         self.context.do(Exit(0, message.reason))
 
     def _fail(self, error: str, detail: str) -> None:

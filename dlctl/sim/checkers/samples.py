@@ -70,9 +70,10 @@ class SamplesChecker(Checker):
 
 class LeasesChecker(Checker):
     """A portion has one living holder until it is recorded as done, and none after that (a worker
-    that is given up does not count, it is fenced, nor one that was taken for gone); the recorded portions cover the data epochs of a
-    finished run. If the coordinator `forgets`, because it dies while the disk is full, only the
-    latter is checked: the next one may lease unrecorded portions again. copies: the number of
+    that is given up does not count, it is fenced, nor one that was taken for gone); the recorded
+    portions cover the data epochs of a finished run. If the coordinator `forgets`, because it dies
+    while the disk is full, only the latter is checked: the next one may lease unrecorded portions
+    again. copies: the number of
     additional holders that may have backup copies.
     """
 

@@ -337,6 +337,8 @@ class Shutdown(Message):
     reason: str
     keep_state: bool = False
     """To a server: do not remove its shard's state, the run may be recovered from it."""
+    ended: str = ""
+    """The run's state: finished, stopped or failed; "": the run goes on without this daemon."""
 
 
 # ------------------------------------------------------------ control plane: processes of a host

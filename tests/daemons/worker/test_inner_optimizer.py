@@ -21,7 +21,11 @@ from dlctl import registry
 from dlctl.job.config import Choice, ParameterGroup
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # by torch's Adagrad
-NAMES = [name for name in registry.BUILT_IN["inner_optimizers"] if name != "none"]
+NAMES = [
+    name
+    for name in registry.BUILT_IN["inner_optimizers"]
+    if registry.load("inner_optimizers", name).torch
+]
 CHOICES = [
     choice(name, **options)
     for name in NAMES

@@ -21,7 +21,11 @@ from dlctl.job.config import Choice, ParameterGroup
 from dlctl.job.inner import OF, keeps_nothing
 
 STEPS = 4
-NAMES = [name for name in registry.BUILT_IN["inner_optimizers"] if name != "none"]
+NAMES = [
+    name
+    for name in registry.BUILT_IN["inner_optimizers"]
+    if registry.load("inner_optimizers", name).torch
+]
 DENSE = [name for name in NAMES if name != "sparseadam"]
 FUSED = {torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW}
 

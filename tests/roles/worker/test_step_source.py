@@ -89,6 +89,11 @@ class Loop(StepSource, Service[Any]):
     def phase(self) -> Phase:
         return Phase("waiting for the training loop")
 
+    def drain(self) -> None:
+        self.draining = True
+
+    def recall(self) -> None: ...
+
     def is_computing(self) -> bool:
         return False
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlctl.roles.worker.leases import Portions
+from dlctl.roles.worker.leases import Counted, Portions
 from dlctl.wire.messages import Lease
 
 
@@ -40,7 +40,7 @@ def test_what_a_late_push_held_is_not_trained() -> None:
     portions.take(Lease(1, 0, 0, 0, 6))
     for number, loss in enumerate((1.0, 2.0, 4.0)):
         portion, _, _ = portions.next_batches(1)
-        portions.count(portion, 2, loss, {"seen": loss})
+        portions.count(Counted(portion, 2, loss, {"seen": loss}, 1))
         if number == 2:
             portions.finish(portion)
         portions.pushed(number, number + 1)

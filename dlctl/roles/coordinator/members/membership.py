@@ -78,7 +78,8 @@ class Daemon(Observed):
     """The time of the daemon's last report."""
     started_at: float | None = None
     held_up_at: float = 0.0
-    """When it was last blocked because the run's database, or a shard, could not be written."""
+    """When it was last blocked because the run's database, or a shard, could not be written, or by
+    a script that had not attached."""
     restarts: int = 0
     retry_at: float | None = None
     last_exit: Json | None = None

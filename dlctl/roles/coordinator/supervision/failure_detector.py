@@ -55,6 +55,11 @@ def last_error(status: int, last_lines: tuple[str, ...]) -> str:
     return errors[-1] if errors and status > 0 else ""
 
 
+def _is_before_attach(daemon: Daemon) -> bool:
+    """Of a daemon of a job with a training loop of the user's own."""
+    return daemon.role == "worker" and daemon.pid is not None and not daemon.registered
+
+
 def _text(daemon: Daemon) -> str:
     """How the daemon's last process ended, as a sentence."""
     assert daemon.last_exit is not None
@@ -77,6 +82,8 @@ class FailureDetector(CoordinatorPart):
     guests: Guests
     _checked_at: float = field(default=0.0, init=False)
     _was_cut_off: bool = field(default=False, init=False)
+    script_at: float = field(default=0.0, init=False)
+    """When a script was last running that had not called dlctl.attach."""
 
     def __post_init__(self) -> None:
         self.limit_s = self.run.job.timeouts.silent_s
@@ -86,6 +93,10 @@ class FailureDetector(CoordinatorPart):
         self._kills = Due[Daemon]("kill_at")
         self.members.observe(self._kills)
         self._starting = self.members.select(("_state",), lambda d: d.state == "starting")
+        has_loop = self.run.job.has_loop
+        self._scripts = self.members.select(
+            ("_state", "registered", "pid"), lambda d: has_loop and _is_before_attach(d)
+        )
         self._untouched = self.members.select(
             ("out_of_touch", "given_up_at"), lambda d: d.out_of_touch or d.given_up_at is not None
         )
@@ -105,6 +116,8 @@ class FailureDetector(CoordinatorPart):
         self._checked_at, self._was_cut_off = now, is_cut_off
         is_full = any(server.phase == WAITS_FOR_SPACE for server in self.members.of_role("server"))
         is_held_up = bool(self.context.unwritten) or is_full
+        for worker in self._scripts:  # It imports, downloads ...: its agent watches the process.
+            worker.held_up_at = self.script_at = now
         for daemon in self._to_watch(now):
             self._watch(daemon, now, is_cut_off)
         if is_held_up or self.run.released_at is not None:

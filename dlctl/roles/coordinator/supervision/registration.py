@@ -29,6 +29,8 @@ from dlctl.wire.machine import Peer
 from dlctl.wire.messages import Json
 
 FINDS_BATCH_SIZE = "worker-0"
+BEFORE_ATTACH = "the script has not called dlctl.attach yet"
+"""A phase: nothing else is known of such a worker."""
 FEW = 8
 """Waiting workers that are sent the servers' addresses at every arrival of another one."""
 
@@ -147,6 +149,8 @@ class Registration(Owner):
             daemon.agent_incarnation = self.members.agent_of(daemon).incarnation
             self.context.retries.done(("spawn", message.name), now)
             daemon.pid = message.pid
+            if self.run.job.has_loop and daemon.role == "worker" and not daemon.registered:
+                daemon.phase = BEFORE_ATTACH
 
     def on_register(self, peer: Peer, message: m.Register, now: float) -> Daemon | None:
         """The daemon, if it is the incarnation that was started last; any other is sent away."""
@@ -164,7 +168,7 @@ class Registration(Owner):
             # Its welcome may wait until the term is on record; send a heartbeat meanwhile.
             self.context.send(daemon.name, m.Heard())
         else:
-            daemon.registered = True
+            daemon.registered, daemon.phase = True, "starting"
             self._issue_term(daemon)
         self._admit(daemon, now)
         return daemon

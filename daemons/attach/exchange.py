@@ -1,0 +1,313 @@
+"""The user's thread between two steps: what it has made, whether it has the model, and what the
+role asks of it meanwhile.
+
+Everything here runs in the user's thread. It blocks only while the role has the model; then it
+performs what the role wants done with it: an evaluation, a copy of the optimiser's state, a step
+along the mean of all replicas.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from queue import SimpleQueue
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from daemons.attach.batch_source import BatchSource
+from daemons.attach.model_vector import ModelVector
+from daemons.attach.run_optimizer import RunOptimizer
+from daemons.attach.stock import SharedStock
+from daemons.attach.user_optimizer import UserOptimizer
+from dlctl.errors import DlctlError
+from dlctl.roles.protocol.effects import EvaluationRun, RunEvaluation
+from dlctl.roles.protocol.loop_effects import (
+    DataWanted,
+    LendModel,
+    LoopLeft,
+    LoopStep,
+    LoopStepped,
+    Piece,
+)
+from dlctl.wire.machine import Event
+from dlctl.wire.messages import Array
+
+REPORT_S = 1.0
+"""Steps are reported at least so often, so that the run shows them."""
+
+
+class Left(SystemExit):
+    """This worker has to go: it is restarted, removed, or stopped by a signal. The run goes on."""
+
+
+class Over(NamedTuple):
+    """The last that comes from the role."""
+
+    ended: str
+    """finished, stopped or failed; "": the run goes on without this worker."""
+    reason: str
+
+
+class Asked(NamedTuple):
+    """Something to be done in the user's thread."""
+
+    do: Callable[[], Event | None]
+
+
+class Link(Protocol):
+    """The role, as the user's thread sees it."""
+
+    stock: SharedStock
+    inbox: SimpleQueue[LendModel | RunEvaluation | Asked | Over]
+    recalled: bool
+    """The model that is lent is wanted back."""
+
+    def offer(self, event: Event) -> None: ...
+
+
+class Made(NamedTuple):
+    """A step that is not reported yet."""
+
+    samples: int
+    loss: Any
+    """A number, or a tensor, which may still be computed on a GPU."""
+    metrics: Mapping[str, Any]
+    pieces: tuple[Piece, ...]
+    is_skipped: bool
+
+
+class Exchange:
+    """A `batch_source.Feed` for the loaders."""
+
+    def __init__(
+        self,
+        link: Link,
+        model: ModelVector,
+        own: UserOptimizer | None,
+        evaluate: Callable[[], Mapping[str, Any]] | None,
+        *,
+        has_scaler: bool = False,
+    ) -> None:
+        """own: the user's optimiser. evaluate: at the values that the model has then. has_scaler: a
+        GradScaler may skip steps.
+        """
+        self._has_scaler = has_scaler
+        self._link, self._model, self._own, self._evaluate = link, model, own, evaluate
+        self.pushed: RunOptimizer | None = None
+        """What takes the gradients, if the run makes the steps."""
+        self.stock = link.stock
+        self.source: BatchSource | None = None
+        self.over: Over | None = None
+        self.lent: LendModel | None = None
+        self.evaluation: RunEvaluation | None = None
+        """The script has to make it (`Run.wants_evaluation`)."""
+        self.steps = self.samples = 0
+        """That this process has made."""
+        self._progress, self._replicas, self._since = 0, 1, 0
+        """Samples of all workers when the model was lent; by how many they grow while this one
+        trains one; its own since then."""
+        self._left = 0
+        self._mark = own.steps if own is not None else 0
+        self._pieces: list[Piece] = []
+        self.batches = 0
+        """Delivered since the last step."""
+        self._made: list[Made] = []
+        self._reported_s = 0.0
+
+    # ------------------------------------------------------------ what loaders use
+
+    @property
+    def is_over(self) -> bool:
+        return self.over is not None
+
+    def want(self, *, now: bool) -> None:
+        self._link.offer(DataWanted(now))
+
+    def wait(self, timeout_s: float) -> bool:
+        return self.stock.wait(timeout_s)
+
+    def hand_back(self) -> None:
+        if self.lent is not None:
+            self._report(returns=True, is_dry=True)
+        self.await_model()
+
+    def has_begun(self) -> bool:
+        return bool(self._pieces)
+
+    def delivered(self, pieces: tuple[Piece, ...]) -> None:
+        self._pieces += pieces
+        self.batches += 1
+
+    # ------------------------------------------------------------ steps
+
+    def step(self, loss: Any, samples: int | None, metrics: Mapping[str, Any], skips: bool) -> None:
+        """The loop has made a step, or skipped it. Raises DlctlError."""
+        if self.is_over:
+            return
+        if self.lent is None:  # An evaluation that the script was asked for and has not made.
+            self.give_up_evaluation()
+            self.await_model()
+            skips = True
+        if self.over is not None or self.lent is None:
+            return
+        pieces, self._pieces, self.batches = tuple(self._pieces), [], 0
+        counted = sum(p.stop - p.start for p in pieces) if pieces else samples
+        if counted is None:
+            raise DlctlError(
+                "no batch of run.loader was delivered since the last step",
+                hint="with data of your own say how many samples a step had: "
+                "run.step(loss=loss, samples=n)",
+            )
+        gradient = self._gradient(skips=skips)
+        skips |= self._is_skipped(skips=skips) or (self.lent.gather and gradient is None)
+        loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
+        self._made.append(Made(counted, loss, metrics, pieces, skips))
+        self._left -= 1
+        if not skips:
+            self.steps += 1
+            self.samples += counted
+            self._since += counted
+        if not self._left or self._link.recalled:
+            self._report(returns=True, gradient=gradient)
+            self.await_model()
+        elif time.monotonic() - self._reported_s > REPORT_S:
+            self._report(returns=False)
+
+    def _is_skipped(self, *, skips: bool) -> bool:
+        """Whether the user's optimiser has made no step. Raises DlctlError if that is a mistake."""
+        own = self._own
+        if own is None or self.pushed is not None:
+            return False
+        made, self._mark = own.steps_since(self._mark), own.steps
+        if made > 1:
+            raise DlctlError(
+                f"the optimizer has made {made} steps since the last run.step()",
+                hint="call run.step() once after each optimizer.step()",
+            )
+        if not made and not skips and not self._has_scaler:
+            raise DlctlError(
+                "run.step() was called, and the optimizer has made no step since the last one",
+                hint="call it once after each optimizer.step(); where a GradScaler has skipped "
+                "that, give dlctl.attach the scaler, or call run.step(skipped=True)",
+            )
+        return not made
+
+    def _gradient(self, *, skips: bool) -> tuple[Array, float] | None:
+        """What is pending for the run. Raises DlctlError if there has to be something."""
+        lent = self.lent
+        assert lent is not None
+        if self.pushed is None:
+            if lent.gather:
+                raise DlctlError(
+                    "the method of this run takes gradients, and the script steps on its own",
+                    hint="write optimizer = run.optimizer(model) in place of the optimizer, or "
+                    "take a method of parameters, such as diloco, in [algorithm]",
+                )
+            return None
+        if not lent.gather:
+            raise DlctlError(
+                "the method of this run makes steps in the replica, and run.optimizer takes only "
+                "gradients",
+                hint="give your own optimizer: dlctl.attach(model, optimizer)",
+            )
+        pending = self.pushed.take()
+        if pending is None and not skips and not self._has_scaler:
+            raise DlctlError(
+                "run.step() was called, and optimizer.step() was not since the last one",
+                hint="call run.step() once after each optimizer.step(); where a GradScaler has "
+                "skipped that, call run.step(skipped=True)",
+            )
+        return pending
+
+    def _report(
+        self, *, returns: bool, is_dry: bool = False, gradient: tuple[Array, float] | None = None
+    ) -> None:
+        steps = tuple(_told(made) for made in self._made)
+        self._made, self._reported_s = [], time.monotonic()
+        vector, norm = gradient or (None, math.inf)
+        if returns:
+            assert self.lent is not None
+            self._model.check()
+            if self.lent.steps_own:
+                self._model.gather()
+            self.lent = None
+        averaged = self._model.averaged()
+        self._link.offer(LoopStepped(steps, averaged, returns, is_dry, vector, norm))
+
+    # ------------------------------------------------------------ while the role has the model
+
+    def progress(self) -> int:
+        """Samples that all workers have trained, as far as it is known here."""
+        return self._progress + self._since * self._replicas
+
+    def await_model(self) -> None:
+        """Block until the model is lent, the script has to evaluate, or the run is over. Raises
+        Left if it goes on without this worker.
+        """
+        while self.lent is None and self.over is None and self.evaluation is None:
+            match self._link.inbox.get():
+                case LendModel() as lent:
+                    self._begin(lent)
+                case RunEvaluation() as evaluation:
+                    self._on_evaluation(evaluation)
+                case Asked(do):
+                    if (event := do()) is not None:
+                        self._link.offer(event)
+                case Over() as over:
+                    self.over = over
+                    if not over.ended:
+                        raise Left(over.reason)
+
+    def _begin(self, lent: LendModel) -> None:
+        self._model.scatter()
+        self.lent, self._left, self._reported_s = lent, lent.steps, time.monotonic()
+        self._progress, self._replicas, self._since = lent.samples, lent.replicas, 0
+        if self._own is not None and self.pushed is None:
+            self._own.pull = lent.pull
+            if lent.fresh:
+                self._own.forget()
+
+    def _on_evaluation(self, evaluation: RunEvaluation) -> None:
+        if self._evaluate is None:
+            self.evaluation = evaluation
+            return
+        with self._model.holding(evaluation.parameters, evaluation.averaged):
+            metrics = _numbers(self._evaluate())
+        self._link.offer(EvaluationRun(evaluation.evaluation, metrics))
+
+    def report_evaluation(self, metrics: Mapping[str, Any]) -> None:
+        """The script has made the evaluation that it was asked for."""
+        assert self.evaluation is not None
+        number, self.evaluation = self.evaluation.evaluation, None
+        self._link.offer(EvaluationRun(number, _numbers(metrics)))
+
+    def give_up_evaluation(self) -> None:
+        if self.evaluation is not None:
+            number, self.evaluation = self.evaluation.evaluation, None
+            error = "the script has not evaluated: it goes on although run.wants_evaluation is True"
+            self._link.offer(EvaluationRun(number, {}, "", error))
+
+    def leave(self, reason: str) -> None:
+        """Leave the run in order, and wait until that is done."""
+        if self.over is not None:
+            return
+        self.give_up_evaluation()
+        self._link.offer(LoopLeft(reason))
+        while self.over is None:
+            if self.lent is not None:
+                self._report(returns=True, is_dry=True)
+            try:
+                self.await_model()
+            except Left:
+                return
+
+
+def _told(made: Made) -> LoopStep:
+    loss = None if made.loss is None else float(made.loss)
+    return LoopStep(made.samples, loss, _numbers(made.metrics), made.pieces, made.is_skipped)
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    return {str(name): float(value) for name, value in metrics.items()}

@@ -1,0 +1,214 @@
+"""A worker in the user's own process: its role and connections in a thread beside the user's."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import torch
+
+from daemons import parent_watch
+from daemons.attach.context import ProgramEnd, ScriptProcess
+from daemons.attach.exchange import Asked, Exchange, Over
+from daemons.attach.model_vector import ModelVector
+from daemons.attach.stock import SharedStock
+from daemons.attach.user_optimizer import UserOptimizer
+from daemons.files.arrays import serve_files
+from daemons.loop import Loop, Signals
+from daemons.worker.ack_record import Acks
+from daemons.worker.connections import open_to_replicas
+from daemons.worker.frozen_parameters import FrozenFile
+from daemons.worker.task.failures import failure_of
+from daemons.worker.task.user_task import whereabouts
+from dlctl import registry
+from dlctl.compress import values
+from dlctl.roles.protocol.context import COORDINATOR
+from dlctl.roles.protocol.effects import (
+    BuffersLoaded,
+    BuildModel,
+    ComputeStateTaken,
+    EngineRan,
+    ExchangeOwn,
+    LoadBuffers,
+    LoadFrozen,
+    LocateTask,
+    ModelBuilt,
+    RestoreComputeState,
+    RunEvaluation,
+    Settled,
+    StepAlong,
+    TakeComputeState,
+    TaskLocated,
+    WriteFrozen,
+)
+from dlctl.roles.protocol.loop_effects import GiveData, LendModel, RecallModel
+from dlctl.roles.worker.services.looping import Looping
+from dlctl.roles.worker.worker import Worker
+from dlctl.wire.machine import Effect, Event
+from dlctl.wire.messages import ModelReady
+
+log = logging.getLogger("dlctl")
+
+
+class Session:
+    """An `exchange.Link`, and the `ScriptSession` of its process."""
+
+    def __init__(
+        self, process: ScriptProcess, model: ModelVector, own: UserOptimizer | None
+    ) -> None:
+        """Call this in the main thread: it takes over the signals."""
+        self.job = process.context.job
+        self.stock = SharedStock()
+        self.inbox: SimpleQueue[LendModel | RunEvaluation | Asked | Over] = SimpleQueue()
+        self.recalled = False
+        self.slot = int(process.context.registration.name.rpartition("-")[2])
+        self.takes_gradients = False
+        self.is_restart = process.context.registration.incarnation > 1
+        self.exchange: Exchange | None = None
+        """Set by whoever begins this session."""
+        self._context, self._model = process.context, model
+        self.own = own
+        """The script's own optimiser, which steps in each replica."""
+        self._user = threading.current_thread()
+        self._signals = Signals()
+        self._frozen = FrozenFile(self._context.directory, self._context.registration)
+        self._loop = Loop(
+            self._context.log_handler.rotate_if_full, secret=self._context.credentials.secret
+        )
+        self._machine: Worker | None = None
+        self._thread = threading.Thread(target=self._run, name="messages", daemon=True)
+        self._code = 0
+        process.session = self
+
+    # ------------------------------------------------------------ the user's thread
+
+    def join(self, ready: ModelReady) -> None:
+        """Join the run with this model and data; `ready` lacks what is known here."""
+        digests = self._frozen.digests(self._model)
+        layout = self._model.layout.to_bytes()
+        ready = ModelReady(
+            "", layout, ready.samples, frozen=digests, files=ready.files,
+            has_own_data=ready.has_own_data,
+        )  # fmt: skip
+        built = ModelBuilt(ready, self._model.vector, self._model.averaged())
+        self._open(built, has_own_data=ready.has_own_data)
+        self._thread.start()
+
+    def offer(self, event: Event) -> None:
+        self._loop.offer(event)
+
+    def end(self, end: ProgramEnd) -> int:
+        """The script has ended. Returns the exit code of the process."""
+        exchange = self.exchange
+        is_over = exchange is not None and exchange.over is not None
+        if not self._thread.ident:
+            return end.code
+        if is_over or not self._thread.is_alive():
+            self._thread.join()
+            return self._code or end.code
+        hint = "let `for batch in run.loader(...)` or `while not run.ended` end the training"
+        self._loop.post(end.failure("before the run was over", hint))
+        self._thread.join()
+        return self._code
+
+    # ------------------------------------------------------------ the other thread
+
+    def _run(self) -> None:
+        assert self._machine is not None
+        try:
+            self._code = self._loop.run(self._machine)
+        except Exception as error:
+            log.exception("a bug in dlctl: %s: %s", type(error).__name__, error)
+            self._code = 70
+        reason = f"exit {self._code}" if self._code else "the worker has left the run"
+        self.inbox.put(Over(self._machine.ended, reason))
+        self.stock.wake()
+
+    def _open(self, built: ModelBuilt, *, has_own_data: bool) -> None:
+        loop, context, job = self._loop, self._context, self.job
+        me, method = context.registration, registry.load("algorithms", job.algorithm.name)
+        serve_files(loop, context.directory, me)
+        acks = Acks(context.directory, me.name, me.incarnation, job.servers.count)
+        loop.perform(Settled, acks.write)
+        loop.stop_on_signals(self._signals)
+        loop.chores += [parent_watch.watch_parents(loop, context), values.MEMORY.check]
+        device = self._model.parameters[0].device if self._model.parameters else "cpu"
+        address, _ = open_to_replicas(loop, context, method.shape, lambda: torch.device(device))
+        loop.perform(BuildModel, lambda _: loop.post(built))
+        loop.perform(LendModel, self._lend, anywhere=True)
+        loop.perform(RecallModel, self._recall, anywhere=True)
+        loop.perform(GiveData, self.stock.give, anywhere=True)
+        loop.perform(RunEvaluation, self.inbox.put, anywhere=True)
+        loop.perform(LocateTask, self._locate)
+        for kind, how in self._asked().items():
+            loop.perform(kind, partial(self._ask, how), anywhere=True)
+        loop.transport.connect(COORDINATOR, context.control, context.credentials.coordinator)
+        compressor = registry.load("compressors", job.compression.name)
+        self._machine = Worker(
+            me, job, method, compressor(compressor.Options(**job.compression.options)), address,
+            steps=partial(Looping, has_own_data=has_own_data),
+        )  # fmt: skip
+
+    def _lend(self, effect: LendModel) -> None:
+        self.recalled = False
+        self.inbox.put(effect)
+
+    def _recall(self, _: RecallModel) -> None:
+        self.recalled = True
+        self.stock.wake()
+
+    def _ask(self, how: Callable[[Any], Event | None], effect: Effect) -> None:
+        self.inbox.put(Asked(partial(self._answer, how, effect)))
+
+    def _answer(self, how: Callable[[Any], Event | None], effect: Effect) -> Event | None:
+        try:
+            return how(effect)
+        except Exception as error:
+            return failure_of(error)
+
+    def _locate(self, _: LocateTask) -> None:
+        def find() -> None:
+            place, stack = whereabouts(self._user)
+            log.warning("the script has not returned; it is at %s", place, extra={"detail": stack})
+            self._loop.post(TaskLocated(place if stack else ""))
+
+        threading.Thread(target=find, name="find", daemon=True).start()
+
+    # ------------------------------------------------------------ what the role asks for
+
+    def _asked(self) -> dict[type[Effect], Callable[[Any], Event | None]]:
+        return {
+            LoadBuffers: self._load_buffers,
+            WriteFrozen: lambda effect: self._frozen.write(self._model, effect.file),
+            LoadFrozen: lambda effect: self._frozen.load(self._model, effect),
+            StepAlong: self._step_along,
+            ExchangeOwn: self._exchange_own,
+            TakeComputeState: lambda _: ComputeStateTaken(self.own.state() if self.own else {}),
+            RestoreComputeState: self._restore,
+        }
+
+    def _load_buffers(self, effect: LoadBuffers) -> BuffersLoaded:
+        self._model.load_averaged(np.array(effect.averaged))
+        return BuffersLoaded()
+
+    def _step_along(self, effect: StepAlong) -> EngineRan:
+        assert self.own is not None
+        self._model.scatter()
+        self.own.step_along(effect.gradient)
+        self._model.gather()
+        return EngineRan(())
+
+    def _exchange_own(self, effect: ExchangeOwn) -> EngineRan:
+        assert self.own is not None
+        if effect.take is not None:
+            self.own.take_packed(effect.take)
+        return EngineRan((self.own.packed(),))
+
+    def _restore(self, effect: RestoreComputeState) -> None:
+        if self.own is not None:
+            self.own.restore(effect.arrays)

@@ -1,0 +1,56 @@
+"""Shows a worker's log on the terminal while it grows: what the script prints, and what dlctl says.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from dlctl.runs import paths
+
+READ_BYTES = 1 << 20
+
+
+class ShownLog:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._path: Path | None = None
+        self._offset = 0
+        self._rest = b""
+
+    def follow(self, name: str, incarnation: int) -> None:
+        """Show this process from now on; what the one before has left is shown first."""
+        self.look()
+        self._path = paths.log_path(self.directory, name, incarnation)
+        self._offset, self._rest = 0, b""
+
+    def look(self) -> None:
+        if self._path is None:
+            return
+        try:
+            with open(self._path, "rb") as file:
+                if file.seek(0, 2) < self._offset:
+                    self._offset = 0  # It was rotated.
+                file.seek(self._offset)
+                data = file.read(READ_BYTES)
+        except OSError:
+            return
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if text := _readable(line):
+                print(text, flush=True, file=sys.stdout)
+
+
+def _readable(line: bytes) -> str:
+    text = line.decode(errors="replace")
+    try:
+        row: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if not isinstance(row, dict):
+        return text
+    said = str(row.get("msg", row.get("text", row.get("message", ""))))
+    return said if not row.get("detail") else f"{said}\n{row['detail']}"

@@ -1,0 +1,76 @@
+"""A worker whose job has a training loop of its own: runs the user's program in the main thread.
+
+`dlctl.attach` makes it a worker (`daemons.attach`). Before that the run knows only that the process
+exists. If the program ends before that, the worker registers to say why.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+
+from daemons import parent_watch, process
+from daemons.attach import context as attached
+from daemons.loop import Loop
+from daemons.script import machine, program
+from daemons.worker.at_exit import end_in_this_thread
+from daemons.worker.task.print_streams import capture, end_lines
+from dlctl import registry
+from dlctl.roles.protocol.context import COORDINATOR
+from dlctl.roles.protocol.effects import BuildModel, TaskFailed
+from dlctl.roles.worker.worker import Worker
+from dlctl.util import cores
+
+log = logging.getLogger("dlctl")
+EXIT_S = 30.0
+"""For what the program leaves to be done at its exit, such as the last upload of a logger."""
+
+
+def run(context: process.DaemonContext) -> int:
+    """Run the program; returns the exit code of the process."""
+    me = context.registration
+    capture(context.log_handler, me.name, me.incarnation)
+    slot = int(me.name.rpartition("-")[2])
+    machine.give_share(context.job.workers, slot, cores.usable(), machine.gpus(), os.environ)
+    started = attached.begin(context)
+    end = program.run(context.job.job, context.directory if context.is_home else None)
+    if started.session is not None:
+        return started.session.end(end)
+    hint = end.hint or "it has to call run = dlctl.attach(model, optimizer), and train `with run:`"
+    return report(context, end.failure("without a call of dlctl.attach", hint))
+
+
+def report(context: process.DaemonContext, failed: TaskFailed) -> int:
+    """Register, and fail instead of building a model, as a worker does whose task cannot be
+    imported. Returns the exit code.
+    """
+    job = context.job
+    loop = Loop(context.log_handler.rotate_if_full, secret=context.credentials.secret)
+    loop.perform(BuildModel, lambda _: loop.post(failed))
+    loop.stop_on_signals()
+    loop.chores.append(parent_watch.watch_parents(loop, context))
+    loop.transport.connect(COORDINATOR, context.control, context.credentials.coordinator)
+    method = registry.load("algorithms", job.algorithm.name)
+    compressor = registry.load("compressors", job.compression.name)
+    options = compressor.Options(**job.compression.options)
+    return loop.run(Worker(context.registration, job, method, compressor(options)))
+
+
+def end(code: int) -> None:
+    """Do what Python does at exit, for at most `EXIT_S`."""
+
+    def give_up() -> None:
+        log.warning("what the script does at its exit took more than %g s: abandoned", EXIT_S)
+        end_lines()
+        logging.shutdown()
+        os._exit(code)
+
+    timer = threading.Timer(EXIT_S, give_up)
+    timer.daemon = True
+    timer.start()
+    end_in_this_thread()
+    end_lines()
+
+
+process.main("worker", run, end)

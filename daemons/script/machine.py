@@ -1,0 +1,36 @@
+"""A script's share of its machine: cores and GPUs, by variables that libraries read when they are
+loaded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import MutableMapping
+from pathlib import Path
+
+from dlctl.job.config import Workers
+
+_GPU = re.compile(r"nvidia[0-9]+")
+
+
+def give_share(
+    workers: Workers, slot: int, cores: int, gpus: int, environment: MutableMapping[str, str]
+) -> None:
+    """Call this before the script is loaded. What the user has set is left as it is. slot: of the
+    worker. cores, gpus: of this machine.
+    """
+    environment.setdefault(
+        "OMP_NUM_THREADS", str(workers.threads or max(1, cores // workers.count))
+    )
+    if workers.device == "cpu":
+        environment.setdefault("CUDA_VISIBLE_DEVICES", "")
+    elif gpus > 1:
+        environment.setdefault("CUDA_VISIBLE_DEVICES", str(slot % gpus))
+
+
+def gpus(devices: Path = Path("/dev")) -> int:
+    """The GPUs of this machine, or container, without loading CUDA."""
+    try:
+        return sum(bool(_GPU.fullmatch(path.name)) for path in devices.iterdir())
+    except OSError:
+        return 0
