@@ -1,11 +1,10 @@
 """A guest: starts the worker of a machine that joins a run, shows its log, and ends with the run.
 
-    python -m daemons.guest DIRECTORY NAME INCARNATION CONTROL_ADDRESS
+python -m daemons.guest DIRECTORY NAME INCARNATION CONTROL_ADDRESS
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import os
@@ -52,32 +51,9 @@ class GuestContext:
             raise DlctlError(f"the run's job cannot be read: {error}") from error
         if not job.has_loop:
             raise UsageError("this run trains a task: only one with a script can be joined")
-        here = replace(job.job, run_dir="", **self._program())
+        here = replace(job.job, **self.program | {"args": tuple(self.program["args"])})
         content = json.dumps(config.to_dict(replace(job, job=here)), indent=1)
         paths.write(self.directory / "job.json", content.encode(), 0o600)
-
-    def _program(self) -> dict[str, Any]:
-        """The keys of `Job` that say what is run, and where it is."""
-        chosen = dict(self.program)
-        path = chosen.pop("search_path")
-        file = chosen["script"]
-        if chosen["module"]:
-            file = _file_of(chosen["module"], path)
-        return {**chosen, "args": tuple(chosen["args"]), **located(file, path)}
-
-
-def located(file: str, path: str) -> dict[str, str]:
-    return {"file": file, "search_path": path}
-
-
-def _file_of(module: str, path: str) -> str:
-    sys.path.insert(0, path)
-    spec = importlib.util.find_spec(module)
-    if spec is not None and spec.submodule_search_locations:
-        spec = importlib.util.find_spec(f"{module}.__main__")
-    if spec is None or spec.origin is None:
-        raise UsageError(f"there is no module {module}", where=path)
-    return spec.origin
 
 
 def serve(directory: Path, name: str, incarnation: int, control: str) -> int:
@@ -90,8 +66,7 @@ def serve(directory: Path, name: str, incarnation: int, control: str) -> int:
     context = GuestContext(directory, control, credentials, join["program"])
     loop = Loop(secret=made.secret)
     shown = ShownLog(directory)
-    children = Children(context, loop, lambda spawn: _prepare(context, shown, spawn))
-    assert children is not None
+    Children(context, loop, lambda spawn: _prepare(context, shown, spawn))
     FileSender(loop, directory, name, ON_HOSTS)
     loop.chores.append(shown.look)
     loop.stop_on_signals()

@@ -19,8 +19,7 @@ from urllib.parse import urlsplit
 
 from daemons.guest.knock import knock
 from daemons.node.requests import FOLDER, make
-from daemons.process import print_error
-from dlctl import __version__
+from daemons.process import in_words
 from dlctl.control import invitation
 from dlctl.errors import DlctlError, UsageError
 from dlctl.launch.base import HOST_FILE
@@ -31,19 +30,22 @@ JOIN_FILE = "join.json"
 """What the guest process needs to know: the invitation, and the user's program."""
 
 
-def program_of(words: list[str]) -> dict[str, Any]:
-    """Script or module and arguments, from a command without its first word. Raises UsageError."""
+def program_of(words: list[str], here: Path) -> dict[str, Any]:
+    """The keys of `Job` that say what is run, from a command without its first word. here: where it
+    was given. Raises UsageError.
+    """
     match words:
         case ["-m", module, *args]:
-            return {"script": "", "module": module, "args": args, "search_path": os.getcwd()}
+            path = here.joinpath(*module.split("."))
+            found = [path.with_suffix(".py"), path / "__main__.py"]
         case [script, *args] if not script.startswith("-"):
-            file = Path(script).absolute()
-            if not file.is_file():
-                raise UsageError("there is no such script", where=str(file))
-            return {
-                "script": str(file), "module": "", "args": args, "search_path": str(file.parent)
-            }  # fmt: skip
-    raise UsageError("after --, write the command that trains: python train.py, or python -m NAME")
+            module, found = "", [here / script]
+        case _:
+            what = "after --, write the command that trains: python train.py, or python -m NAME"
+            raise UsageError(what)
+    if not (files := [file for file in found if file.is_file()]):
+        raise UsageError("there is no such program", where=str(found[0]))
+    return {"script": str(files[0]), "module": module, "args": args}
 
 
 def address_of(text: str) -> str:
@@ -73,7 +75,7 @@ def begin(file: Path, address: str, words: list[str]) -> list[str]:
     command line of the guest process.
     """
     made = invitation.load(file)
-    program = program_of(words)
+    program = program_of(words, Path.cwd())
     control = address_of(address or made.address)
     knock(made, control)
     directory = paths.index_dir().parent / FOLDER / made.guest / made.run
@@ -91,14 +93,11 @@ def main() -> None:
     try:
         command = begin(Path(file), address, words)
     except DlctlError as error:
-        print_error(error)
+        print(f"error: {in_words(error)}", file=sys.stderr)
         sys.exit(error.exit_code)
     sys.stdout.flush()
-    os.execv(command[0], command)
+    os.execv(command[0], command)  # noqa: S606  (no shell is meant)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--version"]:
-        print(__version__)
-    else:
-        main()
+    main()

@@ -1,4 +1,4 @@
-"""Shows a worker's log on the terminal while it grows: what the script prints, and what dlctl says.
+"""Shows a worker's log on the terminal while it grows: what the program prints, and what is logged.
 """
 
 from __future__ import annotations
@@ -52,5 +52,5 @@ def _readable(line: bytes) -> str:
         return text
     if not isinstance(row, dict):
         return text
-    said = str(row.get("msg", row.get("text", row.get("message", ""))))
-    return said if not row.get("detail") else f"{said}\n{row['detail']}"
+    said = str(row.get("msg", ""))
+    return f"{said}\n{row['detail']}" if row.get("detail") else said

@@ -27,6 +27,9 @@ SECTIONS = {
         "start": "Start a job in the background; wait until it is ready.",
         "run": "Start a job, stream its logs, stop it on Ctrl-C.",
     },
+    "Join": {
+        "join": "Train in a run of somebody else, with an invitation.",
+    },
     "Watch": {
         "ps": "List jobs.",
         "status": "Show a job's daemons, rates and problems.",
