@@ -500,8 +500,9 @@ class Network:
     `allreduce` sends from host to host through torch.distributed, neither encrypted nor
     authenticated, and is refused without this."""
     address: str = ""
-    """With hosts: the address at which they reach this machine; "": the address from which it
-    reaches them."""
+    """The address at which other hosts, and workers that join (`workers.max`), reach this machine.
+    "": with hosts the one from which it reaches them, else 127.0.0.1: then only workers on this
+    machine can join."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -616,6 +617,11 @@ class JobFile:
     log: Log = Log()
     network: Network = Network()
     timeouts: Timeouts = Timeouts()
+
+    @property
+    def takes_guests(self) -> bool:
+        """Whether workers may join from elsewhere."""
+        return (self.workers.max or 0) > self.workers.count
 
     @property
     def has_loop(self) -> bool:

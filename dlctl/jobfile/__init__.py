@@ -221,6 +221,15 @@ def _guest_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str
             "only dial out"
         )
         yield ("workers", "max"), what, "use a method with servers, such as diloco"
+    if not job.uses_tcp:
+        yield (
+            ("workers", "max"),
+            "others can only join over TCP",
+            'set transport = "tcp" in [network]',
+        )
+    elif job.network.encryption == "none":
+        what = "an invitation is a key, and the connections of this job have none"
+        yield ("workers", "max"), what, 'set encryption = "curve" in [network]'
     if workers.processes > 1:
         what = "a worker that joins is one process"
         yield ("workers", "max"), what, "use one process for each worker"
