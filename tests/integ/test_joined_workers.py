@@ -40,11 +40,11 @@ EXPIRED, FOREIGN, REVOKED, NOT_THERE = 78, 10, 77, 5
 SLOW_S = 60.0
 
 
-def write_job(place: Workplace, stop: str = "{ seconds = 600 }", **more: str) -> None:
+def write_job(place: Workplace) -> None:
     place.task(SCRIPT)
     place.job(
-        workers=1, stop=stop, algorithm='name = "async-diloco"\nlocal_steps = 4', more=NETWORK,
-        more_workers="max = 2", **more,
+        workers=1, stop="{ seconds = 600 }", algorithm='name = "async-diloco"\nlocal_steps = 4', more=NETWORK,
+        more_workers="max = 2",
     )  # fmt: skip
     file = place.path / "job.toml"
     text = file.read_text().replace('task = "train.py:task"', 'script = "train.py"')
@@ -108,15 +108,14 @@ def test_a_worker_joins_is_killed_returns_and_leaves_in_order(joined: Workplace)
     assert not [p for p in problems(place) if p not in ("batch-late",)]
 
 
-def test_a_joined_worker_ends_with_the_run(place: Workplace) -> None:
-    write_job(place, stop="{ seconds = 15 }")
-    place.start()
-    place.dlctl("keys", "invite", "bob")
+def test_a_joined_worker_ends_with_the_run(joined: Workplace) -> None:
+    place = joined
     command = join(place)
     until_training(place)
+    assert place.dlctl("stop").code == 0
     ended = command.end(SLOW_S)
     assert ended.code == 0, ended.err
-    assert place.run()["state"] == "finished"
+    assert place.run()["state"] == "stopped"
     log = place.directory / "logs" / "worker-1.1.jsonl"
     assert "the script trains" in log.read_text()
 

@@ -19,8 +19,8 @@ _VERSIONS = "import dlctl, importlib.metadata as m; print(dlctl.__version__, m.v
 
 
 @make_command(
-    "dlctl join --invite bob.invite -- python train.py",
-    "dlctl join run.example.org:4100 --invite bob.invite -- python -m my.training --lr 0.1",
+    "dlctl join --invite bob.invite -- python train.py  # one worker more",
+    "dlctl join gpu.lab:4100 --invite bob.invite -- python -m my.run  # at another address",
 )
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[ADDRESS] -- python PROGRAM...")
 @click.option(

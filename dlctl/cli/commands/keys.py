@@ -118,7 +118,7 @@ def reader(file: Path, force: bool, job: str | None) -> None:
 
 @command.subcommand(
     "dlctl keys invite bob  # bob then joins: dlctl join --invite bob.invite -- python train.py",
-    "dlctl keys invite lab-3 --hours 72",
+    "dlctl keys invite lab-3 --hours 72  # for three days",
 )
 @click.argument("name")
 @click.option(
@@ -169,7 +169,9 @@ def revoke(name: str, job: str | None) -> None:
     console.show(SCHEMA, {"run": snapshot.run_id, "name": name, "ended": row["ended"]}, "")
 
 
-@command.command("list", cls=Documented, examples=["dlctl keys list"])
+@command.command(
+    "list", cls=Documented, examples=["dlctl keys list  # who is invited, and who is there"]
+)
 @job_option
 @json_option
 def listed(job: str | None) -> None:

@@ -346,7 +346,7 @@ def one_member_loses_the_model(patch: Patch) -> None:
 
 @mutant(
     "what a guest had when it was taken for gone is leased to nobody",
-    "LivenessChecker", scenario="joins",
+    "LivenessChecker", scenario="joins", first=3,
 )  # fmt: skip
 def guests_keep_their_portions(patch: Patch) -> None:
     honest = Leases.gone

@@ -74,7 +74,7 @@ class Scaling(CoordinatorPart):
         daemons = []
         for name in names:
             daemon = self.members.daemons.get(name)
-            if daemon is None:
+            if daemon is None or daemon.role == "guest":
                 raise DlctlError(f"this run has no {name:.80}")
             if daemon.role == "server" and not self.run.keeps_shards():
                 raise DlctlError(
