@@ -43,8 +43,8 @@ SLOW_S = 60.0
 def write_job(place: Workplace) -> None:
     place.task(SCRIPT)
     place.job(
-        workers=1, stop="{ seconds = 600 }", algorithm='name = "async-diloco"\nlocal_steps = 4', more=NETWORK,
-        more_workers="max = 2",
+        workers=1, stop="{ seconds = 600 }", algorithm='name = "async-diloco"\nlocal_steps = 4',
+        more=NETWORK, more_workers="max = 2",
     )  # fmt: skip
     file = place.path / "job.toml"
     text = file.read_text().replace('task = "train.py:task"', 'script = "train.py"')
