@@ -10,7 +10,7 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from daemons.attach.exchange import Asked, Over
+from daemons.attach.exchange import InUserThread, Over
 from daemons.attach.model_vector import ModelVector
 from daemons.attach.stock import SharedStock
 from daemons.attach.user_optimizer import UserOptimizer
@@ -41,7 +41,7 @@ class Alone:
     def __init__(self, model: ModelVector) -> None:
         self.job = JobFile(job=Job(name="alone"), workers=Workers(count=1))
         self.stock = SharedStock()
-        self.inbox: SimpleQueue[LendModel | RunEvaluation | Asked | Over] = SimpleQueue()
+        self.inbox: SimpleQueue[LendModel | RunEvaluation | InUserThread | Over] = SimpleQueue()
         self.recalled = False
         self.own: UserOptimizer | None = None
         self.takes_gradients = False

@@ -16,7 +16,7 @@ from daemons.attach.stock import SharedStock
 from daemons.attach.user_line import user_line
 from daemons.worker.data.sample_order import SampleOrder
 from dlctl.errors import DlctlError
-from dlctl.roles.protocol.loop_effects import Piece
+from dlctl.roles.protocol.loop_effects import PortionPart
 from dlctl.roles.worker.stock import Stock, samples_of
 
 ASK_AGAIN_S = 0.2
@@ -55,7 +55,7 @@ class Feed(Protocol):
     def has_begun(self) -> bool:
         """Whether something was delivered that no step has settled."""
 
-    def delivered(self, pieces: tuple[Piece, ...]) -> None:
+    def delivered(self, pieces: tuple[PortionPart, ...]) -> None:
         """The loop has this batch now."""
 
 
@@ -81,7 +81,7 @@ class BatchSource:
         self._feed, self._order, self._drops = feed, order, drops
         self._iterations = 0
         self._has_ended = False
-        self._on_way: deque[tuple[Piece, ...]] = deque()
+        self._on_way: deque[tuple[PortionPart, ...]] = deque()
 
     def begin(self) -> int:
         """Begin an iteration; returns its number. Any other one has ended, and what is on its way

@@ -15,7 +15,7 @@ from daemons.attach.alone import Alone
 from daemons.attach.exchange import Exchange, Left
 from daemons.attach.model_vector import ModelVector
 from daemons.attach.run import Run, RunLink
-from daemons.attach.session import Session
+from daemons.attach.session import AttachedWorker
 from daemons.attach.user_optimizer import UserOptimizer
 from daemons.worker.task.user_task import user_line
 from dlctl.errors import DlctlError
@@ -58,7 +58,7 @@ def _attach(
     kept = [each for each in schedulers if each is not None]
     own = None if optimizer is None else UserOptimizer(optimizer, vector, kept, scaler)
     alone = Alone(vector) if process is None else None
-    session = Session(process, vector, own) if process is not None else None
+    session = AttachedWorker(process, vector, own) if process is not None else None
     link: RunLink | None = session or alone
     assert link is not None
     evaluates = None if evaluate is None else partial(_evaluated, evaluate, model)

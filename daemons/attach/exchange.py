@@ -29,7 +29,7 @@ from dlctl.roles.protocol.loop_effects import (
     LoopLeft,
     LoopStep,
     LoopStepped,
-    Piece,
+    PortionPart,
 )
 from dlctl.wire.machine import Event
 from dlctl.wire.messages import Array
@@ -50,7 +50,7 @@ class Over(NamedTuple):
     reason: str
 
 
-class Asked(NamedTuple):
+class InUserThread(NamedTuple):
     """Something to be done in the user's thread."""
 
     do: Callable[[], Event | None]
@@ -60,7 +60,7 @@ class Link(Protocol):
     """The role, as the user's thread sees it."""
 
     stock: SharedStock
-    inbox: SimpleQueue[LendModel | RunEvaluation | Asked | Over]
+    inbox: SimpleQueue[LendModel | RunEvaluation | InUserThread | Over]
     recalled: bool
     """The model that is lent is wanted back."""
 
@@ -74,7 +74,7 @@ class Made(NamedTuple):
     loss: Any
     """A number, or a tensor, which may still be computed on a GPU."""
     metrics: Mapping[str, Any]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PortionPart, ...]
     is_skipped: bool
 
 
@@ -110,7 +110,7 @@ class Exchange:
         trains one; its own since then."""
         self._left = 0
         self._mark = own.steps if own is not None else 0
-        self._pieces: list[Piece] = []
+        self._pieces: list[PortionPart] = []
         self.batches = 0
         """Delivered since the last step."""
         self._made: list[Made] = []
@@ -126,9 +126,13 @@ class Exchange:
         self._link.offer(DataWanted(now))
 
     def wait(self, timeout_s: float) -> bool:
-        return self.stock.wait(timeout_s)
+        came = self.stock.wait(timeout_s)
+        if not self._link.inbox.empty():  # While the model is here, nothing but the end comes.
+            self._receive()
+        return came
 
     def hand_back(self) -> None:
+        self.give_up_evaluation()
         if self.lent is not None:
             self._report(returns=True, is_dry=True)
         self.await_model()
@@ -136,7 +140,7 @@ class Exchange:
     def has_begun(self) -> bool:
         return bool(self._pieces)
 
-    def delivered(self, pieces: tuple[Piece, ...]) -> None:
+    def delivered(self, pieces: tuple[PortionPart, ...]) -> None:
         self._pieces += pieces
         self.batches += 1
 
@@ -247,18 +251,21 @@ class Exchange:
         Left if it goes on without this worker.
         """
         while self.lent is None and self.over is None and self.evaluation is None:
-            match self._link.inbox.get():
-                case LendModel() as lent:
-                    self._begin(lent)
-                case RunEvaluation() as evaluation:
-                    self._on_evaluation(evaluation)
-                case Asked(do):
-                    if (event := do()) is not None:
-                        self._link.offer(event)
-                case Over() as over:
-                    self.over = over
-                    if not over.ended:
-                        raise Left(over.reason)
+            self._receive()
+
+    def _receive(self) -> None:
+        match self._link.inbox.get():
+            case LendModel() as lent:
+                self._begin(lent)
+            case RunEvaluation() as evaluation:
+                self._on_evaluation(evaluation)
+            case InUserThread(do):
+                if (event := do()) is not None:
+                    self._link.offer(event)
+            case Over() as over:
+                self.over = over
+                if not over.ended:
+                    raise Left(over.reason)
 
     def _begin(self, lent: LendModel) -> None:
         self._model.scatter()

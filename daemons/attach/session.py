@@ -14,7 +14,7 @@ import torch
 
 from daemons import parent_watch
 from daemons.attach.context import ProgramEnd, ScriptProcess
-from daemons.attach.exchange import Asked, Exchange, Over
+from daemons.attach.exchange import Exchange, InUserThread, Over
 from daemons.attach.model_vector import ModelVector
 from daemons.attach.stock import SharedStock
 from daemons.attach.user_optimizer import UserOptimizer
@@ -55,7 +55,7 @@ from dlctl.wire.messages import ModelReady
 log = logging.getLogger("dlctl")
 
 
-class Session:
+class AttachedWorker:
     """An `exchange.Link`, and the `ScriptSession` of its process."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Session:
         """Call this in the main thread: it takes over the signals."""
         self.job = process.context.job
         self.stock = SharedStock()
-        self.inbox: SimpleQueue[LendModel | RunEvaluation | Asked | Over] = SimpleQueue()
+        self.inbox: SimpleQueue[LendModel | RunEvaluation | InUserThread | Over] = SimpleQueue()
         self.recalled = False
         self.slot = int(process.context.registration.name.rpartition("-")[2])
         self.takes_gradients = False
@@ -127,6 +127,7 @@ class Session:
             self._code = 70
         reason = f"exit {self._code}" if self._code else "the worker has left the run"
         self.inbox.put(Over(self._machine.ended, reason))
+        self.recalled = True  # The loop notices it at its next step.
         self.stock.wake()
 
     def _open(self, built: ModelBuilt, *, has_own_data: bool) -> None:
@@ -163,7 +164,7 @@ class Session:
         self.stock.wake()
 
     def _ask(self, how: Callable[[Any], Event | None], effect: Effect) -> None:
-        self.inbox.put(Asked(partial(self._answer, how, effect)))
+        self.inbox.put(InUserThread(partial(self._answer, how, effect)))
 
     def _answer(self, how: Callable[[Any], Event | None], effect: Effect) -> Event | None:
         try:

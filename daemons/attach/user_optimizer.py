@@ -176,7 +176,9 @@ class UserOptimizer:
             self.forget()
 
     def packed(self) -> Array:
-        """All numbers of the state as one vector: float32[n]. It is empty before the first step."""
+        """All numbers of the state as one vector, rounded to float32[n]. It is empty before the
+        first step.
+        """
         return self._saved.packed()
 
     def take_packed(self, packed: Array) -> None:

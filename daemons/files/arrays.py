@@ -102,7 +102,7 @@ class Away:
         self.directory = directory
         self.name = registration.name
         self.root = directory / "restore" / f"{registration.name}.{registration.incarnation}"
-        """Of fetched files."""
+        """The directory of fetched files."""
 
     def fetched(self, directory: Path) -> Path:
         """The local directory for fetched files of this checkpoint of the coordinator."""

@@ -13,7 +13,7 @@ import threading
 from daemons import parent_watch, process
 from daemons.attach import context as attached
 from daemons.loop import Loop
-from daemons.script import machine, program
+from daemons.script import machine, program, silence
 from daemons.worker.at_exit import end_in_this_thread
 from daemons.worker.task.print_streams import capture, end_lines
 from dlctl import registry
@@ -34,6 +34,8 @@ def run(context: process.DaemonContext) -> int:
     slot = int(me.name.rpartition("-")[2])
     machine.give_share(context.job.workers, slot, cores.usable(), machine.gpus(), os.environ)
     started = attached.begin(context)
+    of_script = (started, threading.main_thread(), context.job.job.search_path, silence.FIRST_S)
+    threading.Thread(target=silence.watch, args=of_script, name="silence", daemon=True).start()
     end = program.run(context.job.job, context.directory if context.is_home else None)
     if started.session is not None:
         return started.session.end(end)

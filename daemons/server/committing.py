@@ -38,7 +38,7 @@ class Committing:
         self._queue: deque[Commit] = deque()
         """Commits that are not durable, the first of them being written."""
         self._queued_bytes = 0
-        """Of their records."""
+        """Size of the records of these commits."""
         self._bases = Counter[int]()
         """The number of their bases, by the identity of the log."""
         self._has_failed = False

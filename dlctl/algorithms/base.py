@@ -231,7 +231,7 @@ class PushKind(NamedTuple):
 
     batches: int
     is_displacement: bool = False
-    """False: the sum of their gradients. True: the displacement by the replica's own steps. Then
+    """False: the sum of their gradients. True: the displacement of the replica's own steps. Then
     the servers' optimiser takes no gradients and follows no schedule."""
     is_all: bool = True
     """False: a part of that displacement stays in the replica's position, and no push holds it."""
@@ -715,7 +715,8 @@ class Method:
     shape: Shape = field(default_factory=Shape)
     replica: type[ReplicaSide]
     shard: type[ShardSide] | None = None
-    """Of the table of parameters, if its rule is "optimizer"; all others follow their rules."""
+    """The shard side of the table of parameters, if its rule is "optimizer"; all other tables
+    follow their rules."""
     mean: type[Mean] = Mean
     """How one step is made of several pushes, for a shard side that averages."""
     lead: type[Lead] = Lead

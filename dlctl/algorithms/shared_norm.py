@@ -29,7 +29,7 @@ class SharedNorm:
         """Whether steps are clipped, and there are several shards; set by the server role."""
         self._make_step = make_step
         self._own: Squared | None = None
-        """Of the part that waits."""
+        """The clock and the squared norm of the part that waits."""
         self._all: Squared | None = None
         """The newest known norm of all parts."""
 

@@ -588,6 +588,8 @@ class Timeouts:
     """Without an acknowledgement of a push or fetch; then it is resent. Doubles up to 4 times."""
     grace_s: Seconds = 30.0
     """For a stopping worker to finish its step and its last pushes."""
+    script_s: Seconds = 120.0
+    """For a `script` to end when the run is over: to save, or to upload. Then it is killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

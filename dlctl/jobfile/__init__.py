@@ -412,7 +412,7 @@ def _check_inner(resolved: Mapping[str, Choice], document: dict[str, Any]) -> li
         what = f"replicas of {name} make no steps of their own: the servers' optimiser does"
         return [Fault(("inner", "name"), what, "remove [inner]")]
     if chosen.name == inner.NONE and method.push_kind(method.Options()).is_displacement:
-        what = f"{name} pushes the displacement by its replicas' own steps"
+        what = f"{name} pushes the displacement of its replicas' own steps"
         usual = programs.inner_of(method, has_loop=programs.has_loop(document)).name
         return [Fault(("inner", "name"), what, f'use "{usual}", or remove [inner]')]
     lr = chosen.options.get("lr")

@@ -33,7 +33,7 @@ DECLARED = (
 """What every launcher declares; it defines the abstract methods besides."""
 
 
-class Left(NamedTuple):
+class LeftBehind(NamedTuple):
     """What `end` has done at one host, or at the only place that it could ask."""
 
     host: str
@@ -132,7 +132,7 @@ class Launcher:
     @abstractmethod
     def end(
         self, directory: Path, hosts: Mapping[str, Host], grace_s: float, *, purge: bool
-    ) -> list[Left]:
+    ) -> list[LeftBehind]:
         """End what an ended run has left on its hosts: with SIGTERM, and SIGKILL after `grace_s`.
         purge: also remove the states of servers and all files there. Blocks until it is done.
         """

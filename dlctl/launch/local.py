@@ -22,7 +22,7 @@ import psutil
 from dlctl.errors import DlctlError
 from dlctl.job.config import Host
 from dlctl.launch import base
-from dlctl.launch.launcher import Launcher, Left
+from dlctl.launch.launcher import Launcher, LeftBehind
 from dlctl.runs.database import RunDb
 from dlctl.util import processes
 
@@ -173,7 +173,7 @@ class Local(Launcher):
 
     def end(
         self, directory: Path, hosts: Mapping[str, Host], grace_s: float, *, purge: bool
-    ) -> list[Left]:
+    ) -> list[LeftBehind]:
         return []  # There are no other hosts.
 
 

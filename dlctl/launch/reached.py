@@ -16,7 +16,7 @@ from dlctl.errors import DlctlError
 from dlctl.job.config import Host
 from dlctl.launch import answers, base, calls, remote
 from dlctl.launch.answers import CallResult
-from dlctl.launch.launcher import Launcher, Left
+from dlctl.launch.launcher import Launcher, LeftBehind
 from dlctl.launch.session import Session
 
 ANSWER_S = 20.0
@@ -78,18 +78,18 @@ class Reached(Launcher):
 
     def end(
         self, directory: Path, hosts: Mapping[str, Host], grace_s: float, *, purge: bool
-    ) -> list[Left]:
+    ) -> list[LeftBehind]:
         request = remote.end_request(directory.name, grace_s=round(grace_s), purge=purge)
         found = self.ask(hosts, request, grace_s + ANSWER_S)
         return [self._left(answer) for answer in found.values()]
 
-    def _left(self, answer: CallResult) -> Left:
+    def _left(self, answer: CallResult) -> LeftBehind:
         host, value = answer.host, answer.value
         if value is None or not answer.is_good:
-            return Left(host, error=self.explain(answer), may_run=True)
+            return LeftBehind(host, error=self.explain(answer), may_run=True)
         parts = (("ended", "ended"), ("could not end", "left"))
         done = [f"{what} on {host}: {_names(value[key])}" for what, key in parts if value[key]]
-        return Left(host, tuple(done), may_run=bool(value["left"]))
+        return LeftBehind(host, tuple(done), may_run=bool(value["left"]))
 
 
 def _names(daemons: list[Any]) -> str:

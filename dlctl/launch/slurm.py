@@ -13,7 +13,7 @@ from pathlib import Path
 from dlctl.errors import DlctlError
 from dlctl.job.config import Allocated, Host
 from dlctl.launch import base, slurmcalls
-from dlctl.launch.launcher import Launcher, Left
+from dlctl.launch.launcher import Launcher, LeftBehind
 from dlctl.launch.slurmrequest import SlurmRequest
 from dlctl.util.hostnames import FULL_PATH
 from dlctl.util.units import parse_duration
@@ -130,13 +130,13 @@ class Slurm(Launcher):
 
     def end(
         self, directory: Path, hosts: Mapping[str, Host], grace_s: float, *, purge: bool
-    ) -> list[Left]:
+    ) -> list[LeftBehind]:
         """Ends the Slurm job: with it all of its processes and files on the nodes end."""
         handle = slurmcalls.read_handle(directory)
         try:
             slurmcalls.end(directory, at_once=grace_s <= 0)
         except DlctlError as error:
-            return [Left(error.where or "Slurm's nodes", error=error, may_run=True)]
+            return [LeftBehind(error.where or "Slurm's nodes", error=error, may_run=True)]
         if handle is None:
             return []
-        return [Left("Slurm", (f"the Slurm job {handle.job_id or handle.name} is over",))]
+        return [LeftBehind("Slurm", (f"the Slurm job {handle.job_id or handle.name} is over",))]

@@ -49,7 +49,7 @@ FORMAT = 5
 JOURNAL_STATES = 4
 """Size of a journal that is started over, in states."""
 JOURNAL_BYTES_MIN = 1 << 20
-"""Of small shards: a base and its two syncs for every few pushes would cost more than a replay."""
+"""A smaller journal is not started over: a base and its two syncs cost more than its replay."""
 
 
 class Journaled(ArraysInMemory):
@@ -84,7 +84,7 @@ class Journaled(ArraysInMemory):
         self._state: Json = {}
         """The role's state in the last commit."""
         self._journal_bytes = 0
-        """Of the records since the last base."""
+        """Size of the records since the last base."""
         self._journal_bytes_min = journal_bytes_min
         self._rotate_at_bytes = self._journal_bytes_max()
 

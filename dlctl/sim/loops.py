@@ -19,7 +19,7 @@ from dlctl.roles.protocol.loop_effects import (
     LendModel,
     LoopStep,
     LoopStepped,
-    Piece,
+    PortionPart,
     RecallModel,
 )
 from dlctl.roles.worker.stock import Stock, samples_of
@@ -56,7 +56,7 @@ class Trained(Effect):
 
     number: int
     """Of its gradient in this process."""
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PortionPart, ...]
     is_skipped: bool
 
 
@@ -101,7 +101,7 @@ class LoopDriver:
         self._is_recalled = self._waits = False
         self._batches = 0
         """Of the step that has begun."""
-        self._pieces: list[Piece] = []
+        self._pieces: list[PortionPart] = []
         """Delivered since the last step."""
         self._steps: list[LoopStep] = []
         self._reported_at = 0.0
@@ -200,7 +200,7 @@ class LoopDriver:
             self._report(returns=False)
         self._go()
 
-    def _rows(self, pieces: tuple[Piece, ...]) -> Array:
+    def _rows(self, pieces: tuple[PortionPart, ...]) -> Array:
         if not pieces:
             return np.arange(self.options.own_samples) % self._samples
         whole = (0, self._samples)

@@ -1,6 +1,6 @@
 """Whole screens, compared with files that a person has read: `golden/NAME.txt` beside the test.
 
-    pytest tests/cli/test_status.py --update-golden    # writes them: read the diff then
+    pytest tests/cli/test_status_command.py --update-golden    # writes them: read the diff then
 
 Only what differs from run to run is replaced: directories of the test, pids, times of day, the four
 digits of a started run's id. Lines of progress are left out. Columns of tables are two spaces

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from dlctl.errors import UsageError
-from dlctl.launch import taskfiles
+from dlctl.job import config
+from dlctl.launch import remote, taskfiles
 from dlctl.launch.taskfiles import TaskFiles
+from dlctl.runs.database import RunDb
 
 
 @pytest.fixture
@@ -105,3 +109,33 @@ def test_a_job_in_a_directory_full_of_other_things_is_not_searched_for_ever(
     with pytest.raises(UsageError, match="5 files") as refused:
         collect(home)
     assert refused.value.hint
+
+
+# ---------------------------------------------------------------- the request to a host
+
+
+@pytest.mark.parametrize(
+    ("what", "file"),
+    [
+        ({"task": "{home}/train.py:task"}, "train.py"),
+        ({"script": "{home}/tools/data.py"}, "tools/data.py"),
+        ({"script": "{home}/tools/data.py", "module": "tools.data"}, "tools/data.py"),
+    ],
+)
+def test_a_host_gets_the_job_with_the_place_of_its_file_among_those_sent(
+    home: Path, what: dict[str, str], file: str
+) -> None:
+    directory = home / "runs" / "digits-0001"
+    directory.mkdir(parents=True)
+    places = {key: text.format(home=home.resolve()) for key, text in what.items()}
+    job = config.JobFile(job=config.Job(name="digits", **places))
+    (directory / "job.json").write_text(json.dumps(config.to_dict(job)))
+    with closing(RunDb(directory, create=True)) as db:
+        db.put_run(job_file=str(home / "job.toml"))
+        db.commit()
+    request = remote.shared_request(directory)
+    sent = config.of_stored(json.loads(json.dumps(request["job"]))).job
+    assert sent.file == file
+    assert file in request["files"]
+    assert sent.module == what.get("module", "")
+    assert sent.task == ("train.py:task" if "task" in what else "")

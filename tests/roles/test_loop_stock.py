@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlctl.roles.protocol.loop_effects import GiveData, Piece
+from dlctl.roles.protocol.loop_effects import GiveData, PortionPart
 from dlctl.roles.worker.stock import Stock
 from dlctl.wire.messages import Lease
 
@@ -18,9 +18,13 @@ def stock_of(*sizes: int) -> Stock:
 
 def test_a_batch_may_span_portions():
     stock = stock_of(5, 2, 9)
-    assert stock.take(4) == (Piece(0, 0, 0, 4),)
-    assert stock.take(4) == (Piece(0, 0, 4, 5), Piece(0, 1, 5, 7), Piece(0, 2, 7, 8))
-    assert stock.take(20) == (Piece(0, 2, 8, 16),)
+    assert stock.take(4) == (PortionPart(0, 0, 0, 4),)
+    assert stock.take(4) == (
+        PortionPart(0, 0, 4, 5),
+        PortionPart(0, 1, 5, 7),
+        PortionPart(0, 2, 7, 8),
+    )
+    assert stock.take(20) == (PortionPart(0, 2, 8, 16),)
     assert stock.take(1) == ()
 
 
@@ -30,7 +34,7 @@ def test_what_is_taken_and_not_delivered_is_taken_again():
     stock.deliver(first)
     assert (stock.undelivered(), stock.untaken()) == (8, 0)
     stock.take_back()
-    assert stock.take(4) == (Piece(0, 0, 4, 6), Piece(0, 1, 6, 8))
+    assert stock.take(4) == (PortionPart(0, 0, 4, 6), PortionPart(0, 1, 6, 8))
 
 
 def test_less_than_a_batch_is_one_only_where_no_more_comes():
@@ -50,14 +54,14 @@ def test_at_the_end_only_the_portion_that_is_begun_is_finished():
     stock.give(GiveData(None, ends=True))
     assert stock.untaken() == 0, "more than the rest is on its way"
     stock.deliver(on_way)  # By a loader that cannot drop it; so another portion is begun.
-    assert stock.take(9) == (Piece(0, 1, 8, 12),)
+    assert stock.take(9) == (PortionPart(0, 1, 8, 12),)
 
 
 def test_at_the_end_a_batch_ends_where_its_portion_does():
     stock = stock_of(6, 6)
     stock.deliver(stock.take(4))
     stock.give(GiveData(None, ends=True))
-    assert stock.take(4) == (Piece(0, 0, 4, 6),)
+    assert stock.take(4) == (PortionPart(0, 0, 4, 6),)
 
 
 def test_between_portions_nothing_is_left_at_the_end():

@@ -34,7 +34,7 @@ NEAR = 1e-4
 class Key(NamedTuple):
     shard: int
     slot: int
-    epoch: int
+    term: int
     seq: int
 
 
@@ -48,7 +48,7 @@ class Recorded(LeastSquares):
         self.batches: defaultdict[tuple[int, int], list[Array]] = defaultdict(list)
 
     def gradient(self, w: Array, batch: Batch) -> tuple[float, Array]:
-        self.batches[batch.slot, batch.epoch].append(batch.rows)
+        self.batches[batch.slot, batch.term].append(batch.rows)
         return super().gradient(w, batch)
 
 
@@ -70,14 +70,14 @@ class Account(Checker):
 
     def on_message(self, process: Process, peer: Peer, message: m.Message) -> None:
         if isinstance(message, m.Join | m.Push):
-            self._senders[process, peer] = message.slot, message.epoch
+            self._senders[process, peer] = message.slot, message.term
 
     def on_effect(self, process: Process, effect: Effect) -> None:
         if not isinstance(effect, Send):
             return
         match effect.message:
             case m.Push() as push:
-                key = Key(_number(effect.peer), push.slot, push.epoch, push.seq)
+                key = Key(_number(effect.peer), push.slot, push.term, push.seq)
                 if push.table == self.method.shape.table(self.method.shape.progress):
                     self.progress[key] = push.samples
                 if not push.table:
@@ -185,7 +185,7 @@ class Account(Checker):
             held.in_order.append(HeldPush(push, delta))
             held.clocks[push.clock].append(HeldPush(push, side.mean.kept(delta)))
         for pushes in held.clocks.values():
-            pushes.sort(key=lambda each: (each.push.slot, each.push.epoch))
+            pushes.sort(key=lambda each: (each.push.slot, each.push.term))
         return held
 
     def of_batches(self, world: World) -> Array | None:
@@ -201,8 +201,8 @@ class Account(Checker):
         left = {who: list(batches) for who, batches in self.problem.batches.items()}
         for key in sorted(key for key in self.pushes if key.shard == 0):
             push, rows = self.pushes[key], np.zeros(0, np.int64)
-            while rows.size < push.samples and left.get((key.slot, key.epoch)):
-                rows = np.append(rows, left[key.slot, key.epoch].pop(0))
+            while rows.size < push.samples and left.get((key.slot, key.term)):
+                rows = np.append(rows, left[key.slot, key.term].pop(0))
             if self.outcomes.get(key) == APPLIED and rows.size:
                 steps[push.clock].append(rows)
         w, lr = self.problem.initial(), np.float32(world.job.optimizer.options["lr"])

@@ -595,6 +595,7 @@ class Coordinator:
             self.run.job.timeouts.grace_s if grace_s is None else grace_s, self.context,
             self.members, self.evaluations, self.checkpointing, self.begin_checkpoint,
             self.run.keeps_shards(), self.mirror,
+            self.run.job.timeouts.script_s if self.run.job.has_loop else shutdown.EXIT_S,
         )  # fmt: skip
         self.change_state("stopping", reason, now)
         self.run.shutdown.begin(now)

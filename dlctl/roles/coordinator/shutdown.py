@@ -78,6 +78,8 @@ class RunShutdown(Owner):
     keeps_shards: bool
     """The servers' state survives their exit, unless they are asked to remove it."""
     mirror: LogMirror
+    exit_s: float = EXIT_S
+    """For daemons to exit on request."""
     until: float = field(default=0.0, init=False)
     is_on_record: bool = field(default=False, init=False)
     """The database says that only the exit of the processes is left."""
@@ -109,7 +111,7 @@ class RunShutdown(Owner):
         saving_s = SAVE_S_MAX + SAVE_MORE_S
         limits_s = {
             DRAINING: self.grace_s, EVALUATING: EVALUATE_S_MAX, SAVING: saving_s,
-            RECORDING: RECORD_S,
+            RECORDING: RECORD_S, SHUTTING_DOWN: self.exit_s,
         }  # fmt: skip
         self.until = now + limits_s.get(self.step, EXIT_S)
         if self.is_in_vain():

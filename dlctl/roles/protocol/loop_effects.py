@@ -64,7 +64,7 @@ class DataWanted(Event):
     """It has none left, and waits for the answer with the model in its hands."""
 
 
-class Piece(NamedTuple):
+class PortionPart(NamedTuple):
     """Samples [start, stop) of a portion, in the order of `data_epoch`."""
 
     data_epoch: int
@@ -81,7 +81,7 @@ class LoopStep(NamedTuple):
     loss: float | None = None
     """None: unknown. One that is not finite makes the step unusable."""
     metrics: Mapping[str, float] = {}
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[PortionPart, ...] = ()
     """What was delivered since the step before, in order; (): the data is the loop's own."""
     is_skipped: bool = False
     """No step was made, because the scale of the loss was too large (float16)."""

@@ -62,7 +62,7 @@ class Commits:
         """Numbers of commits: the newest one, the newest durable one, the newest one whose effect
         has passed `hold`."""
         self._begun_at: deque[tuple[int, float, str]] = deque()
-        """Of the commits under way: number, time and place."""
+        """The commits under way: number, time and place of each."""
         self._held: deque[tuple[int, Effect]] = deque()
         """What waits, and the commit that it waits for, in order."""
         self._answers: dict[Peer, set[tuple[str, int]]] = {}

@@ -166,7 +166,7 @@ class Portions:
         portion.next_number += count
         return portion, number, count
 
-    def open(self) -> list[Portion]:
+    def unfinished(self) -> list[Portion]:
         """The portions that are leased and not computed, in order."""
         return [*filter(None, (self.current,)), *self.upcoming]
 

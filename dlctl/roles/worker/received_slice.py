@@ -78,9 +78,9 @@ def answer_bytes(message: Parameters | SparseParameters) -> int:
 class Basis:
     def __init__(self) -> None:
         self.version = 0
-        """Of the slice placed in the model last."""
+        """The version of the slice placed in the model last."""
         self.term = 0
-        """Of that version; 0: no received values are available."""
+        """The term of its server; 0: no received values are available."""
         self._values: Vector | None = None
         """A copy of the received values; None: they are in the model, or not available."""
 

@@ -61,7 +61,7 @@ class ServerLink:
         self.joined = False
         self.initialised = False
         self.version = 0
-        """Of the parameters when it was joined."""
+        """The version of the parameters when the shard was joined."""
         self.term = 0
         """The newest one of its server that is known; older ones are replaced."""
 

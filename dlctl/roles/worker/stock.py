@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 
-from dlctl.roles.protocol.loop_effects import GiveData, Piece
+from dlctl.roles.protocol.loop_effects import GiveData, PortionPart
 
 
 class Stock:
     def __init__(self) -> None:
-        self._portions: deque[Piece] = deque()
+        self._portions: deque[PortionPart] = deque()
         """Whole ones, which are not delivered completely."""
         self._samples = self._delivered = self._taken = 0
         """Of these portions: all, those that are delivered (of the first one), and those that are
@@ -30,7 +30,7 @@ class Stock:
             self.ends |= effect.ends
             return
         lease = effect.lease
-        self._portions.append(Piece(lease.data_epoch, lease.portion, lease.start, lease.stop))
+        self._portions.append(PortionPart(lease.data_epoch, lease.portion, lease.start, lease.stop))
         self._samples += lease.stop - lease.start
         self.none_now = self._has_asked = False
 
@@ -57,12 +57,12 @@ class Stock:
         self._has_asked = True
         return True
 
-    def take(self, samples: int) -> tuple[Piece, ...]:
+    def take(self, samples: int) -> tuple[PortionPart, ...]:
         """So many, or all that there are."""
         samples = min(samples, self.untaken())
         before = self._delivered + self._taken
         self._taken += samples
-        taken: list[Piece] = []
+        taken: list[PortionPart] = []
         for portion in self._portions:
             if not samples:
                 break
@@ -74,7 +74,7 @@ class Stock:
                 before = 0
         return tuple(taken)
 
-    def deliver(self, pieces: tuple[Piece, ...]) -> None:
+    def deliver(self, pieces: tuple[PortionPart, ...]) -> None:
         """The loop has what was taken first."""
         samples = samples_of(pieces)
         self._taken -= samples
@@ -89,9 +89,9 @@ class Stock:
         self._taken = 0
 
 
-def samples_of(pieces: tuple[Piece, ...]) -> int:
+def samples_of(pieces: tuple[PortionPart, ...]) -> int:
     return sum(_size(piece) for piece in pieces)
 
 
-def _size(piece: Piece) -> int:
+def _size(piece: PortionPart) -> int:
     return piece.stop - piece.start

@@ -19,7 +19,7 @@ class _Journal:
     """The number of the newest commit with a base."""
     base_bytes: int = 0
     bytes: int = 0
-    """Of the records since."""
+    """Size of the records since that base."""
 
 
 class BasesChecker(Checker):

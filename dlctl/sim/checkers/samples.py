@@ -9,7 +9,7 @@ import numpy as np
 
 from dlctl.roles.coordinator.records import AddEvent
 from dlctl.roles.protocol.effects import Compute
-from dlctl.roles.protocol.loop_effects import Piece
+from dlctl.roles.protocol.loop_effects import PortionPart
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.loops import Trained
 from dlctl.sim.objectives import batch_rows
@@ -30,7 +30,7 @@ class SamplesChecker(Checker):
         self.epochs = epochs
         self.once = once
         self._asked: list[Compute] = []
-        self._trained: list[Piece] = []
+        self._trained: list[PortionPart] = []
         """Delivered to training loops of the user's own, and not skipped."""
 
     def on_effect(self, process: Process, effect: Effect) -> None:

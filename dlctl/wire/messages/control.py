@@ -32,7 +32,7 @@ class Welcome(Message):
     name: str
     index: int
     term: int
-    """Of the slot, or of the shard."""
+    """The term of the slot or of the shard."""
     token: bytes
     """To a worker: the proof of its term. To a server: the key by which it verifies those."""
     settings: Json
@@ -449,8 +449,7 @@ class Peers(Message):
     number: int
     slots: tuple[int, ...]
     joining: tuple[int, ...]
-    """Of these slots, those that do not take part yet: they may send requests, but not answer any.
-    """
+    """The slots that do not take part yet: they may send requests, but not answer any."""
     terms: tuple[int, ...]
     addresses: tuple[str, ...]
     """"" for a worker that does not listen yet."""

@@ -275,9 +275,9 @@ class PeerRequest(Message):
 
     slot: int
     term: int
-    """Of the sender."""
+    """The sender's term."""
     to_term: int
-    """Of the receiver: another process of that slot does not answer."""
+    """The receiver's term: another process of that slot does not answer."""
     request: int
     op: str
     payload: Packed
@@ -288,7 +288,7 @@ class PeerRequest(Message):
 class PeerReply(Message):
     slot: int
     term: int
-    """Of the replica that answers."""
+    """The term of the replica that answers."""
     request: int
     error: str
     """Why there is no answer; "": it is in `payload`. GONE: the slot has another process now."""

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from daemons.attach.batch_source import BatchSource
 from daemons.attach.stock import SharedStock
-from dlctl.roles.protocol.loop_effects import GiveData, Piece
+from dlctl.roles.protocol.loop_effects import GiveData, PortionPart
 from dlctl.roles.worker.stock import samples_of
 from dlctl.wire.messages import Lease
 
@@ -57,9 +57,9 @@ class FakeFeed:
     ) -> None:
         self.stock, self.source = SharedStock(), None
         self.is_over = False
-        self.begun: list[Piece] = []
+        self.begun: list[PortionPart] = []
         """Delivered since the last step."""
-        self.settled: list[Piece] = []
+        self.settled: list[PortionPart] = []
         self.steps: list[int] = []
         """The batches of each."""
         self.wants: list[bool] = []
@@ -102,7 +102,7 @@ class FakeFeed:
     def has_begun(self) -> bool:
         return bool(self.begun)
 
-    def delivered(self, pieces: tuple[Piece, ...]) -> None:
+    def delivered(self, pieces: tuple[PortionPart, ...]) -> None:
         self.begun += pieces
         self._batches += 1
 

@@ -446,7 +446,9 @@ def test_a_replica_that_joins_takes_the_state_of_another(name: str) -> None:
     new.takes_values_of(run)
     for each in (run, new):
         each.steps(3, 6)
-    assert values_of(run.model) == values_of(new.model)
+        each.vector.gather()
+    # What has more digits than float32 is rounded on the way.
+    np.testing.assert_allclose(new.vector.vector, run.vector.vector, rtol=1e-4, atol=1e-6)
 
 
 def test_the_state_of_another_model_is_not_taken() -> None:

@@ -115,16 +115,16 @@ def test_a_mode_that_the_loss_changes_by_step_holds(task_of: Callable[..., Task]
     assert not replica.model[1].training
 
 
-def test_the_modules_that_stay_in_eval_mode_are_told(task_of: Callable[..., Task]) -> None:
-    def told(model: nn.Module) -> list[str]:
-        return Modes(task_of(), model).told()
+def test_the_modules_that_stay_in_eval_mode_are_listed(task_of: Callable[..., Task]) -> None:
+    def lines(model: nn.Module) -> list[str]:
+        return Modes(task_of(), model).described()
 
-    assert told(net()) == told(net().eval()) == []
-    (line,) = told(with_frozen_norm())
+    assert lines(net()) == lines(net().eval()) == []
+    (line,) = lines(with_frozen_norm())
     assert line.endswith("in which model() has left them: 0.1 (BatchNorm1d)")
-    (line,) = told(nn.Sequential(nn.Linear(1, 1), net().eval()))
+    (line,) = lines(nn.Sequential(nn.Linear(1, 1), net().eval()))
     assert line.endswith(": 1 (Sequential)"), "not what is inside"
-    (line,) = told(nn.Sequential(*(nn.Linear(1, 1).eval() for _ in range(30)), nn.Linear(1, 1)))
+    (line,) = lines(nn.Sequential(*(nn.Linear(1, 1).eval() for _ in range(30)), nn.Linear(1, 1)))
     assert line.endswith("9 (Linear) and 20 more")
 
 

@@ -291,7 +291,7 @@ def the_lead_does_not_wait(patch: Patch) -> None:
 
 @mutant(
     "a decision is forgotten with its coordinator", "LivenessChecker", "QuorumChecker",
-    scenario="toys", first=35, seeds=1,
+    scenario="toys", first=539, seeds=1,
 )  # fmt: skip
 def a_decision_is_forgotten(patch: Patch) -> None:
     patch.setattr(Quorums, "recall", lambda self, memory, now: None)
@@ -299,7 +299,7 @@ def a_decision_is_forgotten(patch: Patch) -> None:
 
 @mutant(
     "the norm that some shards have clipped by is forgotten with its coordinator", "NormChecker",
-    scenario="sync-recovery", first=43, seeds=1,
+    scenario="sync-recovery", first=141, seeds=1,
 )  # fmt: skip
 def a_norm_is_forgotten(patch: Patch) -> None:
     patch.setattr(Norms, "recall", lambda self, memory, now: None)

@@ -44,7 +44,7 @@ def mean_of_means(patch: Patch) -> None:
 
 @mutant(
     "steps that are made while the mean is under way are wiped out by it", "OwnStepsChecker",
-    scenario="local-sgd", first=5,
+    scenario="local-sgd",
 )  # fmt: skip
 def steps_under_way_are_wiped_out(patch: Patch) -> None:
     def after(self, lo, hi):
@@ -70,7 +70,7 @@ def leftovers_are_steps(patch: Patch) -> None:
 
 @mutant(
     "steps since the push are lost when a mean is placed", "OwnStepsChecker",
-    scenario="local-sgd", first=5,
+    scenario="local-sgd",
 )  # fmt: skip
 def steps_are_lost_to_a_mean(patch: Patch) -> None:
     def before(self, lo, hi):
@@ -122,7 +122,7 @@ def short_rounds_are_dropped(patch: Patch) -> None:
 
 @mutant(
     "a gradient is computed although its shards are at different steps", "ClockChecker",
-    scenario="sync-recovery", seeds=10, first=376,
+    scenario="sync-recovery", first=442,
 )  # fmt: skip
 def shards_may_be_steps_apart(patch: Patch) -> None:
     def next_step(clock):

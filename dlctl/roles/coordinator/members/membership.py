@@ -86,7 +86,7 @@ class Daemon(Observed):
     error: str = ""
     """The user's error, if the daemon has sent one."""
     term: int = 0
-    """Of a worker's slot or a server's shard: its fencing token."""
+    """The fencing token of a worker's slot or a server's shard."""
     settings: Json = field(default_factory=dict)
     """Live settings that differ from the job file."""
     metrics: Json = field(default_factory=dict)

@@ -163,6 +163,12 @@ class FailureDetector(CoordinatorPart):
             daemon.started_at = now
             self._kill(daemon, f"not ready after {ready_s:.0f} s ({daemon.phase})", now)
 
+    def _may_be_a_script_that_ends(self, daemon: Daemon) -> bool:
+        """A script goes on when its worker has left: the shutdown's own limit applies to it."""
+        shutdown = self.run.shutdown
+        is_script = self.run.job.has_loop and daemon.role == "worker"
+        return is_script and shutdown is not None and shutdown.is_shutting_down()
+
     def _kill(self, daemon: Daemon, why: str, now: float, **data: str) -> None:
         daemon.killed_for = f"killed: {why}"
         self.context.event("silent", daemon.name, f"{daemon.name}: {why}: it is killed", **data)
@@ -187,6 +193,8 @@ class FailureDetector(CoordinatorPart):
             return
         if self.members.agent_of(daemon).killed_for:
             return  # The kill of its agent is in flight.
+        if self._may_be_a_script_that_ends(daemon):
+            return
         daemon.heard_at = now  # Once per limit.
         if daemon.role == "guest":
             daemon.killed_for = f"no heartbeat for {self.limit_s:.0f} s"

@@ -78,7 +78,7 @@ class Question(NamedTuple):
     until: float
     then: Then
     term: int | None = None
-    """Of the replica that it was sent to; None: it is queued behind one to the same replica."""
+    """The term of its receiver; None: it is queued behind another one to the same replica."""
 
 
 @dataclass(eq=False)

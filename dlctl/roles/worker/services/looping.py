@@ -247,7 +247,7 @@ class Looping(Service[Need]):
 
     def _give(self, now: float) -> None:
         """Hand what has been leased to the loop."""
-        for portion in self.portions.open():
+        for portion in self.portions.unfinished():
             key = _key(portion)
             if key in self._left:
                 continue
@@ -263,14 +263,14 @@ class Looping(Service[Need]):
         """Whether this replica leaves, and no portion is partly delivered."""
         if not self.draining or self._has_own_data:
             return self.draining
-        whole = (portion.lease.stop - portion.lease.start for portion in self.portions.open())
+        whole = (portion.lease.stop - portion.lease.start for portion in self.portions.unfinished())
         return all(
             left == samples for left, samples in zip(self._left.values(), whole, strict=True)
         )
 
     def _finish_begun(self, now: float) -> None:
         """The loop's own data ends anywhere: what is counted in a portion is all of it."""
-        for portion in self.portions.open():
+        for portion in self.portions.unfinished():
             left = self._left[_key(portion)]
             if left < portion.lease.stop - portion.lease.start:
                 self._deliver(portion, left, now)
@@ -319,7 +319,7 @@ class Looping(Service[Need]):
         if self._has_own_data:
             self._count_own(step if is_usable else LoopStep(0), now)
             return
-        portions = {_key(portion): portion for portion in self.portions.open()}
+        portions = {_key(portion): portion for portion in self.portions.unfinished()}
         for number, (data_epoch, portion, start, stop) in enumerate(step.pieces):
             mine = portions[data_epoch, portion]
             if is_usable:
@@ -329,7 +329,7 @@ class Looping(Service[Need]):
 
     def _count_own(self, step: LoopStep, now: float) -> None:
         """In the first portion that is open, completely; without one, when there is one."""
-        mine = next(iter(self.portions.open()), None)
+        mine = next(iter(self.portions.unfinished()), None)
         if mine is None:
             self._uncounted.append(step)
         elif step.samples:
