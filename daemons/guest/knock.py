@@ -8,7 +8,7 @@ from contextlib import closing
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from dlctl.control.invitation import ASK, Invitation
+from dlctl.control.invitation import ASK, InvitationFile
 from dlctl.errors import NotPermitted, Unreachable
 from dlctl.roles.protocol.authz import COME_LATER
 
@@ -22,7 +22,7 @@ class Foreign(NotPermitted):
     exit_code = 10
 
 
-def knock(made: Invitation, address: str) -> None:
+def knock(made: InvitationFile, address: str) -> None:
     """Raises NotPermitted for an invitation that the run does not accept (any more), Foreign for
     one of another run, and Unreachable if there is no run at the address.
     """
@@ -34,7 +34,7 @@ def knock(made: Invitation, address: str) -> None:
         context.destroy(linger=0)
 
 
-def _knock(socket: zmq.Socket[bytes], made: Invitation, address: str) -> None:
+def _knock(socket: zmq.Socket[bytes], made: InvitationFile, address: str) -> None:
     socket.linger = 0
     socket.setsockopt(zmq.IPV6, int("[" in address))
     socket.curve_serverkey = made.coordinator.encode()

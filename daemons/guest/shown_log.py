@@ -1,5 +1,4 @@
-"""Shows a worker's log on the terminal while it grows: what the program prints, and what is logged.
-"""
+"""Shows a worker's log on the terminal while it grows: what the program prints, and what is logged."""
 
 from __future__ import annotations
 
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dlctl.runs import paths
+from dlctl.util import regular
 
 READ_BYTES = 1 << 20
 
@@ -30,7 +30,7 @@ class ShownLog:
         if self._path is None:
             return
         try:
-            with open(self._path, "rb") as file:
+            with open(regular.descriptor(self._path), "rb") as file:
                 if file.seek(0, 2) < self._offset:
                     self._offset = 0  # It was rotated.
                 file.seek(self._offset)

@@ -27,7 +27,7 @@ class Expired(NotPermitted):
     exit_code = 78
 
 
-class Invitation(NamedTuple):
+class InvitationFile(NamedTuple):
     run: str
     name: str
     guest: str
@@ -48,12 +48,12 @@ class Invitation(NamedTuple):
         return json.dumps({"schema": SCHEMA, **self._asdict()}, indent=1).encode() + b"\n"
 
 
-def load(path: Path) -> Invitation:
+def load(path: Path) -> InvitationFile:
     """Read an invitation. Raises DlctlError if it is invalid, or other users may have read it."""
     data = keys.read_private(path, FILE_BYTES_MAX, "the invitation", ASK)
     try:
         content = json.loads(data)
-        found = Invitation(*(content[name] for name in Invitation._fields))
+        found = InvitationFile(*(content[name] for name in InvitationFile._fields))
         texts = [value for name, value in found._asdict().items() if name != "expires"]
         is_ours = content["schema"] == SCHEMA and all(type(text) is str for text in texts)
         is_ours = is_ours and type(found.expires) in (int, float)
@@ -66,7 +66,7 @@ def load(path: Path) -> Invitation:
     return found
 
 
-def check(invitation: Invitation, dlctl: str, torch: str, now: float) -> None:
+def check(invitation: InvitationFile, dlctl: str, torch: str, now: float) -> None:
     """Raises Expired, or VersionMismatch for another dlctl or torch than that of the run."""
     if now >= invitation.expires:
         at = time.strftime("%Y-%m-%d %H:%M", time.localtime(invitation.expires))

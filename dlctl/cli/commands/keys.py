@@ -26,7 +26,7 @@ from dlctl.cli.options import (
 )
 from dlctl.cli.ui import console, live
 from dlctl.control import keys
-from dlctl.control.invitation import SUFFIX, Invitation, release
+from dlctl.control.invitation import SUFFIX, InvitationFile, release
 from dlctl.control.reader import ReaderKey
 from dlctl.errors import DlctlError, UsageError
 from dlctl.job.config import of_stored
@@ -201,14 +201,14 @@ def _require_script(snapshot: Snapshot) -> None:
         )
 
 
-def _invitation(snapshot: Snapshot, row: dict[str, Any]) -> Invitation:
+def _invitation(snapshot: Snapshot, row: dict[str, Any]) -> InvitationFile:
     """What is written for an invitation that the coordinator has accepted."""
     torch = ""
     with suppress(metadata.PackageNotFoundError):
         torch = release(metadata.version("torch"))
     guest = f"guest-{row['worker'].rpartition('-')[2]}"
     secret = keys.CurveKeys(keys.read(snapshot.directory)).secret(row["key"])
-    return Invitation(
+    return InvitationFile(
         snapshot.run_id, row["name"], guest, str(snapshot.run["control"]),
         str(snapshot.run["control_key"]), secret, row["expires"], __version__, torch,
     )  # fmt: skip

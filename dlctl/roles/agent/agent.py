@@ -9,7 +9,7 @@ here, so that no process outlives its run.
 
 from __future__ import annotations
 
-from dlctl.roles.agent.children import Children, ProcessStarted
+from dlctl.roles.agent.children import HostedProcesses, ProcessStarted
 from dlctl.roles.protocol.context import COORDINATOR, EXIT_FENCED, REPORT_S, Context
 from dlctl.roles.protocol.effects import (
     CoordinatorGone,
@@ -51,7 +51,7 @@ class Agent:
         self.registration = registration
         self.context = Context(resend_s)
         self.live = LiveValues(self.context, registration.name, {})
-        self._children = Children(self.context, adopted)
+        self._children = HostedProcesses(self.context, adopted)
         self._lifeline = Watchdog()
         self._restarts = 0
         """Restarts of the coordinator since one has worked."""

@@ -33,7 +33,7 @@ class Child:
         return self.exited is None
 
 
-class Children:
+class HostedProcesses:
     def __init__(self, context: Context, adopted: Iterable[m.Spawned] = ()) -> None:
         """adopted: live daemons that an earlier process has started."""
         self.context = context

@@ -11,7 +11,7 @@ it for too long. It leaves when its script has ended, when its user says so, or 
 
 from __future__ import annotations
 
-from dlctl.roles.agent.children import Children, ProcessStarted
+from dlctl.roles.agent.children import HostedProcesses, ProcessStarted
 from dlctl.roles.protocol.context import COORDINATOR, EXIT_FENCED, EXIT_POISONED, REPORT_S, Context
 from dlctl.roles.protocol.effects import ProcessEnded
 from dlctl.roles.protocol.files import BytesRead, ReadBytes, RemoveCopy
@@ -47,7 +47,7 @@ class Guest:
     def __init__(self, registration: m.Register, resend_s: float) -> None:
         self.registration = registration
         self.context = Context(resend_s)
-        self._children = Children(self.context)
+        self._children = HostedProcesses(self.context)
         self._welcomed = False
         self._wants = False
         """It waits for a slot."""

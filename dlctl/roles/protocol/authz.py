@@ -70,7 +70,7 @@ def offence(identity: str, message: m.Message) -> str:
         return f"{identity} may not send {type(message).__name__}"
     if role == GUEST and isinstance(message, m.Spawned | m.ProcessExited):
         theirs = message.name in (identity, f"{WORKER}-{number}")
-        return "" if theirs else f"{identity} speaks for {message.name:.40}"
+        return "" if theirs else f"{identity} speaks for {message.name!s:.40}"
     claimed = about.format(message)
     return f"{identity} speaks for {claimed:.40}" if claimed not in ("", identity) else ""
 
