@@ -102,14 +102,19 @@ class AttachedWorker:
     def offer(self, event: Event) -> None:
         self._loop.offer(event)
 
+    @property
+    def has_joined(self) -> bool:
+        return self._thread.ident is not None
+
     def end(self, end: ProgramEnd) -> int:
         """The script has ended. Returns the exit code of the process."""
         exchange = self.exchange
         is_over = exchange is not None and exchange.over is not None
-        if not self._thread.ident:
-            return end.code
         if is_over or not self._thread.is_alive():
             self._thread.join()
+            if end.is_error:  # The role is gone, and can tell nobody.
+                failed = end.failure("", "")
+                log.error("%s", failed.error, extra={"detail": failed.detail})
             return self._code or end.code
         hint = "let `for batch in run.loader(...)` or `while not run.ended` end the training"
         self._loop.post(end.failure("before the run was over", hint))
