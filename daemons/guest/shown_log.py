@@ -1,4 +1,4 @@
-"""Shows a worker's log on the terminal while it grows: what the program prints, and what is logged."""
+"""Shows the log of a worker on the terminal while it grows: what the program prints, and dlctl says.
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ShownLog:
         if self._path is None:
             return
         try:
-            with open(regular.descriptor(self._path), "rb") as file:
+            with regular.opened(self._path) as file:
                 if file.seek(0, 2) < self._offset:
                     self._offset = 0  # It was rotated.
                 file.seek(self._offset)
