@@ -1,4 +1,4 @@
-"""Shows the log of a worker on the terminal while it grows: what the program prints, and dlctl says.
+"""Shows the log of a worker on the terminal while it grows."""
 
 from __future__ import annotations
 
