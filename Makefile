@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-machines test-processes oracles long-machines long-processes soak seeds fuzz \
-	lint faults hosts slurm rampage bench peers man docs figures clean install
+	lint faults hosts slurm integrations rampage bench peers man docs figures clean install
 
 # Most modules of torch are never imported: compiling them all takes longer than installing them.
 # Those that are, are compiled here: the processes of a run would all do that at the same time.
@@ -85,6 +85,21 @@ hosts: install
 slurm: install
 	$(BIN)/python -m pytest -m "long or not long" --timeout 400 tests/slurm
 
+# Training loops of other packages in runs: with the oldest versions that pyproject.toml allows, and
+# with the newest.
+OLDEST = transformers==4.57.1 accelerate==1.10.1 peft==0.17.1 lightning==2.5.0
+integrations: .venv-oldest/.installed .venv-newest/.installed
+	$(foreach venv,$(^D),DLCTL_INTEGRATIONS=1 HF_HUB_OFFLINE=1 \
+		$(venv)/bin/python -m pytest -W default --timeout 300 tests/integrations &&) true
+.venv-oldest/.installed: WITH = $(OLDEST)
+.venv-newest/.installed: WITH = peft
+.venv-%/.installed: pyproject.toml constraints.txt
+	$(PY) -m venv $(@D)
+	HATCH_BUILD_NO_HOOKS=true $(@D)/bin/pip install -q --no-compile --upgrade pip
+	HATCH_BUILD_NO_HOOKS=true $(@D)/bin/pip install -q --no-compile --upgrade \
+		-e '.[torch,transformers,lightning]' --group dev $(WITH)
+	touch $@
+
 # The digits example while somebody kills its daemons.
 rampage: install
 	$(BIN)/python -m tests.faults.rampage
@@ -121,4 +136,4 @@ figures: .venv-docs/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-docs runs examples/*/runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist
+	rm -rf $(VENV) .venv-docs .venv-oldest .venv-newest runs examples/*/runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist

@@ -88,10 +88,10 @@ def test_what_fits_is_loaded(outside: Outside) -> None:
 @pytest.mark.parametrize("form", ["from {0} import {1}", "import {0}\n{0}.{1}"])
 def test_a_name_that_has_moved(outside: Outside, path: str, form: str) -> None:
     module, _, name = path.rpartition(".")
-    told = outside.refused(f"{form.format(module, name)}\n{FITS}")
-    assert told.startswith('algorithm "outside" from outside 1.0: ')
-    assert path in told
-    assert INSTEAD[path] in told
+    refusal = outside.refused(f"{form.format(module, name)}\n{FITS}")
+    assert refusal.startswith('algorithm "outside" from outside 1.0: ')
+    assert path in refusal
+    assert INSTEAD[path] in refusal
 
 
 def test_a_module_that_is_elsewhere_now_is_there() -> None:
@@ -100,8 +100,8 @@ def test_a_module_that_is_elsewhere_now_is_there() -> None:
 
 
 def test_a_module_that_is_gone(outside: Outside) -> None:
-    told = outside.refused(f"import dlctl.algorithms.sparse as sparse\n{FITS}")
-    assert INSTEAD["dlctl.algorithms.sparse"] in told
+    refusal = outside.refused(f"import dlctl.algorithms.sparse as sparse\n{FITS}")
+    assert INSTEAD["dlctl.algorithms.sparse"] in refusal
     outside.write(f"import dlctl.algorithms.never_there\n{FITS}")
     with pytest.raises(ImportError, match="never_there"):
         registry.load("algorithms", "outside")
@@ -112,14 +112,14 @@ def test_a_hook_that_is_not_called_any_more(outside: Outside, path: str) -> None
     base, _, hook = path.rpartition(".")
     module, _, name = base.rpartition(".")
     side = "shard" if "Side" in name and "Replica" not in name else "replica"
-    told = outside.refused(
+    refusal = outside.refused(
         f"{METHOD}\nfrom {module} import {name} as Base\n"
         f"class Mine(Base):\n    def run(self): ...\n    def {hook}(self, *given): ...\n"
         f'sides = {{"replica": Replica, "shard": Barrier}} | {{"{side}": Mine}}\n'
         "METHOD = Method(Options=Options, **sides)\n"
     )
-    assert f"outside.Mine.{hook}: {path}" in told
-    assert INSTEAD[path] in told
+    assert f"outside.Mine.{hook}: {path}" in refusal
+    assert INSTEAD[path] in refusal
 
 
 @pytest.mark.parametrize("path", FIELDS)
@@ -138,15 +138,15 @@ def test_a_hook_whose_class_does_not_declare_it(outside: Outside, path: str) -> 
         f"{METHOD}\nclass Mine(Lead):\n    {key} = VALUE\n    def {hook}(self, *given): ...\n"
         "METHOD = Method(Options=Options, replica=Replica, shard=Barrier, lead=Mine)\n"
     )
-    told = outside.refused(source.replace("VALUE", "Lead." + key))
-    assert f"`{key} = {value!r}`" in told
+    refusal = outside.refused(source.replace("VALUE", "Lead." + key))
+    assert f"`{key} = {value!r}`" in refusal
     outside.write(source.replace("VALUE", repr(value)))
     assert registry.load("algorithms", "outside").lead.__name__ == "Mine"
 
 
 def test_an_argument_that_is_not_taken_any_more(outside: Outside) -> None:
-    told = outside.refused(FITS.replace("shard=Barrier", "shard=Barrier, live={}"))
-    assert INSTEAD["Method(live=)"] in told
+    refusal = outside.refused(FITS.replace("shard=Barrier", "shard=Barrier, live={}"))
+    assert INSTEAD["Method(live=)"] in refusal
     outside.write(FITS.replace("shard=Barrier", "shard=Barrier, colour=1"))
     with pytest.raises(ImportError, match="colour"):
         registry.load("algorithms", "outside")
@@ -183,8 +183,8 @@ def test_a_helper_that_a_side_once_had_says_so_when_it_is_used() -> None:
 
 
 def test_a_compressor_that_is_derived_from_nothing(outside: Outside) -> None:
-    told = outside.refused("class METHOD:\n    Options = None\n", "compressors")
-    assert "dlctl.compress.base.Compressor" in told
+    refusal = outside.refused("class METHOD:\n    Options = None\n", "compressors")
+    assert "dlctl.compress.base.Compressor" in refusal
 
 
 def test_a_job_file_that_names_it_is_refused_with_that(outside: Outside, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ class ScriptSession(Protocol):
 
     @property
     def has_joined(self) -> bool:
-        """Whether the run knows of it."""
+        """Whether the run knows this worker; `end` is only called then."""
         ...
 
     def end(self, end: ProgramEnd) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from daemons.attach.batch_source import BatchSource
@@ -111,8 +112,12 @@ class Exchange:
         self.source: BatchSource | None = None
         self.over: Over | None = None
         self.lent: LendModel | None = None
+        self.is_evaluated_by_loop = False
+        """The script has asked whether it has to evaluate."""
         self.evaluation: RunEvaluation | None = None
         """The script has to make it (`Run.wants_evaluation`)."""
+        self._evaluated: RunEvaluation | None = None
+        """The newest, if no step has followed."""
         self.steps = self.samples = 0
         """That this process has made."""
         self._progress, self._replicas, self._since = 0, 1, 0
@@ -151,6 +156,7 @@ class Exchange:
         return bool(self._pieces)
 
     def delivered(self, pieces: tuple[PortionPart, ...]) -> None:
+        self._steps_made()  # A loop without `run.step` would get no data at the end, and wait.
         # A gradient of this batch at older values could not be used.
         while self.lent is None and self.over is None:
             self.give_up_evaluation()
@@ -172,11 +178,16 @@ class Exchange:
             return
         pieces, self._pieces, self.batches = tuple(self._pieces), [], 0
         counted = sum(p.stop - p.start for p in pieces) if pieces else samples
+        if counted is None and self.source is not None:
+            raise DlctlError(
+                "run.step() was called twice: no batch was delivered since the last call",
+                hint="call run.step() once after each optimizer.step()",
+            )
         if counted is None:
             raise DlctlError(
-                "no batch of run.loader was delivered since the last step",
-                hint="with data of your own say how many samples a step had: "
-                "run.step(loss=loss, samples=n)",
+                "run.step() does not know the samples of the step",
+                hint="take the batches from run.loader; with data of your own say how many samples "
+                "a step had: run.step(loss=loss, samples=n)",
             )
         gradient = self._gradient(skips=skips)
         skips |= self._is_skipped(skips=skips) or (self.lent.gather and gradient is None)
@@ -198,12 +209,7 @@ class Exchange:
         own = self._own
         if own is None or self.pushed is not None:
             return False
-        made, self._mark = own.steps_since(self._mark), own.steps
-        if made > 1:
-            raise DlctlError(
-                f"the optimizer has made {made} steps since the last run.step()",
-                hint="call run.step() once after each optimizer.step()",
-            )
+        made, self._mark = self._steps_made(), own.steps
         if not made and not skips and not self._has_scaler:
             raise DlctlError(
                 "run.step() was called, and the optimizer has made no step since the last one",
@@ -211,6 +217,16 @@ class Exchange:
                 "that, give dlctl.attach the scaler, or call run.step(skipped=True)",
             )
         return not made
+
+    def _steps_made(self) -> int:
+        """Of the user's optimiser, since the last step. Raises DlctlError if there are several."""
+        made = self._own.steps_since(self._mark) if self._own is not None else 0
+        if made > 1:
+            raise DlctlError(
+                f"the optimizer has made {made} steps since the last run.step()",
+                hint="call run.step() once after each optimizer.step()",
+            )
+        return made
 
     def _gradient(self, *, skips: bool) -> tuple[Array, float] | None:
         """What is pending for the run. Raises DlctlError if there has to be something."""
@@ -280,19 +296,38 @@ class Exchange:
                 self.over = over
                 if not over.ended:
                     raise Left(over.reason)
+                self._take_last()
+
+    def _take_last(self) -> None:
+        """The run's values, for what the script does with the model when the run is over: those of
+        the last evaluation if this worker has made it, else the replica's own.
+        """
+        if self._evaluated is not None:
+            self._model.vector[:] = self._evaluated.parameters
+            self._model.load_averaged(np.array(self._evaluated.averaged))
+        self._model.scatter()
 
     def _begin(self, lent: LendModel) -> None:
+        self._evaluated = None
         self._model.scatter()
         self.lent, self._left, self._reported_s = lent, lent.steps, time.monotonic()
         self._progress, self._replicas, self._since = lent.samples, lent.replicas, 0
-        if self._own is not None and self.pushed is None:
+        # What was done without the model is of no effect.
+        if self.pushed is not None:
+            self.pushed.take()
+        elif self._own is not None:
+            self._mark = self._own.steps
             self._own.pull = lent.pull
             if lent.fresh:
                 self._own.forget()
 
     def _on_evaluation(self, evaluation: RunEvaluation) -> None:
+        self._evaluated = evaluation
         if self._evaluate is None:
-            self.evaluation = evaluation
+            if self.is_evaluated_by_loop:
+                self.evaluation = evaluation
+            else:
+                self._link.offer(EvaluationRun(evaluation.evaluation, {}))
             return
         with self._model.holding(evaluation.parameters, evaluation.averaged):
             metrics = _numbers(self._evaluate())

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from daemons.attach.alone import Alone
 from daemons.attach.batch_source import length_of
 from daemons.attach.batches import Batches
 from daemons.attach.exchange import Exchange, Link
@@ -28,8 +29,9 @@ from daemons.attach.user_optimizer import UserOptimizer
 from daemons.worker.data.data_names import digest_of_files
 from daemons.worker.data.sample_order import SampleOrder
 from daemons.worker.task.user_task import user_line
+from dlctl import registry
 from dlctl.errors import DlctlError
-from dlctl.job import schedule
+from dlctl.job import inner, schedule
 from dlctl.job.config import JobFile
 from dlctl.job.inner import OF_SCRIPT
 from dlctl.wire.messages import ModelReady
@@ -94,7 +96,8 @@ class Run:
             self._loader.close()
         if self._is_joined and error is None:
             with self._called():
-                self._exchange.leave("the script has left the training loop")
+                line = _line()
+                self._exchange.leave(f"the script has left its training loop ({line})")
 
     @property
     def ended(self) -> str:
@@ -207,6 +210,7 @@ class Run:
     @property
     def wants_evaluation(self) -> bool:
         """Whether the run waits for this worker to evaluate; only without `evaluate=`."""
+        self._exchange.is_evaluated_by_loop = True
         return self._exchange.evaluation is not None
 
     @contextmanager
@@ -273,6 +277,25 @@ class Run:
     def is_restart(self) -> bool:
         """Whether an earlier process of this worker has died."""
         return self._link.is_restart
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this is a run of one, as nobody has started the script as a worker."""
+        return isinstance(self._link, Alone)
+
+    @property
+    def takes_gradients(self) -> bool:
+        """Whether the method takes gradients: then the loop needs `run.optimizer`."""
+        job = self._link.job
+        shape = registry.load("algorithms", job.algorithm.name).shape
+        return job.inner.name == inner.NONE or shape.model == "replica"
+
+    @property
+    def has_own_steps(self) -> bool:
+        """Whether the script's own optimizer makes the steps, in its loop or, for a method that
+        takes gradients, along their mean. Else that of [servers] does.
+        """
+        return self._link.job.inner.name == inner.OF_SCRIPT
 
     # ------------------------------------------------------------ misuse
 

@@ -106,12 +106,12 @@ class AttachedWorker:
         is_served = method.shape.model == "tables"
         return "" if is_served else hashlib.sha256(self._model.vector.data).hexdigest()
 
+    def offer(self, event: Event) -> None:
+        self._loop.offer(event)
+
     @property
     def has_joined(self) -> bool:
         return self._thread.ident is not None
-
-    def offer(self, event: Event) -> None:
-        self._loop.offer(event)
 
     def end(self, end: ProgramEnd) -> int:
         """The script has ended. Returns the exit code of the process."""

@@ -69,21 +69,21 @@ def serve(
     house: House,
     transport: Transport,
     seen: Callable[[list[Reconnected]], object],
-    told: list[Reconnected] | None = None,
+    reconnects: list[Reconnected] | None = None,
 ) -> list[Reconnected]:
     """Both go on as the loops of daemons do until something is so. Returns what the guest was told
-    of its connections, also before (`told`).
+    of its connections, also before (`reconnects`).
     """
-    told = told or []
+    reconnects = reconnects or []
 
     def both() -> bool:
         transport.check()
         for source, _ in transport.poller.poll(0):
-            told.extend(e for e in transport.receive(source) if isinstance(e, Reconnected))
-        return bool(seen(told))
+            reconnects.extend(e for e in transport.receive(source) if isinstance(e, Reconnected))
+        return bool(seen(reconnects))
 
     house.until(both, COME_S)
-    return told
+    return reconnects
 
 
 @pytest.mark.parametrize(("place", "mask"), [(middle, 1), (length, 0x40)])
@@ -130,9 +130,9 @@ def test_a_bit_that_flips_on_the_way_to_who_has_connected_does_not_cut_it_off_fo
             return (HEARD, GUEST) in house.hears(0.3)
 
         begun = time.monotonic()
-        told = serve(house, transport, is_heard)
-        told = serve(house, transport, bool, told)
-        assert begun <= told[0].lost_at, "what was sent to the old socket is lost with it"
+        reconnects = serve(house, transport, is_heard)
+        reconnects = serve(house, transport, bool, reconnects)
+        assert begun <= reconnects[0].lost_at, "what was sent to the old socket is lost with it"
 
 
 def is_open(transport: Transport) -> bool:
@@ -153,8 +153,8 @@ def test_who_is_lost_and_reached_again_is_named_with_the_time_of_the_end(house: 
         ends.append(proxy.connections)
         begun = time.monotonic()
         transport.send(HERE, HEARD)
-        told = serve(house, transport, bool)
-        [(peer, lost_at)] = [(event.peer, event.lost_at) for event in told]
+        reconnects = serve(house, transport, bool)
+        [(peer, lost_at)] = [(event.peer, event.lost_at) for event in reconnects]
         assert peer == HERE
         assert begun <= lost_at <= time.monotonic()
         transport.send(HERE, HEARD)
@@ -169,12 +169,12 @@ def test_who_is_connected_to_elsewhere_is_nobody_who_was_lost(house: House) -> N
 
     ended = False
     with between(house, end) as proxy, guest(house, address=proxy.address) as transport:
-        told = serve(house, transport, lambda _: is_open(transport))
+        reconnects = serve(house, transport, lambda _: is_open(transport))
         ended = True
         transport.send(HERE, HEARD)
-        told = serve(house, transport, lambda _: not is_open(transport), told)
+        reconnects = serve(house, transport, lambda _: not is_open(transport), reconnects)
         transport.connect(HERE, house.address, KEYS.public(HERE))
-        assert serve(house, transport, lambda _: is_open(transport), told) == []
+        assert serve(house, transport, lambda _: is_open(transport), reconnects) == []
 
 
 class Caller:

@@ -25,6 +25,8 @@ class Fault(NamedTuple):
     says: str
     """In the error: what was called, and what came of it."""
     more: str = ""
+    next: tuple[str, ...] = ("logs --failed -j {run}",)
+    """One of these commands is next."""
 
 
 AT_THE_END = "evaluate() raises"
@@ -61,11 +63,14 @@ FAULTS = {  # One of every place where a task can fail; all the words are in tes
         "points, label = batch",
         "raise SystemExit('enough')",
         f"task.loss raised SystemExit: enough ({{train}}:{LOSS + 2})",
+        # It fails in its first step: while it starts, or just after `run` has seen that it trains.
+        next=("logs --failed -j {run}", "start job.toml"),
     ),
     AT_THE_END: Fault(
         "points, label = clouds(512, seed=2).tensors",
         "raise OSError('no test set')",
         f"task.evaluate raised OSError: no test set ({{train}}:{EVALUATE + 1})",
+        next=("recover -j {run}",),
     ),
 }
 
@@ -111,8 +116,8 @@ def test_the_run_fails_and_says_what_where_and_what_next(
     assert says in errors.splitlines()[0]
     assert errors.count(says) == 1, "whole, and once"
     assert run.out.count(says) <= 1, "once more as a headline, if it is short"
-    command = "recover" if name == AT_THE_END else "logs --failed"
-    assert f"dlctl {command} -j {place.directory.name}" in errors
+    commands = [f"dlctl {each}".format(run=place.directory.name) for each in FAULTS[name].next]
+    assert any(command in errors for command in commands)
     assert place.run()["state"] == "failed"
     place.nothing_left()
 
@@ -239,10 +244,10 @@ def test_the_batches_of_gradients_that_no_server_would_take_are_named_by_status_
     )
     assert re.search(left_out, ended.err)
     assert re.search(left_out, place.dlctl("status").out)
-    told = [
+    events = [
         json.loads(line) for line in place.dlctl("events", "--json", "-n", "all").out.splitlines()
     ]
-    (exited,) = [e for e in told if (e["kind"], e["daemon"]) == ("exit", "worker-0")]
+    (exited,) = [e for e in events if (e["kind"], e["daemon"]) == ("exit", "worker-0")]
     assert re.search(f"discarded, not pushed: {left_out}", "\n".join(exited["data"]["last_lines"]))
     for path in place.directory.glob("ckpt/*/*.safetensors"):
         for name, array in load_file(path).items():

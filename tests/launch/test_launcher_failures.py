@@ -98,20 +98,20 @@ def idle_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("idle_agents")
 def test_of_two_with_one_number_only_the_end_of_the_one_that_is_wanted_is_told(
-    directory: Path, told: list[base.Ended]
+    directory: Path, news: list[base.Ended]
 ) -> None:
     """Nobody remembered that the first had been started."""
     watcher = Watcher()
-    here = local.LocalAgents(directory, watcher, told.append)
+    here = local.LocalAgents(directory, watcher, news.append)
     here.start(order("agent-0"))
     (first,) = local.living(directory)
     here.start(order("agent-0"))
     watcher.turn_until(lambda: len(watcher._watched) == 1)
     assert not processes.is_alive(first.pid, first.start)
-    assert told == []
+    assert news == []
     here.kill("agent-0")
-    watcher.turn_until(lambda: bool(told))
-    assert told == [base.Ended("agent-0", 1, -signal.SIGKILL)]
+    watcher.turn_until(lambda: bool(news))
+    assert news == [base.Ended("agent-0", 1, -signal.SIGKILL)]
 
 
 @pytest.mark.usefixtures("idle_agents")
@@ -139,39 +139,39 @@ def test_who_was_started_is_found_although_its_command_line_comes_a_moment_later
 
 
 @pytest.fixture
-def told() -> list[base.Ended]:
+def news() -> list[base.Ended]:
     return []
 
 
 @pytest.fixture
-def ssh(directory: Path, told: list[base.Ended]) -> base.AgentControl:
+def ssh(directory: Path, news: list[base.Ended]) -> base.AgentControl:
     hosts = {"agent-1": Host(ssh="h1")}
-    return launcher.made("ssh", {}).agents(directory, hosts, Watcher(), told.append)
+    return launcher.made("ssh", {}).agents(directory, hosts, Watcher(), news.append)
 
 
 def test_one_whose_start_has_failed_at_once_is_not_waited_for_when_it_is_killed(
-    tools: Path, ssh: base.AgentControl, told: list[base.Ended], caplog: pytest.LogCaptureFixture
+    tools: Path, ssh: base.AgentControl, news: list[base.Ended], caplog: pytest.LogCaptureFixture
 ) -> None:
     ssh.start(order("agent-1"))
     ssh.kill("agent-1")
-    assert ["ssh" in str(ended.error) for ended in told] == [True, True]
+    assert ["ssh" in str(ended.error) for ended in news] == [True, True]
     with caplog.at_level(logging.WARNING):
         ssh.close()
     assert not caplog.records
 
 
 def test_one_whose_newer_start_has_failed_at_once_is_not_waited_for_either(
-    tools: Path, ssh: base.AgentControl, told: list[base.Ended]
+    tools: Path, ssh: base.AgentControl, news: list[base.Ended]
 ) -> None:
     put(tools, "ssh", "exec /bin/sleep 60")
     ssh.start(order("agent-1"))
     ssh.kill("agent-1")
-    assert told == [], "it is killed when it is there"
+    assert news == [], "it is killed when it is there"
     (tools / "ssh").chmod(0o644)
     ssh.start(order("agent-1", 2))
     ssh.kill("agent-1")
-    assert [(ended.incarnation, ended.status) for ended in told] == [(2, None)] * 2
-    assert os.strerror(errno.EACCES) in str(told[0].error)
+    assert [(ended.incarnation, ended.status) for ended in news] == [(2, None)] * 2
+    assert os.strerror(errno.EACCES) in str(news[0].error)
 
 
 # ---------------------------------------------------------------- a command of theirs
@@ -184,10 +184,10 @@ def test_a_wrapper_whose_child_goes_on_is_not_waited_for_longer_than_its_time(
     """The child has the wrapper's output open, too, and nobody tells it to end."""
     put(tools, "wrapper", f"/bin/sleep 60 &\necho $! > {tmp_path}/child\necho said\n{end}")
     began = time.monotonic()
-    said = commands.wait(["wrapper"], 1.0)
+    result = commands.wait(["wrapper"], 1.0)
     assert time.monotonic() - began < 30.0
     child = int((tmp_path / "child").read_text())
-    assert said == (commands.LATE if end == "wait" else 3, "said\n", "")
+    assert result == (commands.LATE if end == "wait" else 3, "said\n", "")
     if end == "wait":
         row = {"pid": child, "pid_start": processes.start_of(child)}
         assert processes.wait([row], 10.0) == [], "it is killed with its wrapper"
@@ -211,16 +211,16 @@ def test_what_ssh_says_of_a_host_or_why_it_does_not(tools: Path) -> None:
 def test_a_job_that_could_not_be_submitted_is_submitted_by_the_next_start(
     tools: Path, directory: Path, tmp_path: Path
 ) -> None:
-    told: list[base.News] = []
+    news: list[base.News] = []
     watcher = Watcher()
     nodes = {"agent-1": Allocated(), "agent-2": Allocated()}
     asked = {"nodes": 2, "dir": str(tmp_path / "orders")}
-    ours = launcher.made("slurm", asked).agents(directory, nodes, watcher, told.append)
+    ours = launcher.made("slurm", asked).agents(directory, nodes, watcher, news.append)
     for name in nodes:
         ours.start(order(name))
     put(tools, "sbatch", "echo 17", mode=0o644)
     ours.start(order("agent-1", 2))
-    absent, absent_too, not_run = told
+    absent, absent_too, not_run = news
     for ended in (absent, absent_too):
         assert isinstance(ended, base.Ended)
         assert (ended.status, "Slurm" in str(ended.error)) == (1, True)
@@ -238,7 +238,7 @@ def test_a_job_that_could_not_be_submitted_is_submitted_by_the_next_start(
     assert handle is not None
     watcher.turn_until(lambda: ours._command is None)
     assert slurmcalls.read_handle(directory) == handle._replace(job_id="17")
-    assert told[3:] == []
+    assert news[3:] == []
     orders = [orderfiles.read(orderfiles.order(handle.directory, name)) for name in nodes]
     assert [each["incarnation"] for each in orders] == [3, 2]
     assert orders[0]["files"] == orders[1]["files"], "all nodes have the same task"
@@ -279,11 +279,11 @@ class Submitted:
         self.handle = slurmcalls.new_handle(RUN_ID, orders)
         orderfiles.make(self.handle.directory, "")
         self.handle.write(directory)
-        self.told: list[base.News] = []
+        self.news: list[base.News] = []
         self._directory, self._watcher = directory, Watcher()
         nodes = {"agent-1": Allocated()}
         self.agents = launcher.made("slurm", {"nodes": 1}).agents(
-            directory, nodes, self._watcher, self.told.append
+            directory, nodes, self._watcher, self.news.append
         )
         self.agents.adopt({"agent-1": 1})
 
@@ -308,8 +308,8 @@ def test_a_job_that_the_queue_lists_late_is_waited_for_and_found(
     put(tools, "squeue", "exit 0")
     for _ in range(2):
         assert submitted.ask() == ""
-    assert len(submitted.told) == 2
-    for waits in submitted.told:
+    assert len(submitted.news) == 2
+    for waits in submitted.news:
         assert isinstance(waits, base.Waiting)
         assert submitted.handle.name in waits.why
     put(tools, "squeue", "echo 17")
@@ -324,10 +324,10 @@ def test_a_job_that_the_queue_does_not_list_in_its_time_is_over(
     monkeypatch.setattr(slurmagents, "LISTED_S", 0.0)
     put(tools, "squeue", "exit 1")
     assert submitted.ask() == ""
-    assert submitted.told == []
+    assert submitted.news == []
     put(tools, "squeue", "exit 0")
     assert submitted.ask() == ""
-    (over,) = submitted.told
+    (over,) = submitted.news
     assert isinstance(over, base.Notice)
     assert over.kind == "over"
     assert submitted.handle.name in over.reason
@@ -342,6 +342,6 @@ def test_an_agent_that_is_killed_while_its_job_waits_is_not_started_once_the_job
     for _ in range(2):
         submitted.ask()
     submitted.agents.kill("agent-1")
-    assert submitted.told[-1] == base.Ended("agent-1", 1, None)
+    assert submitted.news[-1] == base.Ended("agent-1", 1, None)
     kill = orderfiles.read(orderfiles.kill(submitted.handle.directory, "agent-1"))
     assert kill == {"incarnation": 1}

@@ -115,14 +115,14 @@ def run_of_two(
     """With what its coordinator answers. every: a worker pushes every so many steps. epochs: it
     evaluates every so many, for `evaluate_s` seconds.
     """
-    told = Watcher(m.Reply)
+    watcher = Watcher(m.Reply)
     job = job_file(
         workers=2, seconds=300.0, portion_batches=100, compression=TOPK, evaluate_epochs=epochs,
         algorithm=("downpour", {"push_every_steps": every}),
     )  # fmt: skip
     compute = ComputeOptions(step_s=0.1, slow=slow, evaluate_s=evaluate_s)
     problem = LeastSquares(samples=8192)
-    return Simulation(job, problem, compute=compute, checkers=(told,)), told
+    return Simulation(job, problem, compute=compute, checkers=(watcher,)), watcher
 
 
 def asked(
@@ -136,25 +136,25 @@ def asked(
     answered, and when; what it repeats only once. save_s: how long the files of some take.
     """
     slow = {1: 1.0}
-    simulation, told = run_of_two(every, slow)
+    simulation, watcher = run_of_two(every, slow)
     simulation.world.disk.slow_s = save_s or {}
     simulation.at(HANGS_S, lambda: slow.update({1: 1e6}))
     simulation.request(when_s, verb, arguments)
     outcome = simulation.run()
-    answers = [(seconds, reply) for seconds, _, _, reply in told.sent]
+    answers = [(seconds, reply) for seconds, _, _, reply in watcher.sent]
     before = [None, *(reply for _, reply in answers)]
     return outcome, [a for a, old in zip(answers, before, strict=False) if a[1] != old]
 
 
 @pytest.mark.parametrize("when_s", [6.0, 30.0])
 def test_who_was_given_up_while_draining_is_hardly_waited_for_again(when_s: float) -> None:
-    outcome, told = asked("stop", when_s, checkpoint=True, grace_s=5.0)
+    outcome, answers = asked("stop", when_s, checkpoint=True, grace_s=5.0)
     assert outcome.state == "stopped"
     assert outcome.seconds < when_s + 5.0 + STUCK_S_MAX + EXIT_S + 1.0
     row = outcome.store.run["checkpoint"]
     assert (row["error"], row["without"]) == ("", ["worker-1"])
-    said = [(reply.result["phase"], reply.result.get("waiting", [])) for _, reply in told]
-    saving = [name for phase, names in said if phase == "saving" for name in names]
+    states = [(reply.result["phase"], reply.result.get("waiting", [])) for _, reply in answers]
+    saving = [name for phase, names in states if phase == "saving" for name in names]
     assert "worker-1" in {name.partition(" ")[0] for name in saving}
 
 
@@ -176,8 +176,8 @@ def test_a_last_checkpoint_waits_for_a_worker_that_is_writing(server_s: float) -
 
 @pytest.mark.long
 def test_a_checkpoint_waits_for_a_worker_that_is_writing() -> None:
-    _, told = asked("checkpoint", 30.0, 1, {"worker-1": 2 * STUCK_S_MAX})
-    last = next(reply for _, reply in told if reply.done)
+    _, answers = asked("checkpoint", 30.0, 1, {"worker-1": 2 * STUCK_S_MAX})
+    last = next(reply for _, reply in answers if reply.done)
     assert (last.error, last.result["without"]) == ("", [])
     assert last.result["seconds"] > 2 * STUCK_S_MAX
 
@@ -207,15 +207,15 @@ def test_a_last_checkpoint_waits_for_a_worker_whose_batches_are_only_slow() -> N
 def test_a_checkpoint_waits_for_a_worker_that_evaluates(
     verb: str, arguments: dict[str, Any], evaluate_s: float
 ) -> None:
-    simulation, told = run_of_two(8, {}, evaluate_s, epochs=0.2)
+    simulation, watcher = run_of_two(8, {}, evaluate_s, epochs=0.2)
     simulation.request(30.0, verb, arguments)
     rows: list[dict[str, Any]] = []
     simulation.at(40.0, lambda: rows.append(dict(simulation.store.run)))
     outcome = simulation.run()
     left_s = rows[0]["saving"]["gives_up_at"] - rows[0]["updated_at"]
     assert 0.0 < EVALUATE_S_MAX + SAVE_S_MAX - left_s < 11.0
-    said = [reply.result.get("waiting", []) for reply in told.messages()]
-    waited_for = {name for names in said for name in names}
+    waits = [reply.result.get("waiting", []) for reply in watcher.messages()]
+    waited_for = {name for names in waits for name in names}
     assert any(name.startswith("worker-0 (in one evaluation for ") for name in waited_for)
     row = outcome.store.checkpoints[1]
     assert (row["error"], row["without"]) == ("", [])
@@ -237,20 +237,20 @@ def test_a_worker_that_hangs_before_its_evaluation_is_called_slow_nevertheless()
 
 
 def test_a_checkpoint_waits_for_a_worker_that_is_stuck_for_a_short_time_and_names_it() -> None:
-    _, told = asked("checkpoint", 30.0)
-    replies = [(seconds, reply.result) for seconds, reply in told if not reply.done]
+    _, answers = asked("checkpoint", 30.0)
+    replies = [(seconds, reply.result) for seconds, reply in answers if not reply.done]
     named = [result for _, result in replies if result.get("waiting")]
     assert len(named) == 1, "for how long it is stuck is no news"
     assert named[0]["waiting"][0].startswith("worker-1 (in one batch for 2")
     assert 0.0 < named[0]["left_s"] < STUCK_S_MAX
-    seconds, last = next((seconds, reply) for seconds, reply in told if reply.done)
+    seconds, last = next((seconds, reply) for seconds, reply in answers if reply.done)
     assert (last.error, last.result["without"]) == ("", ["worker-1"])
     assert seconds < 30.0 + STUCK_S_MAX + 1.0
 
 
 def test_a_worker_that_is_not_stuck_yet_is_named_and_then_said_to_be_so() -> None:
-    _, told = asked("checkpoint", HANGS_S + 2.0)
-    named = [reply.result["waiting"] for _, reply in told if reply.result.get("waiting")]
+    _, answers = asked("checkpoint", HANGS_S + 2.0)
+    named = [reply.result["waiting"] for _, reply in answers if reply.result.get("waiting")]
     assert named[0] == ["worker-1"]
     assert named[1][0].startswith("worker-1 (in one batch for 1")
     assert len(named) == 2

@@ -74,7 +74,7 @@ class OnDisk(Life):
     @staticmethod
     def sent(effects: list[Any]) -> Left:
         sends = [(e.peer, e.message) for e in effects if isinstance(e, Send)]
-        return [(peer, said) for peer, said in sends if not isinstance(said, m.Report)]
+        return [(peer, each) for peer, each in sends if not isinstance(each, m.Report)]
 
     def sync(self) -> Left:
         """One commit becomes durable: what leaves."""
@@ -168,7 +168,7 @@ def test_a_push_that_was_lost_with_its_server_is_applied_once_by_the_next() -> N
         life.say(life.message(seq))
     assert acks(life.sync()) == [(0, APPLIED)]
     successor = life.successor()
-    left = [said for seq in range(3) for said in successor.say(successor.message(seq))]
+    left = [each for seq in range(3) for each in successor.say(successor.message(seq))]
     assert acks(left) == [(0, DUPLICATE)]
     assert acks(successor.sync_all()) == [(1, APPLIED), (2, APPLIED)]
     assert successor.w == [3, 0, 0, 0]
@@ -216,7 +216,7 @@ def test_who_reads_without_end_does_not_fill_the_memory() -> None:
     for request in range(3 * ANSWERS_MAX):
         life.read(request)
     left = life.sync()
-    assert len([said for _, said in left if isinstance(said, m.Parameters)]) == ANSWERS_MAX
+    assert len([each for _, each in left if isinstance(each, m.Parameters)]) == ANSWERS_MAX
     assert len(life.read(100)) == 1
 
 
@@ -225,18 +225,18 @@ def test_a_read_that_is_repeated_while_its_answer_waits_is_answered_once() -> No
     life.say(life.message(0))
     for request in (1, 1, 2, 1):
         life.read(request)
-    answers = [said.request for _, said in life.sync() if isinstance(said, m.Parameters)]
+    answers = [each.request for _, each in life.sync() if isinstance(each, m.Parameters)]
     assert answers == [1, 2]
 
 
-@pytest.mark.parametrize("told", [[], None])
+@pytest.mark.parametrize("outcomes", [[], None])
 def test_a_method_that_does_not_say_what_became_of_a_push_acknowledges_nothing(
-    told: Any, monkeypatch: pytest.MonkeyPatch
+    outcomes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A push that is applied and never acknowledged would be applied again by the next server."""
     life = OnDisk()
     (table,) = life.server.serving.tables
-    monkeypatch.setattr(table.side, "push", lambda push, delta: told)
+    monkeypatch.setattr(table.side, "push", lambda push, delta: outcomes)
     with pytest.raises(TypeError):
         life.say(life.message(0))
     assert life.queue == [], "nothing of it is committed"
@@ -252,10 +252,10 @@ def test_a_worker_that_joins_hears_of_it_when_its_term_is_durable() -> None:
     assert life.join(0, 2) == []
     assert life.say(life.message(1)) == [], "of the worker before it: fenced, behind the join"
     left = life.sync_all()
-    assert [type(said) for _, said in left] == [m.Ack, m.Joined, m.Ack]
+    assert [type(each) for _, each in left] == [m.Ack, m.Joined, m.Ack]
     assert left[-1][1].outcome == m.FENCED
     successor = life.successor()
-    (dismissed,) = [said for _, said in successor.join(0, 1)]
+    (dismissed,) = [each for _, each in successor.join(0, 1)]
     assert isinstance(dismissed, m.Dismiss)
 
 
@@ -269,7 +269,7 @@ def test_the_first_values_are_durable_before_anybody_hears_of_them() -> None:
     assert life.say(life.message(0)) == []
     assert [bool(commit.write.base) for commit in life.queue] == [True, False]
     assert not life.successor().server.serving.initialised  # type: ignore[union-attr]
-    assert [type(said) for _, said in life.sync()] == [m.Joined]
+    assert [type(each) for _, each in life.sync()] == [m.Joined]
     assert life.successor().w == [1, 1, 1, 1]
     assert acks(life.sync()) == [(0, APPLIED)]
     assert life.successor().w == [2, 1, 1, 1]
@@ -303,8 +303,8 @@ def test_operations_of_the_lead_are_made_once_whichever_of_them_a_power_loss_und
         each.server.serving.tables[0].commit()  # type: ignore[union-attr]
         each.tell(m.Heard())
         each.sync_all()
-    assert [type(said) for _, said in alone.sent(alone.tell(ops))] == []
-    assert [type(said) for _, said in alone.sync_all()] == [m.VectorResult]
+    assert [type(each) for _, each in alone.sent(alone.tell(ops))] == []
+    assert [type(each) for _, each in alone.sync_all()] == [m.VectorResult]
     life.tell(ops)
     done = 0
     while done < durable and life.queue:
@@ -326,14 +326,14 @@ def test_a_saved_checkpoint_is_reported_behind_the_commits_before_it() -> None:
     assert save.arrays["w"].tolist() == [1, 0, 0, 0]
     saved = ArraysSaved(1, "digest", 16, "")
     assert life.sent(life.happens(life.server.handle(saved, 0.0))) == []
-    assert [type(said) for _, said in life.sync()] == [m.Ack, m.Saved]
+    assert [type(each) for _, each in life.sync()] == [m.Ack, m.Saved]
 
 
 def test_a_shard_is_closed_for_good_before_the_last_checkpoint_is_reported() -> None:
     life = OnDisk()
     life.tell(m.Save(1, ".", is_last=True))
     assert life.sent(life.happens(life.server.handle(ArraysSaved(1, "digest", 16, ""), 0.0))) == []
-    assert [type(said) for _, said in life.sync_all()] == [m.Saved]
+    assert [type(each) for _, each in life.sync_all()] == [m.Saved]
     successor = life.successor()
     successor.say(successor.message(0))
     assert successor.version == 0
@@ -343,8 +343,8 @@ def test_a_shard_is_closed_for_good_before_the_last_checkpoint_is_reported() -> 
 
 
 def reports(effects: list[Any]) -> list[m.Report]:
-    said = [e.message for e in effects if isinstance(e, Send)]
-    return [message for message in said if isinstance(message, m.Report)]
+    sent = [e.message for e in effects if isinstance(e, Send)]
+    return [message for message in sent if isinstance(message, m.Report)]
 
 
 def test_a_report_waits_but_one_that_tells_of_a_slow_disk_does_not() -> None:
@@ -402,13 +402,13 @@ def test_a_server_that_ends_still_tells_that_its_disk_is_slow(end: Any) -> None:
     life = OnDisk()
     life.say(life.message(0))
     life.happens(life.server.handle(end, life.now))
-    told = []
+    reported = []
     for _ in range(4):
         life.now = life.server.deadline() or 0.0
-        told += reports(life.happens(life.server.handle(DeadlineReached(), life.now)))
-    assert [report.phase for report in told] == [WAITS_FOR_DISK] * 3
-    assert [report.metrics["commit_wait_s"] for report in told] == [2.0, 3.0, 4.0]
-    assert {report.metrics["commit_place"] for report in told} == {life.keeping.log.where}
+        reported += reports(life.happens(life.server.handle(DeadlineReached(), life.now)))
+    assert [report.phase for report in reported] == [WAITS_FOR_DISK] * 3
+    assert [report.metrics["commit_wait_s"] for report in reported] == [2.0, 3.0, 4.0]
+    assert {report.metrics["commit_place"] for report in reported} == {life.keeping.log.where}
     assert life.exit is None
     assert acks(life.sync()) == [(0, APPLIED)]
     assert life.exit is not None
@@ -452,7 +452,7 @@ def test_an_update_that_diverges_is_in_no_commit_and_those_before_it_are_acknowl
     assert life.exit is None
     left = life.sync_all()
     assert acks(left) == [(0, APPLIED)]
-    assert [said.fatal for _, said in left if isinstance(said, m.Failed)] == [True]
+    assert [each.fatal for _, each in left if isinstance(each, m.Failed)] == [True]
     assert life.exit is not None
     assert life.exit.code == 1
     assert life.successor().version == 1

@@ -52,7 +52,7 @@ class Replica:
         self.asking = Asking(self.context, self.me, self.members, 4, self.rates)
         self.answering = Answering(self.context, self.me, self.members, self.side, lambda: True)
 
-    def told(self, number: int, terms: dict[int, int], joining: tuple[int, ...] = ()) -> None:
+    def hears_of(self, number: int, terms: dict[int, int], joining: tuple[int, ...] = ()) -> None:
         slots = tuple(terms)
         addresses = tuple(f"at-{slot}" for slot in slots)
         keys = ("",) * len(slots)
@@ -74,7 +74,7 @@ class Replica:
 def pair() -> tuple[Replica, Replica]:
     pair = Replica(0), Replica(1)
     for replica in pair:
-        replica.told(1, {0: 1, 1: 1})
+        replica.hears_of(1, {0: 1, 1: 1})
         replica.context.clear()
     return pair
 
@@ -147,7 +147,7 @@ def test_nobody_waits_beyond_the_deadline(pair):
 def test_who_has_left_is_not_waited_for(pair, terms):
     one, other = pair
     late = answer_of(other, ask(one))
-    one.told(2, terms)
+    one.hears_of(2, terms)
     assert one.poll(0.1) == (True, None)
     one.asking.on_answer("worker-1", late, 0.2)
     assert one.poll(0.3) == (True, None), "a late answer is dropped"
@@ -156,7 +156,7 @@ def test_who_has_left_is_not_waited_for(pair, terms):
 @pytest.mark.parametrize("slot", [0, 1, 2], ids=["itself", "one that joins", "nobody"])
 def test_who_cannot_answer_is_not_asked(pair, slot):
     one, _ = pair
-    one.told(2, {0: 1, 1: 1}, joining=(1,))
+    one.hears_of(2, {0: 1, 1: 1}, joining=(1,))
     one.context.clear()
     one.asking.begin(Ask(slot=slot, op="double"), 0.0)
     assert one.poll(0.0) == (True, None)
@@ -166,7 +166,7 @@ def test_who_cannot_answer_is_not_asked(pair, slot):
 def test_a_process_whose_slot_has_a_newer_term_answers_nobody(pair):
     one, other = pair
     question = ask(one)
-    other.told(2, {0: 1, 1: 2})
+    other.hears_of(2, {0: 1, 1: 2})
     other.context.clear()
     assert answer_of(other, question).error == GONE
     assert other.side.served == 0
@@ -214,9 +214,9 @@ def test_what_no_replica_would_ask_is_refused(pair, payload):
 
 def test_an_older_list_of_members_changes_nothing(pair):
     one, _ = pair
-    one.told(3, {0: 1, 1: 4})
+    one.hears_of(3, {0: 1, 1: 4})
     one.context.clear()
-    one.told(2, {0: 1})
+    one.hears_of(2, {0: 1})
     assert one.members.slots == {0, 1}
     assert [e for e in one.context.clear() if isinstance(e, Connect)] == []
 
@@ -260,7 +260,7 @@ def test_a_process_that_was_replaced_does_not_even_repeat_its_answer(pair):
     one, other = pair
     question = ask(one)
     assert answer_of(other, question).error == ""
-    other.told(2, {0: 1, 1: 2})
+    other.hears_of(2, {0: 1, 1: 2})
     other.context.clear()
     assert answer_of(other, question).error == GONE
 
@@ -291,7 +291,7 @@ def test_the_next_process_of_a_slot_begins_its_questions_anew(pair):
         answer_of(other, ask(one))
     successor = Replica(0, term=2)
     for replica in (successor, other):
-        replica.told(2, {0: 2, 1: 1})
+        replica.hears_of(2, {0: 2, 1: 1})
         replica.context.clear()
     answer = answer_of(other, ask(successor))
     assert (answer.request, answer.error, other.side.served) == (1, "", 4)
@@ -301,7 +301,7 @@ def test_the_next_process_of_a_slot_begins_its_questions_anew(pair):
 def test_answers_to_whoever_has_left_are_not_kept(pair):
     one, other = pair
     answer_of(other, ask(one))
-    other.told(2, {1: 1, 2: 1})
+    other.hears_of(2, {1: 1, 2: 1})
     other.context.clear()
     answer_of(other, m.PeerRequest(2, 1, 1, 1, "double", pack(())))
     assert other.answering._answers.keys() == {2}
@@ -309,13 +309,13 @@ def test_answers_to_whoever_has_left_are_not_kept(pair):
 
 def test_who_asks_before_the_list_names_it_asks_again(pair):
     _, other = pair
-    other.told(2, {1: 1})
+    other.hears_of(2, {1: 1})
     other.context.clear()
     message = m.PeerRequest(0, 1, 1, 1, "double", pack((np.ones(1),)))
     other.answering.on_ask(b"connection", message)
     other.answering.serve()
     assert other.sent(m.PeerReply) == []
-    other.told(3, {0: 1, 1: 1})
+    other.hears_of(3, {0: 1, 1: 1})
     other.context.clear()
     assert answer_of(other, message).error == ""
 
@@ -371,7 +371,7 @@ def test_an_answer_that_no_replica_would_give_is_none(pair, payload):
 
 def test_a_replica_at_work_holds_answers_to_its_model_and_counts_what_it_sends_again():
     one = Replica(0)
-    one.told(1, {0: 1, 1: 1})
+    one.hears_of(1, {0: 1, 1: 1})
     ring = registry.load("algorithms", "toy-ring")
     work = training(one.context, [], ring, one.side, me=one.me, members=one.members)
     one.context.clear()
@@ -444,7 +444,7 @@ class House:
         self.served = 0
         """By processes that are gone."""
         for replica in self.replicas.values():
-            replica.told(1, self.terms)
+            replica.hears_of(1, self.terms)
 
     def replace(self, slot: int) -> None:
         self.number += 1
@@ -453,7 +453,7 @@ class House:
         self.replicas[slot] = Replica(slot, self.terms[slot])
         self.asked.pop(slot, None)
         for replica in self.replicas.values():
-            replica.told(self.number, self.terms)
+            replica.hears_of(self.number, self.terms)
 
     def run(self, until: float) -> None:
         while self.now < until:

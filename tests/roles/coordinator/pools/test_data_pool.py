@@ -12,6 +12,7 @@ import pytest
 
 from dlctl.job.clients import Cohort, epoch_samples
 from dlctl.roles.coordinator.pools.batch_pool import BatchPool
+from dlctl.roles.coordinator.pools.counting import CountingPool
 from dlctl.roles.coordinator.pools.data_pool import DONE, RETURNED, DataPool, Range
 from dlctl.roles.coordinator.pools.holders import Key
 from dlctl.roles.coordinator.pools.portions import ClientPool, PortionPool
@@ -43,12 +44,20 @@ def stream() -> DataPool:
     return StreamPool(len(SHARDS), 8, 4, 2 * sum(SHARDS))
 
 
+def counting() -> DataPool:
+    """It has no end of its own."""
+    pool = CountingPool(10)
+    pool.limit = 12
+    return pool
+
+
 POOLS: dict[str, Callable[[], DataPool]] = {
     "portions": portions,
     "batches": batches,
     "clients": lambda: clients(0),
     "clients of their own": lambda: clients(SLOTS),
     "stream": stream,
+    "counting": counting,
 }
 every_pool = pytest.mark.parametrize("kind", POOLS)
 

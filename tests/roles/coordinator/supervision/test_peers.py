@@ -81,7 +81,7 @@ class Office:
         message = m.Listening(slot, worker.term, address or f"ipc:///run/worker-{slot}")
         self.peers.on_listening(worker.peer, message, now)
 
-    def told(self, now: float = 0.0) -> dict[str, m.Peers]:
+    def updates(self, now: float = 0.0) -> dict[str, m.Peers]:
         """Worker -> what it is sent now, if the list has changed."""
         self.peers.advance(now)
         return self.sent()
@@ -101,53 +101,53 @@ def test_all_are_told_of_all_with_their_addresses_and_keys():
     office = Office()
     for slot in range(3):
         office.listens(slot)
-    told = office.sent()
-    assert set(told) == ALL
-    message = told["worker-1"]
+    messages = office.sent()
+    assert set(messages) == ALL
+    message = messages["worker-1"]
     assert (message.slots, message.joining, message.terms) == ((0, 1, 2), (), (1, 1, 1))
     assert message.addresses == tuple(f"ipc:///run/worker-{slot}" for slot in range(3))
     assert message.keys == tuple(KEYS.public(f"worker-{slot}") for slot in range(3))
-    assert office.told() == {}, "nothing has changed"
+    assert office.updates() == {}, "nothing has changed"
 
 
 def test_many_receivers_get_many_changes_in_one_list_and_few_get_each_at_once():
     few, many = Office(workers=FEW), Office(workers=50)
     for office in (few, many):
-        assert len(office.told(1.0)) == len(office.run.members.live_slots())
+        assert len(office.updates(1.0)) == len(office.run.members.live_slots())
         office.worker(1).drained = True
-        first = office.told(1.001)
+        first = office.updates(1.001)
         office.worker(2).drained = True
-        second = office.told(1.002)
+        second = office.updates(1.002)
         assert bool(first) == bool(second) == (office is few)
     assert few.peers.deadline() is None
     due_at = many.peers.deadline()
     assert due_at == pytest.approx(1.0 + 50 * PAUSE_S)
-    assert many.told(due_at - 0.001) == {}
-    told = many.told(due_at)
-    assert len(told) == 50
-    assert told["worker-9"].slots == (0, *range(3, 50)), "both changes"
+    assert many.updates(due_at - 0.001) == {}
+    messages = many.updates(due_at)
+    assert len(messages) == 50
+    assert messages["worker-9"].slots == (0, *range(3, 50)), "both changes"
     assert many.peers.deadline() is None
 
 
 def test_who_dies_while_there_is_a_pause_is_sent_no_list_any_more():
     office = Office(workers=50)
-    office.told(1.0)
+    office.updates(1.0)
     _dies(office.worker(7))
-    assert office.told(1.001) == {}
+    assert office.updates(1.001) == {}
     due = {send.peer for send in office.context.retries.due(100.0)}
     assert due == {f"worker-{slot}" for slot in range(50)} - {"worker-7"}
 
 
 def test_of_a_method_without_links_only_slots_and_terms_are_sent():
-    told = Office("downpour").told()
-    assert set(told) == ALL
-    message = told["worker-0"]
+    messages = Office("downpour").updates()
+    assert set(messages) == ALL
+    message = messages["worker-0"]
     assert (message.slots, message.terms) == ((0, 1, 2), (1, 1, 1))
     assert set(message.addresses) == set(message.keys) == {""}
 
 
 def test_connections_without_keys_have_none_in_the_list():
-    assert set(Office(keyring=Keyring(b"x")).told()["worker-0"].keys) == {""}
+    assert set(Office(keyring=Keyring(b"x")).updates()["worker-0"].keys) == {""}
 
 
 def _dies(worker: Daemon) -> None:
@@ -161,20 +161,20 @@ def _is_drained(worker: Daemon) -> None:
 @pytest.mark.parametrize("how", [_dies, _is_drained])
 def test_who_dies_or_is_drained_is_not_in_the_next_list(how):
     office = Office()
-    first = office.told()["worker-0"]
+    first = office.updates()["worker-0"]
     how(office.worker(1))
-    told = office.told()
-    assert {"worker-0", "worker-2"} <= set(told)
-    assert told["worker-0"].slots == (0, 2)
-    assert told["worker-0"].number > first.number
+    messages = office.updates()
+    assert {"worker-0", "worker-2"} <= set(messages)
+    assert messages["worker-0"].slots == (0, 2)
+    assert messages["worker-0"].number > first.number
 
 
 def test_who_was_replaced_has_another_term_and_no_address_until_it_listens():
     office = Office()
     office.listens(1)
-    office.told()
+    office.updates()
     office.comes(1)
-    message = office.told()["worker-0"]
+    message = office.updates()["worker-0"]
     assert (message.terms, message.addresses[1]) == ((1, 2, 1), "")
     office.listens(1, "ipc:///run/new")
     assert office.sent()["worker-0"].addresses[1] == "ipc:///run/new"
@@ -182,18 +182,18 @@ def test_who_was_replaced_has_another_term_and_no_address_until_it_listens():
 
 def test_a_worker_that_is_scaled_away_is_gone_from_the_list():
     office = Office()
-    office.told()
+    office.updates()
     office.run.members.remove("worker-2")
-    assert office.told()["worker-0"].slots == (0, 1)
+    assert office.updates()["worker-0"].slots == (0, 1)
 
 
 def test_a_list_is_repeated_until_it_is_noted_and_the_newest_counts():
     office = Office()
-    first = office.told()["worker-0"]
+    first = office.updates()["worker-0"]
     again = {send.message for send in office.context.retries.due(100.0)}
     assert first in again
     office.worker(2).drained = True
-    second = office.told(101.0)["worker-0"]
+    second = office.updates(101.0)["worker-0"]
     office.context.noted(("peers", "worker-0"), 101.1, number=first.number)
     due = [send.message for send in office.context.retries.due(200.0) if send.peer == "worker-0"]
     assert due == [second], "an older note says nothing of the newest list"
@@ -219,7 +219,7 @@ def test_the_numbers_of_the_next_coordinator_are_greater_whatever_is_on_record()
     newest = before.sent()["worker-0"].number
     after = Office()
     after.context.recall(Memory({"numbers": [0, 0]}), 5.0)
-    assert after.told()["worker-0"].number > newest
+    assert after.updates()["worker-0"].number > newest
 
 
 @pytest.mark.parametrize(

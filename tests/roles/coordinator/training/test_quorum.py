@@ -71,9 +71,9 @@ class Asking(Life):
 def holdings(effects: list[Any]) -> list[tuple[int, Triples]]:
     """(clock, rows without samples) of all that a server tells the coordinator that it holds."""
     found = [e.message for e in effects if isinstance(e, Send) and e.peer == COORDINATOR]
-    told = [(h.clock, rows_in(h.pushes, 4)) for h in found if isinstance(h, m.Holding)]
-    assert all(row[3] == SAMPLES for _, rows in told for row in rows)
-    return [(clock, [row[:3] for row in rows]) for clock, rows in told]
+    held = [(h.clock, rows_in(h.pushes, 4)) for h in found if isinstance(h, m.Holding)]
+    assert all(row[3] == SAMPLES for _, rows in held for row in rows)
+    return [(clock, [row[:3] for row in rows]) for clock, rows in held]
 
 
 PLACES = pytest.mark.parametrize("durability", ["process", "disk"])
@@ -105,8 +105,8 @@ def test_all_that_is_held_is_told_at_every_change_and_again_while_nothing_change
     while len(pauses) < 5:
         deadline = server.server.deadline()
         assert deadline is not None
-        if said := holdings(server.server.handle(DeadlineReached(), deadline)):
-            assert said == [(0, [[0, 0, 1], [0, 1, 1]])]
+        if reported := holdings(server.server.handle(DeadlineReached(), deadline)):
+            assert reported == [(0, [[0, 0, 1], [0, 1, 1]])]
             pauses.append((deadline - now) / resend_s)
             now = deadline
     assert pauses == [1, 2, BACKOFF_MAX, BACKOFF_MAX, BACKOFF_MAX]
@@ -329,7 +329,7 @@ class Office:
         message = m.Holding(shard, *of, clock, packed(rows))
         self.quorums.on_holding(more.pop("peer", server.peer), message, 0.0)
 
-    def told(self, now: float = 0.0) -> dict[str, tuple[int, Triples, Triples]]:
+    def decided(self, now: float = 0.0) -> dict[str, tuple[int, Triples, Triples]]:
         """Server -> (clock, used, gone) that it is sent now."""
         self.quorums.advance(now)
         return {
@@ -350,26 +350,26 @@ def both(clock: int, used: Triples, gone: Triples | None = None) -> dict[str, An
 def test_a_push_has_come_when_all_shards_hold_it() -> None:
     office = Office()
     office.says(0, 0, 0, 1)
-    assert office.told() == {}
+    assert office.decided() == {}
     office.says(1, 0, 1, 2)
-    assert office.told() == {}, "only worker-1 has come"
+    assert office.decided() == {}, "only worker-1 has come"
     office.says(0, 0, 0, 1, 2)
-    assert office.told() == both(0, [[1, 1], [2, 1]])
+    assert office.decided() == both(0, [[1, 1], [2, 1]])
     office.says(1, 0, 0, 1, 2)
-    assert office.told() == {"server-1": (0, [[1, 1], [2, 1]], [])}, "it stays like this"
+    assert office.decided() == {"server-1": (0, [[1, 1], [2, 1]], [])}, "it stays like this"
 
 
 def test_the_next_step_is_decided_when_all_have_made_this_one() -> None:
     office = Office()
     for shard in range(2):
         office.says(shard, 0, 0, 1)
-    office.told()
+    office.decided()
     office.says(0, 1, 0, 1)
-    assert office.told() == {}, "it has made the step"
+    assert office.decided() == {}, "it has made the step"
     office.says(1, 0, 0, 1, at=1)
-    assert office.told() == {"server-1": (0, [[0, 1], [1, 1]], [])}
+    assert office.decided() == {"server-1": (0, [[0, 1], [1, 1]], [])}
     office.says(1, 1, 0, 1)
-    assert office.told() == both(1, [[0, 1], [1, 1]])
+    assert office.decided() == both(1, [[0, 1], [1, 1]])
 
 
 class Patient(Lead):
@@ -389,19 +389,19 @@ def test_a_lead_that_wants_to_wait_is_asked_again_in_time() -> None:
     office.quorums.side = Patient(None)
     for shard in range(2):
         office.says(shard, 0, 0)
-    assert office.told(7.1) == {}
+    assert office.decided(7.1) == {}
     due_at = office.quorums.deadline()
     assert due_at is not None
     assert due_at == pytest.approx(7.4)
     for shard in range(2):
         office.says(shard, 0, 0, 1)
-    assert office.told(7.2) == {}
+    assert office.decided(7.2) == {}
     assert office.quorums.deadline() == due_at, "since all shards are at this clock"
-    assert office.told(due_at) == both(0, [[0, 1], [1, 1]])
+    assert office.decided(due_at) == both(0, [[0, 1], [1, 1]])
     assert office.quorums.deadline() is None
     for shard in range(2):
         office.says(shard, 1, 0)
-    assert office.told(8.0) == {}
+    assert office.decided(8.0) == {}
     assert office.quorums.deadline() == pytest.approx(8.3), "every clock has its own time"
 
 
@@ -409,9 +409,9 @@ def test_when_members_leave_fewer_are_enough() -> None:
     office = Office()
     for shard in range(2):
         office.says(shard, 0, 2)
-    assert office.told() == {}
+    assert office.decided() == {}
     office.members.daemons["worker-0"].drained = True
-    assert office.told() == both(0, [[2, 1]])
+    assert office.decided() == both(0, [[2, 1]])
 
 
 def test_the_dead_have_not_come() -> None:
@@ -419,7 +419,7 @@ def test_the_dead_have_not_come() -> None:
     for shard in range(2):
         office.says(shard, 0, 0, 1)
     office.dies("worker-1")
-    assert office.told() == both(0, [[0, 1]])
+    assert office.decided() == both(0, [[0, 1]])
 
 
 def test_a_process_in_a_dead_one_s_place_has_not_come_with_its_push() -> None:
@@ -427,24 +427,24 @@ def test_a_process_in_a_dead_one_s_place_has_not_come_with_its_push() -> None:
     for shard in range(2):
         office.says(shard, 0, 0, 1, 2)
     office.comes("worker-1")
-    assert office.told() == {}
+    assert office.decided() == {}
     for shard in range(2):
         office.says(shard, 0, 0, 1, 2)
-    assert office.told() == both(0, [[0, 1], [1, 2], [2, 1]])
+    assert office.decided() == both(0, [[0, 1], [1, 2], [2, 1]])
 
 
 def test_who_dies_after_being_chosen_is_told_to_those_who_wait() -> None:
     office = Office()
     for shard in range(2):
         office.says(shard, 0, 0, 1)
-    office.told()
+    office.decided()
     office.says(0, 1)
     office.comes("worker-0")
-    assert office.told() == {"server-1": (0, [[0, 1], [1, 1]], [[0, 1]])}
-    assert office.told() == {}
+    assert office.decided() == {"server-1": (0, [[0, 1], [1, 1]], [[0, 1]])}
+    assert office.decided() == {}
     office.comes("server-1")
     office.says(1, 0)
-    assert office.told() == {"server-1": (0, [[0, 1], [1, 1]], [[0, 1]])}
+    assert office.decided() == {"server-1": (0, [[0, 1], [1, 1]], [[0, 1]])}
 
 
 def test_nothing_is_decided_while_a_server_is_away() -> None:
@@ -452,40 +452,40 @@ def test_nothing_is_decided_while_a_server_is_away() -> None:
     office.says(0, 0, 0, 1)
     office.says(1, 0, 0, 1)
     office.dies("server-1")
-    assert office.told() == {}
+    assert office.decided() == {}
     office.comes("server-1")
     office.says(1, 0, 1, 2)
-    assert office.told() == {}
+    assert office.decided() == {}
     office.says(0, 0, 1, 2)
-    assert office.told() == both(0, [[1, 1], [2, 1]])
+    assert office.decided() == both(0, [[1, 1], [2, 1]])
 
 
 def test_the_next_coordinator_stands_by_what_was_decided_and_waits_for_all_shards() -> None:
     first = Office()
     for shard in range(2):
         first.says(shard, 0, 0, 1)
-    first.told()
+    first.decided()
     newest = first.quorums.newest
     assert newest == Quorum(0, ((0, 1), (1, 1)))
     second = Office()
     second.quorums.recall(Memory(json.loads(json.dumps({"quorum": newest.to_json()}))), 0.0)
     second.says(0, 1, 1, 2)
-    assert second.told() == {}, "server-1 has not been heard"
+    assert second.decided() == {}, "server-1 has not been heard"
     second.says(1, 0, 1, 2)
-    assert second.told() == {"server-1": (0, [[0, 1], [1, 1]], [])}
+    assert second.decided() == {"server-1": (0, [[0, 1], [1, 1]], [])}
     assert second.quorums.newest == newest
     second.says(1, 1, 1, 2)
-    assert second.told() == both(1, [[1, 1], [2, 1]])
+    assert second.decided() == both(1, [[1, 1], [2, 1]])
 
 
 def test_after_a_checkpoint_shards_that_are_behind_pass_over_to_the_newest_step() -> None:
     office = Office()
     office.says(0, 9)
-    assert office.told() == {}
+    assert office.decided() == {}
     office.says(1, 11, 0, 1)
-    assert office.told() == {"server-0": (10, [], [])}
+    assert office.decided() == {"server-0": (10, [], [])}
     office.says(0, 11, 0, 1)
-    assert office.told() == both(11, [[0, 1], [1, 1]])
+    assert office.decided() == both(11, [[0, 1], [1, 1]])
 
 
 def test_words_of_others_and_of_before_are_not_heard() -> None:
@@ -496,9 +496,9 @@ def test_words_of_others_and_of_before_are_not_heard() -> None:
     office.says(1, 0, 0, 1, term=0)
     office.says(1, 0, 0, 1, term=2)
     office.says(1, 0, 0, 1, number=1)
-    assert office.told() == {}
+    assert office.decided() == {}
     office.says(1, 0, 0, 1)
-    assert office.told() == both(0, [[0, 1], [1, 1]])
+    assert office.decided() == both(0, [[0, 1], [1, 1]])
 
 
 @pytest.mark.parametrize("rows", [*BAD_ROWS, np.array([0, 1], np.int64)], ids=str)
@@ -514,7 +514,7 @@ def test_a_server_that_there_is_not_and_a_method_that_does_not_ask_are_refused()
     for office, shard in ((Office(), 7), (Office(method="sync"), 0)):
         with pytest.raises(RemoteProtocolError, match="quorum"):
             office.quorums.on_holding(b"x", m.Holding(shard, 1, 1, 0, packed([])), 0.0)
-        assert office.told() == {}
+        assert office.decided() == {}
 
 
 def test_a_decision_leaves_when_it_is_on_the_disk() -> None:

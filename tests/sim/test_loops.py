@@ -1,0 +1,109 @@
+"""Training loops of the user's own in virtual time: they end up where tasks do, and each sample
+counts once, however the loop cuts its batches.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from simulated import Watcher, job_file
+
+from dlctl.sim.drivers import ComputeOptions
+from dlctl.sim.loops import LoopOptions, Trained
+from dlctl.sim.objectives import LeastSquares
+from dlctl.sim.process import Process
+from dlctl.sim.simulation import Outcome, Simulation
+from dlctl.wire.machine import Effect
+from dlctl.wire.messages import PortionDone
+
+SAMPLES = 64
+METHODS: dict[str, dict[str, Any]] = {
+    "downpour": {"inner_lr": 0.05},
+    "sync": {},
+    "local-sgd": {"local_steps": 5, "inner_lr": 0.05},
+    "diloco": {"local_steps": 3, "inner_lr": 0.05},
+    "ssp": {"inner_lr": 0.05},
+}
+
+
+class TrainedSamples(Watcher):
+    """How often each sample was in a step of a loop: (data epoch, position) -> times."""
+
+    def __init__(self) -> None:
+        super().__init__(PortionDone)
+        self.counts: Counter[tuple[int, int]] = Counter()
+
+    def on_effect(self, process: Process, effect: Effect) -> None:
+        super().on_effect(process, effect)
+        if isinstance(effect, Trained) and not effect.is_skipped:
+            for part in effect.pieces:
+                self.counts.update((part.data_epoch, n) for n in range(part.start, part.stop))
+
+
+def simulated(loop: LoopOptions, *checkers: Any, **job: Any) -> Simulation:
+    compute = ComputeOptions(loop=loop, spread=0.0)
+    problem = LeastSquares(samples=SAMPLES)
+    return Simulation(job_file(has_loop=True, **job), problem, compute=compute, checkers=checkers)
+
+
+def run(loop: LoopOptions, *checkers: Any, **job: Any) -> Outcome:
+    return simulated(loop, *checkers, **job).run()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_one_loop_with_the_batches_of_a_task_is_that_task_to_the_last_bit(name: str) -> None:
+    job = {"algorithm": (name, METHODS[name]), "batch_size": 8, "servers": 2}
+    task = Simulation(job_file(**job), LeastSquares(samples=SAMPLES)).run()
+    loop = run(LoopOptions(batch_size=8, lr=0.05), **job)
+    assert task.state == loop.state == "finished"
+    assert np.array_equal(task.weights, loop.weights)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 7, 64, 100])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_every_sample_is_trained_once_whatever_the_batches_are(
+    batch_size: int, accumulate: int
+) -> None:
+    trained = TrainedSamples()
+    loop = LoopOptions(batch_size=batch_size, accumulate=accumulate)
+    outcome = run(loop, trained, workers=3, algorithm=("local-sgd", {"local_steps": 4}), epochs=2.0)
+    assert outcome.state == "finished"
+    assert trained.counts == Counter({(e, n): 1 for e in range(2) for n in range(SAMPLES)})
+    assert sum(done.samples for done in trained.messages()) == 2 * SAMPLES
+
+
+def test_the_samples_of_skipped_steps_are_done_and_not_counted() -> None:
+    trained = TrainedSamples()
+    outcome = run(LoopOptions(batch_size=4, skips=0.4), trained, algorithm=("sync", {}), epochs=2.0)
+    assert outcome.state == "finished"
+    counted = sum(done.samples for done in trained.messages())
+    assert counted == trained.counts.total() < 2 * SAMPLES
+
+
+@pytest.mark.parametrize("stop", [{"samples": 300}, {"steps": 50}])
+def test_data_of_its_own_is_counted_until_the_run_has_enough(stop: dict[str, int]) -> None:
+    done = Watcher(PortionDone)
+    job = {"workers": 2, "algorithm": ("local-sgd", {"local_steps": 7}), **stop}
+    outcome = run(LoopOptions(own_samples=6), done, **job)
+    assert outcome.state == "finished"
+    messages = done.messages()
+    counted = {"samples": sum(m.samples for m in messages), "steps": sum(m.steps for m in messages)}
+    assert counted["samples"] == 6 * counted["steps"]
+    ((kind, wanted),) = stop.items()
+    assert wanted <= counted[kind] < 2 * wanted
+
+
+def test_a_stop_does_not_wait_for_the_end_of_a_round() -> None:
+    """A round takes 100 seconds; the loop is asked for its model in the middle of it."""
+    simulation = simulated(
+        LoopOptions(own_samples=1),
+        algorithm=("local-sgd", {"local_steps": 10_000}),
+        samples=100_000,
+    )
+    simulation.request(20.0, "stop", {})
+    outcome = simulation.run(60.0)
+    assert outcome.state == "stopped"
+    assert outcome.seconds < 22.0
