@@ -253,6 +253,13 @@ class Exchange:
                 hint="call run.step() once after each optimizer.step(); where a GradScaler has "
                 "skipped that, call run.step(skipped=True)",
             )
+        if (factor := self.pushed.rate_factor) != 1.0:
+            raise DlctlError(
+                f"the rate of run.optimizer(model) was set to {factor:g}, and the servers have "
+                "their own",
+                hint="leave it at 1: lr under [optimizer] of the job file is the rate, and "
+                "[schedule] its course",
+            )
         return pending
 
     def _report(

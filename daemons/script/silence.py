@@ -1,4 +1,4 @@
-"""Logs where a script stands that has not called `dlctl.attach` for a long time."""
+"""Logs where a script stands that has not joined the run for a long time."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ FIRST_S = 60.0
 
 
 def watch(script: ScriptProcess, thread: threading.Thread, folder: Path, after_s: float) -> None:
-    """Returns when the script has attached; for a thread of its own. thread: of the script.
+    """Returns when the script has joined the run; for a thread of its own. thread: of the script.
     folder: of its files.
     """
     silent_s, pause = 0.0, threading.Event()
-    while not pause.wait(after_s) and script.session is None:
+    while not pause.wait(after_s) and not (script.session and script.session.has_joined):
         silent_s += after_s
         after_s *= 2
         place = place_of(thread, folder) or "an unknown place"
-        log.warning("the script has not called dlctl.attach for %g s; it is at %s", silent_s, place)
+        lacks = "called dlctl.attach" if script.session is None else "joined the run"
+        log.warning("the script has not %s for %g s; it is at %s", lacks, silent_s, place)
 
 
 def place_of(thread: threading.Thread, folder: Path) -> str:
