@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 from collections.abc import Callable
@@ -93,11 +94,17 @@ class AttachedWorker:
         layout = self._model.layout.to_bytes()
         ready = ModelReady(
             "", layout, ready.samples, frozen=digests, files=ready.files,
-            has_own_data=ready.has_own_data,
+            has_own_data=ready.has_own_data, values=self._values(),
         )  # fmt: skip
         built = ModelBuilt(ready, self._model.vector, self._model.averaged())
         self._open(built, has_own_data=ready.has_own_data)
         self._thread.start()
+
+    def _values(self) -> str:
+        """See `ModelReady.values`."""
+        method = registry.load("algorithms", self.job.algorithm.name)
+        is_served = method.shape.model == "tables"
+        return "" if is_served else hashlib.sha256(self._model.vector.data).hexdigest()
 
     def offer(self, event: Event) -> None:
         self._loop.offer(event)

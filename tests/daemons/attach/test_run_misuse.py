@@ -59,6 +59,7 @@ def test_no_sample_is_lost_by_an_evaluation_that_the_script_does_not_make() -> N
     own = UserOptimizer(optimizer, vector)
     link = EvaluatingRun(vector)
     run = Run(link, model, vector, Exchange(link, vector, own, None))
+    assert not run.wants_evaluation  # Whoever asks this has to evaluate.
     with run:
         for (x,) in run.loader(TensorDataset(torch.ones(12, 2)), 4):
             model(x).mean().backward()

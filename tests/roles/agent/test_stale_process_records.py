@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dlctl.roles.agent.agent import Agent, ProcessStarted
+from dlctl.roles.agent.agent import Agent
+from dlctl.roles.agent.children import ProcessStarted
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import ProcessEnded, SignalProcess, StartProcess
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
