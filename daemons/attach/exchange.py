@@ -349,9 +349,9 @@ class Exchange:
         """Leave the run in order, and wait until that is done."""
         if self.over is not None:
             return
-        self.give_up_evaluation()
         self._link.offer(LoopLeft(reason))
         while self.over is None:
+            self.give_up_evaluation()  # One may be asked for while it leaves.
             if self.lent is not None:
                 self._report(returns=True, is_dry=True)
             try:

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from daemons.attach.alone import Alone
-from daemons.attach.exchange import Exchange, Left
+from daemons.attach.exchange import Exchange, Left, Over
 from daemons.attach.model_vector import ModelVector
 from daemons.attach.run import Run
 from daemons.attach.user_optimizer import UserOptimizer
@@ -20,7 +20,7 @@ from dlctl.errors import DlctlError
 from dlctl.job.config import Choice
 from dlctl.job.inner import OF_SCRIPT
 from dlctl.roles.protocol.effects import EvaluationRun, RunEvaluation
-from dlctl.roles.protocol.loop_effects import LendModel, LoopStepped
+from dlctl.roles.protocol.loop_effects import LendModel, LoopLeft, LoopStepped
 from dlctl.wire.machine import Event
 
 
@@ -70,6 +70,33 @@ def test_no_sample_is_lost_by_an_evaluation_that_the_script_does_not_make() -> N
     assert link.skipped == [False] * 3
     assert len(link.errors) >= 2
     assert all(link.errors)
+
+
+class EvaluatingAtTheEnd(EvaluatingRun):
+    """It asks for an evaluation while the script leaves, and is over when that is answered."""
+
+    def offer(self, event: Event) -> None:
+        if isinstance(event, LoopLeft):
+            self.inbox.put(RunEvaluation(1, self._model.vector, self._model.averaged(), None))
+        elif isinstance(event, EvaluationRun):
+            self.errors.append(event.error)
+            self.inbox.put(Over("stopped", "it has left"))
+        elif isinstance(event, LoopStepped) and event.steps:
+            self._lend()
+
+
+def test_a_script_that_leaves_need_not_evaluate() -> None:
+    model, vector, optimizer = _model()
+    own = UserOptimizer(optimizer, vector)
+    link = EvaluatingAtTheEnd(vector)
+    run = Run(link, model, vector, Exchange(link, vector, own, None))
+    with run:
+        run.join()
+        model(torch.ones(1, 2)).mean().backward()
+        optimizer.step()
+        run.step(samples=1)
+    assert run.ended == "stopped"
+    assert len(link.errors) == 1
 
 
 def test_an_optimizer_is_asked_for_where_each_replica_is_stepped() -> None:
