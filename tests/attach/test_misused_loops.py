@@ -20,11 +20,12 @@ OPTIMIZER_STEP = "            optimizer.step()\n"
 BACKWARD = "            loss.backward()\n"
 REPLACES = (
     "            model[0].weight = nn.Parameter(model[0].weight.detach().clone())\n"
-    "            run.step(loss=loss)  # here\n"
+    "            run.step(loss=loss)\n"
 )
 
 
-# What is wrong -> (what is replaced, by what, in which loop, what the hint names).
+# What is wrong -> (what is replaced, by what, in which loop, what the hint names). What is done to
+# the model is seen when a round ends.
 MISTAKES = {
     "never": (STEP, "", "own", "run.step()"),
     "never with a method of gradients": (STEP, "", "gradients", "run.step()"),
@@ -43,7 +44,7 @@ MISTAKES = {
         OPTIMIZER_STEP, OPTIMIZER_STEP * 2, "own", "optimizer.step()"
     ),
     "another layer": (
-        STEP, "            model.append(nn.Linear(2, 2))\n            run.step()  # here\n", "own",
+        STEP, "            model.append(nn.Linear(2, 2))\n            run.step()\n", "own",
         "before dlctl.attach",
     ),
     "a replaced parameter": (STEP, REPLACES, "own", "copy_"),
