@@ -36,7 +36,8 @@ SMALLEST, LOOP = "own_task", "own_loop"
     "--example",
     metavar="NAME",
     shell_complete=completing(lambda ctx: examples()),
-    help="Write this example instead: chargpt, digits, fashion_mnist, glove, lightning,\n    transformers or word2vec.",
+    help="Write this example instead: chargpt, digits, fashion_mnist, glove, lightning, "
+    "transformers or word2vec.",
 )
 @click.argument("directory", default=".", metavar="[DIR]", type=PATH)
 @force_option
