@@ -89,12 +89,12 @@ def measure(*, quick: bool) -> list[Figure]:
                 with sandbox() as directory, running(directory, batch_size):
                     _until(lambda d=directory: _steps(d) > WARM_STEPS, "steps")  # type: ignore[misc]
                     steps_s.append(_step_s(directory, 3.0 if quick else MEASURE_S))
-                    told = f"  {running.__name__}, {batch_size}: {seconds(steps_s[-1])}"
-                    print(told, file=sys.stderr, flush=True)
+                    title = f"  {running.__name__}, {batch_size}: {seconds(steps_s[-1])}"
+                    print(title, file=sys.stderr, flush=True)
                     if not gaps_s:  # torchrun may take long, or not recover.
                         gaps_s.append(_gap_s(directory))
-        told = f"a step, {WORKERS} workers, batches of {batch_size}, to DDP's"
-        found.append(ratio(CHAPTER, told, ours_s, ddp_s, None if quick else ASKED))
+        title = f"a step, {WORKERS} workers, batches of {batch_size}, to DDP's"
+        found.append(ratio(CHAPTER, title, ours_s, ddp_s, None if quick else ASKED))
     of_torchrun = median(ddp_gap_s)
     restart = f"torchrun: {seconds(of_torchrun) if of_torchrun < math.inf else 'never'}"
     what = "no step after kill -9 of a worker"
@@ -120,8 +120,8 @@ def _ddp(directory: Path, batch_size: int) -> Iterator[None]:
         "--nproc-per-node", str(WORKERS), str(script), str(directory),
         str(batch_size),
     ]  # fmt: skip
-    with (directory / "said").open("w") as said:
-        process = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
+    with (directory / "said").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         try:
             yield
         finally:

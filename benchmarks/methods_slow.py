@@ -160,7 +160,7 @@ def _kill(place: Place, daemon: str) -> None:
 def _gloo(place: Place, shared: Path, samples: int) -> Ended:
     """Raises RuntimeError if a process fails, TimeoutExpired if one does not exit."""
     file, before = shared / "gloo.json", place.sent_bytes()
-    told = {
+    order = {
         "workers": WORKERS, "address": place.workers[0].address, "port": free_port(),
         "samples": samples, "seed": 0, "file": str(file),
     }  # fmt: skip
@@ -168,7 +168,7 @@ def _gloo(place: Place, shared: Path, samples: int) -> Ended:
     try:
         for rank, spot in enumerate(place.workers):
             command = [*spot.enter, sys.executable, "-m", "benchmarks.peers.chargpt_diloco"]
-            command.append(json.dumps({**told, "rank": rank}))
+            command.append(json.dumps({**order, "rank": rank}))
             here = {"GLOO_SOCKET_IFNAME": spot.interface, "PYTHONPATH": str(ROOT)}
             processes.append(subprocess.Popen(command, cwd=ROOT, env={**place.env, **here}))
         if any(process.wait(LIMIT_S) for process in processes):
@@ -177,5 +177,5 @@ def _gloo(place: Place, shared: Path, samples: int) -> Ended:
         for process in processes:
             process.kill()
             process.wait()
-    said = json.loads(file.read_text())
-    return Ended(said["loss"], said["seconds"], place.sent_bytes() - before)
+    result = json.loads(file.read_text())
+    return Ended(result["loss"], result["seconds"], place.sent_bytes() - before)

@@ -67,7 +67,7 @@ def _is_led(context: DaemonContext) -> bool:
             if abs(age_s) < paths.BEAT_LATE_S:
                 return True
     living = local.living(context.directory)
-    return any(daemon.role in ("agent", "coordinator") for daemon in living)
+    return any(daemon.role in ("agent", "guest", "coordinator") for daemon in living)
 
 
 def end_all(directory: Path, db: database.RunDb) -> None:

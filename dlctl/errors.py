@@ -33,6 +33,8 @@ class DlctlError(Exception):
         self.message = message
         self.where = where
         self.hint = hint
+        if hint:
+            self.add_note(hint)  # A script of the user's that runs alone ends with a traceback.
 
 
 @contextmanager

@@ -28,12 +28,15 @@ sys.path.insert(0, str(Path(__file__).parent / "toys"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 START = 1_750_000_000.0
 """A time in June 2025, in seconds since 1970."""
-LONGEST_FIRST = ("sim", "integ", "cli", "daemons")
+LONGEST_FIRST = ("sim", "integ", "attach", "cli", "daemons")
 ONE_BY_ONE = (
     "test_killed_daemons.py",
     "test_stop_and_resume.py",
     "test_recovery.py",
     "test_environment_faults.py",
+    "test_loops_against_tasks.py",
+    "test_killed_scripts.py",
+    "test_ended_scripts.py",
 )
 """Files whose tests share nothing and take long: each of them may run anywhere."""
 

@@ -88,12 +88,12 @@ def crew(method: Method, workers: int, size: int, count: int) -> Iterator[Crew]:
             orders = [order]
         elif not method.has_server:
             orders = orders[:-1]
-        said = stack.enter_context(tempfile.TemporaryFile("w+"))
-        processes = [stack.enter_context(_process(method, order, said)) for order in orders]
+        log = stack.enter_context(tempfile.TemporaryFile("w+"))
+        processes = [stack.enter_context(_process(method, order, log)) for order in orders]
         for process in processes:
             if _line(process) != "ready\n":
-                said.seek(0)
-                raise RuntimeError(f"{method.name} did not start: {said.read()}")
+                log.seek(0)
+                raise RuntimeError(f"{method.name} did not start: {log.read()}")
         its = Crew(processes, 1 if method.is_one_program else workers)
         yield its
         if method is OURS:
@@ -112,13 +112,13 @@ def _check(witness: Invitation, pushes: int) -> None:
 
 
 @contextmanager
-def _process(method: Method, order: Order, said: IO[str]) -> Iterator[subprocess.Popen[str]]:
-    """Its stderr goes to `said`."""
-    told = json.dumps(dataclasses.asdict(order))
+def _process(method: Method, order: Order, log: IO[str]) -> Iterator[subprocess.Popen[str]]:
+    """Its stderr goes to `log`."""
+    order_json = json.dumps(dataclasses.asdict(order))
     interface = {"GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.peers.bounce", method.key, told],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, cwd=ROOT,
+        [sys.executable, "-m", "benchmarks.peers.bounce", method.key, order_json],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT,
         env=os.environ | interface, start_new_session=True,
     )  # fmt: skip
     assert process.stdin is not None

@@ -27,21 +27,21 @@ OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9
 WARM_UP, FINAL = 0.05, 0.1
 
 
-def main(told: dict[str, Any]) -> None:
-    """told: rank, workers, address, port, samples, seed, file."""
+def main(arguments: dict[str, Any]) -> None:
+    """arguments: rank, workers, address, port, samples, seed, file."""
     sys.path.insert(0, str(EXAMPLE))
     from task import task
 
     torch.set_num_threads(1)
-    rank, workers = told["rank"], told["workers"]
+    rank, workers = arguments["rank"], arguments["workers"]
     dist.init_process_group(
-        "gloo", f"tcp://{told['address']}:{told['port']}", rank=rank, world_size=workers
+        "gloo", f"tcp://{arguments['address']}:{arguments['port']}", rank=rank, world_size=workers
     )
-    torch.manual_seed(told["seed"])
+    torch.manual_seed(arguments["seed"])
     model = task.model()
     (windows,) = task.dataset().tensors
-    order = torch.randperm(len(windows), generator=torch.Generator().manual_seed(told["seed"]))
-    steps = told["samples"] // (workers * BATCH_SIZE)
+    order = torch.randperm(len(windows), generator=torch.Generator().manual_seed(arguments["seed"]))
+    steps = arguments["samples"] // (workers * BATCH_SIZE)
     dist.barrier()
     began = time.monotonic()
     _train(task, model, windows[order[rank::workers]], steps, workers)
@@ -49,7 +49,7 @@ def main(told: dict[str, Any]) -> None:
     if rank == 0:
         with torch.no_grad():
             loss = float(task.evaluate(model)["val_loss"])
-        Path(told["file"]).write_text(json.dumps({"loss": loss, "seconds": took_s}))
+        Path(arguments["file"]).write_text(json.dumps({"loss": loss, "seconds": took_s}))
     dist.barrier()
 
 

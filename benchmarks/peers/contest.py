@@ -69,8 +69,8 @@ def compete(
                 print(f"  {peer.name} failed: {error}", file=sys.stderr, flush=True)
             else:
                 of_peer.results[number] = result
-                said = f"{result.seconds:.2f} s, {result.sent_mb:,.0f} MB"
-                print(f"  round {number + 1}: {peer.name}: {said}", file=sys.stderr, flush=True)
+                line = f"{result.seconds:.2f} s, {result.sent_mb:,.0f} MB"
+                print(f"  round {number + 1}: {peer.name}: {line}", file=sys.stderr, flush=True)
     return tries
 
 
@@ -92,8 +92,8 @@ def _detail(tries: Tries) -> str:
     sent_mb = median(result.sent_mb for result in results)
     start_s = median(result.start_s for result in results)
     rate = median(result.updates / max(result.seconds, 1e-3) for result in results)
-    said = f"{sent_mb:,.0f} MB, {rate:,.0f} updates/s; ready after {start_s:.1f} s"
-    return f"{said}; {tries.lost}" if tries.lost and not tries.is_ours else said
+    line = f"{sent_mb:,.0f} MB, {rate:,.0f} updates/s; ready after {start_s:.1f} s"
+    return f"{line}; {tries.lost}" if tries.lost and not tries.is_ours else line
 
 
 def against(

@@ -144,16 +144,16 @@ def _started(directory: Path, settings: Settings) -> Iterator[subprocess.Popen[s
             more=settings.options["job"].format(lr=settings.lr) + _hosts(settings),
         )
     )  # fmt: skip
-    with tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile("w+") as log:
         command = [console_script(), "start", str(file)]
-        start = subprocess.Popen(command, stdout=said, stderr=said, text=True)
+        start = subprocess.Popen(command, stdout=log, stderr=log, text=True)
         try:
             yield start
             if start.wait(START_S_MAX):
                 raise RuntimeError(f"`dlctl start` ended with {start.returncode}")
         except RuntimeError:
-            said.seek(0)
-            sys.stderr.write(said.read())
+            log.seek(0)
+            sys.stderr.write(log.read())
             raise
         finally:
             start.kill()

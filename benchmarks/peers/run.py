@@ -90,7 +90,7 @@ def _starts(peer: Peer, place: Place, settings: Settings) -> list[Start]:
 class Process:
     """A started process; its output goes to `said`."""
 
-    def __init__(self, start: Start, said: IO[str]) -> None:
+    def __init__(self, start: Start, log: IO[str]) -> None:
         interface = start.spot.interface
         here = {
             "OMP_NUM_THREADS": "1",
@@ -99,10 +99,10 @@ class Process:
             "PYTHONPATH": str(ROOT),
         }
         module = ["-m", f"benchmarks.peers.{start.program}", start.settings.to_json()]
-        self._said, self._has_child = said, "--pid" in start.spot.enter
+        self._said, self._has_child = log, "--pid" in start.spot.enter
         self._process = subprocess.Popen(
             [*start.spot.enter, sys.executable, *module],
-            stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             cwd=ROOT, env={**start.env, **here}, start_new_session=True,
         )  # fmt: skip
 

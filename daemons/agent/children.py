@@ -11,21 +11,24 @@ import errno
 import os
 import signal
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
-from daemons import process
 from daemons.agent.oom import OomWatch
 from daemons.log_tail import await_printed, exit_code, last_lines
 from daemons.loop import Loop
+from dlctl.errors import DlctlError
 from dlctl.launch import commands, local
 from dlctl.launch.base import Credentials
-from dlctl.roles.agent.agent import ProcessStarted
+from dlctl.roles.agent.children import ProcessStarted
 from dlctl.roles.coordinator.members.crash_loops import NO_ROOM, UNSAID
 from dlctl.roles.protocol.effects import ProcessEnded, SignalProcess, StartProcess
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.runs import paths
 from dlctl.util import processes
-from dlctl.wire.messages import ProcessExited, Spawned
+from dlctl.wire.messages import ProcessExited, Spawn, Spawned
 
 
 @dataclass(slots=True)
@@ -38,9 +41,26 @@ class _Child:
     """The agent has killed the process, so no other cause needs to be found."""
 
 
+class Place(Protocol):
+    """Where the processes of a host run, and whom they talk to."""
+
+    @property
+    def directory(self) -> Path: ...
+
+    @property
+    def control(self) -> str: ...
+
+    @property
+    def credentials(self) -> Credentials: ...
+
+
 class Children:
-    def __init__(self, context: process.DaemonContext, loop: Loop) -> None:
+    def __init__(
+        self, context: Place, loop: Loop, prepare: Callable[[Spawn], None] = lambda _: None
+    ) -> None:
+        """prepare: called before a process is started. Raises OSError or DlctlError."""
         self.context = context
+        self.prepare = prepare
         self.loop = loop
         self._running: dict[tuple[str, int], _Child] = {}
         self._oom = OomWatch()
@@ -53,10 +73,12 @@ class Children:
         name, incarnation = spawn.name, spawn.incarnation
         credentials = Credentials(spawn.secret, self.context.credentials.coordinator)
         try:
+            self.prepare(spawn)
             popen = local.start(directory, spawn.role, name, incarnation, control, credentials)
-        except OSError as error:
+        except (OSError, DlctlError) as error:
             words = (f"cannot start it: {error}",)
-            cause = NO_ROOM if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+            is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+            cause = NO_ROOM if is_full else ""
             self.loop.post(ProcessEnded(ProcessExited(name, incarnation, 1, words, cause)))
             return
         self._hold(name, incarnation, _Child(popen.pid, os.pidfd_open(popen.pid), popen))

@@ -42,6 +42,11 @@ class ProgramEnd(NamedTuple):
 class ScriptSession(Protocol):
     """A worker that `dlctl.attach` has begun."""
 
+    @property
+    def has_joined(self) -> bool:
+        """Whether the run knows this worker; `end` is only called then."""
+        ...
+
     def end(self, end: ProgramEnd) -> int:
         """Leave the run, in the main thread. Returns the exit code of the process, and has logged
         it if the run had to be told of a failure.

@@ -40,7 +40,17 @@ REPORT_S = 1.0
 
 
 class Left(SystemExit):
-    """This worker has to go: it is restarted, removed, or stopped by a signal. The run goes on."""
+    """This worker has to go: it is restarted, removed, or stopped by a signal. The run goes on.
+
+    It ends the script with the exit code 0: this is no failure of the script's.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(0)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 class Over(NamedTuple):
@@ -102,6 +112,8 @@ class Exchange:
         self.source: BatchSource | None = None
         self.over: Over | None = None
         self.lent: LendModel | None = None
+        self.is_evaluated_by_loop = False
+        """The script has asked whether it has to evaluate."""
         self.evaluation: RunEvaluation | None = None
         """The script has to make it (`Run.wants_evaluation`)."""
         self._evaluated: RunEvaluation | None = None
@@ -144,6 +156,11 @@ class Exchange:
         return bool(self._pieces)
 
     def delivered(self, pieces: tuple[PortionPart, ...]) -> None:
+        self._steps_made()  # A loop without `run.step` would get no data at the end, and wait.
+        # A gradient of this batch at older values could not be used.
+        while self.lent is None and self.over is None:
+            self.give_up_evaluation()
+            self.await_model()
         self._pieces += pieces
         self.batches += 1
 
@@ -161,11 +178,16 @@ class Exchange:
             return
         pieces, self._pieces, self.batches = tuple(self._pieces), [], 0
         counted = sum(p.stop - p.start for p in pieces) if pieces else samples
+        if counted is None and self.source is not None:
+            raise DlctlError(
+                "run.step() was called twice: no batch was delivered since the last call",
+                hint="call run.step() once after each optimizer.step()",
+            )
         if counted is None:
             raise DlctlError(
-                "no batch of run.loader was delivered since the last step",
-                hint="with data of your own say how many samples a step had: "
-                "run.step(loss=loss, samples=n)",
+                "run.step() does not know the samples of the step",
+                hint="take the batches from run.loader; with data of your own say how many samples "
+                "a step had: run.step(loss=loss, samples=n)",
             )
         gradient = self._gradient(skips=skips)
         skips |= self._is_skipped(skips=skips) or (self.lent.gather and gradient is None)
@@ -187,12 +209,7 @@ class Exchange:
         own = self._own
         if own is None or self.pushed is not None:
             return False
-        made, self._mark = own.steps_since(self._mark), own.steps
-        if made > 1:
-            raise DlctlError(
-                f"the optimizer has made {made} steps since the last run.step()",
-                hint="call run.step() once after each optimizer.step()",
-            )
+        made, self._mark = self._steps_made(), own.steps
         if not made and not skips and not self._has_scaler:
             raise DlctlError(
                 "run.step() was called, and the optimizer has made no step since the last one",
@@ -200,6 +217,16 @@ class Exchange:
                 "that, give dlctl.attach the scaler, or call run.step(skipped=True)",
             )
         return not made
+
+    def _steps_made(self) -> int:
+        """Of the user's optimiser, since the last step. Raises DlctlError if there are several."""
+        made = self._own.steps_since(self._mark) if self._own is not None else 0
+        if made > 1:
+            raise DlctlError(
+                f"the optimizer has made {made} steps since the last run.step()",
+                hint="call run.step() once after each optimizer.step()",
+            )
+        return made
 
     def _gradient(self, *, skips: bool) -> tuple[Array, float] | None:
         """What is pending for the run. Raises DlctlError if there has to be something."""
@@ -285,7 +312,11 @@ class Exchange:
         self._model.scatter()
         self.lent, self._left, self._reported_s = lent, lent.steps, time.monotonic()
         self._progress, self._replicas, self._since = lent.samples, lent.replicas, 0
-        if self._own is not None and self.pushed is None:
+        # What was done without the model is of no effect.
+        if self.pushed is not None:
+            self.pushed.take()
+        elif self._own is not None:
+            self._mark = self._own.steps
             self._own.pull = lent.pull
             if lent.fresh:
                 self._own.forget()
@@ -293,7 +324,10 @@ class Exchange:
     def _on_evaluation(self, evaluation: RunEvaluation) -> None:
         self._evaluated = evaluation
         if self._evaluate is None:
-            self.evaluation = evaluation
+            if self.is_evaluated_by_loop:
+                self.evaluation = evaluation
+            else:
+                self._link.offer(EvaluationRun(evaluation.evaluation, {}))
             return
         with self._model.holding(evaluation.parameters, evaluation.averaged):
             metrics = _numbers(self._evaluate())

@@ -4,8 +4,9 @@ The tensors remain the user's: the objects, their strides, dtypes and devices, w
 is compiled. Values are copied out of them and back at the boundaries of a round, never shared, so
 that whatever the user's script does with its model works as without a run.
 
-A parameter that is not float32 is rounded when values are written to it: `scatter` reads it back,
-so that the vector is what the model computes with.
+A parameter of a narrower dtype than float32 is rounded when values are written to it. The vector
+keeps their digits, and `gather` adds what the parameter has moved since: else a method would take
+the rounding for a part of its steps.
 
 Errors have no `where`: the caller knows the line of the user's call.
 """
@@ -38,6 +39,7 @@ CUT_BY = {
     "DeepSpeedEngine": "DeepSpeed",
 }
 """Class of a wrapper that leaves this process with a part of each parameter, and its usual name."""
+NARROW = (torch.bfloat16, torch.float16)
 _WHOLE = "attach a model that is whole in this process; DistributedDataParallel is"
 
 
@@ -100,17 +102,20 @@ class ModelVector:
 
     # ------------------------------------------------------------ values and gradients
 
+    @torch.no_grad()
     def gather(self) -> None:
-        """Model -> vector."""
-        _read(self._views, self.parameters)
+        """Model -> vector, which has the values of the last `scatter`."""
+        pairs = [*zip(self._views, self.parameters, strict=True)]
+        exact = [(view, each) for view, each in pairs if each.dtype not in NARROW]
+        _read([view for view, _ in exact], [each for _, each in exact])
+        for view, parameter in pairs:
+            if parameter.dtype in NARROW:
+                moved = parameter.detach().to("cpu").float()
+                view += moved.sub_(view.to(parameter.dtype))
 
     def scatter(self) -> None:
-        """Vector -> model; and back, what a narrower dtype has rounded."""
+        """Vector -> model."""
         _write(self.parameters, self._views)
-        pairs = zip(self._views, self.parameters, strict=True)
-        rounded = [(view, each) for view, each in pairs if each.dtype is not torch.float32]
-        if rounded:
-            _read([view for view, _ in rounded], [each for _, each in rounded])
 
     def has_gradient(self) -> bool:
         return any(parameter.grad is not None for parameter in self.parameters)

@@ -33,6 +33,7 @@ from dlctl import registry
 from dlctl.errors import DlctlError
 from dlctl.job import inner, schedule
 from dlctl.job.config import JobFile
+from dlctl.job.inner import OF_SCRIPT
 from dlctl.wire.messages import ModelReady
 
 
@@ -95,7 +96,8 @@ class Run:
             self._loader.close()
         if self._is_joined and error is None:
             with self._called():
-                self._exchange.leave("the script has left the training loop")
+                line = _line()
+                self._exchange.leave(f"the script has left its training loop ({line})")
 
     @property
     def ended(self) -> str:
@@ -151,6 +153,16 @@ class Run:
                     "run.optimizer was called with another model than dlctl.attach",
                     hint="give both the same model",
                 )
+            if (
+                optimizer is None
+                and self._link.own is None
+                and self._link.job.inner.name == OF_SCRIPT
+            ):
+                raise DlctlError(
+                    "the method of this run needs an optimizer that steps each replica, and "
+                    "run.optimizer(model) has none",
+                    hint="give it your own: run.optimizer(model, optimizer)",
+                )
             if optimizer is not None and self._link.own is None:
                 self._link.own = UserOptimizer(optimizer, self._vector)
             self._link.takes_gradients = True
@@ -198,6 +210,7 @@ class Run:
     @property
     def wants_evaluation(self) -> bool:
         """Whether the run waits for this worker to evaluate; only without `evaluate=`."""
+        self._exchange.is_evaluated_by_loop = True
         return self._exchange.evaluation is not None
 
     @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 from collections.abc import Callable
@@ -93,23 +94,34 @@ class AttachedWorker:
         layout = self._model.layout.to_bytes()
         ready = ModelReady(
             "", layout, ready.samples, frozen=digests, files=ready.files,
-            has_own_data=ready.has_own_data,
+            has_own_data=ready.has_own_data, values=self._values(),
         )  # fmt: skip
         built = ModelBuilt(ready, self._model.vector, self._model.averaged())
         self._open(built, has_own_data=ready.has_own_data)
         self._thread.start()
 
+    def _values(self) -> str:
+        """See `ModelReady.values`."""
+        method = registry.load("algorithms", self.job.algorithm.name)
+        is_served = method.shape.model == "tables"
+        return "" if is_served else hashlib.sha256(self._model.vector.data).hexdigest()
+
     def offer(self, event: Event) -> None:
         self._loop.offer(event)
+
+    @property
+    def has_joined(self) -> bool:
+        return self._thread.ident is not None
 
     def end(self, end: ProgramEnd) -> int:
         """The script has ended. Returns the exit code of the process."""
         exchange = self.exchange
         is_over = exchange is not None and exchange.over is not None
-        if not self._thread.ident:
-            return end.code
         if is_over or not self._thread.is_alive():
             self._thread.join()
+            if end.is_error:  # The role is gone, and can tell nobody.
+                failed = end.failure("", "")
+                log.error("%s", failed.error, extra={"detail": failed.detail})
             return self._code or end.code
         hint = "let `for batch in run.loader(...)` or `while not run.ended` end the training"
         self._loop.post(end.failure("before the run was over", hint))

@@ -47,6 +47,7 @@ def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:
         memory=memory,
         agents=agents,
         logs=sizes(directory),
+        wall_s=now,
         gone_s=gone_s,
         unwritten_s=gone_s - beat_age_s if gone_s and beat_age_s else 0.0,
         totals=db.run().get("totals") or {},

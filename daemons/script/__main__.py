@@ -1,17 +1,20 @@
 """A worker whose job has a training loop of its own: runs the user's program in the main thread.
 
-`dlctl.attach` makes it a worker (`daemons.attach`). Before that the run knows only that the process
-exists. If the program ends before that, the worker registers to say why.
+`dlctl.attach` makes it a worker (`daemons.attach`). Before it joins, the run knows only that the
+process exists. If the program ends before that, the worker registers to say why.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
+from typing import NoReturn
 
 from daemons import parent_watch, process
 from daemons.attach import context as attached
+from daemons.attach.context import ProgramEnd
 from daemons.loop import Loop
 from daemons.script import machine, program, silence
 from daemons.worker.at_exit import end_in_this_thread
@@ -34,13 +37,30 @@ def run(context: process.DaemonContext) -> int:
     slot = int(me.name.rpartition("-")[2])
     machine.give_share(context.job.workers, slot, cores.usable(), machine.gpus(), os.environ)
     started = attached.begin(context)
+    mine = os.getpid()
     of_script = (started, threading.main_thread(), context.job.job.search_path, silence.FIRST_S)
     threading.Thread(target=silence.watch, args=of_script, name="silence", daemon=True).start()
     end = program.run(context.job.job, context.directory if context.is_home else None)
-    if started.session is not None:
+    if os.getpid() != mine:
+        _end_child(end)
+    if started.session is None:
+        when = "without a call of dlctl.attach"
+        hint = "it has to call run = dlctl.attach(model, optimizer), and train `with run:`"
+    elif started.session.has_joined:
         return started.session.end(end)
-    hint = end.hint or "it has to call run = dlctl.attach(model, optimizer), and train `with run:`"
-    return report(context, end.failure("without a call of dlctl.attach", hint))
+    else:
+        when = "before it has joined the run"
+        hint = "it has to train `with run:`, on run.loader(...) or with run.step(samples=n)"
+    return report(context, end.failure(when, end.hint or hint))
+
+
+def _end_child(end: ProgramEnd) -> NoReturn:
+    """The program has forked, and its child has come to the end: it has no part in the run."""
+    if end.is_error:
+        print(end.detail or end.what, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(end.code)
 
 
 def report(context: process.DaemonContext, failed: TaskFailed) -> int:

@@ -27,6 +27,9 @@ SECTIONS = {
         "start": "Start a job in the background; wait until it is ready.",
         "run": "Start a job, stream its logs, stop it on Ctrl-C.",
     },
+    "Join": {
+        "join": "Train in a run of somebody else, with an invitation.",
+    },
     "Watch": {
         "ps": "List jobs.",
         "status": "Show a job's daemons, rates and problems.",
@@ -45,7 +48,7 @@ SECTIONS = {
         "scale": "Add or remove workers of a running job.",
         "restart": "Restart daemons in place, keeping their names.",
         "recover": "Recover a job that has died.",
-        "keys": "Give a job new keys, or create a read-only key.",
+        "keys": "Give a job new keys, create a read-only key, or invite workers.",
         "stop": "Stop a job, saving first.",
     },
     "Data": {

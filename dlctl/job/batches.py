@@ -36,7 +36,8 @@ def resolved(job: JobFile, found: int) -> JobFile:
 
 def size(job: JobFile, agent: str) -> int:
     """Samples of a batch of a worker that this agent starts. The size must not be open."""
-    found = placement.agents(job.places)[agent].batch_size or job.workers.batch_size
+    host = placement.agents(job.places).get(agent)  # None: that of a guest.
+    found = (host.batch_size if host else None) or job.workers.batch_size
     assert isinstance(found, int), "the batch size is not found yet"
     return found
 

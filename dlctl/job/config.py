@@ -248,7 +248,15 @@ class Workers:
     __pydantic_config__ = STRICT
 
     count: Count = 1
-    """Model replicas."""
+    """Model replicas that the job itself starts."""
+    min: Annotated[int, Ge(1)] | None = None
+    """The run trains while at least so many workers are there, and waits while there are fewer, for
+    as long as it takes. Not given: it begins when all `count` workers are ready, and continues with
+    those that are left."""
+    max: Annotated[int, Ge(1)] | None = None
+    """The run takes up to so many workers: those that it starts, and others that join with an
+    invitation ("dlctl keys invite", "dlctl join"). More of them wait in line. Not given: `count`,
+    so that nobody can join."""
     batch_size: Annotated[int, Ge(1)] | Literal["auto"] = 32
     """Samples of one batch of one worker, at most: the batches of a portion are of equal size, give
     or take one sample. A step is one batch, or several: `gradient.accumulate`.
@@ -492,8 +500,9 @@ class Network:
     `allreduce` sends from host to host through torch.distributed, neither encrypted nor
     authenticated, and is refused without this."""
     address: str = ""
-    """With hosts: the address at which they reach this machine; "": the address from which it
-    reaches them."""
+    """The address at which other hosts, and workers that join (`workers.max`), reach this machine.
+    "": with hosts the one from which it reaches them, else 127.0.0.1: then only workers on this
+    machine can join."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -610,6 +619,11 @@ class JobFile:
     log: Log = Log()
     network: Network = Network()
     timeouts: Timeouts = Timeouts()
+
+    @property
+    def takes_guests(self) -> bool:
+        """Whether workers may join from elsewhere."""
+        return (self.workers.max or 0) > self.workers.count
 
     @property
     def has_loop(self) -> bool:

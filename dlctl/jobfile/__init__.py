@@ -122,6 +122,7 @@ def _own_checks(job: JobFile, document: dict[str, Any]) -> list[Fault]:
     found: list[tuple[KeyPath, str, str]] = [*_clip_faults(job, method)]
     found += [*_average_faults(job, method), *_scaling_faults(job, method)]
     found += [*_link_faults(job, method), *_replica_faults(job, method)]
+    found += [*_guest_faults(job, method)]
     found += programs.faults(job, method)
     steps = _gradient_steps(job, method)
     is_unused = not steps and not job.has_loop  # A script has its rate by `run.lr_factor`.
@@ -200,6 +201,38 @@ def _link_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]
                 "processes of each host step in one model there"
             ),
         )
+
+
+def _guest_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
+    """Workers that join from elsewhere: how many, and whether they can."""
+    workers = job.workers
+    most = workers.max or workers.count
+    if most < workers.count:
+        what = f"the job itself starts {workers.count} workers"
+        yield ("workers", "max"), what, f"use {workers.count} or more"
+    if workers.min is not None and workers.min > max(most, workers.count):
+        what = f"the run takes {max(most, workers.count)} workers at most"
+        yield ("workers", "min"), what, "use fewer, or raise max"
+    if most <= workers.count:
+        return
+    if method.shape.links:
+        what = (
+            f"the workers of {job.algorithm.name} connect to each other, and those that join can "
+            "only dial out"
+        )
+        yield ("workers", "max"), what, "use a method with servers, such as diloco"
+    if not job.uses_tcp:
+        yield (
+            ("workers", "max"),
+            "others can only join over TCP",
+            'set transport = "tcp" in [network]',
+        )
+    elif job.network.encryption == "none":
+        what = "an invitation is a key, and the connections of this job have none"
+        yield ("workers", "max"), what, 'set encryption = "curve" in [network]'
+    if workers.processes > 1:
+        what = "a worker that joins is one process"
+        yield ("workers", "max"), what, "use one process for each worker"
 
 
 def _replica_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:

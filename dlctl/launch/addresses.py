@@ -35,7 +35,7 @@ def of_coordinator(run_id: str, job: JobFile) -> ListenPlace:
     """Where the coordinator listens. Raises DlctlError if the address is unknown."""
     if not job.uses_tcp:
         return ListenPlace(paths.socket_address(run_id, "control"))
-    host = LOOPBACK
+    host = _here(job)
     if job.has_other_hosts:
         host = job.network.address or _address_towards(launcher.of(job).an_address(job.places))
     return ListenPlace(_tcp(host, job.network.port))
@@ -61,8 +61,13 @@ def of_worker(run_id: str, name: str, job: JobFile, agent: str, control: str) ->
 
 def _of_agent(port: int, job: JobFile, agent: str, control: str) -> ListenPlace:
     if not job.has_other_hosts:
-        return ListenPlace(_tcp(LOOPBACK, port))
+        return ListenPlace(_tcp(_here(job), port))
     return on_host(placement.agents(job.places)[agent], port, control)
+
+
+def _here(job: JobFile) -> str:
+    """Where the daemons of a job without other hosts listen: workers that join reach them there."""
+    return (job.network.address if job.takes_guests else "") or LOOPBACK
 
 
 def on_host(host: Host, port: int, control: str) -> ListenPlace:

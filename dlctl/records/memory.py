@@ -27,6 +27,7 @@ database. Only this file knows in which order their fields are stored.
     answer/<slot>       the newest lease of a slot, in case it has to be resent
     numbers             the newest number that was issued (`History.next_number`)
     log/<daemon>.<i>    of a process on another host: its agent, how much of its log is copied
+    invitation/<name>   its slot, its serial, when it expires, why it has ended
 
 A piece with one value has no type: it is stored as it is.
 """
@@ -40,7 +41,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 Json = dict[str, Any]
 DAEMON = "daemon/"
 """Prefix of the keys of daemons; likewise the next ones."""
-PORTION, ANSWER, LOG = "portion/", "answer/", "log/"
+PORTION, ANSWER, LOG, INVITATION = "portion/", "answer/", "log/", "invitation/"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from dlctl.model.flat import AVERAGED, slice_bounds
 from dlctl.model.vector import euclidean_norm
 from dlctl.records.best import Best
 from dlctl.records.memory import DAEMON, Memory
-from dlctl.roles.agent.agent import ProcessStarted
+from dlctl.roles.agent.children import ProcessStarted
 from dlctl.roles.coordinator import records as j
 from dlctl.roles.coordinator.persistence import Lasting
 from dlctl.roles.protocol.effects import (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from dlctl import registry
 from dlctl.job.config import Choice, JobFile
 from dlctl.model.flat import slice_bounds
 from dlctl.roles.agent.agent import Agent
+from dlctl.roles.agent.guest import Guest
 from dlctl.roles.coordinator.coordinator import Coordinator
 from dlctl.roles.coordinator.supervision.registration import Past
 from dlctl.roles.protocol.context import COORDINATOR, EXIT_RESTART
@@ -53,7 +55,7 @@ from dlctl.sim.supervision import SimSupervision
 from dlctl.sim.timeline import Timeline
 from dlctl.util.names import HOME_AGENT
 from dlctl.wire.machine import Machine, Started, StopRequested
-from dlctl.wire.messages import Array, Register, Spawned
+from dlctl.wire.messages import Array, Json, Register, Spawned
 
 RUN_ID = "simulated-0000"
 KEY = b"the key of a simulated run"
@@ -107,6 +109,8 @@ class World:
         self.unreachable: set[str] = set()
         """Agents on whose hosts no process can be started now."""
         self._orphans: set[Process] = set()
+        self._guests = 0
+        """Processes of `dlctl join` so far; a newer one has a larger incarnation."""
         self._restarts = 0
         """Coordinators that are being started."""
 
@@ -160,6 +164,7 @@ class World:
         self.coordinator = process = self.new_process(COORDINATOR, incarnation, secret)
         process.coordinator_key = keys.public(COORDINATOR)
         algorithm = registry.load("algorithms", self.job.algorithm.name)
+        past = replace(past, wall_s=self.wall_s())
         process.machine = Coordinator(RUN_ID, self.job, keys, algorithm, past)
         process.ended = self._coordinator_ended
         records = RecordsDriver(
@@ -177,7 +182,7 @@ class World:
         if self.coordinator.alive or HOME_AGENT in self.living():
             return
         for orphan in self.children("server", "worker"):
-            if orphan not in self._orphans:
+            if orphan not in self._orphans and not orphan.agent.startswith("guest"):
                 self._orphans.add(orphan)
                 orphan.post(StopRequested("the agent and the coordinator are gone"), REAP_S)
 
@@ -222,11 +227,14 @@ class World:
         """Start a daemon as its `daemons/*/__main__.py` does."""
         process = self.new_process(name, incarnation, secret)
         process.coordinator_key = coordinator_key
-        process.agent = name if role == "agent" else HOME_AGENT
+        process.agent = name if role in ("agent", "guest") else HOME_AGENT
         registration = Register(RUN_ID, role, name, incarnation, process.pid, "simulated", "0")
-        make = {"agent": self._agent, "server": self._server, "worker": self._worker}[role]
+        makers = {
+            "agent": self._agent, "guest": self._guest, "server": self._server,
+            "worker": self._worker,
+        }  # fmt: skip
         process.log += f"INFO {name} starts, pid {process.pid}\n".encode()
-        process.machine = make(process, registration)
+        process.machine = makers[role](process, registration)
         self.network.connect(process, COORDINATOR, CONTROL, coordinator_key)
         process.post(Started(), SPAWN_S)
         return process
@@ -255,6 +263,26 @@ class World:
         hostfiles.OutgoingDriver(process, find, partial(self.host_disks.remove, process.name))
         found = tuple(Spawned(c.name, c.incarnation, c.pid) for c in adopted)
         return Agent(registration, self.job.timeouts.resend_s, found)
+
+    def join_guest(self, invitation: Json) -> Process:
+        """`dlctl join`, with what `dlctl keys invite` has written."""
+        self._guests += 1
+        name = f"guest-{invitation['worker'].partition('-')[2]}"
+        secret, key = invitation["secret"], invitation["coordinator"]
+        return self.spawn("guest", name, self._guests, secret, key)
+
+    def _guest(self, process: Process, registration: Register) -> Machine:
+        ChildrenDriver(process, self.spawn)
+        find = hostfiles.on_host(self.host_disks.of(process.name), self.processes)
+        hostfiles.OutgoingDriver(process, find, partial(self.host_disks.remove, process.name))
+        process.ended = lambda _: self._end_children_of(process.name)
+        return Guest(registration, self.job.timeouts.resend_s)
+
+    def _end_children_of(self, guest: str) -> None:
+        """Stop a worker whose guest is gone (`daemons/parent_watch.py`)."""
+        for child in self.children("worker"):
+            if child.agent == guest:
+                child.post(StopRequested("its guest is gone"), REAP_S)
 
     def _supervise(self, agent: Process) -> None:
         """An agent detects the coordinator's exit, and starts the next one; it terminates a

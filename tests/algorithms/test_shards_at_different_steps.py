@@ -16,7 +16,7 @@ OVERLAP = local_sgd.Options(local_steps=1, overlap=True)
 
 def story(side: ReplicaSide, newest: list[int]) -> list[str]:
     """What a replica does while its fetches bring these steps of the newest shard."""
-    told, values = list[str](), iter(newest)
+    events, values = list[str](), iter(newest)
     run = side.run()
     request = next(run)
     while True:
@@ -24,14 +24,14 @@ def story(side: ReplicaSide, newest: list[int]) -> list[str]:
         match request:
             case Read():
                 if (step := next(values, None)) is None:
-                    return told
+                    return events
                 answer = side.view = View(step, step)
-                told.append(f"{'' if request.wait else 'under way: '}{step}")
+                events.append(f"{'' if request.wait else 'under way: '}{step}")
             case Gradient():
                 answer = Step(np.ones(2, np.float32), 8, 1.0)
-                told.append("compute")
+                events.append("compute")
             case Write():
-                told.append(f"push {request.samples} for {request.clock}")
+                events.append(f"push {request.samples} for {request.clock}")
             case _:
                 answer = NextBatch(0, 0, False)
         request = run.send(answer)

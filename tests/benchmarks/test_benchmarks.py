@@ -74,9 +74,9 @@ def test_a_peer_that_fails_is_a_figure_that_says_so_and_everybody_ends(
     settings = settings_for(tmp_path, quick=True)
     with loopback(settings.workers) as place:
         tries = compete([broken], place, settings, rounds=1)
-    said = capsys.readouterr().err.splitlines()
-    assert said[0] == "  round 1: nobody ...", "who is at it is told beforehand"
-    assert said[1].startswith("  nobody failed: ")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "  round 1: nobody ...", "who is at it is told beforehand"
+    assert lines[1].startswith("  nobody failed: ")
     (figure,) = figures_of("train", "to accuracy 0.85", tries)
     assert figure.skipped.startswith("failed in 1 of 1 rounds: ")
     assert figure.skipped.endswith("No module named benchmarks.peers.no_such_program")
@@ -212,9 +212,9 @@ def test_an_unknown_chapter_is_refused_with_the_names_of_the_known_ones(
 ) -> None:
     with pytest.raises(SystemExit):
         main(["pull"])
-    told = capsys.readouterr().err
-    assert 'no chapter "pull"' in told
-    assert all(chapter in told for chapter in CHAPTERS)
+    error = capsys.readouterr().err
+    assert 'no chapter "pull"' in error
+    assert all(chapter in error for chapter in CHAPTERS)
 
 
 def test_help_and_readme_name_every_chapter_that_there_is(
@@ -226,8 +226,8 @@ def test_help_and_readme_name_every_chapter_that_there_is(
     assert measuring - parts == set(CHAPTERS)
     with pytest.raises(SystemExit):
         main(["--help"])
-    said = [line.strip().split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
-    assert all([name, what] in said for name, what in CHAPTERS.items())
+    lines = [line.strip().split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert all([name, what] in lines for name, what in CHAPTERS.items())
     readme = (folder / "README.md").read_text()
     assert [name for name in CHAPTERS if f"**{name}**" not in readme] == []
 

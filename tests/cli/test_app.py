@@ -411,12 +411,12 @@ def test_validate_warns_of_what_is_valid_and_will_not_do_what_it_says(
     method = '[algorithm]\nname = "downpour"\npush_before_fetch = true\n'
     (own_place / "job.toml").write_text(f'[job]\nname = "a"\ntask = "train.py:task"\n{method}')
     assert app.run(["validate", "job.toml"]) == 0
-    said = capsys.readouterr()
-    assert said.out.startswith("job.toml ")
-    assert "push_before_fetch" in said.err
+    captured = capsys.readouterr()
+    assert captured.out.startswith("job.toml ")
+    assert "push_before_fetch" in captured.err
     assert app.run(["validate", "--json", "job.toml"]) == 0
     (warning,) = json.loads(capsys.readouterr().out)["warnings"]
-    assert warning in said.err.replace("\n", " ")
+    assert warning in captured.err.replace("\n", " ")
 
 
 def test_validate_as_json_lists_problems_and_still_exits_with_2(

@@ -94,21 +94,21 @@ TOLD_BY = {
 def test_a_run_with_a_fifo_in_it_keeps_no_command_waiting(dead, dlctl_command, name) -> None:
     dead.db.close()
     replaced(dead.path / name)
-    said = {}
+    output = {}
     for command in COMMANDS:
         code, out, err = dlctl_command(*command)
         assert code != BUG_EXIT_CODE, (command, err)
-        said[" ".join(command)] = out + err
+        output[" ".join(command)] = out + err
     if command := TOLD_BY[name]:
-        assert Path(name).name in said[command]
-        assert IS_FIFO in said[command]
+        assert Path(name).name in output[command]
+        assert IS_FIFO in output[command]
 
 
 def test_a_state_of_a_server_is_named_by_recover(dead, dlctl_command) -> None:
     (state, *_) = kept_shards.kept(dead.path, config.Servers())
     replaced(state.path)
-    said = dlctl_command("recover", "--dry-run")
-    assert "FIFO" in said.rows["server-0"]
+    recovery = dlctl_command("recover", "--dry-run")
+    assert "FIFO" in recovery.rows["server-0"]
 
 
 def test_a_key_is_named(dead, tmp_path, dlctl_command) -> None:

@@ -63,9 +63,9 @@ def test_every_compressor_is_listed_with_a_line(capsys):
 
 def test_each_is_measured_on_a_gradient_of_the_job(job, capsys, at_terminal):
     assert app.run(["compressors", "--job", str(job), "--json", "--quiet"]) == 0
-    said = capsys.readouterr()
-    assert said.err == ""
-    rows = {row["name"]: row for row in json.loads(said.out)["compressors"]}
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    rows = {row["name"]: row for row in json.loads(captured.out)["compressors"]}
     assert list(rows) == registry.names("compressors")
     assert all(row["elements"] == 80 * 40 + 40 for row in rows.values())
     assert rows["none"]["ratio"] == 1
@@ -95,10 +95,10 @@ def test_what_a_push_lacks_is_its_error_also_where_nothing_waits_for_the_next_on
     job.write_text(
         JOB.replace("topk-sampled", "randomk").replace("[servers]", "unbiased = true\n[servers]")
     )
-    assert app.run(["compressors", "--job", str(job), "--json"]) == 0
-    said = capsys.readouterr()
-    assert said.err == ""
-    rows = {row["name"]: row for row in json.loads(said.out)["compressors"]}
+    assert app.run(["compressors", "--job", str(job), "--json", "--quiet"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    rows = {row["name"]: row for row in json.loads(captured.out)["compressors"]}
     # Of 1 in 20 elements 20 times each: E|u - Q(u)|^2 = (20 - 1) |u|^2.
     assert rows["randomk"]["relative_error"] == pytest.approx(19**0.5, rel=0.3)
 
@@ -122,9 +122,9 @@ def test_a_density_that_cannot_be_is_an_error_of_the_job_file_with_its_line(job,
             text = JOB.replace("topk-sampled", name).replace("0.05", density)
             job.write_text(text)
             assert app.run(["validate", str(job)]) == 2
-            said = capsys.readouterr().err
-            assert "density" in said
-            assert f"job.toml:{text.splitlines().index(f'density = {density}') + 1}" in said
+            stderr = capsys.readouterr().err
+            assert "density" in stderr
+            assert f"job.toml:{text.splitlines().index(f'density = {density}') + 1}" in stderr
 
 
 def test_a_run_with_a_damaged_job_is_named(run_directory, dlctl_command):

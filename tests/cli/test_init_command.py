@@ -84,8 +84,8 @@ def test_every_example_can_be_written_and_is_named_in_the_help(
 ) -> None:
     assert app.run(["init", "--example", name, "new"]) == 0
     jobs = sorted(Path("new").glob("*.toml"))
-    told = capsys.readouterr().err
-    assert [job for job in jobs if f"dlctl run {job} " not in told] == []
+    error = capsys.readouterr().err
+    assert [job for job in jobs if f"dlctl run {job} " not in error] == []
     assert app.run(["init", "--help"]) == 0
     assert name in (init.SMALLEST, init.LOOP) or name in capsys.readouterr().out
 
@@ -94,9 +94,9 @@ def test_of_an_unknown_example_the_likely_one_is_suggested_and_all_are_listed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert app.run(["init", "--example", "chatgpt", "new"]) == NotFound.exit_code
-    told = capsys.readouterr().err
-    assert '"chargpt"' in told
-    assert [name for name in init.examples() if name not in told] == []
+    error = capsys.readouterr().err
+    assert '"chargpt"' in error
+    assert [name for name in init.examples() if name not in error] == []
     assert not Path("new").exists()
 
 

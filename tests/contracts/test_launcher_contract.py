@@ -151,12 +151,12 @@ class Coordinator:
     """The loop of one, and what it has been told."""
 
     def __init__(self, place: Place, control: str) -> None:
-        self.told: list[base.News] = []
+        self.news: list[base.News] = []
         self.is_closed = False
         self._place, self._control = place, control
         self.watched: dict[int, Callable[[], None]] = {}
         own = place.launcher
-        self.agents = own.agents(place.run, place.hosts, self, self.told.append)
+        self.agents = own.agents(place.run, place.hosts, self, self.news.append)
 
     def watch(self, fd: int, ready: Callable[[], None]) -> None:
         self.watched[fd] = ready
@@ -171,7 +171,7 @@ class Coordinator:
         """Turn until it is true."""
         deadline = time.monotonic() + TURN_S
         while not condition():
-            assert time.monotonic() < deadline, self.told
+            assert time.monotonic() < deadline, self.news
             for fd in select.select([*self.watched], [], [], 0.1)[0]:
                 if fd in self.watched:
                     self.watched[fd]()
@@ -179,7 +179,7 @@ class Coordinator:
                 self.agents.look()
 
     def ended(self) -> list[tuple[str, int]]:
-        return [(n.name, n.incarnation) for n in self.told if isinstance(n, base.Ended)]
+        return [(n.name, n.incarnation) for n in self.news if isinstance(n, base.Ended)]
 
 
 def incarnations(found: Mapping[str, tuple[int, int]]) -> dict[str, int]:
@@ -248,7 +248,7 @@ def test_an_agent_is_started_killed_alone_told_once_and_replaced(
         ours.start(agent, 2)
     ours.until(lambda: incarnations(agents(place)) == dict.fromkeys(names, 2))
     assert not {*first.values()} & {*agents(place).values()}
-    assert [told for told in ours.ended() if told[1] == 2] == []
+    assert [each for each in ours.ended() if each[1] == 2] == []
     finish(place, ours)
 
 
@@ -306,9 +306,9 @@ def test_an_agent_that_cannot_reach_its_coordinator_is_told_with_the_reason(
     ours, (first, *_) = Coordinator(place, f"tcp://127.0.0.1:{port}"), place.hosts
     ours.start(first, 1)
     ours.until(lambda: ours.ended() == [(first, 1)])
-    (told,) = [news for news in ours.told if isinstance(news, base.Ended)]
-    assert told.status == Unreachable.exit_code
-    assert f"tcp://127.0.0.1:{port}" in str(told.error)
+    (ended,) = [news for news in ours.news if isinstance(news, base.Ended)]
+    assert ended.status == Unreachable.exit_code
+    assert f"tcp://127.0.0.1:{port}" in str(ended.error)
     finish(place, ours)
 
 

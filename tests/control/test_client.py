@@ -224,11 +224,11 @@ def test_a_coordinator_with_another_key_is_not_asked_and_said_so(run_directory):
         key.write_bytes(b"a" * 32)
         key.chmod(0o600)
         began_at = time.monotonic()
-        with pytest.raises(NotPermitted) as told:
+        with pytest.raises(NotPermitted) as raised:
             client.ask(run.path, "stop", {}, 60)
         assert time.monotonic() - began_at < 5
-        assert told.value.where == address
-        assert told.value.exit_code == 77
+        assert raised.value.where == address
+        assert raised.value.exit_code == 77
         heard = [m for source, _ in listener.poller.poll(0) for m in listener.receive(source)]
         assert not heard, "and nothing was heard there"
     finally:
@@ -309,11 +309,11 @@ def test_who_comes_too_often_for_too_long_hears_that_and_nothing_of_keys(keyed_r
     monkeypatch.setattr(client, "NO_REPLY_S", 1.0)
     with (
         coordinator_with_keys(lambda q: [done(q)], "client") as (address, _),
-        pytest.raises(Unreachable) as told,
+        pytest.raises(Unreachable) as raised,
     ):
         client.ask(keyed_run(address), "set", {}, 60)
-    assert (told.value.where, told.value.exit_code) == (address, 5)
-    assert told.value.hint
+    assert (raised.value.where, raised.value.exit_code) == (address, 5)
+    assert raised.value.hint
 
 
 def test_a_coordinator_that_was_not_told_yet_who_may_come_has_no_wrong_key(keyed_run, monkeypatch):

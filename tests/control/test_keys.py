@@ -53,18 +53,18 @@ def test_a_key_that_others_may_read_is_refused(tmp_path, mode):
     path = write(tmp_path, mode=mode)
     with pytest.raises(
         DlctlError, match=rf"others may read the run's key \(mode {mode:04o}\)"
-    ) as told:
+    ) as raised:
         keys.read(tmp_path)
-    assert told.value.where == str(path)
-    assert f"chmod 600 {path}" in (told.value.hint or "")
+    assert raised.value.where == str(path)
+    assert f"chmod 600 {path}" in (raised.value.hint or "")
 
 
 @pytest.mark.parametrize("data", [b"", RUN_KEY[:31], RUN_KEY + b"\n", RUN_KEY.hex().encode()])
 def test_a_key_of_another_length_is_refused_and_never_shown(tmp_path, data):
     write(tmp_path, data)
-    with pytest.raises(DlctlError, match="32 bytes") as told:
+    with pytest.raises(DlctlError, match="32 bytes") as raised:
         keys.read(tmp_path)
-    assert data[:4] not in str(told.value).encode() or not data
+    assert data[:4] not in str(raised.value).encode() or not data
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")

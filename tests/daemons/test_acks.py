@@ -52,11 +52,11 @@ def test_what_was_settled_survives_kill_9(tmp_path: Path) -> None:
         [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
     ) as writer:
         assert writer.stdout is not None
-        said = [int(writer.stdout.readline()) for _ in range(50)][-1]
+        acknowledged = [int(writer.stdout.readline()) for _ in range(50)][-1]
         writer.send_signal(signal.SIGKILL)
     (record,) = acks.read_all(tmp_path)
     assert (record.slot, record.incarnation, record.term) == (0, 3, 7)
-    assert record.counts[0] >= said
+    assert record.counts[0] >= acknowledged
     assert record.counts[0] - record.counts[1] in (0, 1)
 
 

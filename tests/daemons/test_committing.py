@@ -57,7 +57,7 @@ class Stage:
 
     def __init__(self) -> None:
         self.performers: dict[type, Any] = {}
-        self.told: list[Any] = []
+        self.events: list[Any] = []
         self._changed = threading.Condition()
         self.accepts = True
         self.after_events: Any = None
@@ -68,7 +68,7 @@ class Stage:
 
     def post(self, event: Any) -> None:
         with self._changed:
-            self.told.append(event)
+            self.events.append(event)
             self._changed.notify_all()
 
     fail = post
@@ -78,8 +78,8 @@ class Stage:
 
     def await_told(self, count: int) -> list[Any]:
         with self._changed:
-            assert self._changed.wait_for(lambda: len(self.told) >= count, LIMIT_S)
-        return self.told
+            assert self._changed.wait_for(lambda: len(self.events) >= count, LIMIT_S)
+        return self.events
 
 
 class Server:
@@ -107,7 +107,7 @@ def test_a_sync_covers_all_commits_that_were_begun_during_the_last() -> None:
     server.disk.await_begin()
     for record in (b"2", b"3", b"4"):
         server.commit(record)
-    assert server.stage.told == []
+    assert server.stage.events == []
     server.disk.end()
     assert server.stage.await_told(1) == [Committed(1)]
     server.disk.await_begin()
@@ -127,7 +127,7 @@ def test_behind_an_error_nothing_is_written_or_confirmed() -> None:
     assert server.stage.await_told(1) == [server.disk.error]
     server.commit(b"3")
     server.committing.await_all()
-    assert (server.disk.synced, len(server.stage.told)) == ([], 1)
+    assert (server.disk.synced, len(server.stage.events)) == ([], 1)
 
 
 def test_who_waits_for_commits_of_a_disk_that_does_not_answer_is_told_which_one_is_late(

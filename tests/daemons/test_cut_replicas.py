@@ -146,7 +146,7 @@ class House:
             replica=config.ReplicaProcesses(**replica),
         )
         (path / "job.json").write_text(json.dumps(config.to_dict(self.job)))
-        self.told: list[Any] = []
+        self.events: list[Any] = []
         self._is_told = threading.Event()
         self.ranks = Ranks(
             self.job.ranks, self._tell, self._tell, argv=(str(path), "worker-0", "1"),
@@ -159,10 +159,10 @@ class House:
 
     def until_told(self) -> Any:
         assert self._is_told.wait(COMES_S)
-        return self.told[0]
+        return self.events[0]
 
     def _tell(self, event: Any) -> None:
-        self.told.append(event)
+        self.events.append(event)
         self._is_told.set()
 
     def pids(self) -> list[int]:
@@ -233,7 +233,7 @@ def agrees(at: House, accumulate: int = 1) -> None:
     assert found[0] == found[1]
     step(4)
     memory_comes_back(at, cut)
-    assert not at.told
+    assert not at.events
 
 
 def memory_comes_back(at: House, cut: Built) -> None:
@@ -288,9 +288,9 @@ def test_a_rank_that_dies_in_a_step_ends_the_replica(house) -> None:
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(RanksEnded):
         cut.stepper.step(cut.loader.step(0, 0, 60, 0).batches, norm_max=1e9)
-    assert f"(pid {pid})" in at.told[0].message
-    assert "SIGKILL" in at.told[0].message
-    assert at.told[0].exit_code == 5
+    assert f"(pid {pid})" in at.events[0].message
+    assert "SIGKILL" in at.events[0].message
+    assert at.events[0].exit_code == 5
 
 
 @pytest.mark.long
@@ -315,7 +315,7 @@ def test_a_rank_without_memory_is_one_error_that_says_what_to_try(house) -> None
     at.ranks.end()  # As the worker does then.
     thread.join(COMES_S)
     assert ended
-    assert at.told == [failed]
+    assert at.events == [failed]
     assert failed.error.startswith("rank 1: task.loss ")
     assert "8 samples (workers.batch_size)" in failed.error
 
@@ -341,5 +341,5 @@ def test_what_cannot_be_cut_is_the_task_s_error(house, more, replica, message) -
     with pytest.raises((TaskError, RanksEnded)) as caught:
         at.build()
     # All ranks find it; the one that says it first is heard.
-    said = at.until_told().error if caught.type is RanksEnded else caught.value.message
-    assert message in said
+    error = at.until_told().error if caught.type is RanksEnded else caught.value.message
+    assert message in error

@@ -53,9 +53,9 @@ def test_what_both_move_is_what_the_method_accrues_and_a_death_ends_both(
     clients: int, shard: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
-    told: list[Any] = []
+    events: list[Any] = []
     ranks = Ranks(
-        2, told.append, told.append, argv=(str(tmp_path), "worker-0", "1"),
+        2, events.append, events.append, argv=(str(tmp_path), "worker-0", "1"),
         ready_s=COMES_S, silent_s=COMES_S,
     )  # fmt: skip
     try:
@@ -87,7 +87,7 @@ def test_what_both_move_is_what_the_method_accrues_and_a_death_ends_both(
         assert ahead.take(Compute(0, 12, 16, 0, LR), 0, 2, np.zeros(0)) is None
         with pytest.raises(RanksEnded):
             ahead.take(Compute(0, 12, 16, 1, LR), 1, 2, np.zeros(0))
-        assert told[0].exit_code == 5
+        assert events[0].exit_code == 5
     finally:
         ranks.end()
 
@@ -111,9 +111,9 @@ def test_a_process_whose_files_come_in_another_order_ends_them_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
-    told: list[Any] = []
+    events: list[Any] = []
     ranks = Ranks(
-        2, told.append, told.append, argv=(str(tmp_path), "worker-0", "1"),
+        2, events.append, events.append, argv=(str(tmp_path), "worker-0", "1"),
         ready_s=COMES_S, silent_s=COMES_S,
     )  # fmt: skip
     try:
@@ -122,6 +122,6 @@ def test_a_process_whose_files_come_in_another_order_ends_them_all(
         stepper, loader, *_ = build(made, 0, 0)
         with pytest.raises(RanksEnded):
             BatchesAhead(ranks, stepper.replica, loader.identity)
-        assert told[0].error.startswith("rank 1: ")
+        assert events[0].error.startswith("rank 1: ")
     finally:
         ranks.end()

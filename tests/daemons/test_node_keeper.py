@@ -59,9 +59,9 @@ def test_an_order_that_cannot_be_carried_out_is_answered(
     place_order(orders, 1)
     monkeypatch.setattr(sys, "executable", "/no/python")
     keeper(orders)._take_order()
-    said = orderfiles.read(orderfiles.answer(orders, AGENT))
-    assert (said["state"], said["incarnation"], said["status"]) == ("failed", 1, 1)
-    error = answers.explain(answers.CallResult("n1", said["value"], 1, ""))
+    answer = orderfiles.read(orderfiles.answer(orders, AGENT))
+    assert (answer["state"], answer["incarnation"], answer["status"]) == ("failed", 1, 1)
+    error = answers.explain(answers.CallResult("n1", answer["value"], 1, ""))
     assert "n1:" in error.message
     assert "/no/python" in error.message
 
@@ -90,8 +90,8 @@ def end_of_begin(ours: Keeper) -> int:
 
 
 def answered(orders: Path) -> tuple[str, int]:
-    said = orderfiles.read(orderfiles.answer(orders, AGENT))
-    return said["state"], said["incarnation"]
+    answer = orderfiles.read(orderfiles.answer(orders, AGENT))
+    return answer["state"], answer["incarnation"]
 
 
 @pytest.mark.parametrize(("killed", "status", "state"), [(1, 3, "failed"), (2, -9, "ended")])

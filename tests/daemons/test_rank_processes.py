@@ -58,7 +58,7 @@ class House:
             workers=config.Workers(count=1, device="cpu", threads=2, processes=count),
         )
         (path / "job.json").write_text(json.dumps(config.to_dict(self.job)))
-        self.told: list[Any] = []
+        self.events: list[Any] = []
         self._is_told = threading.Event()
         self.ranks = Ranks(
             count, self._tell, self._tell, argv=(str(path), "worker-0", "1"),
@@ -82,10 +82,10 @@ class House:
 
     def until_told(self) -> Any:
         assert self._is_told.wait(COMES_S)
-        return self.told[0]
+        return self.events[0]
 
     def _tell(self, event: Any) -> None:
-        self.told.append(event)
+        self.events.append(event)
         self._is_told.set()
 
     def until_built(self) -> None:
@@ -130,7 +130,7 @@ def test_all_ranks_make_every_operation_and_one_that_fails_is_named(house) -> No
         taken = engine.state()
     np.testing.assert_allclose(taken["v"], twin.state()["v"], rtol=1e-5)
     assert taken["steps"].tolist() == [8, 8, 8, 0, 0, 0, 0, 0]
-    assert not at.told
+    assert not at.events
     with pytest.raises(RanksEnded), at.ranks.same("run", op="nothing"):
         failed = at.until_told()
     assert isinstance(failed, TaskFailed)
@@ -146,16 +146,16 @@ def test_rank_0_that_waits_for_a_rank_hears_of_its_death(house) -> None:
     # Its part of the collective fails, too, and that is not the engine's fault.
     with pytest.raises(RanksEnded), at.ranks.same("run", (gradient,), op="way"):
         engine.run("way", (gradient,))
-    assert f"(pid {at.pid()})" in at.told[0].message
-    assert "SIGKILL" in at.told[0].message
-    assert at.told[0].exit_code == 5
+    assert f"(pid {at.pid()})" in at.events[0].message
+    assert "SIGKILL" in at.events[0].message
+    assert at.events[0].exit_code == 5
 
 
 def test_a_rank_that_ends_by_itself_is_told_of_with_its_last_lines(house) -> None:
     at = house("IS_LATER and (print('no disk', flush=True), os._exit(3))").begin()
     with pytest.raises(RanksEnded):
         at.until_built()
-    (lost,) = at.told
+    (lost,) = at.events
     assert isinstance(lost, ProcessLost)
     assert f"(pid {at.pid()})" in lost.message
     assert "code 3" in lost.message
@@ -174,7 +174,7 @@ def test_a_rank_that_takes_too_long_is_named(house) -> None:
     at = house("IS_LATER and threading.Event().wait()", ready_s=0.1).begin()
     with pytest.raises(RanksEnded):
         at.ranks.meet()
-    assert at.told[0].message.startswith("rank 1 ")
+    assert at.events[0].message.startswith("rank 1 ")
 
 
 def test_a_rank_that_is_stopped_is_noticed(house) -> None:
@@ -186,12 +186,12 @@ def test_a_rank_that_is_stopped_is_noticed(house) -> None:
 
 def test_who_hears_of_a_loss_knows_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that waits for the ranks goes on as soon as it is notified."""
-    told: list[Any] = []
-    ranks = Ranks(2, told.append, told.append, argv=(), ready_s=1.0, silent_s=1.0)
+    events: list[Any] = []
+    ranks = Ranks(2, events.append, events.append, argv=(), ready_s=1.0, silent_s=1.0)
     known: list[Exception] = []
     monkeypatch.setattr(ranks._changed, "notify_all", lambda: known.append(ranks.error))
     first, second = ProcessLost("rank 1 was killed"), ProcessLost("rank 2 was killed")
     ranks.lost(first)
     ranks.lost(second)
     assert known == [first, first]
-    assert told == [first]
+    assert events == [first]

@@ -266,8 +266,8 @@ def test_a_server_refuses_poison_counts_it_and_goes_on(
         run.push(seq, value)
         ack = run.worker.wait_for(m.Ack)[1]
         steps = f"steps {seq}..{seq}"
-        told = f"refused a push of worker-0 (term {TERM}, number {seq}, {steps}): {why}"
-        assert (ack.seq, ack.outcome, ack.reason) == (seq, REFUSED, told)
+        reason = f"refused a push of worker-0 (term {TERM}, number {seq}, {steps}): {why}"
+        assert (ack.seq, ack.outcome, ack.reason) == (seq, REFUSED, reason)
         run.push(seq, value)
         assert run.worker.wait_for(m.Ack)[1].outcome == REFUSED, "it says the same again"
     metrics: dict[str, Any] = {}
@@ -304,12 +304,12 @@ def test_a_server_whose_update_comes_to_infinity_ends_and_has_nothing_of_it(
     assert failed.fatal
     assert '"w"' in failed.error
     assert run.processes[-1].wait(20) == 1
-    told = [
+    messages = [
         came.message
         for socket, _ in run.worker.poller.poll(100)
         for came in run.worker.transport.receive(socket)
     ]
-    assert not [message for message in told if isinstance(message, m.Ack)]
+    assert not [message for message in messages if isinstance(message, m.Ack)]
     assert run.start(keep=True).initialised
     joined = run.join()
     assert (joined.version, joined.next_seq) == (1, 1)

@@ -561,15 +561,17 @@ def test_a_process_that_is_killed_at_any_instant_leaves_what_it_has_said(run):
     version = 0
     for kill_after in (1, 2, 7, 20, 33):
         with child(WRITER, run / "state", ROOT / "tests" / "kit", size) as writer:
-            said = [int(writer.stdout.readline()) for _ in range(kill_after)]
+            versions = [int(writer.stdout.readline()) for _ in range(kill_after)]
             writer.send_signal(signal.SIGKILL)
-            said += [int(line) for line in writer.stdout if line.endswith("\n")]
+            versions += [int(line) for line in writer.stdout if line.endswith("\n")]
         files = state_file(run / "state")
         shard = Shard(adagrad(), files.reopen(spec))
         meta = shard.resume()
         assert meta["number"] == shard.version
-        assert shard.version in (said[-1], said[-1] + 1), "acknowledged and lost, or made up"
-        assert said[0] == version + 1
+        assert shard.version in (versions[-1], versions[-1] + 1), (
+            "acknowledged and lost, or made up"
+        )
+        assert versions[0] == version + 1
         version = shard.version
         wanted = expected(size, version)
         assert np.array_equal(shard.w, wanted.w)
@@ -592,9 +594,9 @@ def test_a_failpoint_kills_the_process_at_its_count():
     """
     environment = {**os.environ, "DLCTL_FAILPOINT": "commit written:3"}
     with child(script, env=environment) as process:
-        said = process.stdout.read()
+        output = process.stdout.read()
     assert process.returncode == -signal.SIGKILL
-    assert said.splitlines() == ["0", "1", "2"]
+    assert output.splitlines() == ["0", "1", "2"]
 
 
 def test_without_a_failpoint_nothing_is_done_and_a_wrong_one_is_an_error():

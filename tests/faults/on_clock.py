@@ -85,10 +85,10 @@ def look(job: Job, pid: int) -> list[float]:
 def ask(job: Job, incident: Incident) -> None:
     """A run that trains is told to train, and nobody offers to bring it back."""
     status = job.dlctl("status", "--json")
-    told = json.loads(status.out) if status.code == 0 else {}
-    state = (told.get("state"), told.get("is_live"), told.get("stale_s"))
+    run = json.loads(status.out) if status.code == 0 else {}
+    state = (run.get("state"), run.get("is_live"), run.get("stale_s"))
     incident.require(state == ("running", True, None), f"status: {state} {status.err[-200:]}")
-    sick = [row["name"] for row in told.get("daemons", []) if row["state"] != "running"]
+    sick = [row["name"] for row in run.get("daemons", []) if row["state"] != "running"]
     incident.require(not sick, f"status: not running: {', '.join(sick)}")
     recover = job.dlctl("recover")
     is_well = recover.code == 0 and "nothing to recover" in recover.out

@@ -329,20 +329,20 @@ def test_a_link_is_told_with_its_round_trip_and_both_rates() -> None:
     ],
 )
 def test_every_way_not_to_be_reached_has_words_of_its_own(kind: str, found: str, fix: str) -> None:
-    told = network.link(NEED, OTHER, HERE_FACTS, PLACE, {"kind": kind, "words": "w"}, True)
-    assert told.mark == FAULT
-    assert found in told.found
-    assert fix in told.fix
+    finding = network.link(NEED, OTHER, HERE_FACTS, PLACE, {"kind": kind, "words": "w"}, True)
+    assert finding.mark == FAULT
+    assert found in finding.found
+    assert fix in finding.fix
 
 
 def test_without_a_configured_port_there_is_none_that_could_be_opened() -> None:
-    told = network.link(NEED, OTHER, HERE_FACTS, PLACE, {"kind": "silent", "words": "w"}, False)
-    assert told.fix.startswith("set port")
+    finding = network.link(NEED, OTHER, HERE_FACTS, PLACE, {"kind": "silent", "words": "w"}, False)
+    assert finding.fix.startswith("set port")
 
 
 def test_a_link_that_could_not_be_measured_any_more_is_not_called_bad() -> None:
-    told = network.not_reached(NEED, AT_HOME)
-    assert (told.mark, told.fix) == (WARNING, "dlctl doctor JOBFILE --host gpu1")
+    finding = network.not_reached(NEED, AT_HOME)
+    assert (finding.mark, finding.fix) == (WARNING, "dlctl doctor JOBFILE --host gpu1")
 
 
 def test_connections_without_keys_are_noticed() -> None:

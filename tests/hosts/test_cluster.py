@@ -121,14 +121,14 @@ def test_ssh_reaches_every_host_by_its_name_also_all_at_once(shared_cluster: Clu
 
 def test_hosts_have_nothing_in_common_by_which_they_could_be_one(shared_cluster: Cluster) -> None:
     facts = "cat /etc/machine-id /proc/sys/kernel/random/boot_id; cut -d. -f1 /proc/uptime"
-    told = [shared_cluster.ssh(name, facts).stdout.split() for name in ("h1", "h2")]
+    found = [shared_cluster.ssh(name, facts).stdout.split() for name in ("h1", "h2")]
     own = [Path(path).read_text().strip() for path in ("/proc/sys/kernel/random/boot_id",)]
-    for one, other in zip(*told, strict=True):
+    for one, other in zip(*found, strict=True):
         assert one
         assert one != other
-    assert not {*own} & {*told[0], *told[1]}
+    assert not {*own} & {*found[0], *found[1]}
     if Path("/proc/self/ns/time").exists():
-        assert abs(int(told[0][2]) - int(told[1][2])) > 10_000
+        assert abs(int(found[0][2]) - int(found[1][2])) > 10_000
 
 
 def test_files_of_the_lab_are_not_on_a_host_and_the_other_way_round(
@@ -137,9 +137,9 @@ def test_files_of_the_lab_are_not_on_a_host_and_the_other_way_round(
     (tmp_path / "key").write_text("secret")
     places = ["/tmp/seen", "/dev/shm/seen", "/root/seen", "/run/seen", "/var/tmp/seen"]
     line = f"cat {tmp_path}/key || touch {' '.join(places)} && id -u"
-    said = shared_cluster.ssh("h1", line)
-    assert said.stdout == "0\n"
-    assert "No such file" in said.stderr
+    ended = shared_cluster.ssh("h1", line)
+    assert ended.stdout == "0\n"
+    assert "No such file" in ended.stderr
     for place in places:
         assert (shared_cluster.files("h1") / place[1:]).exists()
         assert not Path(place).exists()
@@ -150,8 +150,8 @@ def test_every_host_has_this_python_and_dlctl_and_cannot_change_them(
     shared_cluster: Cluster,
 ) -> None:
     code = "import dlctl, daemons, msgpack; print(dlctl.__version__, dlctl.__path__[0])"
-    said = shared_cluster.ssh("h3", f"{shared_cluster.python} -B -c '{code}'")
-    version, path = said.stdout.split()
+    ended = shared_cluster.ssh("h3", f"{shared_cluster.python} -B -c '{code}'")
+    version, path = ended.stdout.split()
     assert version == __version__
     assert "Read-only" in shared_cluster.ssh("h3", f"touch {path}/new").stderr
 
@@ -306,8 +306,8 @@ def test_a_host_has_too_little_shared_memory_or_a_home_that_is_read_only(cluster
     cluster.small_shm("h1", 1 << 20)
     cluster.read_only_home("h2")
     for name, full, read_only in (("h1", True, False), ("h2", False, True)):
-        said = cluster.ssh(name, "head -c 2000000 /dev/zero > /dev/shm/big; touch ~/new").stderr
-        assert ("No space left" in said, "Read-only file system" in said) == (full, read_only)
+        stderr = cluster.ssh(name, "head -c 2000000 /dev/zero > /dev/shm/big; touch ~/new").stderr
+        assert ("No space left" in stderr, "Read-only file system" in stderr) == (full, read_only)
 
 
 def test_a_host_lacks_torch_or_has_another_dlctl(cluster: Cluster) -> None:
@@ -318,10 +318,12 @@ def test_a_host_lacks_torch_or_has_another_dlctl(cluster: Cluster) -> None:
         'print([d.name for d in m.distributions() if d.name == "torch"], end=" ")\n'
         'print(u.find_spec("torch") is not None, dlctl.__version__)'
     )
-    told = [cluster.ssh(name, f"{cluster.python} -B -c '{code}'").stdout for name in cluster.names]
-    assert told[0] == f"[] False {__version__}\n"
-    assert told[1] == "['torch'] True 9.8.7\n"
-    assert told[2] == f"['torch'] True {__version__}\n"
+    outputs = [
+        cluster.ssh(name, f"{cluster.python} -B -c '{code}'").stdout for name in cluster.names
+    ]
+    assert outputs[0] == f"[] False {__version__}\n"
+    assert outputs[1] == "['torch'] True 9.8.7\n"
+    assert outputs[2] == f"['torch'] True {__version__}\n"
 
 
 def test_a_host_has_a_clock_that_is_wrong(cluster: Cluster) -> None:

@@ -57,10 +57,10 @@ def test_a_group_over_hosts_is_refused_without_a_private_network(
     for command in ("validate", "start"):
         ended = place.dlctl(command, "job.toml")
         assert ended.code == 2
-        said = " ".join(ended.err.split())
-        assert "neither encrypted nor authenticated" in said
-        assert "[network] private = true" in said
-        assert "job.toml:6" in said
+        words = " ".join(ended.err.split())
+        assert "neither encrypted nor authenticated" in words
+        assert "[network] private = true" in words
+        assert "job.toml:6" in words
     for method, more in (("allreduce", PRIVATE), ("gossip", "")):
         write_digits(place, method, HOSTS + more)
         assert place.dlctl("validate", "job.toml").code == 0
@@ -133,8 +133,8 @@ def test_a_group_that_a_firewall_divides_fails_and_says_where(
     cluster.firewall("h2", ["1024-65535"])
     place.start()
     place.until_state("failed", timeout_s=2 * LONG_S)
-    said = place.run()["reason"]
-    assert "could not connect to each other" in said
-    assert "on h2: " in said
-    assert "firewalls" in said
+    reason = place.run()["reason"]
+    assert "could not connect to each other" in reason
+    assert "on h2: " in reason
+    assert "firewalls" in reason
     place.nothing_left()

@@ -42,8 +42,8 @@ def test_when_all_is_dead_at_home_the_others_are_found_again_and_nothing_is_lost
     kill_home(place)
     assert daemons(cluster, "h2")
     assert "dlctl recover" in place.dlctl("status").out
-    told = place.dlctl("recover", "--dry-run", "--json")
-    found = json.loads(told.out)
+    ended = place.dlctl("recover", "--dry-run", "--json")
+    found = json.loads(ended.out)
     assert (found["way"], found["away"]) == ("go on", {})
     assert {"server-0", "server-1", "worker-2"} <= set(found["alive"])
     assert place.dlctl("recover").code == 0
@@ -63,10 +63,10 @@ def test_when_everything_is_dead_everywhere_the_shards_on_the_hosts_are_gone_on_
         # The agent first, or it would start the others again.
         for name in sorted(daemons(cluster, host)):
             kill(cluster, host, name)
-    told = place.dlctl("recover")
-    assert told.code == 0, told.err
-    assert "h2:" in told.out, "where that shard is kept"
-    assert "nothing is lost" in told.out
+    ended = place.dlctl("recover")
+    assert ended.code == 0, ended.err
+    assert "h2:" in ended.out, "where that shard is kept"
+    assert "nothing is lost" in ended.out
     all_make_steps(place)
     assert place.dlctl("stop").code == 0
     assert place.dlctl("verify").code == 0
@@ -82,16 +82,16 @@ def test_a_run_that_has_failed_for_want_of_a_host_goes_on_when_that_is_back(
     place.until_state("failed", timeout_s=LONG_S)
     assert "resumes once h2 can be reached again" in place.dlctl("status").out
     for command in (("recover",), ("start", "job.toml")):
-        told = place.dlctl(*command)
-        assert told.code == 5, told.err
-        assert "cannot resume without h2" in told.err
-        said = " ".join(told.err.split())
-        assert "remove h2 from job.toml, then dlctl start job.toml resumes from the" in said
+        ended = place.dlctl(*command)
+        assert ended.code == 5, ended.err
+        assert "cannot resume without h2" in ended.err
+        words = " ".join(ended.err.split())
+        assert "remove h2 from job.toml, then dlctl start job.toml resumes from the" in words
     step = place.run()["step"]
     cluster.heal("h2")
-    told = place.dlctl("recover")
-    assert told.code == 0, told.err
-    assert "nothing is lost" in told.out
+    ended = place.dlctl("recover")
+    assert ended.code == 0, ended.err
+    assert "nothing is lost" in ended.out
     place.until_step(step + 20)
     all_make_steps(place)
     assert place.dlctl("stop").code == 0

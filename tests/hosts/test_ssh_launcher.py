@@ -174,7 +174,7 @@ class Desk:
         raise TimeoutError(f"no {kind.__name__} came")
 
     def welcome(self, name: str) -> tuple[Peer, m.Register]:
-        peer, register, identity = self.hear(m.Register, lambda said: said.name == name)
+        peer, register, identity = self.hear(m.Register, lambda message: message.name == name)
         assert identity == name
         self.transport.send(peer, m.Welcome(name, 0, 1, b"", {}))
         return peer, register
@@ -253,7 +253,9 @@ def test_an_agent_on_another_host_works_without_its_connection_and_can_be_replac
     second = answers.value_of(lab.begin(context.order(2), Host(ssh="h1"), directory))
     assert [each.is_running() for each in lab.agents()] == [True]
     context.welcome(AGENT)
-    adopted = context.hear(m.Report, lambda said: said.incarnation == 2)[1].metrics["children"]
+    adopted = context.hear(m.Report, lambda message: message.incarnation == 2)[1].metrics[
+        "children"
+    ]
     assert adopted == {SERVER: 1}
 
     # It has the files of the run there, and nobody else may enter; neither database nor key.
@@ -298,7 +300,7 @@ class Story:
         return self.until
 
 
-def told(lab: Lab, directory: Path, then: Callable[[Event], list[Effect]], *first: Effect) -> int:
+def serve(lab: Lab, directory: Path, then: Callable[[Event], list[Effect]], *first: Effect) -> int:
     """A loop with the coordinator's agents, in the lab, until the story exits."""
     loop = Loop(secret=KEYS.secret(COORDINATOR))
     control = loop.transport.listen(f"tcp://{LAB_ADDRESS}:*")
@@ -336,7 +338,7 @@ def test_the_coordinator_places_an_agent_and_kills_it_alone(lab: Lab) -> None:
 
     launch = LaunchAgent(AGENT, 1, KEYS.secret(AGENT))
     try:
-        assert lab.do(told, lab, directory, then, launch) == 0
+        assert lab.do(serve, lab, directory, then, launch) == 0
         assert ends == [m.ProcessExited(AGENT, 1, STATUS_UNKNOWN, ())]
         (alive,) = lab.cluster.processes("h1")
         assert "daemons.server" in alive.cmdline()
@@ -403,7 +405,7 @@ def test_the_coordinator_hears_in_words_why_an_agent_cannot_be_placed(lab: Lab) 
         return [Exit(0, "it is known")] if ends else []
 
     launch = LaunchAgent(AGENT, 3, KEYS.secret(AGENT))
-    assert lab.do(told, lab, directory, then, launch) == 0
+    assert lab.do(serve, lab, directory, then, launch) == 0
     (end,) = ends
     assert (end.name, end.incarnation, end.status) == (AGENT, 3, Unreachable.exit_code)
     assert end.last_lines[0].startswith("ssh: Could not resolve hostname h9")
@@ -423,7 +425,7 @@ def test_an_agent_that_cannot_be_reached_to_be_killed_counts_as_gone(lab: Lab) -
             ends.append(event.exited)
         return [Exit(0, "it is known")] if ends else []
 
-    assert lab.do(told, lab, directory, then, KillAgent(AGENT)) == 0
+    assert lab.do(serve, lab, directory, then, KillAgent(AGENT)) == 0
     assert [(end.name, end.incarnation, end.status) for end in ends] == [(AGENT, 4, STATUS_UNKNOWN)]
     assert ends[0].last_lines[-1].startswith("ERROR the name h9 cannot be resolved")
 
@@ -434,8 +436,8 @@ def test_an_agent_that_cannot_be_reached_to_be_killed_counts_as_gone(lab: Lab) -
 def test_words_arrive_on_another_host_as_they_are(lab: Lab) -> None:
     words = ["/usr/bin/printf", "%s\\0", *NASTY]
     command = sshwords.argv(Host(ssh="root@h1"), words, "")
-    said = lab.do(lambda: subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL))
-    assert said.stdout == b"".join(os.fsencode(word) + b"\0" for word in NASTY)
+    ended = lab.do(lambda: subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL))
+    assert ended.stdout == b"".join(os.fsencode(word) + b"\0" for word in NASTY)
 
 
 def test_all_hosts_are_asked_at_once_and_over_one_connection_each(lab: Lab) -> None:

@@ -95,12 +95,13 @@ def test_one_checkpoint_goes_on_as_sync_as_fsdp_and_as_allreduce_and_back(place:
     (saved,) = checkpoints.complete(place.directory)
     for more in ("", "[replica]\nfsdp = 2\n"):
         assert "starts over" not in resumes(48, "--from", str(saved), **sync, more=more)
-    said = resumes(48, "--from", str(saved), **allreduce)
-    told = 'algorithm "sync" -> "allreduce", optimizer "adamw" -> "sgd", inner "none" -> "adamw"'
+    output = resumes(48, "--from", str(saved), **allreduce)
+    changes = 'algorithm "sync" -> "allreduce", optimizer "adamw" -> "sgd", inner "none" -> "adamw"'
     kept = "; keeps: model, progress, adamw"
-    assert f"{told}{kept}" in " ".join(said.split())
-    assert "starts over" not in said
-    said = resumes(72, **sync)  # Where it is, with another method in the job file.
-    assert kept in " ".join(said.split())
-    assert str(saved.parents[1].name) in said
+    assert f"{changes}{kept}" in " ".join(output.split())
+    assert "starts over" not in output
+    before = place.directory.name
+    output = resumes(72, **sync)  # Where it is, with another method in the job file.
+    assert kept in " ".join(output.split())
+    assert before in output
     place.nothing_left()

@@ -76,12 +76,12 @@ def a_reader_looks_on_and_can_change_nothing(place: Workplace, file: Path) -> No
     shown = place.dlctl("status", "--key", str(file))
     assert shown.code == 0, shown.err
     assert "worker-1" in shown.out
-    said = json.loads(place.dlctl("status", "--key", str(file), "--json").out)
-    assert said["run"]["state"] == "running"
-    assert {row["name"] for row in said["daemons"]} == {
+    status = json.loads(place.dlctl("status", "--key", str(file), "--json").out)
+    assert status["run"]["state"] == "running"
+    assert {row["name"] for row in status["daemons"]} == {
         "agent-0", "server-0", "worker-0", "worker-1",
     }  # fmt: skip
-    assert abs(said["run"]["updated_at"] - time.time()) < 60
+    assert abs(status["run"]["updated_at"] - time.time()) < 60
     key = reader.load(file)
     for verb in ("stop", "scale", "set", "checkpoint", "rotate"):
         refused = pytest.raises(NotPermitted, match=f'"{verb}"')
@@ -117,8 +117,8 @@ def test_old_keys_open_nothing_after_a_rotation_and_no_push_is_lost(at_work: Wor
     assert place.dlctl("status", "--key", str(file)).code == 77, "a reader's key is an old one, too"
     place.until_step(step + 20)
     assert place.daemon("server-0")["incarnation"] == daemon["incarnation"] + 1
-    told = place.events("keys")
-    assert f"{os.environ.get('USER') or 'root'}@" in told[0] or "@" in told[0]
+    events = place.events("keys")
+    assert f"{os.environ.get('USER') or 'root'}@" in events[0] or "@" in events[0]
     assert place.dlctl("verify").code == 0
     assert place.dlctl("stop").code == 0
     place.nothing_left()

@@ -70,7 +70,7 @@ def test_without_durability_a_killed_server_ends_the_run_which_says_how_to_go_on
     ended = run.end()
     assert ended.code == 7
     assert re.search(r"server-1 .*SIGKILL", ended.err)
-    assert re.search(r"next +dlctl recover .*\n +resumes from the checkpoint at step", ended.out)
+    assert re.search(r"next: dlctl recover .*\n +resumes from the checkpoint at step", ended.err)
     saved = f"resumes from the checkpoint at step {place.run()['checkpoint']['step']}"
     recover = f"dlctl recover -j {place.directory.name}"
     status = place.dlctl("status").out

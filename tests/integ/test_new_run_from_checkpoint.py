@@ -29,13 +29,13 @@ def test_of_a_run_whose_database_is_lost_a_new_one_goes_on_with_the_checkpoint(
 
     refused = place.dlctl("start", "job.toml")
     assert refused.code == 1, "a run that cannot be read is not passed over"
-    told = f"dlctl start --from {saved.relative_to(place.path)} job.toml"
-    assert told in refused.err, "and how it goes on is said"
+    command = f"dlctl start --from {saved.relative_to(place.path)} job.toml"
+    assert command in refused.err, "and how it goes on is said"
 
-    began = place.dlctl(*shlex.split(told)[1:])
+    began = place.dlctl(*shlex.split(command)[1:])
     assert began.code == 0, began.err
-    said = f"a new run starts from the checkpoint of {old.name} at step {manifest['step']}"
-    assert said in began.err
+    line = f"a new run starts from the checkpoint of {old.name} at step {manifest['step']}"
+    assert line in began.err
     new = place.directory
     assert new != old
     place.until_step(manifest["step"] + 20)

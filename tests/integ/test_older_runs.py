@@ -68,33 +68,33 @@ def copied(old: Workplace) -> Workplace:
 
 
 def test_every_command_that_reads_reads_them(relocated: Workplace) -> None:
-    def said(*command: str) -> str:
+    def output_of(*command: str) -> str:
         ended = relocated.dlctl(*command)
         assert ended.code == 0, (command, ended.err)
         return ended.out
 
-    status = json.loads(said("status", "-j", FINISHED, "--json"))
+    status = json.loads(output_of("status", "-j", FINISHED, "--json"))
     assert (status["state"], status["step"], status["data_epoch"]) == ("finished", 64, 2.0)
     assert status["evaluation"]["accuracy"] > 0.9
-    status = json.loads(said("status", "-j", KILLED, "--json"))
+    status = json.loads(output_of("status", "-j", KILLED, "--json"))
     assert (status["state"], status["step"]) == ("failed", 136)
     assert {row["state"] for row in status["daemons"]} >= {"gone"}
-    assert "took" in said("status", "-j", FINISHED)
-    assert "dlctl recover" in said("status", "-j", KILLED)
+    assert "took" in output_of("status", "-j", FINISHED)
+    assert "dlctl recover" in output_of("status", "-j", KILLED)
 
-    logs = said("logs", "-j", KILLED)
+    logs = output_of("logs", "-j", KILLED)
     assert all(f"{name} starts" in logs for name in ("server-1", "worker-0", "worker-1"))
-    assert "server-1 starts, incarnation 1" in said("events", "-j", KILLED)
-    said("why", "-j", KILLED)
-    said("report", "-j", FINISHED, "-o", "page.html")
+    assert "server-1 starts, incarnation 1" in output_of("events", "-j", KILLED)
+    output_of("why", "-j", KILLED)
+    output_of("report", "-j", FINISHED, "-o", "page.html")
     page = (relocated.path / "page.html").read_text()
     assert FINISHED in page
     assert "2 epochs are done" in page
     for run in (FINISHED, KILLED):
-        found = json.loads(said("verify", "-j", run, "--json"))
+        found = json.loads(output_of("verify", "-j", run, "--json"))
         assert found["lost"] == 0, found
         saved = relocated.path / f"{run}.safetensors"
-        said("checkpoint", "export", "-j", run, "-o", str(saved))
+        output_of("checkpoint", "export", "-j", run, "-o", str(saved))
         weights = load_file(saved)
         assert {name: value.shape for name, value in weights.items()} == {
             "0.weight": (8, 2), "0.bias": (8,), "2.weight": (2, 8), "2.bias": (2,),

@@ -52,8 +52,8 @@ def test_a_run_of_which_no_process_is_left_goes_on_where_it_was(dead: Workplace)
     rows = dead.run()["daemons"]
     assert {row["state"] for row in rows} == {"running"}
     assert len(processes.living(rows)) == len(rows), "it is back when all of them are there"
-    told = [line for line in back.err.splitlines() if line.startswith("recovering")]
-    assert len(told) == len(set(told)), "the same wait is not told twice"
+    lines = [line for line in back.err.splitlines() if line.startswith("recovering")]
+    assert len(lines) == len(set(lines)), "the same wait is not told twice"
     assert dead.run()["step"] >= step
     dead.until(
         "the servers go on from their versions",
@@ -69,8 +69,8 @@ def test_a_run_of_which_no_process_is_left_goes_on_where_it_was(dead: Workplace)
     assert dead.dlctl("stop").code == 0
     assert dead.dlctl("verify").code == 0
     over = dead.dlctl("recover")
-    said = " ".join(over.out.split())
-    assert (over.code, "next dlctl start job.toml" in said) == (0, True)
+    words = " ".join(over.out.split())
+    assert (over.code, "next dlctl start job.toml" in words) == (0, True)
     dead.nothing_left()
 
 
@@ -128,9 +128,9 @@ def test_without_a_shards_state_it_resumes_from_its_checkpoint_and_says_what_is_
     assert back.code == 0, back.err
     assert f"{asked['lost_steps']} steps" in back.out
     assert place.run()["step"] >= saved
-    (told,) = place.events("resumed")
-    assert re.findall(r"\d+", told)[:2] == [str(saved), str(asked["lost_steps"])]
-    assert "(server-1: " in told
+    (event,) = place.events("resumed")
+    assert re.findall(r"\d+", event)[:2] == [str(saved), str(asked["lost_steps"])]
+    assert "(server-1: " in event
     checked = place.dlctl("verify")
     assert checked.code == 0, "since then"
     assert place.dlctl("stop").code == 0

@@ -244,10 +244,10 @@ def test_the_batches_of_gradients_that_no_server_would_take_are_named_by_status_
     )
     assert re.search(left_out, ended.err)
     assert re.search(left_out, place.dlctl("status").out)
-    told = [
+    events = [
         json.loads(line) for line in place.dlctl("events", "--json", "-n", "all").out.splitlines()
     ]
-    (exited,) = [e for e in told if (e["kind"], e["daemon"]) == ("exit", "worker-0")]
+    (exited,) = [e for e in events if (e["kind"], e["daemon"]) == ("exit", "worker-0")]
     assert re.search(f"discarded, not pushed: {left_out}", "\n".join(exited["data"]["last_lines"]))
     for path in place.directory.glob("ckpt/*/*.safetensors"):
         for name, array in load_file(path).items():

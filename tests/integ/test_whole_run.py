@@ -69,9 +69,9 @@ def test_the_target_is_reached(finished: Finished) -> None:
 
 def test_finish_has_run_with_the_final_model_and_is_shown(finished: Finished) -> None:
     accuracy = finished.place.run()["evaluation"]["accuracy"]
-    told = f"printed by finish\nthe accuracy is {accuracy:.6f}, it is {accuracy:.6f}"
-    assert finished.ended.out.endswith(told + "\n")
-    assert finished.place.run()["finish"] == {"worker": "worker-0", "text": told, "error": ""}
+    text = f"printed by finish\nthe accuracy is {accuracy:.6f}, it is {accuracy:.6f}"
+    assert finished.ended.out.endswith(text + "\n")
+    assert finished.place.run()["finish"] == {"worker": "worker-0", "text": text, "error": ""}
     logged = finished.place.dlctl("logs", "worker-0").out
     assert "INFO  printed by finish  stream=stdout" in logged
     assert "INFO  printed by a child  stream=stdout" in logged

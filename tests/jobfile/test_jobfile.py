@@ -62,7 +62,7 @@ def only_problem(folder: Path, text: str) -> jobfile.JobFileProblem:
     return problems[0]
 
 
-def told(text: str, problem: jobfile.JobFileProblem) -> str:
+def shown_fault(text: str, problem: jobfile.JobFileProblem) -> str:
     """A fault as it stands in a golden file: what was written, and what is said about which key."""
     message = "; ".join(filter(None, (problem.message, problem.suggestion)))
     return f"{text}\n    {problem.key}: {message}\n"
@@ -119,13 +119,13 @@ NO_INTERVALS = [
 def test_what_an_interval_cannot_be_is_told_once_with_all_that_it_can_be(
     folder: Path, golden: Golden
 ) -> None:
-    said = []
+    screens = []
     for value in NO_INTERVALS:
         text = f'{MINIMAL}[algorithm]\nname = "downpour"\nfetch_every_steps = {value}\n'
         problem = only_problem(folder, text)
         assert (problem.line, problem.key) == (6, "algorithm.fetch_every_steps")
-        said.append(told(f"fetch_every_steps = {value}", problem))
-    golden("jobfile-intervals", "\n".join(said))
+        screens.append(shown_fault(f"fetch_every_steps = {value}", problem))
+    golden("jobfile-intervals", "\n".join(screens))
 
 
 @pytest.mark.parametrize(
@@ -401,13 +401,13 @@ WRONG = [
 
 
 def test_a_value_that_cannot_be_is_named_with_what_it_must_be(folder: Path, golden: Golden) -> None:
-    said = []
+    screens = []
     for lines in WRONG:
         text = f"{MINIMAL}{lines}\n" if lines.startswith("[") else f"{lines}\n{MINIMAL}"
         problem = only_problem(folder, text)
         assert problem.source == lines.split("\n")[-1]
-        said.append(told(lines, problem))
-    golden("jobfile-values", "\n".join(said))
+        screens.append(shown_fault(lines, problem))
+    golden("jobfile-values", "\n".join(screens))
 
 
 def test_momentum_in_the_servers_of_dgc_is_refused_with_the_reason(folder: Path) -> None:
@@ -840,12 +840,12 @@ WRONG_STEPS = [
 def test_what_is_wrong_with_how_replicas_step_is_said_with_what_to_write(
     folder: Path, golden: Golden
 ) -> None:
-    said = []
+    screens = []
     for text, key in WRONG_STEPS:
         problem = only_problem(folder, f"{MINIMAL}{text}\n")
         assert problem.key == key, text
-        said.append(told(text, problem))
-    golden("jobfile-steps", "\n".join(said))
+        screens.append(shown_fault(text, problem))
+    golden("jobfile-steps", "\n".join(screens))
 
 
 def test_an_optimiser_of_somebody_else_s_has_any_options(folder: Path) -> None:
@@ -881,7 +881,7 @@ def test_weights_to_begin_with_have_to_be_there(folder: Path) -> None:
     (folder / "notes.txt").touch()
     job = jobfile.load(written(folder, f'{MINIMAL}weights = "start.safetensors"\n')).job
     assert (job.weights, job.strict) == (str(folder.resolve() / "start.safetensors"), True)
-    for value, said in {
+    for value, text in {
         "strat.safetensors": 'did you mean "start.safetensors"?',
         "shards": "there is no .safetensors file in",
         "notes.txt": "must be a .safetensors file",
@@ -889,6 +889,6 @@ def test_weights_to_begin_with_have_to_be_there(folder: Path) -> None:
     }.items():
         problem = only_problem(folder, f'{MINIMAL}weights = "{value}"\n')
         assert problem.key == "job.weights"
-        assert said in f"{problem.message}; {problem.suggestion}"
+        assert text in f"{problem.message}; {problem.suggestion}"
     (folder / "shards" / "0.safetensors").touch()
     assert jobfile.load(written(folder, f'{MINIMAL}weights = "shards"\n')).job.weights

@@ -135,21 +135,21 @@ def output(value: object, before: bytes = b"", after: bytes = b"") -> bytes:
 
 
 def test_an_answer_is_found_behind_whatever_a_login_prints() -> None:
-    said = output({"pid": 7}, b"Welcome to h7!\n{}\n\xff\x00", b"logout\n")
-    found = answers.read("h7", 0, said, b"motd\n")
+    answer = output({"pid": 7}, b"Welcome to h7!\n{}\n\xff\x00", b"logout\n")
+    found = answers.read("h7", 0, answer, b"motd\n")
     assert (found.value, found.words, found.is_good) == ({"pid": 7}, "motd\n", True)
     assert answers.value_of(found) == {"pid": 7}
 
 
 @pytest.mark.parametrize(
-    "said",
+    "answer",
     [
         b"", b"Welcome!\n", MARK, MARK + b"\n", MARK + b'\n{"cut": ', MARK + b'\n{"no": "end"}',
         output([1]), output("text"), MARK + b"\n" + b"[" * 100_000 + b"\n", b"{}\n",
     ],
 )  # fmt: skip
-def test_what_is_no_answer_becomes_an_error_with_the_words_that_came(said: bytes) -> None:
-    found = answers.read("h7", 0, said, b"ssh: a word\n")
+def test_what_is_no_answer_becomes_an_error_with_the_words_that_came(answer: bytes) -> None:
+    found = answers.read("h7", 0, answer, b"ssh: a word\n")
     assert found.value is None
     error = SSH.explain(found)
     assert "h7" in error.message

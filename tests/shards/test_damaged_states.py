@@ -37,7 +37,7 @@ def reason(buffer, spec=SPEC, boot_id="the present boot"):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "expected"),
     [
         ({"run_id": "run-2"}, "it is of run run-1, not of run-2"),
         ({"shard": 1}, "it has shard 0, this server has 1"),
@@ -48,9 +48,9 @@ def reason(buffer, spec=SPEC, boot_id="the present boot"):
         ({"workers": 500}, "it has commit bytes 20480, this server has 49152"),
     ],
 )
-def test_the_state_of_something_else_is_refused_by_name(changes, said):
+def test_the_state_of_something_else_is_refused_by_name(changes, expected):
     values = {"averaged": 2} | changes
-    assert reason(after(), spec_of(adagrad(), SIZE, **values)) == said
+    assert reason(after(), spec_of(adagrad(), SIZE, **values)) == expected
 
 
 def test_a_state_of_before_a_reboot_is_refused():
@@ -66,8 +66,8 @@ def test_a_state_of_another_format_is_refused(monkeypatch):
 
 @pytest.mark.parametrize("left_bytes", [0, 100, 4096, 10_000, FORM.total_bytes - 1])
 def test_a_file_that_was_cut_is_refused(left_bytes):
-    said = reason(after()[:left_bytes])
-    assert "cut" in said or "less" in said
+    text = reason(after()[:left_bytes])
+    assert "cut" in text or "less" in text
 
 
 def test_a_file_that_is_too_long_is_refused():

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from guests import Guests
 from liars import Liar, OthersChecker
 from of_torch import OfTorch
 from simulated import (
@@ -689,6 +690,51 @@ def loops(seed: int) -> Simulation:
     return simulation
 
 
+JOINED: tuple[tuple[str, dict[str, Any], dict[str, bool]], ...] = (
+    ("downpour", {}, {}),
+    ("local-sgd", {"local_steps": 2, "inner_lr": 1.0}, {"averages": True}),
+    ("sync", {}, {"averages": True, "shares": True}),
+    ("async-diloco", {"local_steps": 3, "inner_lr": 1.0}, {"in_step": False}),
+    ("downpour", {"push_every_steps": 2}, {}),
+    ("ssp", {"staleness": 2}, {}),
+)
+
+
+def joins(seed: int) -> Simulation:
+    """Guests beside the run's own workers: they join, crash, vanish, stand still, return, leave and
+    are revoked, in a run with one slot less than guests. Every third run trains with four workers
+    only, and waits for guests.
+    """
+    name, options, kind = JOINED[seed % len(JOINED)]
+    dice = np.random.default_rng([seed, 15])
+    faults = recovery_faults(seed) if dice.random() < 1 / 3 else mixed_faults(seed)
+    simulation = _ledger(
+        seed, faults, algorithm=(name, options), epochs=6, cells=400,
+        durabilities=("process", "process", "disk"), has_loop=bool(dice.random() < 1 / 4),
+        workers_max=WORKERS + 2, workers_min=WORKERS + 1 if seed % 3 == 2 else None, **kind,
+    )  # fmt: skip
+    heal_at_s = faults.heal_at_s
+
+    def when(first: float = 0.0) -> float:
+        return float(dice.uniform(first, heal_at_s - 1.0))
+
+    guests = Guests(simulation)
+    names = ("alice", "bob", "carol")
+    for each in names:
+        invited_s = float(dice.uniform(0.0, 2.0))
+        guests.invite(invited_s, each)
+        guests.join(invited_s + 0.1, each)
+        for _ in range(3):
+            strike = dice.choice([guests.kill, guests.vanish, guests.freeze, guests.stop])
+            strike(when(1.0), each)
+            guests.join(when(1.5), each)
+        guests.kill(when(1.0), each, "worker")
+        guests.join(heal_at_s + 0.5, each)  # Somebody is there in the end.
+    guests.revoke(when(2.0), "carol")
+    guests.join(heal_at_s / 2, "bob", twice=True)
+    return simulation
+
+
 SCENARIOS: dict[str, Callable[[int], Simulation]] = {
     "downpour": downpour,
     "downpour-topk": downpour_topk,
@@ -708,5 +754,6 @@ SCENARIOS: dict[str, Callable[[int], Simulation]] = {
     "stolen-keys": stolen_keys,
     "liars": liars,
     "loops": loops,
+    "joins": joins,
 }
 """Name -> seed -> a run that has not begun."""

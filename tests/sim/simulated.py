@@ -77,6 +77,8 @@ def job_file(
     evaluate_epochs: float = 0.0,
     evaluate_steps: int = 0,
     restarts_max: int = 8,
+    workers_min: int | None = None,
+    workers_max: int | None = None,
     nonfinite_steps_max: int = 20,
     durability: Literal["process", "none", "disk"] = "process",
     fetch_values: Precision = "float32",
@@ -114,6 +116,8 @@ def job_file(
         servers=config.Servers(count=servers, durability=durability, fetch_values=fetch_values),
         workers=config.Workers(
             count=workers,
+            min=workers_min,
+            max=workers_max,
             batch_size=batch_size,
             restarts_max=restarts_max,
             nonfinite_steps_max=nonfinite_steps_max,

@@ -101,9 +101,9 @@ def test_who_asks_a_worker_that_was_killed_goes_on_at_once():
     sim.at(1.55, lambda: sim.world.process("worker-1").end(-9))
     outcome = sim.run(100.0)
     assert outcome.state == "finished"
-    told = lines(outcome, "coordinator", "worker-0", "Peers", 1.55, 100.0)
-    assert told
-    late = float(told[0].split()[0]) + LATE_S
+    sent = lines(outcome, "coordinator", "worker-0", "Peers", 1.55, 100.0)
+    assert sent
+    late = float(sent[0].split()[0]) + LATE_S
     others = lines(outcome, "worker-0", "worker-2", "PeerRequest", 1.55, late)
     assert others, "its next neighbour is asked as soon as the list has come"
 

@@ -82,11 +82,11 @@ def test_no_loss_makes_the_mean_of_all_something_else_than_a_number(loss_sum):
 def test_of_a_portion_s_metrics_only_numbers_count_and_no_more_than_there_may_be():
     world = in_the_middle().world
     progress = world.machine(COORDINATOR).progress
-    said = {
+    sums = {
         "good": [32.0, 16], "half": [4.0, 8], "nan": [math.nan, 16], "inf": [math.inf, 16],
         "more": [1.0, 17], "none": [1.0, 0], "text": "1", "pair": [1.0, 2, 3], "flat": 1.0,
     }  # fmt: skip
-    tell(world, replace(held(world, 0), metric_sums=said), b"x")
+    tell(world, replace(held(world, 0), metric_sums=sums), b"x")
     assert progress.metrics == {"good": 2.0, "half": 0.5}
     many = {"good": [48.0, 16]} | {f"{n}" * 300: [1.0, 1] for n in range(100, 200)}
     tell(world, replace(held(world, 0), metric_sums=many), b"x")
@@ -102,8 +102,8 @@ def test_a_portion_of_somebody_else_is_not_done():
     for epoch in range(2):
         for portion in range(8):
             if not machine.data.pool.may_finish(0, epoch, portion):
-                said = m.PortionDone(0, 1, epoch, portion, 2, 16, 4.0)
-                tell(simulation.world, said, b"x")
+                done = m.PortionDone(0, 1, epoch, portion, 2, 16, 4.0)
+                tell(simulation.world, done, b"x")
     assert machine.progress.steps == steps
     assert simulation.run().state == "finished"
 
@@ -160,12 +160,12 @@ class SavesSomethingElse(Checker):
     """What worker-1 says of each file that it saves is wrong."""
 
     wrong: dict[str, Any]
-    said: int = 0
+    count: int = 0
 
     def on_effect(self, process: Any, effect: Effect) -> None:
         message = effect.message if isinstance(effect, Send) else None
         if process.name == "worker-1" and isinstance(message, m.Saved):
-            self.said += 1
+            self.count += 1
             for key, value in self.wrong.items():
                 object.__setattr__(message, key, value)
 
@@ -184,7 +184,7 @@ def test_no_checkpoint_is_complete_with_a_file_that_is_not_what_its_worker_says(
     outcome = simulation.run()
     store = outcome.store
     assert outcome.state == "finished"
-    assert lies.said >= 2
+    assert lies.count >= 2
     assert store.manifests
     for directory, manifest in store.manifests.items():
         assert store.verify(directory) == []

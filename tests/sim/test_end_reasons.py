@@ -54,12 +54,12 @@ def test_a_stop_is_recorded_with_who_asked_for_it_and_never_in_a_strangers_words
 
 def told_of_a_stop(**arguments: Any) -> list[tuple[str, list[str]]]:
     """What whoever asks hears, of each phase and of whom it waits for."""
-    told = Watcher(m.Reply)
-    simulation = Simulation(job_file(epochs=1000.0), LeastSquares(), checkers=(told,))
+    watcher = Watcher(m.Reply)
+    simulation = Simulation(job_file(epochs=1000.0), LeastSquares(), checkers=(watcher,))
     simulation.world.disk.slow_s = {"server-0": 3.0}
     simulation.request(2.0, "stop", STOP | arguments)
     simulation.run()
-    replies = [reply.result for reply in told.messages() if "waiting" in reply.result]
+    replies = [reply.result for reply in watcher.messages() if "waiting" in reply.result]
     told_of = [(result["phase"], result["waiting"]) for result in replies]
     return [key for key, _ in itertools.groupby(told_of)]
 
@@ -94,7 +94,7 @@ def test_a_server_that_gives_up_is_quoted_as_the_reason(seconds: float, reason: 
 
 
 @pytest.mark.parametrize(
-    ("status", "lines", "said"),
+    ("status", "lines", "expected"),
     [
         (1, ("ERROR a pipe broke", "INFO trying again", f"ERROR {PORT}"), PORT),
         (1, ("INFO server-0 starts, pid 7",), ""),
@@ -106,9 +106,9 @@ def test_a_server_that_gives_up_is_quoted_as_the_reason(seconds: float, reason: 
     ],
 )  # fmt: skip
 def test_the_last_error_of_a_daemon_is_why_it_gave_up_unless_it_was_killed(
-    status: int, lines: tuple[str, ...], said: str
+    status: int, lines: tuple[str, ...], expected: str
 ) -> None:
-    assert last_error(status, lines) == said
+    assert last_error(status, lines) == expected
 
 
 def test_whom_an_ending_run_waits_for_reads_as_a_sentence() -> None:
@@ -142,7 +142,7 @@ def arrivals() -> Registration:
 
 
 @pytest.mark.parametrize(
-    ("peer", "message", "said"),
+    ("peer", "message", "expected"),
     [
         (b"\x00one", m.Drained("worker-1"), "from worker-1"),
         (b"\x00one", m.Drained("worker-0"), "of worker-0 from worker-1"),
@@ -161,9 +161,9 @@ def arrivals() -> Registration:
     ],
 )
 def test_a_refused_message_is_told_with_whom_it_is_about_and_who_sent_it(
-    peer: bytes, message: m.Message, said: str
+    peer: bytes, message: m.Message, expected: str
 ) -> None:
-    assert arrivals().whose(peer, message) == said
+    assert arrivals().whose(peer, message) == expected
 
 
 def test_a_line_of_the_history_names_its_daemon_once_in_the_log() -> None:

@@ -47,8 +47,8 @@ def test_a_task_that_ends_its_process_fails_the_run_and_is_blamed() -> None:
     assert expected in outcome.reason
     assert [outcome.store.daemons[f"worker-{n}"]["restarts"] for n in (0, 1)] == [3, 3]
     assert outcome.seconds < 200.0
-    told = outcome.store.texts("exit")
-    assert any("exit 3, for the 2nd" in text for text in told)
+    texts = outcome.store.texts("exit")
+    assert any("exit 3, for the 2nd" in text for text in texts)
 
 
 def test_one_worker_that_crashes_again_and_again_does_not_end_the_run_of_the_others() -> None:

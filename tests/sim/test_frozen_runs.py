@@ -80,26 +80,26 @@ class Bytes(Checker):
     """Of all that is said, by whomever, from one moment on until a worker asks for data."""
 
     def __init__(self, since_s: float, name: str) -> None:
-        self.since_s, self.name, self.said, self.is_over = since_s, name, 0, False
+        self.since_s, self.name, self.nbytes, self.is_over = since_s, name, 0, False
 
     def on_effect(self, process, effect) -> None:
         if not isinstance(effect, Send) or process.timeline.now < self.since_s or self.is_over:
             return
         self.is_over = process.name == self.name and isinstance(effect.message, m.LeaseRequest)
-        self.said += sum(len(frame) for frame in codec.encode(effect.message))
+        self.nbytes += sum(len(frame) for frame in codec.encode(effect.message))
 
 
 def test_a_worker_that_is_added_receives_less_than_a_hundredth_of_the_base():
     """Even if all that anybody says meanwhile were for it."""
-    problem, said = WithFrozen(base_bytes=4_000_000), Bytes(3.0, "worker-2")
+    problem, sent = WithFrozen(base_bytes=4_000_000), Bytes(3.0, "worker-2")
     slow = ComputeOptions(step_s=0.5)
     simulation = Simulation(
-        job_file(workers=2, seconds=6.0), problem, seed=0, checkers=(said,), compute=slow
+        job_file(workers=2, seconds=6.0), problem, seed=0, checkers=(sent,), compute=slow
     )
     simulation.request(3.0, "scale", {"workers": 3})
     assert simulation.run().state == "finished"
-    assert said.is_over
-    assert said.said < 40_000
+    assert sent.is_over
+    assert sent.nbytes < 40_000
 
 
 def test_a_run_that_goes_on_has_those_of_its_checkpoint_whoever_builds_them():

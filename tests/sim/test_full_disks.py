@@ -92,8 +92,8 @@ def test_a_server_waits_for_room_for_its_shard_however_long_that_takes():
     outcome = finish(simulation, LONG_S + 100.0)
     assert found == [("starting", 2, "waiting for room"), ("running", 2, "serving")]
     assert outcome.store.texts("silent") == []
-    said = "no space left on device; free some space there; the server keeps retrying"
-    assert outcome.store.texts("error") == [said], "once"
+    error = "no space left on device; free some space there; the server keeps retrying"
+    assert outcome.store.texts("error") == [error], "once"
 
 
 @pytest.mark.per_commit(2)
@@ -265,8 +265,8 @@ def test_a_stop_while_a_server_waits_for_room_ends_in_time_with_a_reason(
         assert len(outcome.store.manifests) == 1
         return
     assert outcome.state == "failed"
-    said = "stopped by dlctl stop, but its last checkpoint failed: server-0: "
-    assert outcome.reason.startswith(said)
+    reason = "stopped by dlctl stop, but its last checkpoint failed: server-0: "
+    assert outcome.reason.startswith(reason)
     assert re.search("has no room|no space left", outcome.reason)
     assert outcome.seconds < LAST_S
     assert sorted(outcome.store.states) == [0, 1]

@@ -108,7 +108,7 @@ def test_what_rounding_takes_away_is_not_lost_to_who_learns(
 
 
 def test_what_is_evaluated_at_the_end_is_what_is_saved() -> None:
-    problem, told = LeastSquares(), Watcher(Evaluated)
+    problem, watcher = LeastSquares(), Watcher(Evaluated)
     job = job_file(workers=2, fetch_values="bfloat16", epochs=3.0, evaluate_epochs=1.0)
-    outcome = Simulation(job, problem, checkers=(told,)).run()
-    assert told.messages()[-1].metrics == problem.evaluate(outcome.weights)
+    outcome = Simulation(job, problem, checkers=(watcher,)).run()
+    assert watcher.messages()[-1].metrics == problem.evaluate(outcome.weights)

@@ -96,8 +96,8 @@ def test_a_run_gets_new_keys_and_goes_on_without_a_loss():
     assert client.reply is not None
     assert (client.reply.done, client.reply.error) == (True, "")
     require_new_keys(outcome)
-    told = outcome.store.texts("keys")
-    assert told[0].endswith("somebody")
+    texts = outcome.store.texts("keys")
+    assert texts[0].endswith("somebody")
 
 
 def test_on_several_hosts_all_get_new_keys():

@@ -85,7 +85,7 @@ def test_wherever_in_a_round_a_step_becomes_infinite_the_replica_goes_on_without
     """Before, between and after the slices of the mean that it does not wait for: the last of them
     takes as long as five of a round's eight steps.
     """
-    problem, told = GoesAstray(servers, number), Watcher(PortionDone)
+    problem, watcher = GoesAstray(servers, number), Watcher(PortionDone)
     method = {"local_steps": 8, "inner_lr": 4.0, "overlap": True}
     job = job_file(
         workers=3, servers=servers, batch_size=2, algorithm=("local-sgd", method),
@@ -94,13 +94,13 @@ def test_wherever_in_a_round_a_step_becomes_infinite_the_replica_goes_on_without
     late = {(f"server-{servers - 1}", "worker-1"): SimLink(latency_s=0.1)}
     outcome = Simulation(
         job, problem, network=NetworkOptions(links=late), compute=ComputeOptions(step_s=0.02),
-        checkers=(OwnStepsChecker(problem), told),
+        checkers=(OwnStepsChecker(problem), watcher),
     ).run(600.0)  # fmt: skip
     assert (outcome.state, outcome.left_behind) == ("finished", [])
     metrics = outcome.store.daemons["worker-1"]["metrics"]
     assert metrics["step"] > 32
     assert metrics["refused"] == 1
-    losses = [done.loss_sum for done in told.messages("worker-1")]
+    losses = [done.loss_sum for done in watcher.messages("worker-1")]
     assert np.inf in losses, "portions that have ended in the lost round"
 
 

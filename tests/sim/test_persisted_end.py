@@ -60,13 +60,13 @@ def test_the_next_coordinator_ends_a_run_whose_end_is_not_on_record(
 @pytest.mark.parametrize("hosts", [(), HOSTS])
 def test_a_run_that_is_over_waits_for_room_and_says_for_what(hosts):
     simulation, full = ends_on_a_full_disk(6.0, hosts=hosts, epochs=1000.0)
-    said: list[object] = []
+    waits: list[object] = []
     client = simulation.request(3.0, "stop", STOP)
     world = simulation.world
 
     def look() -> None:
         assert client.reply is not None
-        said.extend(
+        waits.extend(
             [
                 world.process(COORDINATOR).machine.status.waiting(world.timeline.now),
                 client.reply.result,
@@ -78,8 +78,8 @@ def test_a_run_that_is_over_waits_for_room_and_says_for_what(hosts):
     assert outcome.state == "stopped", outcome.reason
     assert 3.0 < full.at_s < 5.0
     what = "the run's database, which cannot be written: no space left on device"
-    told = {"phase": "recording", "waiting": [what], "state": "stopping"}
-    assert said == [f"{what} (recording)", told]
+    recording = {"phase": "recording", "waiting": [what], "state": "stopping"}
+    assert waits == [f"{what} (recording)", recording]
     assert full.until_s < world.timeline.now < full.until_s + EXIT_S
     assert not outcome.store.states
 

@@ -71,8 +71,8 @@ def test_one_poisoned_worker_is_quarantined_and_the_others_finish(value, why, me
     job = job_file(workers=3, servers=2, nonfinite_steps_max=5, algorithm=method, epochs=8.0)
     outcome = Simulation(job, BadHost(value), compute=STEPS).run(600.0)
     assert (outcome.state, outcome.left_behind) == ("finished", [])
-    (told,) = outcome.store.texts("quarantine")
-    assert (told.split()[0], cause_in(told)) == ("worker-1", "not finite")
+    (text,) = outcome.store.texts("quarantine")
+    assert (text.split()[0], cause_in(text)) == ("worker-1", "not finite")
     row = outcome.store.daemons["worker-1"]
     assert row["state"] == "quarantined"
     assert re.search(why, "\n".join(row["last_exit"]["last_lines"]))
@@ -203,8 +203,8 @@ def test_refusals_by_one_of_two_servers_only_are_in_a_row_too(method) -> None:
     job = job_file(workers=3, servers=2, algorithm=method, epochs=8.0)
     outcome = Simulation(job, problem, compute=STEPS).run(600.0)
     assert (outcome.state, outcome.left_behind) == ("finished", [])
-    (told,) = outcome.store.texts("quarantine")
-    assert (told.split()[0], REFUSED in told) == ("worker-1", True)
+    (text,) = outcome.store.texts("quarantine")
+    assert (text.split()[0], REFUSED in text) == ("worker-1", True)
     assert refused(outcome)["server-0"] == 0
 
 
@@ -218,8 +218,8 @@ def test_who_only_makes_infinite_steps_is_quarantined_although_it_pushes_none(ov
     job = job_file(workers=3, servers=2, algorithm=method, epochs=40.0)
     outcome = Simulation(job, problem, compute=STEPS).run(600.0)
     assert (outcome.state, outcome.left_behind) == ("finished", [])
-    (told,) = outcome.store.texts("quarantine")
-    assert "replica's own" in told
+    (text,) = outcome.store.texts("quarantine")
+    assert "replica's own" in text
     assert sum(refused(outcome).values()) == 0
     assert np.abs(outcome.weights).max() < 100.0
 
@@ -324,8 +324,8 @@ def test_one_whose_pushes_are_all_refused_does_not_hold_up_a_barrier(method) -> 
     job = job_file(workers=3, servers=2, algorithm=method, epochs=12.0)
     outcome = Simulation(job, BadHost(HUGE), compute=STEPS).run(600.0)
     assert (outcome.state, outcome.left_behind) == ("finished", [])
-    (told,) = outcome.store.texts("quarantine")
-    assert (told.split()[0], REFUSED in told) == ("worker-1", True)
+    (text,) = outcome.store.texts("quarantine")
+    assert (text.split()[0], REFUSED in text) == ("worker-1", True)
     assert np.isfinite(outcome.weights).all()
 
 

@@ -51,17 +51,17 @@ class OfStore:
 
 def translated(store: Store, job: config.JobFile) -> tuple[Store, translation.Translation]:
     source, made = OfStore(store), Store()
-    told = translation.translated(source, job)
+    moved = translation.translated(source, job)
     written = {
         part.file: dict(zip(
             ("sha256", "nbytes"), made.write(source.directory, part.file, part.arrays()),
             strict=True,
         ))
-        for part in told.parts
+        for part in moved.parts
     }  # fmt: skip
-    made.manifests[source.directory] = told.completed(written)
-    manifest.check(told.completed(written) | {"schema": manifest.SCHEMA, "at": 0.0})
-    return made, told
+    made.manifests[source.directory] = moved.completed(written)
+    manifest.check(moved.completed(written) | {"schema": manifest.SCHEMA, "at": 0.0})
+    return made, moved
 
 
 def a_job(name: str, epochs: int, **more: Any) -> config.JobFile:
@@ -91,8 +91,8 @@ def test_sync_and_allreduce_go_on_with_each_other_s_optimiser(first, servers, ow
         "allreduce": lambda epochs: a_job("allreduce", epochs, inner=own),
     }
     (second,) = jobs.keys() - {first}
-    store, told = translated(run(jobs[first](1)).store, jobs[second](EPOCHS))
-    assert (told.keeps, told.afresh) == ((servers if second == "sync" else own)[0], ())
+    store, moved = translated(run(jobs[first](1)).store, jobs[second](EPOCHS))
+    assert (moved.keeps, moved.afresh) == ((servers if second == "sync" else own)[0], ())
     other = run(jobs[second](EPOCHS), store)
     whole = run(jobs["sync"](EPOCHS))
     assert other.store.run["samples"] == whole.store.run["samples"] == EPOCHS * SAMPLES
@@ -102,17 +102,17 @@ def test_sync_and_allreduce_go_on_with_each_other_s_optimiser(first, servers, ow
 def test_an_optimiser_without_a_counterpart_begins_afresh_and_that_is_said() -> None:
     stopped = run(a_job("sync", 1, optimizer=ADAM)).store
     job = a_job("allreduce", EPOCHS, inner=OWN_MOMENTUM)
-    store, told = translated(stopped, job)
-    assert (told.keeps, told.afresh) == ("", ("sgd in the replicas",))
+    store, moved = translated(stopped, job)
+    assert (moved.keeps, moved.afresh) == ("", ("sgd in the replicas",))
     saved = store.files[store.newest()]["worker-0.safetensors"]
     assert not any(name.startswith("inner.") for name in saved)
     run(job, store)
-    _, told = translated(stopped, a_job("sync", EPOCHS, optimizer=("adagrad", {"lr": 0.1})))
-    assert (told.keeps, told.afresh) == ("", ("adagrad in the servers",))
+    _, moved = translated(stopped, a_job("sync", EPOCHS, optimizer=("adagrad", {"lr": 0.1})))
+    assert (moved.keeps, moved.afresh) == ("", ("adagrad in the servers",))
     compressed = {"optimizer": ADAM, "compression": ("topk", {"density": 0.25})}
     stopped = run(a_job("sync", 1, **compressed)).store
-    _, told = translated(stopped, a_job("downpour", EPOCHS, **compressed))
-    assert (told.keeps, told.afresh) == ("adam", ("the replicas' residual",))
+    _, moved = translated(stopped, a_job("downpour", EPOCHS, **compressed))
+    assert (moved.keeps, moved.afresh) == ("adam", ("the replicas' residual",))
 
 
 NAMES = registry.names("algorithms")

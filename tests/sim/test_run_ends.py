@@ -226,13 +226,13 @@ def test_averaged_buffers_stay_as_they_were_until_somebody_has_computed(algorith
 def test_a_residual_outlives_a_worker_that_dies_before_it_comes_to_work() -> None:
     topk = ("topk", {"density": 0.1})
     first = Simulation(job_file(workers=2, epochs=5.0, compression=topk), LeastSquares()).run()
-    told = Watcher(m.Topology)
+    topologies = Watcher(m.Topology)
     job = job_file(workers=2, epochs=6.0, compression=topk)
-    simulation = Simulation(job, LeastSquares(), store=first.store, checkers=(told,))
+    simulation = Simulation(job, LeastSquares(), store=first.store, checkers=(topologies,))
     simulation.at(0.15, lambda: simulation.world.kill("worker-1"))
     assert simulation.run().state == "finished"
-    assert {message.restore for message in told.messages()} != {""}
-    assert all(message.restore for message in told.messages())
+    assert {message.restore for message in topologies.messages()} != {""}
+    assert all(message.restore for message in topologies.messages())
 
 
 def topk_run(epochs: float, store: Store | None = None, *checkers: Checker) -> Simulation:
@@ -290,11 +290,11 @@ class DiesAfterAsking(Checker):
 
 def test_a_residual_outlives_a_worker_that_dies_before_the_others_have_come_to_work() -> None:
     store = topk_run(5.0).run().store
-    told, dies = Watcher(m.Topology), DiesAfterAsking()
-    dies.simulation = simulation = topk_run(6.0, store, told, dies)
+    topologies, dies = Watcher(m.Topology), DiesAfterAsking()
+    dies.simulation = simulation = topk_run(6.0, store, topologies, dies)
     assert simulation.run().state == "finished"
     assert not dies.left
-    assert all(message.restore for message in told.messages())
+    assert all(message.restore for message in topologies.messages())
 
 
 @pytest.mark.per_commit(1)

@@ -72,11 +72,11 @@ def test_in_a_partition_the_two_groups_hear_nothing_of_each_other():
     sim.at(2.5, lambda: cut(network.heal))
     outcome = sim.run(100.0)
     assert outcome.state == "finished"
-    told = [line for line in outcome.trace if 1.5 < float(line.split()[0]) < 2.5]
-    across = [line for line in told if " worker-0 > s" in line or " > worker-0 " in line]
+    lines = [line for line in outcome.trace if 1.5 < float(line.split()[0]) < 2.5]
+    across = [line for line in lines if " worker-0 > s" in line or " > worker-0 " in line]
     assert across
     assert all(line.endswith(" lost") for line in across)
-    assert any("worker-2 > server-0 Push" in line for line in told), "the others go on"
+    assert any("worker-2 > server-0 Push" in line for line in lines), "the others go on"
 
 
 def test_a_half_open_connection_swallows_one_direction_until_it_breaks():

@@ -212,8 +212,8 @@ def test_who_has_not_shown_a_token_on_a_connection_gets_nothing_in_and_nothing_o
         m.Initialise(0, 1, np.ones(300, "f4"), np.zeros(0)),
     ]
     effects = tell(simulation, "server-0", b"a stranger", forged)
-    said = [effect.message for effect in effects if isinstance(effect, Send)]
-    assert said == [m.JoinAgain(0, 1)] * len(forged)
+    replies = [effect.message for effect in effects if isinstance(effect, Send)]
+    assert replies == [m.JoinAgain(0, 1)] * len(forged)
     assert np.array_equal(server.shard.w, before)
     assert simulation.run().state == "finished"
 
@@ -228,8 +228,8 @@ def test_who_comes_with_the_name_of_another_run_is_sent_away():
         ("coordinator", register),
     ):
         effects = tell(simulation, name, b"of another run", [message])
-        (said,) = [e.message for e in effects if isinstance(e, Send)]
-        assert isinstance(said, m.Dismiss), "that makes it exit with 75"
+        (reply,) = [e.message for e in effects if isinstance(e, Send)]
+        assert isinstance(reply, m.Dismiss), "that makes it exit with 75"
     assert simulation.run().state == "finished"
 
 
@@ -252,8 +252,8 @@ def test_a_push_that_was_recorded_and_is_played_again_is_a_duplicate():
 def test_a_number_that_is_none_is_refused_and_the_coordinator_lives(verb, key, value):
     simulation = in_the_middle()
     request = m.Request(1, verb, {key: value})
-    told = tell(simulation, COORDINATOR, b"a client", [request])
-    (*_, reply) = [e.message for e in told if isinstance(e, Send) and type(e.message) is m.Reply]
+    effects = tell(simulation, COORDINATOR, b"a client", [request])
+    (*_, reply) = [e.message for e in effects if isinstance(e, Send) and type(e.message) is m.Reply]
     assert reply.done
     assert "not valid" in reply.error
     assert simulation.run().state == "finished"
@@ -264,14 +264,14 @@ def test_who_plays_one_push_again_and_again_is_not_heard_for_a_moment():
     old = m.Push(0, 1, 1, 0, 0, 0, 0, 8, 0, Packed("none", 300, (np.ones(300, "f4"),)), 0)
     join = m.Join(RUN_ID, 0, 1, sign(KEY, RUN_ID, 0, 1))
     process = simulation.world.process("server-0")
-    told = [
+    effects = [
         effect
         for message in [join, *[old] * USELESS_MAX]
         for effect in process.machine.handle(
             Received(b"worker-0", message, "worker-0"), process.clock()
         )
     ]
-    assert Mute("worker-0", MUTE_S) in told
+    assert Mute("worker-0", MUTE_S) in effects
 
 
 def test_a_push_from_the_future_is_a_gap_and_one_of_an_older_epoch_is_fenced():

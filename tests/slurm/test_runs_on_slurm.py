@@ -103,20 +103,20 @@ def test_a_coordinator_that_dies_while_its_job_waits_is_replaced_and_submits_no_
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("section", "said"),
+    ("section", "reason"),
     [
         ('python = "/no/python"', "execve(): /no/python: No such file or directory"),
         ('dir = "{place}"', "dir of launcher slurm has to be on a shared file system"),
     ],
 )
 def test_nodes_that_cannot_start_a_keeper_fail_the_start_and_say_why(
-    slurm: SlurmCluster, place: Workplace, section: str, said: str
+    slurm: SlurmCluster, place: Workplace, section: str, reason: str
 ) -> None:
     key, _, value = section.format(place=place.path / "alone").partition(" = ")
     write_job(place, slurm, **{key: value})
     ended = place.dlctl("start", "job.toml")
     assert ended.code == 7
-    assert said in ended.err
+    assert reason in ended.err
     place.nothing_left()
 
 
@@ -221,8 +221,8 @@ def test_scancel_from_outside_is_named_and_nothing_is_left(
     assert place.dlctl("checkpoint").code == 0
     slurm.run("scancel", job)
     place.until_state("failed", timeout_s=LONG_S)
-    said = f"the Slurm job {job} was cancelled, and not by dlctl (CANCELLED)"
-    assert place.run()["reason"] == said
+    reason = f"the Slurm job {job} was cancelled, and not by dlctl (CANCELLED)"
+    assert place.run()["reason"] == reason
     place.until("nobody is left", lambda: not any(map(slurm.daemons, slurm.living())), LONG_S)
     place.nothing_left(timeout_s=20.0)
     place.start()
@@ -237,8 +237,8 @@ def test_before_its_time_limit_a_run_is_saved_and_stopped(
 ) -> None:
     job = begin(place, slurm, time='"2m"', notice_s="60.0")
     place.until_state("stopped", timeout_s=LONG_S)
-    said = f"job {job} is about to reach its time limit of 00:02:00"
-    assert place.run()["reason"] == said
+    reason = f"job {job} is about to reach its time limit of 00:02:00"
+    assert place.run()["reason"] == reason
     assert place.run()["checkpoint"]["step"] == place.run()["step"] > 0
     place.nothing_left(timeout_s=20.0)
     assert slurm.facts(job)["JobState"] == "COMPLETED"
@@ -276,8 +276,8 @@ def test_a_run_that_comes_back_to_nodes_without_its_shards_says_so_and_start_goe
         shutil.rmtree(slurm.cluster.files(node) / f"dev/shm/dlctl-{os.getuid()}")
     slurm.run("scontrol", "update", f"jobid={job}", "StartTime=now")
     place.until_state("failed", timeout_s=LONG_S)
-    said = "there is none; start the run again: it resumes from its newest checkpoint"
-    assert said in place.run()["reason"]
+    reason = "there is none; start the run again: it resumes from its newest checkpoint"
+    assert reason in place.run()["reason"]
     place.nothing_left(timeout_s=20.0)
     assert not slurm.jobs(), "its nodes are given back"
     saved = place.run()["checkpoint"]["step"]
@@ -300,8 +300,8 @@ def test_a_run_that_has_to_make_room_is_queued_again_only_if_it_may_be(
     hog = slurm.run(*urgent).stdout.strip()
     if requeue == "false":
         place.until_state("failed", timeout_s=LONG_S)
-        said = f"the Slurm job {job} was preempted by another job (PREEMPTED)"
-        assert place.run()["reason"] == said
+        reason = f"the Slurm job {job} was preempted by another job (PREEMPTED)"
+        assert place.run()["reason"] == reason
         slurm.run("scancel", hog)
     else:
         waits = f"job {job} is pending again: "

@@ -1,27 +1,22 @@
 """The agent role: starts and terminates the daemons of one host, and reports their exits.
 
 It decides nothing: the coordinator decides which incarnation runs, and when a dead one is replaced.
-The agent's reports list the daemons on its host, so that a coordinator that was down catches up. A
-request for a process that has ended, or never ran here, is answered with its exit: the
-coordinator's records may be stale. An agent that replaces a dead one adopts its daemons. The agent
-beside the coordinator restarts it when it dies. If there is no heartbeat from the coordinator for
-long, the agent terminates all daemons here, so that no process outlives its run.
+The agent's reports list the daemons on its host, so that a coordinator that was down catches up. An
+agent that replaces a dead one adopts its daemons. The agent beside the coordinator restarts it when
+it dies. If there is no heartbeat from the coordinator for long, the agent terminates all daemons
+here, so that no process outlives its run.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from dlctl.roles.agent.children import HostedProcesses, ProcessStarted
 from dlctl.roles.protocol.context import COORDINATOR, EXIT_FENCED, REPORT_S, Context
 from dlctl.roles.protocol.effects import (
     CoordinatorGone,
     ProcessEnded,
     RestartCoordinator,
-    SignalProcess,
-    StartProcess,
 )
 from dlctl.roles.protocol.files import BytesRead, ReadBytes, RemoveCopy
-from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.roles.protocol.live_values import LiveValues
 from dlctl.roles.protocol.watchdog import Watchdog
 from dlctl.util.names import HOME_AGENT
@@ -48,23 +43,6 @@ TERMINATE_S = 5.0
 """How long a process has between SIGTERM and SIGKILL."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessStarted(Event):
-    spawned: m.Spawned
-
-
-@dataclass(slots=True)
-class _Child:
-    incarnation: int
-    pid: int = 0
-    exited: m.ProcessExited | None = None
-    """How the process ended; None while it is alive."""
-
-    @property
-    def alive(self) -> bool:
-        return self.exited is None
-
-
 class Agent:
     def __init__(
         self, registration: Register, resend_s: float, adopted: tuple[m.Spawned, ...] = ()
@@ -73,7 +51,7 @@ class Agent:
         self.registration = registration
         self.context = Context(resend_s)
         self.live = LiveValues(self.context, registration.name, {})
-        self._children = {a.name: _Child(a.incarnation, a.pid) for a in adopted}
+        self._children = HostedProcesses(self.context, adopted)
         self._lifeline = Watchdog()
         self._restarts = 0
         """Restarts of the coordinator since one has worked."""
@@ -95,10 +73,9 @@ class Agent:
                     self._restarts = 0
                 self._on_message(message, now)
             case ProcessStarted(spawned):
-                self._children[spawned.name].pid = spawned.pid
-                self.context.send(COORDINATOR, spawned)
+                self._children.on_started(spawned)
             case ProcessEnded(exited):
-                self._report_exit(exited, now)
+                self._children.on_ended(exited, now)
             case BytesRead(peer, answer):
                 self.context.send(peer, answer)
             case Reconnected(peer, lost_at):
@@ -108,15 +85,15 @@ class Agent:
                 self._plan_restart(now)
             case Started():
                 self._lifeline.heard(now)
-                if self._children:
-                    self.context.note("info", f"adopts {', '.join(sorted(self._children))}")
+                if adopted := self._children.names():
+                    self.context.note("info", f"adopts {', '.join(adopted)}")
                 self._register(now)
             case StopRequested(reason):
                 self._leave(reason, now)
             case DeadlineReached():
                 self._on_deadline(now)
         self._report_if_due(now)
-        if self._leaving and not self._alive_children():
+        if self._leaving and not self._children.living():
             registration = self.registration
             if registration.name != HOME_AGENT:  # The coordinator detects the exit of that agent.
                 gone = m.ProcessExited(registration.name, registration.incarnation, 0, ())
@@ -133,9 +110,6 @@ class Agent:
     def _register(self, now: float) -> None:
         self.context.ask("register", COORDINATOR, self.registration, now)
 
-    def _alive_children(self) -> list[tuple[str, _Child]]:
-        return [(name, child) for name, child in self._children.items() if child.alive]
-
     def _on_message(self, message: m.Message, now: float) -> None:
         match message:
             case m.Welcome(settings=settings):
@@ -144,12 +118,12 @@ class Agent:
                 self.live.begin(settings)
             case m.RegisterAgain() if not self._leaving:
                 self._register(now)
-            case m.Spawn():
-                self._on_spawn(message, now)
+            case m.Spawn() if not self._leaving:  # It would have to be terminated at once.
+                self._children.on_spawn(message, now)
             case m.Kill():
-                self._on_kill(message, now)
-            case m.ExitNoted(name, incarnation):
-                self.context.retries.done(("exit", name, incarnation), now)
+                self._children.on_kill(message, now)
+            case m.ExitNoted():
+                self._children.on_noted(message, now)
             case m.ReadFile():
                 self.context.do(ReadBytes(COORDINATOR, message))
             case m.FileTaken(file):
@@ -163,57 +137,17 @@ class Agent:
                 # Another agent has replaced this one, and adopted its daemons.
                 self.context.do(Exit(EXIT_FENCED, reason))
 
-    def _on_spawn(self, message: m.Spawn, now: float) -> None:
-        if self._leaving:
-            return  # It would have to be terminated at once.
-        child = self._children.get(message.name)
-        if child is not None and child.incarnation >= message.incarnation:
-            if child.exited is not None:
-                self._report_exit(child.exited, now)
-            elif child.pid:
-                self.context.send(
-                    COORDINATOR, m.Spawned(message.name, child.incarnation, child.pid)
-                )
-            return
-        if child is not None and child.alive:
-            self.context.do(SignalProcess(message.name, child.incarnation, 9))
-        self._children[message.name] = _Child(message.incarnation)
-        self.context.do(StartProcess(message))
-
-    def _on_kill(self, message: m.Kill, now: float) -> None:
-        """Kill a process. Reports an exit even if there is none: else the coordinator would wait
-        for it forever.
-        """
-        name, incarnation = message.name, message.incarnation
-        child = self._children.get(name)
-        if child is None or (not child.alive and child.incarnation < incarnation):
-            self._report_exit(m.ProcessExited(name, incarnation, STATUS_UNKNOWN, ()), now)
-        elif child.exited is not None:
-            self._report_exit(child.exited, now)
-        # A replaced process may still be running, too.
-        self.context.do(SignalProcess(name, incarnation, message.signal))
-
-    def _report_exit(self, exited: m.ProcessExited, now: float) -> None:
-        """A process has ended: report that until it is acknowledged."""
-        child = self._children.get(exited.name)
-        if child is not None and child.incarnation == exited.incarnation:
-            child.exited = exited
-        key = ("exit", exited.name, exited.incarnation)
-        self.context.ask(key, COORDINATOR, exited, now)
-
     def _leave(self, reason: str, now: float) -> None:
         if not self._leaving:
             self._leaving = reason
             self._kill_at = now + TERMINATE_S
-            for name, child in self._alive_children():
-                self.context.do(SignalProcess(name, child.incarnation, 15))
+            self._children.signal_all(15)
 
     def _on_deadline(self, now: float) -> None:
         self.context.do(*self.context.retries.due(now))
         if self._kill_at is not None and self._kill_at <= now:
             self._kill_at = None
-            for name, child in self._alive_children():
-                self.context.do(SignalProcess(name, child.incarnation, 9))
+            self._children.signal_all(9)
         if self._restart_at is not None and self._restart_at <= now:
             self._restart_at = None
             self._restarts, self._restarted_at = self._restarts + 1, now
@@ -238,12 +172,8 @@ class Agent:
     def _report_if_due(self, now: float) -> None:
         if self._welcomed and now >= self._report_at:
             self._report_at = now + REPORT_S
-            registration, unanswered = self.registration, self.context.retries
-            children = {
-                name: child.incarnation
-                for name, child in self._children.items()
-                if child.alive or ("exit", name, child.incarnation) in unanswered
-            }
+            registration = self.registration
+            children = self._children.unreported()
             metrics = {"children": children, "settings": self.live.values()}
             report = m.Report(registration.name, registration.incarnation, "watching", "", metrics)
             self.context.send(COORDINATOR, report)

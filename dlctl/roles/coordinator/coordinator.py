@@ -50,6 +50,7 @@ from dlctl.roles.coordinator.shutdown import RunShutdown
 from dlctl.roles.coordinator.status import Reports, StatusReport, Totals
 from dlctl.roles.coordinator.supervision.failure_detector import ERROR_CHARS_MAX, FailureDetector
 from dlctl.roles.coordinator.supervision.groups import Groups
+from dlctl.roles.coordinator.supervision.guests import Guests
 from dlctl.roles.coordinator.supervision.host_failures import HostFailures
 from dlctl.roles.coordinator.supervision.peers import PeerLists
 from dlctl.roles.coordinator.supervision.registration import Past, Registration
@@ -64,7 +65,7 @@ from dlctl.roles.coordinator.training.quorum import Quorums
 from dlctl.roles.coordinator.training.run_progress import RunProgress
 from dlctl.roles.coordinator.training.scaled_rate import ScaledRate
 from dlctl.roles.coordinator.training.supply import DataSupply
-from dlctl.roles.protocol.authz import CLIENT, READER, Authz, keys_of
+from dlctl.roles.protocol.authz import CLIENT, GUEST, READER, Authz, keys_of
 from dlctl.roles.protocol.effects import AgentWaits, HostsTaken, OnRecord, ProcessEnded, Unwritten
 from dlctl.roles.protocol.files import (
     CHECKPOINTS,
@@ -139,7 +140,10 @@ class Coordinator:
         self.norms = Norms(run)
         self.checkpointing = Checkpointing(context, members, job, past.checkpoints, self.transfers)
         self.scaling = Scaling(run, self, self.leases, self.rate)
-        self.rotation = Rotation(run, self, self.clients.answer, self.scaling)
+        self.guests = Guests(
+            run, self, past, self.registration, self.scaling, self.rate, self.transfers, self.mirror
+        )
+        self.rotation = Rotation(run, self, self.clients.answer, self.scaling, self.guests)
         self._build_observers(past)
 
     def _build_observers(self, past: Past) -> None:
@@ -156,7 +160,7 @@ class Coordinator:
         )
         self.failure_detector = FailureDetector(
             run, self, self.leases, self.evaluations, self.checkpointing, self.frozen,
-            self.scaling, self.host_failures,
+            self.scaling, self.host_failures, self.guests,
         )  # fmt: skip
         totals = Totals(past.totals, past.daemons)
         self.status = StatusReport(
@@ -176,13 +180,14 @@ class Coordinator:
         self.requests = Requests(
             run, self, self.clients, status=self.status, settings=self.settings,
             checkpointing=self.checkpointing, scaling=self.scaling, rotation=self.rotation,
+            guests=self.guests,
         )  # fmt: skip
         self.persistence = Persistence(
             run, self, past,
             (
                 run, self.members, self.context, self.progress, self.lead, self.rate, self.data,
                 self.leases, self.evaluations, self.checkpointing, self.registration, self.frozen,
-                self.quorums, self.norms, self.groups, self.mirror,
+                self.quorums, self.norms, self.groups, self.mirror, self.guests,
             ),
             registration=self.registration, lead=self.lead, settings=self.settings,
             evaluations=self.evaluations, checkpointing=self.checkpointing, scaling=self.scaling,
@@ -212,7 +217,9 @@ class Coordinator:
             m.VectorResult: self.lead.on_vector_result,
             m.Holding: self.quorums.on_holding,
             m.NormPart: self.norms.on_part,
-            m.Report: self.reports.on_report,
+            m.Report: self._on_report,
+            m.WantSlot: self.guests.on_want_slot,
+            m.Leaving: self.guests.on_leaving,
             m.Evaluated: self.reports.on_evaluated,
             m.ProcessExited: self.failure_detector.on_exited,
             m.Failed: self.failure_detector.on_failed,
@@ -285,6 +292,7 @@ class Coordinator:
             self.groups.deadline(),
             self.quorums.deadline(),
             self.checkpointing.deadline() if end is None or is_saving else None,
+            self.guests.deadline() if end is None else None,
         ]
         if end is None:
             times += [self.progress.deadline(), None if is_saving else self.leases.backup_due()]
@@ -352,6 +360,7 @@ class Coordinator:
         """Do what the current state requires."""
         self.scaling.advance(now)
         if self.run.shutdown is None:
+            self.guests.advance(now)
             self._advance_run(now)
         else:
             self._advance_ending(self.run.shutdown, now)
@@ -367,6 +376,7 @@ class Coordinator:
 
     def _start(self, now: float) -> None:
         self.run.started_at = now
+        self.guests.begin(now)
         if self.persistence.past.memory:
             self.persistence.resume(now)
             self.admit_members(now)
@@ -378,6 +388,9 @@ class Coordinator:
             self.start_daemon(agent, now)
 
     def _on_register(self, peer: Peer, message: m.Register, now: float) -> None:
+        if message.role == GUEST:
+            self.guests.on_register(peer, message, now)
+            return
         daemon = self.registration.on_register(peer, message, now)
         if daemon is not None and daemon.role == "agent" and daemon.state == "starting":
             daemon.change_state(daemon_states.RUNNING)
@@ -394,6 +407,7 @@ class Coordinator:
             # A refused model changes no state: a run that had not begun can, once it is fixed.
             layout = self.registration.check_model(worker, message.layout)
             self.run.algorithm.shape.check_sizes(layout)
+            self.registration.check_values(worker, message.values)
             is_found = self.data.find_batch_size(message.batch_size)
             if is_found:
                 text = f"batch size {message.batch_size}: the largest power of two that fits"
@@ -411,7 +425,7 @@ class Coordinator:
             raise
         except DlctlError as error:
             text = f"{error.message}; {error.hint}"[:ERROR_CHARS_MAX]
-            if self.run.released_at is None:
+            if self.run.released_at is None and not worker.key:
                 self.end("failed", text, now)
             else:
                 self.failure_detector.fail(worker, text, now)
@@ -423,6 +437,10 @@ class Coordinator:
             self.rate.rescale(self.run.job.workers.count)
 
     # ------------------------------------------------------------ training
+
+    def _on_report(self, peer: Peer, report: m.Report, now: float) -> None:
+        of_guest = report.name.partition("-")[0] == GUEST
+        (self.guests if of_guest else self.reports).on_report(peer, report, now)
 
     def _on_lease_request(self, peer: Peer, message: m.LeaseRequest, now: float) -> None:
         if worker := self._worker(peer, message.slot, message.term):
@@ -449,13 +467,13 @@ class Coordinator:
 
     def _advance_run(self, now: float) -> None:
         if self.run.state == "starting":
-            if not self._unready:
+            if self._has_enough():
                 self.change_state("running", "", now)
                 self.notify_members()
                 self.release(now)
                 self.registration.restore, self.registration.under_way = "", True
                 self.checkpointing.schedule(now)
-            elif now - self._started_at > self.run.job.timeouts.ready_s:
+            elif self._unready and now - self._started_at > self.run.job.timeouts.ready_s:
                 self.end("failed", self.status.not_ready(), now)
         elif self.run.is_working:
             state, reason = self.status.health()
@@ -478,6 +496,10 @@ class Coordinator:
             if not is_held and self.lead.advance(now):
                 self.leases.grant(now)
 
+    def _has_enough(self) -> bool:
+        """Whether the workers may begin: all that the job starts, or `workers.min`."""
+        return not (self._unready if self.run.job.workers.min is None else self.run.lacking())
+
     def release(self, now: float) -> None:
         """Let the workers train: all of them are ready."""
         self.run.released_at = now
@@ -485,8 +507,9 @@ class Coordinator:
         self.leases.grant(now)
 
     def admit_members(self, now: float) -> None:
-        names = [*self.members.daemons, CLIENT, READER]
-        self.authz.admit(keys_of(self.run.keyring, names))
+        sources = self.members.key_sources() | self.guests.key_sources()
+        names = [*{*self.members.daemons, *sources, CLIENT, READER}]
+        self.authz.admit(keys_of(self.run.keyring, names, sources))
         for server in self.members.of_role("server"):
             if server.registered:
                 self.registration.notify_waiting(server, now)
@@ -611,4 +634,4 @@ class Coordinator:
 
 def _is_unready_worker(daemon: Daemon) -> bool:
     is_ready = daemon.asked_for_data and daemon.state != daemon_states.BACKOFF
-    return daemon.role == "worker" and not is_ready
+    return daemon.role == "worker" and not is_ready and not daemon.key

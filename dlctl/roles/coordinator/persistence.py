@@ -161,6 +161,8 @@ class Persistence(CoordinatorPart):
                 self.control.presume_dead(daemon, now)
             elif not daemon.alive or not is_there:
                 self.control.start_daemon(daemon, now)
+        elif daemon.role == "guest":
+            return  # It registers again, or is silent.
         elif daemon.state in ("stopped", "failed") and not is_ending:
             daemon.change_state(daemon_states.BACKOFF)
             daemon.retry_at = now

@@ -46,7 +46,8 @@ def find(run: RunState, row: Json, now: float) -> list[Problem]:
         look = _Inspection(members, run.job.timeouts.silent_s, run.shutdown, now)
         found += [p for d in daemons if (p := look.at(d)) is not None]
     ill = {problem.daemon for problem in found if problem.code != "daemon-restarted"}
-    found += _waits(members, ill, names_in(waiting), now)
+    if not run.lacking():
+        found += _waits(members, ill, names_in(waiting), now)
     found += [*_limits(members.of_role("worker")), *_intervals(members.of_role("worker"))]
     reported = {problem.daemon for problem in found}
     if waiting and not (reported and reported >= set(names_in(waiting))):
@@ -99,6 +100,8 @@ class _Inspection:
     def at(self, daemon: Daemon) -> Problem | None:
         """What is wrong with a daemon, or why it is not ready yet; None if it is healthy."""
         silent_s = self.now - daemon.heard_at
+        if daemon.key and not (daemon.stuck and silent_s < SLOW_S_MAX):
+            return None  # That it comes and goes is an event.
         is_away = self.members.agent_of(daemon).given_up_at is not None
         if is_away and daemon.role == "agent" and daemon.state != daemon_states.FAILED:
             return self._unreachable_host(daemon)

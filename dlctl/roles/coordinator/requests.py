@@ -1,4 +1,4 @@
-"""Requests of the command line: stop, set, checkpoint, scale, restart, rotate.
+"""Requests of the command line: stop, set, checkpoint, scale, restart, rotate, invite, revoke.
 
 And status, for clients that cannot read the run's files. A client resends a request under one
 number until it gets an answer; each request is executed once (`ClientRequests`).
@@ -20,6 +20,7 @@ from dlctl.roles.coordinator.rotation import Rotation
 from dlctl.roles.coordinator.run_state import CoordinatorPart
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.coordinator.status import StatusReport
+from dlctl.roles.coordinator.supervision.guests import Guests
 from dlctl.roles.coordinator.supervision.scaling import Scaling
 from dlctl.roles.protocol.authz import READABLE
 from dlctl.roles.protocol.context import COORDINATOR, Context
@@ -114,6 +115,7 @@ class Requests(CoordinatorPart):
     checkpointing: Checkpointing
     scaling: Scaling
     rotation: Rotation
+    guests: Guests
 
     def __post_init__(self) -> None:
         self.clients.verbs = {
@@ -124,6 +126,9 @@ class Requests(CoordinatorPart):
             "scale": self._scale,
             "restart": self._restart,
             "rotate": self.rotation.begin,
+            "invite": self.guests.invite,
+            "revoke": self.guests.revoke,
+            "invitations": self.guests.listed,
         }
         self._stop_requests: list[int] = []
         self._save_requests: list[int] = []

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from dlctl.errors import DlctlError
 from dlctl.roles.coordinator.records import KeyRenewed, RenewKey
 from dlctl.roles.coordinator.run_state import CoordinatorPart
+from dlctl.roles.coordinator.supervision.guests import NEW_KEYS, Guests
 from dlctl.roles.coordinator.supervision.scaling import RESTART, Scaling
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.wire.messages import Json, Request
@@ -28,6 +29,7 @@ class Rotation(CoordinatorPart):
     answer: Callable[[int, bool, str, Json], None]
     """Answers the request of the command line (`ClientRequests.answer`)."""
     scaling: Scaling
+    guests: Guests
     _requests: list[int] = field(default_factory=list, init=False)
     """Numbers of the requests that wait for the new key."""
 
@@ -70,6 +72,7 @@ class Rotation(CoordinatorPart):
 
     def restart_all(self, now: float) -> None:
         """Restart all daemons that are alive: they were started with another run key than ours."""
+        self.guests.end_all(NEW_KEYS, now)
         text = "the run has a new key: all daemons are restarted with it"
         self.context.event("keys", COORDINATOR, text)
         if not self.run.keeps_shards():

@@ -17,6 +17,7 @@ from dlctl.roles.coordinator.members.membership import Daemon, Membership
 from dlctl.roles.coordinator.records import EventContext, Owner
 from dlctl.roles.coordinator.shutdown import RunShutdown
 from dlctl.roles.protocol.keyring import Keyring
+from dlctl.util.text import plural
 from dlctl.wire.messages import Json
 
 
@@ -107,6 +108,18 @@ class RunState(Owner):
         """Change the run's state. Raises AssertionError for one that cannot follow."""
         assert state in NEXT.get(self.state, ()), f"{self.state} -> {state}: {reason}"
         self.state, self.reason = state, reason
+
+    def most_workers(self) -> int:
+        """The most workers that have a slot at a time."""
+        workers = self.job.workers
+        return workers.max or workers.count
+
+    def lacking(self) -> str:
+        """Why the run does not train, although it could with more workers; "" if it has enough."""
+        least, there = self.job.workers.min, len(self.members.live_slots())
+        if least is None or there >= least:
+            return ""
+        return f"{plural(least, 'worker')} at least ({there} there)"
 
     def keeps_shards(self) -> bool:
         """Whether the next process of a shard can resume from its state."""

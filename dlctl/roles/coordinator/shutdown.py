@@ -239,7 +239,7 @@ class RunShutdown(Owner):
 
     def _leaves(self, daemon: Daemon) -> bool:
         """Whether a daemon is asked to exit in this step."""
-        return (daemon.role == "agent") == (self.step == LEAVING)
+        return (daemon.role in ("agent", "guest")) == (self.step == LEAVING)
 
     def _leavers(self) -> list[Daemon]:
         return [daemon for daemon in self.members.daemons.values() if self._leaves(daemon)]

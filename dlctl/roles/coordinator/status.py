@@ -24,6 +24,7 @@ from dlctl.roles.coordinator.training.lead import MethodLead
 from dlctl.roles.coordinator.training.leases import Leases
 from dlctl.roles.coordinator.training.run_progress import RunProgress
 from dlctl.roles.coordinator.training.supply import DataSupply
+from dlctl.roles.protocol.authz import GUEST
 from dlctl.roles.protocol.meters import Pace
 from dlctl.util import values
 from dlctl.wire import messages as m
@@ -100,7 +101,9 @@ class StatusReport:
 
     def __post_init__(self) -> None:
         self._row_due_at = self._pause_until = 0.0
-        self._troubled = self.run.members.select(("_state",), lambda d: d.state != "running")
+        self._troubled = self.run.members.select(
+            ("_state",), lambda d: d.state != "running" and not d.key
+        )
         self._has_last_row = False
         """The last row is written: a short run may have hardly another one."""
         self._pace = Pace(RATE_S)
@@ -183,7 +186,7 @@ class StatusReport:
         if checkpointing.newest is not None:
             run["checkpoint"] = checkpointing.newest
         run["problems"] = [p.to_json() for p in problems.find(self.run, run, now)]
-        return run, tuple(d.to_json() for d in daemons)
+        return run, tuple(d.to_json() for d in daemons if d.role != GUEST)
 
     def _learning_rates(self) -> Json:
         """The effective rates, each as reported by the first daemon that has it: what a schedule
@@ -219,11 +222,14 @@ class StatusReport:
         if end is not None:
             pending = end.pending()
             return f"{', '.join(pending)} ({end.step})" if pending else ""
-        return self.unready() if self.run.state == "starting" else self.leases.held_back(now)
+        if self.run.state != "starting":
+            return self.leases.held_back(now)
+        return self.unready() or self.run.lacking()
 
     def unready(self) -> str:
         """The daemons that are not ready and that the others wait for, and what they are doing."""
-        late = [d for d in self.run.members.daemons.values() if d.state in ("starting", "backoff")]
+        daemons = [d for d in self.run.members.daemons.values() if not d.key]
+        late = [d for d in daemons if d.state in ("starting", "backoff")]
         causes = [d for d in late if not d.waiting_for] or late
         doing: dict[str, list[str]] = {}
         for daemon in causes:

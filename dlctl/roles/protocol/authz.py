@@ -1,10 +1,10 @@
 """Authorization: which peers may connect to a daemon, and which messages each may send.
 
 The transport derives a connection's identity from its key. A daemon sends messages about itself
-only, an agent also about the processes that it supervises, and a client sends requests. An
-unauthorized message is refused; after the third one the sender's key is revoked, since it is stolen
-or its process has been replaced. (Removing a key does not close an open connection, so every
-message is checked.)
+only, an agent also about the processes that it supervises, and a client sends requests. A guest
+(`dlctl join`) is an agent of one worker, which has its number. An unauthorized message is refused;
+after the third one the sender's key is revoked, since it is stolen or its process has been
+replaced. (Removing a key does not close an open connection, so every message is checked.)
 
 Without keys (identity "") every peer that can reach the socket is this user, and is trusted.
 """
@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from dlctl.errors import NotPermitted, RemoteProtocolError
 from dlctl.roles.protocol.context import Context
@@ -32,11 +33,12 @@ COME_LATER = 500
 libzmq does not report 300 to the peer, and may hold the connection until the handshake times out.
 """
 OFFENCES_MAX = 3
-WORKER, SERVER, AGENT = "worker", "server", "agent"
+WORKER, SERVER, AGENT, GUEST = "worker", "server", "agent", "guest"
 
 
 _SENDERS: tuple[tuple[tuple[str, ...], str, tuple[type[m.Message], ...]], ...] = (
     ((WORKER, SERVER, AGENT), "{0.name}", (m.Register, m.Report, m.Changed, m.Failed)),
+    ((GUEST,), "{0.name}", (m.Register, m.Report, m.WantSlot, m.Leaving, m.FileData)),
     ((WORKER, SERVER), "{0.name}", (m.Saved, m.Noted)),
     ((WORKER, SERVER), "", (m.ReadFile,)),
     ((WORKER,), "{0.name}", (m.ModelReady, m.FrozenKept, m.Evaluated, m.Drained, m.GroupNoted)),
@@ -47,21 +49,28 @@ _SENDERS: tuple[tuple[tuple[str, ...], str, tuple[type[m.Message], ...]], ...] =
     ((SERVER,), "{0.name}", (m.Serving,)),
     ((SERVER,), "server-{0.shard}", (m.VectorResult, m.Holding, m.NormPart)),
     ((AGENT,), "{0.name}", (m.FileData,)),
-    ((AGENT,), "", (m.Spawned, m.ProcessExited)),
+    ((AGENT, GUEST), "", (m.Spawned, m.ProcessExited)),
     ((CLIENT, READER), "", (m.Request,)),
 )  # fmt: skip
 """(Roles, the daemon that their messages are about ("": any), the messages). No other messages are
 sent to a daemon that listens."""
-_RULES = {kind: (roles, about) for roles, about, kinds in _SENDERS for kind in kinds}
+_RULES: dict[type[m.Message], dict[str, str]] = {}
+for _roles, _about, _kinds in _SENDERS:
+    for _kind in _kinds:
+        _RULES.setdefault(_kind, {}).update(dict.fromkeys(_roles, _about))
 
 
 def offence(identity: str, message: m.Message) -> str:
     """Why `identity` may not send this message; "" if it may."""
     if not identity:
         return ""
-    roles, about = _RULES.get(type(message), ((), ""))
-    if identity.partition("-")[0] not in roles:
+    role, _, number = identity.partition("-")
+    about = _RULES.get(type(message), {}).get(role)
+    if about is None:
         return f"{identity} may not send {type(message).__name__}"
+    if role == GUEST and isinstance(message, m.Spawned | m.ProcessExited):
+        theirs = message.name in (identity, f"{WORKER}-{number}")
+        return "" if theirs else f"{identity} speaks for {message.name!s:.40}"
     claimed = about.format(message)
     return f"{identity} speaks for {claimed:.40}" if claimed not in ("", identity) else ""
 
@@ -123,7 +132,11 @@ def allowed_peers_in(data: bytes) -> dict[str, str]:
     return names
 
 
-def keys_of(keyring: Keyring, names: Iterable[str]) -> dict[str, str]:
-    """Public key -> name; {} if the connections of this run have no keys."""
-    found = {keyring.public(name): name for name in names}
+def keys_of(
+    keyring: Keyring, names: Iterable[str], derived: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
+    """Public key -> name; {} if the connections of this run have no keys. derived: name -> what its
+    keys are derived from, if that is not the name.
+    """
+    found = {keyring.public(derived.get(name, name)): name for name in names}
     return {} if "" in found else found

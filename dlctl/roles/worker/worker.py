@@ -192,6 +192,8 @@ class Worker:
                 self.context.do(Exit(0, reason))
             case LoopLeft(reason):
                 self._leaves = reason
+                if self.training is not None:
+                    self.training.on_event(event, now)
                 self._on_drain(m.Drain(reason), now)
             case _ if self.training and isinstance(event, OF_STEPS + OF_GROUP):
                 self.training.on_event(event, now)

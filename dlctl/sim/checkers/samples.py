@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from dlctl.roles.coordinator.records import AddEvent
 from dlctl.roles.protocol.effects import Compute
 from dlctl.roles.protocol.loop_effects import PortionPart
 from dlctl.sim.checkers.base import Checker
@@ -67,15 +68,12 @@ class SamplesChecker(Checker):
             raise self.broken(f"{self.epochs} epochs were asked for, these done: {sorted(counts)}")
 
 
-def _has_it(holder: Process) -> bool:
-    return holder.alive and not holder.given_up
-
-
 class LeasesChecker(Checker):
     """A portion has one living holder until it is recorded as done, and none after that (a worker
-    that is given up does not count, it is fenced); the recorded portions cover the data epochs of a
-    finished run. If the coordinator `forgets`, because it dies while the disk is full, only the
-    latter is checked: the next one may lease unrecorded portions again. copies: the number of
+    that is given up does not count, it is fenced, nor one that was taken for gone); the recorded
+    portions cover the data epochs of a finished run. If the coordinator `forgets`, because it dies
+    while the disk is full, only the latter is checked: the next one may lease unrecorded portions
+    again. copies: the number of
     additional holders that may have backup copies.
     """
 
@@ -94,10 +92,14 @@ class LeasesChecker(Checker):
         """Portions reported done to a coordinator; its answer may be lost."""
         self._answered: set[tuple[Process, int]] = set()
         """(worker, number of its request)."""
+        self._left: set[tuple[str, int]] = set()
+        """Names and incarnations of those that are on record as gone without an agent's word."""
         self._unreceived: set[m.Lease] = set()
         """Answers over connections that were broken."""
 
     def on_effect(self, process: Process, effect: Effect) -> None:
+        if isinstance(effect, AddEvent) and effect.kind == "leave":
+            self._left.add((effect.daemon, effect.data["incarnation"]))
         if not isinstance(effect, Send):
             return
         match effect.message:
@@ -110,6 +112,10 @@ class LeasesChecker(Checker):
     def on_message(self, process: Process, peer: Peer, message: m.Message) -> None:
         if isinstance(message, m.PortionDone):
             self._reported.add((message.data_epoch, message.portion))
+
+    def _has_it(self, holder: Process) -> bool:
+        is_gone = (holder.name, holder.incarnation) in self._left
+        return holder.alive and not holder.given_up and not is_gone
 
     def _on_lease(self, coordinator: Process, peer: Peer, lease: m.Lease) -> None:
         key = (lease.data_epoch, lease.portion)
@@ -130,7 +136,7 @@ class LeasesChecker(Checker):
             return
         if key in self._noted:
             raise self.broken(f"portion {key} is done, and leased to {client}")
-        holders = [each for each in self._holders[key] if each is not client and _has_it(each)]
+        holders = [each for each in self._holders[key] if each is not client and self._has_it(each)]
         if len(holders) > self.copies:
             raise self.broken(f"portion {key} is leased to {client}, and {holders[0]} has it")
         self._holders[key] = [*holders, client]

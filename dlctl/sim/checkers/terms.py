@@ -72,7 +72,7 @@ class TermsChecker(Checker):
     def _on_welcome(self, process: Process, peer: Peer, welcome: m.Welcome) -> None:
         assert isinstance(peer, bytes)
         client = process.network.client(peer)
-        if welcome.name.startswith("agent") or not isinstance(client, Process):
+        if welcome.name.startswith(("agent", "guest")) or not isinstance(client, Process):
             return
         name, on_record = welcome.name, self._store.terms.get(welcome.name)
         if welcome.term != self._issued.get((process, name), on_record):

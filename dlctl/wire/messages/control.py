@@ -79,6 +79,9 @@ class ModelReady(Message):
     """Digest of the files that a map-style dataset lists; "": it lists none."""
     has_own_data: bool = False
     """The worker's training loop has data of its own, of which it counts the samples."""
+    values: str = ""
+    """Digest of the values that a training loop's model has at first, where no server and no other
+    replica replaces them; "": they do, or the run's seed determines them."""
 
 
 @record
@@ -353,6 +356,8 @@ class Spawn(Message):
     incarnation: int
     secret: str
     """The daemon's secret key; "" for connections without."""
+    job: bytes = b""
+    """To a guest, which has no file of the run: the job."""
 
 
 @record
@@ -588,3 +593,30 @@ class SampleFailed(Message):
 class SampleNoted(Message):
     data_epoch: int
     sample: int
+
+
+# ------------------------------------------------------------ control plane: guests
+
+
+@record
+class WantSlot(Message):
+    """From a guest: it would start a worker. Repeated until it is sent `Spawn`."""
+
+    name: str
+
+
+@record
+class InLine(Message):
+    """To a guest that waits for a slot."""
+
+    place: int
+    """How many guests get one before it, plus one; 0: the run does not give out any yet."""
+    reason: str
+    """Why no slot is free."""
+
+
+@record
+class Leaving(Message):
+    """From a guest: its user wants to leave, so its worker drains. Repeated until it has exited."""
+
+    name: str

@@ -109,8 +109,8 @@ def test_no_position_knows_of_a_later_character(chargpt):
 
 def test_the_script_of_one_process_trains_and_writes(chargpt, monkeypatch, capsys):
     directory = EXAMPLES / "chargpt"
-    told = ["single.py", "--samples", "64", "--batch-size", "16"]
-    monkeypatch.setattr(sys, "argv", told)
+    argv = ["single.py", "--samples", "64", "--batch-size", "16"]
+    monkeypatch.setattr(sys, "argv", argv)
     monkeypatch.setattr(chargpt, "EVALUATED", 16)
     monkeypatch.setattr(chargpt, "sample", partial(chargpt.sample, count=20))
     runpy.run_path(str(directory / "single.py"), run_name="__main__")

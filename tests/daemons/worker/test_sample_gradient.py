@@ -88,9 +88,9 @@ def test_replicas_that_step_alone_push_the_steps_of_a_round(job: Job) -> None:
 
 @pytest.mark.parametrize("loss", [" / 0", " * 1e30", " * float('nan')", ".sub(1e30).square()"])
 def test_a_gradient_that_is_not_finite_or_too_large_is_refused(job: Job, loss: str) -> None:
-    with pytest.raises(TaskError, match="batch 0 ") as said:
+    with pytest.raises(TaskError, match="batch 0 ") as raised:
         gradient(job(loss), None)
-    assert "measured_task.py:" in (said.value.where or "")
+    assert "measured_task.py:" in (raised.value.where or "")
 
 
 def test_a_later_batch_is_named_too(job: Job) -> None:
@@ -106,9 +106,9 @@ def test_a_model_that_begins_with_a_nan_is_refused_by_the_parameter_s_name(job: 
 def test_a_target_that_nobody_could_see_reached_is_refused(job: Job) -> None:
     made = job()
     aims = replace(made, job=replace(made.job, stop=config.Stop(target="accuracy >= 0.9")))
-    with pytest.raises(TaskError, match="evaluate") as said:
+    with pytest.raises(TaskError, match="evaluate") as raised:
         build_replica(aims, slot=1)
-    assert "measured_task.py:" in (said.value.where or "")
+    assert "measured_task.py:" in (raised.value.where or "")
 
 
 def test_only_who_begins_the_run_needs_the_file_to_begin_with(job: Job, tmp_path: Path) -> None:

@@ -471,14 +471,14 @@ def test_metrics_are_means_over_the_samples_of_a_step(task_of) -> None:
 
 
 def test_a_loss_hears_of_the_steps_that_were_made(task_of) -> None:
-    told: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
 
     def loss(model: nn.Module, batch: Tensor, *, step: int, epoch: int) -> Tensor:
-        told.append((step, epoch))
-        return model(batch).mean() * (float("nan") if len(told) == 3 else 1.0)
+        calls.append((step, epoch))
+        return model(batch).mean() * (float("nan") if len(calls) == 3 else 1.0)
 
     stepper = stepper_of(task_of(loss=loss))
     half = (torch.ones(1, 6), 0.5)
     for batches in ([half, half], [half], [half]):
         stepper.step(batches, epoch=4)
-    assert told == [(0, 4), (0, 4), (1, 4), (1, 4)], "the second step was none"
+    assert calls == [(0, 4), (0, 4), (1, 4), (1, 4)], "the second step was none"

@@ -66,9 +66,9 @@ def test_the_code_of_the_start_is_used_until_it_is_forgotten(project: Path) -> N
     assert task_code.changed(run) == []
     for path in (project / "train.py", project / "helpers" / "sizes.py", project / "late.py"):
         path.write_text("\n" * 20 + path.read_text().replace("= 1", "= 2").replace("n 1", "n 2"))
-    said = worker(project)
-    assert said.startswith("1 1 1 project\n")
-    assert "# line of version 1" in said, "tracebacks show what has run"
+    output = worker(project)
+    assert output.startswith("1 1 1 project\n")
+    assert "# line of version 1" in output, "tracebacks show what has run"
     assert len(task_code.changed(run)) == 3
     for name in ("train", "late", "helpers/sizes"):
         (project / f"{name}.py").rename(project / f"{name}.old")

@@ -262,7 +262,7 @@ def test_one_method_may_have_both_names_of_collate() -> None:
     assert Task(Both()).has("collate")
 
 
-def told(**more: Any) -> list[str]:
+def warnings(**more: Any) -> list[str]:
     return task(**more).unused()
 
 
@@ -276,13 +276,13 @@ def told(**more: Any) -> list[str]:
 )  # fmt: skip
 def test_a_name_that_is_close_to_a_part_is_told(name: str, part: str) -> None:
     line = f"the task has {name}, which dlctl does not use: did you mean {part}?"
-    assert told(**{name: lambda *_: None}) == [line]
-    assert told(**{name: lambda *_: None, part: lambda *_: None}) == [], "it has that one"
+    assert warnings(**{name: lambda *_: None}) == [line]
+    assert warnings(**{name: lambda *_: None, part: lambda *_: None}) == [], "it has that one"
 
 
 def test_data_that_is_close_to_a_part_that_may_be_data_is_told() -> None:
-    assert "sample_weights?" in told(sample_weight=torch.ones(3))[0]
-    assert told(eval=torch.ones(3), stage=3, finished=False) == []
+    assert "sample_weights?" in warnings(sample_weight=torch.ones(3))[0]
+    assert warnings(eval=torch.ones(3), stage=3, finished=False) == []
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_data_that_is_close_to_a_part_that_may_be_data_is_told() -> None:
      ("batch_sampler", "workers.batch_size")],
 )  # fmt: skip
 def test_what_the_job_file_sets_is_told(name: str, key: str) -> None:
-    (line,) = told(**{name: object()})
+    (line,) = warnings(**{name: object()})
     assert line.startswith(f"the task has {name}, which dlctl does not use: {key}")
 
 

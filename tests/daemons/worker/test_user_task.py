@@ -368,23 +368,23 @@ def test_numbers_of_all_kinds_are_metrics(task_of):
 
 
 def test_a_loss_is_told_of_step_and_epoch_as_far_as_it_asks(task_of):
-    told: list[tuple[object, ...]] = []
+    calls: list[tuple[object, ...]] = []
 
     def both(model: nn.Module, batch: torch.Tensor, *, step: int, epoch: int) -> torch.Tensor:
-        told.append((step, epoch))
+        calls.append((step, epoch))
         return model(batch).mean()
 
     def one(model: nn.Module, batch: torch.Tensor, epoch: int = -1) -> torch.Tensor:
-        told.append((epoch,))
+        calls.append((epoch,))
         return model(batch).mean()
 
     def neither(step: nn.Module, batch: torch.Tensor, **others: int) -> torch.Tensor:
-        told.append((others,))
+        calls.append((others,))
         return step(batch).mean()
 
     for loss in (both, one, neither):
         task_of(loss=loss).loss(nn.Linear(6, 1), torch.ones(2, 6), 7, 2)
-    assert told == [(7, 2), (2,), ({},)]
+    assert calls == [(7, 2), (2,), ({},)]
 
 
 def test_what_finish_returns_is_text_or_nothing(task_of):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dlctl.roles.agent.agent import Agent, ProcessStarted
+from dlctl.roles.agent.agent import Agent
+from dlctl.roles.agent.children import ProcessStarted
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import ProcessEnded, SignalProcess, StartProcess
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
@@ -17,7 +18,7 @@ def agent() -> Agent:
     return Agent(Register("run-1", "agent", "agent-0", 1, 1, "here", "0"), 1.0)
 
 
-def told(one: Agent, message: m.Message) -> list[Effect]:
+def handle(one: Agent, message: m.Message) -> list[Effect]:
     return one.handle(Received(COORDINATOR, message), 1.0)
 
 
@@ -30,48 +31,48 @@ def exits(effects: list[Effect]) -> list[tuple[str, int, int]]:
 def with_dead_child(status: int) -> Agent:
     """Its worker-1.5 has died, and a coordinator that is gone has noted that."""
     one = agent()
-    assert StartProcess(SPAWN_5) in told(one, SPAWN_5)
+    assert StartProcess(SPAWN_5) in handle(one, SPAWN_5)
     one.handle(ProcessStarted(m.Spawned("worker-1", 5, 77)), 1.0)
     one.handle(ProcessEnded(m.ProcessExited("worker-1", 5, status, ())), 1.0)
-    told(one, m.ExitNoted("worker-1", 5))
+    handle(one, m.ExitNoted("worker-1", 5))
     assert ("exit", "worker-1", 5) not in one.context.retries
     return one
 
 
 def test_an_agent_says_so_if_there_is_nobody_to_kill() -> None:
     one = agent()
-    assert exits(told(one, m.Kill("worker-1", 4, 9))) == [("worker-1", 4, STATUS_UNKNOWN)]
+    assert exits(handle(one, m.Kill("worker-1", 4, 9))) == [("worker-1", 4, STATUS_UNKNOWN)]
     assert ("exit", "worker-1", 4) in one.context.retries, "until it is noted"
 
 
 def test_an_agent_that_is_to_kill_the_dead_says_how_they_ended() -> None:
     one = with_dead_child(-11)
-    assert exits(told(one, m.Kill("worker-1", 5, 9))) == [("worker-1", 5, -11)]
-    assert exits(told(one, m.Kill("worker-1", 4, 9))) == [("worker-1", 5, -11)]
-    assert exits(told(one, m.Kill("worker-1", 6, 9))) == [("worker-1", 6, STATUS_UNKNOWN)]
+    assert exits(handle(one, m.Kill("worker-1", 5, 9))) == [("worker-1", 5, -11)]
+    assert exits(handle(one, m.Kill("worker-1", 4, 9))) == [("worker-1", 5, -11)]
+    assert exits(handle(one, m.Kill("worker-1", 6, 9))) == [("worker-1", 6, STATUS_UNKNOWN)]
 
 
 def test_whoever_lives_is_killed_and_reported_when_it_has_ended() -> None:
     one = agent()
-    told(one, SPAWN_5)
+    handle(one, SPAWN_5)
     one.handle(ProcessStarted(m.Spawned("worker-1", 5, 77)), 1.0)
-    effects = told(one, m.Kill("worker-1", 5, 9))
+    effects = handle(one, m.Kill("worker-1", 5, 9))
     assert effects == [SignalProcess("worker-1", 5, 9)]
 
 
 def test_a_process_that_has_ended_is_not_said_to_be_started() -> None:
     one = with_dead_child(-9)
     for incarnation in (4, 5):
-        effects = told(one, m.Spawn("worker-1", "worker", incarnation, ""))
+        effects = handle(one, m.Spawn("worker-1", "worker", incarnation, ""))
         assert exits(effects) == [("worker-1", 5, -9)]
         assert not [e for e in effects if isinstance(e, StartProcess)]
         assert not [e for e in effects if isinstance(e, Send) and isinstance(e.message, m.Spawned)]
     spawn = m.Spawn("worker-1", "worker", 6, "")
-    assert StartProcess(spawn) in told(one, spawn)
+    assert StartProcess(spawn) in handle(one, spawn)
 
 
 def test_an_agent_starts_with_the_settings_that_were_set_while_there_was_none() -> None:
     one = agent()
-    effects = told(one, m.Welcome("agent-0", 0, 0, b"", {"log_level": "debug"}))
+    effects = handle(one, m.Welcome("agent-0", 0, 0, b"", {"log_level": "debug"}))
     assert Configure("log_level", "debug") in effects
     assert one.live.log_level == "debug"

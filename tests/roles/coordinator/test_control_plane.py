@@ -466,10 +466,10 @@ def test_a_checkpoint_without_a_residual_says_so_in_the_history_if_there_was_one
         saving.machine.job = replace(saving.job, compression=Choice(name="none"))
     saving.machine.on_deadline(SAVED_AT + SAVE_S_MAX)
     saving.machine.on_event(CheckpointEnded(8, ""), SAVED_AT + SAVE_S_MAX)
-    told = [effect for effect in saving.context.clear() if isinstance(effect, AddEvent)]
+    events = [effect for effect in saving.context.clear() if isinstance(effect, AddEvent)]
     expected = [("checkpoint", "worker-1")] if leaves_residuals else []
-    assert [(event.kind, event.daemon) for event in told] == expected
-    assert all(event.text.endswith("worker-1's residual") for event in told)
+    assert [(event.kind, event.daemon) for event in events] == expected
+    assert all(event.text.endswith("worker-1's residual") for event in events)
     assert saving.rows[0]["without"] == [name for _, name in expected]
 
 

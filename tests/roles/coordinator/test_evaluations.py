@@ -82,9 +82,9 @@ def test_a_target_is_read_as_the_job_file_has_it(text: str, target: Target) -> N
     ],
 )
 def test_a_target_out_of_reach_names_the_metrics_that_there_are(names: list[str], why: str) -> None:
-    told = Target.parse("acuracy >= 0.5").missing_in(names)
-    assert told.startswith("the target acuracy >= 0.5 ")
-    assert told.endswith(why)
+    text = Target.parse("acuracy >= 0.5").missing_in(names)
+    assert text.startswith("the target acuracy >= 0.5 ")
+    assert text.endswith(why)
     assert not Target.parse("acuracy >= 0.5").missing_in([*names, "acuracy"])
 
 

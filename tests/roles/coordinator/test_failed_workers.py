@@ -119,8 +119,8 @@ def test_who_says_that_it_evaluates_and_was_not_asked_to_is_not_waited_for_at_th
 
 def test_an_error_without_a_word_counts_too_and_one_that_is_not_fatal_is_refused() -> None:
     run = AtWork(3)
-    (said,) = refused(run.fails(1, "a notice", fatal=False))
-    assert "fatal" in said
+    (text,) = refused(run.fails(1, "a notice", fatal=False))
+    assert "fatal" in text
     assert run.worker(1).error == ""
     run.fails(1, "")
     run.exits(1)
@@ -173,8 +173,8 @@ def test_a_worker_that_builds_something_else_is_taken_out(size, samples, why) ->
 
 def test_a_layout_that_is_none_is_refused() -> None:
     run = AtWork(3)
-    (said,) = refused(run.hear(1, m.ModelReady("worker-1", b"[[", 64)))
-    assert "model" in said
+    (text,) = refused(run.hear(1, m.ModelReady("worker-1", b"[[", 64)))
+    assert "model" in text
     assert (run.state, run.worker(1).error) == ("running", "")
 
 

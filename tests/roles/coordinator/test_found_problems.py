@@ -29,6 +29,7 @@ class Run:
         self.row: dict[str, Any] = {}
         self.context, self.shutdown = SimpleNamespace(unwritten=""), None
         self.job = SimpleNamespace(timeouts=SimpleNamespace(silent_s=30.0))
+        self.lacking = lambda: ""
         for daemon in self.members.daemons.values():
             daemon.restore_state("running")
             daemon.incarnation = 2

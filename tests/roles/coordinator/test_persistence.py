@@ -111,9 +111,9 @@ def test_the_next_coordinator_goes_on_from_the_memory_of_an_old_one() -> None:
 
 def test_an_event_that_changes_nothing_is_followed_by_no_record() -> None:
     machine, _ = successor()
-    said = Report("worker-0", 1, "computing", "", {"portions": 1})
-    machine.handle(Received(b"worker-0", said), NOW)
-    assert remembered(machine.handle(Received(b"worker-0", said), NOW + 0.01)) == {}
+    report = Report("worker-0", 1, "computing", "", {"portions": 1})
+    machine.handle(Received(b"worker-0", report), NOW)
+    assert remembered(machine.handle(Received(b"worker-0", report), NOW + 0.01)) == {}
     assert remembered(machine.handle(DeadlineReached(), NOW + 0.02)) == {}
     assert set(remembered(machine.handle(DeadlineReached(), NOW + 1.0))) == {"clock"}
 

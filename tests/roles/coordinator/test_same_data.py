@@ -98,6 +98,19 @@ class Led:
         return data
 
 
+def test_training_loops_begin_with_the_same_values() -> None:
+    """Replicas that exchange only gradients would else never be the same model."""
+    led = Led(MAP)
+    assert led.builds("worker-0", samples=40, values="a") == ""
+    assert "torch.manual_seed" in led.builds("worker-1", samples=40, values="b")
+    same = Led(MAP)
+    assert same.builds("worker-0", samples=40, values="a") == ""
+    assert same.builds("worker-1", samples=40, values="a") == ""
+    resumed = Led(MAP, data=same.saves())
+    assert resumed.builds("worker-0", samples=40, values="a") == ""
+    assert resumed.builds("worker-1", samples=40, values="b") == ""
+
+
 def test_the_order_of_the_first_worker_is_the_run_s_and_the_numbers_are_by_name() -> None:
     led = Led(STREAM)
     assert led.builds("worker-0", "d a c b") == ""

@@ -85,12 +85,12 @@ def test_a_server_that_waits_for_room_looks_again_by_itself() -> None:
     keeping.log.disk.tight = 1
     second = Life(keeping, 2, keep=True)
     assert second.server.phase() == (WAITS_FOR_SPACE, "")
-    now, said = 0.0, []
+    now, effects = 0.0, []
     for _ in range(5):
         now = second.server.deadline()
         assert now is not None
-        said += second.server.handle(DeadlineReached(), now)
-    assert not [effect for effect in said if isinstance(effect, Note | Exit)], "it was told once"
+        effects += second.server.handle(DeadlineReached(), now)
+    assert not [effect for effect in effects if isinstance(effect, Note | Exit)], "it was told once"
     keeping.log.disk.tight = 0
     until = now + LOOK_S
     while second.server.serving is None and now < until:
@@ -200,13 +200,13 @@ def test_buffers_are_the_initial_ones_until_replicas_push_theirs_again() -> None
 
 def test_a_worker_whose_buffers_are_refused_is_named_once() -> None:
     life = at_work(Keeping())
-    told = []
+    notes = []
     for slot, term in ((0, 1), (1, 1), (1, 2)):
         life.join(slot, term)
         for _ in range(3):
             effects = life.tell(m.PushBuffers(slot, term, 8, np.full(2, np.nan)), b"worker")
-            told += [effect.text for effect in effects if isinstance(effect, Note)]
-    assert [text.partition(":")[0] for text in told] == ["worker-0", "worker-1", "worker-1"]
+            notes += [effect.text for effect in effects if isinstance(effect, Note)]
+    assert [text.partition(":")[0] for text in notes] == ["worker-0", "worker-1", "worker-1"]
 
 
 def test_an_epoch_that_has_joined_fences_the_one_before_it_after_a_restart_too() -> None:

@@ -362,14 +362,14 @@ class Slowest(ShardSide):
 
     def __init__(self, options: Any, shard: Any) -> None:
         super().__init__(options, shard)
-        self.said: dict[int, int] = {}
+        self.clocks: dict[int, int] = {}
         self.slots: frozenset[int] = frozenset()
 
     def clock(self) -> int:
-        return min((self.said.get(slot, 0) for slot in self.slots), default=0)
+        return min((self.clocks.get(slot, 0) for slot in self.slots), default=0)
 
     def push(self, push: m.Push, delta: Delta) -> list[PushOutcome]:
-        self.said[push.slot] = push.clock
+        self.clocks[push.slot] = push.clock
         return [push.outcome(APPLIED)]
 
     def members(self, slots: frozenset[int]) -> list[PushOutcome]:
@@ -639,10 +639,10 @@ def saved(lives: list[Life], run: Path) -> Path:
         assert isinstance(effect, SaveArrays)
         sha256, nbytes = checkpoints.write_arrays(directory / effect.file, effect.arrays)
         (send,) = life.server.handle(ArraysSaved(1, sha256, nbytes, ""), 0.0)
-        told = send.message
-        assert isinstance(told, m.Saved)
-        part = {"name": f"server-{index}", "file": told.file, "sha256": sha256, "nbytes": nbytes}
-        state = json.loads(json.dumps(told.state))
+        reply = send.message
+        assert isinstance(reply, m.Saved)
+        part = {"name": f"server-{index}", "file": reply.file, "sha256": sha256, "nbytes": nbytes}
+        state = json.loads(json.dumps(reply.state))
         parts.append({**part, "lo": state["lo"], "hi": state["hi"], "state": state})
     layout = Layout.from_bytes(LAYOUT).to_rows()
     checkpoints.write_manifest(directory, whole(step=12, shards=parts, layout=layout))

@@ -17,7 +17,7 @@ def play() -> Play:
     play = Play()
     play.joined(term=1)
     play.happens(ArraysLoaded({"residual": np.zeros(SIZE, np.float32)}, {}))
-    play.told(m.Moved(0, 2, "elsewhere", ""))
+    play.hears(m.Moved(0, 2, "elsewhere", ""))
     return play
 
 
@@ -28,10 +28,10 @@ def fenced(term: int) -> m.Ack:
 def test_an_ack_of_a_replaced_server_is_ignored_as_soon_as_its_successor_is_known(
     play: Play,
 ) -> None:
-    play.told(fenced(term=1), "server-0")
+    play.hears(fenced(term=1), "server-0")
     assert play.of(Exit) == []
 
 
 def test_an_ack_of_its_successor_counts(play: Play) -> None:
-    play.told(fenced(term=2), "server-0")
+    play.hears(fenced(term=2), "server-0")
     assert len(play.of(Exit)) == 1

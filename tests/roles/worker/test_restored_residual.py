@@ -44,19 +44,19 @@ class Play:
         self.worker = Worker(registration, job, DOWNPOUR, compressor)
         self.done: list[Effect] = []
         self.happens(Started())
-        self.told(m.Welcome("worker-0", 0, 1, b"", {}))
+        self.hears(m.Welcome("worker-0", 0, 1, b"", {}))
         none, layout = np.zeros(0), layout_of(SIZE).to_bytes()
         self.happens(ModelBuilt(m.ModelReady("", layout, 8), np.zeros(SIZE, np.float32), none))
-        self.told(m.Topology(("address",), ("",), False, "ckpt/000000000120-3"))
+        self.hears(m.Topology(("address",), ("",), False, "ckpt/000000000120-3"))
 
     def happens(self, event: Event) -> None:
         self.done += self.worker.handle(event, 0.0)
 
-    def told(self, message: m.Message, peer: str = COORDINATOR) -> None:
+    def hears(self, message: m.Message, peer: str = COORDINATOR) -> None:
         self.happens(Received(peer, message))
 
     def joined(self, term: int = 1) -> None:
-        self.told(m.Joined(0, term, 0, 0, SIZE, True, 0), "server-0")
+        self.hears(m.Joined(0, term, 0, 0, SIZE, True, 0), "server-0")
 
     def of(self, kind: type) -> list[Any]:
         """The effects, or messages, of a type."""
@@ -72,9 +72,9 @@ def test_who_is_drained_and_saved_before_its_residual_has_come_saves_it_when_it_
     play = Play()
     play.joined()
     assert play.of(LoadArrays) == [LoadArrays("ckpt/000000000120-3")]
-    play.told(m.Drain("stopped"))
-    play.told(m.Save(4, "ckpt/000000000120-4"))
-    play.told(m.Save(4, "ckpt/000000000120-4"))
+    play.hears(m.Drain("stopped"))
+    play.hears(m.Save(4, "ckpt/000000000120-4"))
+    play.hears(m.Save(4, "ckpt/000000000120-4"))
     assert play.of(SaveArrays) == play.of(m.Saved) == []
     play.happens(ArraysLoaded({"residual": RESIDUAL}, {}))
     (save,) = play.of(SaveArrays)
@@ -94,7 +94,7 @@ def test_nothing_is_asked_for_before_the_residual_has_come() -> None:
 def test_a_server_that_is_joined_again_meanwhile_does_not_let_it_begin() -> None:
     play = Play()
     play.joined()
-    play.told(m.Moved(0, 2, "elsewhere", ""))
+    play.hears(m.Moved(0, 2, "elsewhere", ""))
     play.joined(term=2)
     assert len(play.of(LoadArrays)) == 1
     assert play.of(m.LeaseRequest) == []
@@ -116,11 +116,11 @@ def test_who_hangs_in_a_batch_saves_unless_torch_keeps_something(
     play = Play(replace(JOB, inner=config.Choice(name=name, options=options)))
     play.joined()
     play.happens(ArraysLoaded({"residual": RESIDUAL}, {}))
-    play.told(m.Lease(play.of(m.LeaseRequest)[0].request, 0, 0, 0, 8))
+    play.hears(m.Lease(play.of(m.LeaseRequest)[0].request, 0, 0, 0, 8))
     (fetch,) = play.of(m.Fetch)
     values = np.zeros(SIZE, np.float32)
-    play.told(m.Parameters(0, 1, fetch.request, 0, values), "server-0")
+    play.hears(m.Parameters(0, 1, fetch.request, 0, values), "server-0")
     assert len(play.of(Compute)) == 1
-    play.told(m.Save(4, "ckpt/000000000120-4"))
+    play.hears(m.Save(4, "ckpt/000000000120-4"))
     assert len(play.of(SaveArrays)) == saves
     assert play.of(TakeComputeState) == []

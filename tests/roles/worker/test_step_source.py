@@ -125,11 +125,11 @@ class Play:
         self.version = 0
         layout = layout_of(SIZE).to_bytes()
         self.happens(Started())
-        self.told(m.Welcome("worker-0", 0, 1, b"", {}))
+        self.hears(m.Welcome("worker-0", 0, 1, b"", {}))
         self.model = np.zeros(SIZE, np.float32)
         self.happens(ModelBuilt(m.ModelReady("", layout, 8), self.model, np.zeros(0)))
-        self.told(m.Topology(("address",), ("",), False, ""))
-        self.told(m.Joined(0, 1, 0, 0, SIZE, True, 0), "server-0")
+        self.hears(m.Topology(("address",), ("",), False, ""))
+        self.hears(m.Joined(0, 1, 0, 0, SIZE, True, 0), "server-0")
 
     def happens(self, event: Event, now: float = 0.0) -> None:
         effects = self.worker.handle(event, now)
@@ -138,13 +138,15 @@ class Play:
             match message:
                 case m.Fetch():
                     values = np.full(SIZE, self.version, np.float32)
-                    self.told(m.Parameters(0, 1, message.request, self.version, values), "server-0")
+                    self.hears(
+                        m.Parameters(0, 1, message.request, self.version, values), "server-0"
+                    )
                 case m.Push():
                     self.version += 1
                     ack = m.Ack(0, 1, message.seq, m.APPLIED, self.version, 0, message.seq + 1)
-                    self.told(ack, "server-0")
+                    self.hears(ack, "server-0")
 
-    def told(self, message: m.Message, peer: str = COORDINATOR) -> None:
+    def hears(self, message: m.Message, peer: str = COORDINATOR) -> None:
         self.happens(Received(peer, message))
 
     def step(self, *values: float) -> None:
@@ -175,9 +177,9 @@ def test_steps_of_a_loop_are_pushed_and_the_model_follows_without_a_lease_or_a_b
 def test_it_is_drained_saved_and_counted_out_like_any_other() -> None:
     play = Play()
     play.step(1.0, 1.0, 1.0)
-    play.told(m.Save(1, "ckpt/1"))
+    play.hears(m.Save(1, "ckpt/1"))
     assert not play.worker.training.has_unpushed_steps()
-    play.told(m.Drain("stopped"))
+    play.hears(m.Drain("stopped"))
     assert play.worker.phase() == "drained"
     assert play.of(m.Drained)
 

@@ -342,3 +342,17 @@ def one_member_loses_the_model(patch: Patch) -> None:
         honest(self, peer, message, now)
 
     patch.setattr(Groups, "on_broken", on_broken)
+
+
+@mutant(
+    "what a guest had when it was taken for gone is leased to nobody",
+    "LivenessChecker", scenario="joins", first=3,
+)  # fmt: skip
+def guests_keep_their_portions(patch: Patch) -> None:
+    honest = Leases.gone
+
+    def gone(self, slot, now):
+        worker = self.run.members.get(f"worker-{slot}")
+        return 0 if worker is not None and worker.key else honest(self, slot, now)
+
+    patch.setattr(Leases, "gone", gone)

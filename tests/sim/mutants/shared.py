@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from planting import Patch, mutant
 
-from dlctl.roles.agent.agent import Agent
+from dlctl.roles.agent.children import HostedProcesses
 from dlctl.roles.protocol.retry import Retries
 from dlctl.roles.server.server import Server
 from dlctl.roles.worker.worker import Worker
@@ -36,7 +36,7 @@ def retry_is_changed(patch: Patch) -> None:
 )  # fmt: skip
 def two_servers_of_one_shard(patch: Patch) -> None:
     """As if an agent did not kill, and no lock kept the next one out."""
-    honest_kill, honest_take = Agent._on_kill, KeptStates._take
+    honest_kill, honest_take = HostedProcesses.on_kill, KeptStates._take
 
     def on_kill(self, message, now):
         child = self._children.get(message.name)
@@ -44,7 +44,7 @@ def two_servers_of_one_shard(patch: Patch) -> None:
             honest_kill(self, message, now)
             return
         child.exited = m.ProcessExited(message.name, message.incarnation, -9, (), "")
-        self._report_exit(child.exited, now)
+        self.on_ended(child.exited, now)
 
     def take(self, spec):
         kept = self.kept.get(spec.shard)
@@ -52,7 +52,7 @@ def two_servers_of_one_shard(patch: Patch) -> None:
             kept.holder.given_up = True
         return honest_take(self, spec)
 
-    patch.setattr(Agent, "_on_kill", on_kill)
+    patch.setattr(HostedProcesses, "on_kill", on_kill)
     patch.setattr(KeptStates, "_take", take)
 
 

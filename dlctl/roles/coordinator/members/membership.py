@@ -31,8 +31,8 @@ from dlctl.wire.messages import Json, ProcessExited
 
 BACKOFF_S = {"agent": (0.5, 2.0), "server": (0.1, 2.0), "worker": (0.5, 30.0)}
 """Initial and maximum backoff before a restart. Short for servers: all workers wait for them."""
-ROLES = tuple(BACKOFF_S)
-LIFE_S = {"agent": 3.0, "server": 1.0, "worker": 10.0}
+ROLES = (*BACKOFF_S, "guest")
+LIFE_S = {"agent": 3.0, "server": 1.0, "worker": 10.0, "guest": 0.0}
 """A process that was ready and lived longer did not die of its start: its death does not count
 with earlier ones, unless it exited on its own in the same way (`crash_loops`)."""
 
@@ -45,7 +45,7 @@ _SHOWN = (
 LASTING = (
     "state", "role", "index", "agent", "incarnation", "agent_incarnation", "term", "address", "pid",
     "host", "registered", "model_ready", "has_worked", "has_served", "asked_for_data", "drained",
-    "leaving", "restarts", "deaths_in_row", "settings", "error",
+    "leaving", "restarts", "deaths_in_row", "settings", "error", "key",
 )  # fmt: skip
 """The fields of a daemon that are persisted (see `Persistence`)."""
 _lasting = attrgetter(*LASTING)
@@ -59,10 +59,13 @@ class Daemon(Observed):
     role: str
     index: int
     agent: str = HOME_AGENT
-    """The agent that starts it; for an agent its own name."""
+    """The agent, or guest, that starts it; for an agent or a guest its own name."""
     incarnation: int = 0
     place: int = 0
     _state: str = field(default=daemon_states.PENDING, init=False)
+    key: str = ""
+    """What its keys are derived from, if it has come with an invitation; "": from its name. It is
+    not restarted, and that it leaves is no problem."""
     phase: str = ""
     waiting_for: str = ""
     waiting_since: float | None = None
@@ -128,6 +131,11 @@ class Daemon(Observed):
         """Take over the state that an earlier coordinator has recorded."""
         assert state in daemon_states.STATES, state
         self._state = state
+
+    @property
+    def keys_of(self) -> str:
+        """What its keys are derived from."""
+        return self.key or self.name
 
     @property
     def alive(self) -> bool:
@@ -260,6 +268,8 @@ class Membership:
         self.daemons: dict[str, Daemon] = {}
         """All daemons by name. Only the methods of this class change it."""
         self._takes_workers = takes_workers
+        self.reserved: set[int] = set()
+        """Slots of workers that may join."""
         self._places = count()
         self._observers: dict[str, list[MembershipObserver]] = {}
         """Attribute of a daemon -> the observers of its changes."""
@@ -300,9 +310,9 @@ class Membership:
 
     # ------------------------------------------------------------ the daemons of a run
 
-    def _add(self, name: str, agent: str) -> Daemon:
+    def _add(self, name: str, agent: str, key: str = "") -> Daemon:
         role, _, index = name.partition("-")
-        daemon = Daemon(name, role, int(index), agent, self._before.get(name, 0))
+        daemon = Daemon(name, role, int(index), agent, self._before.get(name, 0), key=key)
         self._take_in(daemon)
         return daemon
 
@@ -325,8 +335,24 @@ class Membership:
 
     def add_worker(self) -> Daemon:
         """Add the next slot. If the slot existed before, its incarnation numbers continue."""
-        index = 1 + max((d.index for d in self.of_role("worker")), default=-1)
+        own = (worker.index for worker in self.of_role("worker") if not worker.key)
+        index = 1 + max(own, default=-1)
+        while index in self.reserved:
+            index += 1
         return self._add(f"worker-{index}", self.least_busy())
+
+    def add_invited(self, name: str, guest: str, key: str) -> Daemon:
+        """Add a guest, or its worker."""
+        return self._add(name, guest, key)
+
+    def key_sources(self) -> dict[str, str]:
+        """What the keys of the daemons that came with an invitation are derived from."""
+        return {name: daemon.key for name, daemon in self.daemons.items() if daemon.key}
+
+    def newest(self, name: str) -> int:
+        """The newest incarnation under this name; 0: none is known."""
+        daemon = self.daemons.get(name)
+        return self._before.get(name, 0) if daemon is None else daemon.incarnation
 
     def least_busy(self) -> str:
         """The agent for one more worker: the reachable agent with the fewest; else one that may
@@ -416,7 +442,7 @@ class Membership:
         quarantined; "" if not.
         """
         workers = self.of_role("worker")
-        if not all(worker.state == "quarantined" for worker in workers):
+        if not workers or any(worker.state != "quarantined" for worker in workers):
             return ""
         newest = max(workers, key=lambda worker: (worker.last_exit or {}).get("at", 0.0))
         return f"{NO_WORKER}: {newest.name}: {newest.error or 'it is quarantined'}"

@@ -20,8 +20,9 @@ from dlctl.roles.coordinator.members.crash_loops import NO_ROOM, UNSAID, blame
 from dlctl.roles.coordinator.members.membership import Daemon
 from dlctl.roles.coordinator.members.selections import ByContact, Due
 from dlctl.roles.coordinator.run_state import CoordinatorPart
+from dlctl.roles.coordinator.supervision.guests import Guests
 from dlctl.roles.coordinator.supervision.host_failures import HostFailures
-from dlctl.roles.coordinator.supervision.scaling import Scaling
+from dlctl.roles.coordinator.supervision.scaling import REMOVAL, Scaling
 from dlctl.roles.coordinator.training.frozen import FrozenParameters
 from dlctl.roles.coordinator.training.leases import Leases
 from dlctl.roles.protocol.context import EXIT_FENCED, EXIT_POISONED
@@ -78,6 +79,7 @@ class FailureDetector(CoordinatorPart):
     frozen: FrozenParameters
     scaling: Scaling
     host_failures: HostFailures
+    guests: Guests
     _checked_at: float = field(default=0.0, init=False)
     _was_cut_off: bool = field(default=False, init=False)
     script_at: float = field(default=0.0, init=False)
@@ -194,6 +196,10 @@ class FailureDetector(CoordinatorPart):
         if self._may_be_a_script_that_ends(daemon):
             return
         daemon.heard_at = now  # Once per limit.
+        if daemon.role == "guest":
+            daemon.killed_for = f"no heartbeat for {self.limit_s:.0f} s"
+            self.presume_dead(daemon, now)
+            return
         self._kill(daemon, f"no heartbeat for {self.limit_s:.0f} s", now, code="heartbeat-late")
 
     def compare(self, agent: Daemon, children: object, now: float) -> None:
@@ -269,7 +275,7 @@ class FailureDetector(CoordinatorPart):
         daemon.ended(end, now, cause, is_planned=planned)
         self._drop_requests(name)
         text = f"{name} ended: {_text(daemon)}{blame(daemon.last_exit or {})}"
-        kind = "stop" if planned else "exit"
+        kind = "stop" if planned else "leave" if daemon.key else "exit"
         last_lines = [] if planned else list(end.last_lines[-5:])
         if daemon.role != "agent" or not self.host_failures.is_away(daemon):
             self.context.event(kind, name, text, last_lines=last_lines, incarnation=end.incarnation)
@@ -277,6 +283,11 @@ class FailureDetector(CoordinatorPart):
         self.checkpointing.on_gone(name, now)
         self.frozen.on_gone(name, now)
         self.evaluations.gone(name)
+        if daemon.role == "guest":
+            self.guests.lose(daemon, now)
+            return
+        if daemon.key and not (daemon.leaving and self.members.agent_of(daemon).alive):
+            daemon.leaving = REMOVAL  # Its guest asks for the slot again, or not.
         if self.scaling.on_exit(daemon, now):
             return
         if daemon.role == "worker":
@@ -398,6 +409,10 @@ class FailureDetector(CoordinatorPart):
             return  # It is repeated.
         worker.error = error[:ERROR_CHARS_MAX] or f"it failed {UNSAID}"
         self.context.event("error", worker.name, worker.error, detail=detail)
+        if worker.key:  # The run goes on without it.
+            self.context.send(worker.name, m.Dismiss(worker.error))
+            worker.kill_at = now + EXIT_S
+            return
         others = [other for other in self.members.of_role("worker") if other is not worker]
         alike = [w.name for w in others if w.error and are_alike(w.error, worker.error)]
         are_lost = all(w.error or w.state == daemon_states.QUARANTINED for w in others)

@@ -9,8 +9,9 @@ receive their addresses.
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 
 from dlctl.errors import DlctlError
 from dlctl.job import batches, placement
@@ -51,6 +52,8 @@ class Past:
     """The predecessor's persisted state, if this coordinator continues from it."""
     agents: dict[str, int] = field(default_factory=dict)
     """Agents that are running now -> their incarnations."""
+    wall_s: float = 0.0
+    """The wall clock when this coordinator begins, in seconds since 1970."""
     gone_s: float = 0.0
     """How long there was no coordinator, by the wall clock; 0.0: unknown."""
     unwritten_s: float = 0.0
@@ -78,6 +81,8 @@ class Registration(Owner):
         """
         self.under_way = False
         """The workers have been released."""
+        self._values = ""
+        """`ModelReady.values` of the first training loop that has reported them."""
         self.layout: Layout | None = None
         self._bytes, self._samples = b"", 0
         self._before = Layout.from_rows(past.manifest["layout"]) if past.manifest else None
@@ -129,9 +134,16 @@ class Registration(Owner):
     def request_spawn(self, daemon: Daemon, now: float) -> None:
         """Have the agent start this incarnation."""
         daemon.agent_incarnation = self.members.agent_of(daemon).incarnation
-        secret = self.keyring.secret(daemon.name)
-        message = m.Spawn(daemon.name, daemon.role, daemon.incarnation, secret)
+        secret = self.keyring.secret(daemon.keys_of)
+        job = self._job() if daemon.key else b""
+        message = m.Spawn(daemon.name, daemon.role, daemon.incarnation, secret, job)
         self.context.ask(("spawn", daemon.name), daemon.agent, message, now)
+
+    def _job(self) -> bytes:
+        """The job, for a guest, whose machine has no file of this run. The other hosts are none of
+        its business."""
+        job = replace(self.run.job, hosts=())
+        return zlib.compress(json.dumps(asdict(job)).encode())
 
     def on_spawned(self, peer: Peer, message: m.Spawned, now: float) -> None:
         daemon = self.members.get(message.name, message.incarnation)
@@ -150,7 +162,9 @@ class Registration(Owner):
             return None
         daemon.heard(peer, now)
         # The name from the job file, if it has one.
-        daemon.host = self._agents[daemon.agent].name or message.host
+        daemon.host = message.host
+        if not daemon.key and (name := self._agents[daemon.agent].name):
+            daemon.host = name
         daemon.pid = message.pid
         if daemon.registered:
             # Its welcome may wait until the term is on record; send a heartbeat meanwhile.
@@ -198,7 +212,7 @@ class Registration(Owner):
     def notify_waiting(self, server: Daemon, now: float) -> None:
         """Send a server the public keys of the current workers, which may connect to it."""
         workers = [worker.name for worker in self.members.of_role("worker")]
-        if names := keys_of(self.keyring, workers):
+        if names := keys_of(self.keyring, workers, self.members.key_sources()):
             allowed_peers = m.AllowedPeers(self.context.next_number(), json.dumps(names).encode())
             self.context.ask(("allowed_peers", server.name), server.name, allowed_peers, now)
 
@@ -217,6 +231,21 @@ class Registration(Owner):
                 "new run; model() must build the same layers every time it is called",
             )
         return built
+
+    def check_values(self, worker: Daemon, values: str) -> None:
+        """values: `ModelReady.values`. Raises DlctlError if the training loops of a new run begin
+        with different ones: the replicas would never be the same model.
+        """
+        if not values or self.restore or self.under_way:
+            return
+        self._values = self._values or values
+        if values != self._values:
+            raise DlctlError(
+                f"the model of {worker.name} begins with other values than those of the other "
+                "workers",
+                hint="call torch.manual_seed(0) before the model is made, or load the same weights "
+                "in every worker",
+            )
 
     def assign(self, now: float) -> None:
         """Assign every server its slice, as soon as the size of the model is known."""

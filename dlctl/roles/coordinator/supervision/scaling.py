@@ -40,11 +40,12 @@ class Scaling(CoordinatorPart):
         most = self.run.algorithm.shape.workers_max
         if not 1 <= count <= most:
             raise DlctlError(f"a run has 1 to {most} workers, not {count}")
-        staying = [d for d in self.members.of_role("worker") if d.leaving != REMOVAL]
+        own = [d for d in self.members.of_role("worker") if not d.key]
+        staying = [d for d in own if d.leaving != REMOVAL]
         before = len(staying)
         started, left = [], []
         for _ in range(count - before):
-            leaving = (d for d in self.members.of_role("worker") if d.leaving == REMOVAL)
+            leaving = (d for d in own if d.leaving == REMOVAL)
             worker = next(leaving, None) or self.members.add_worker()
             started.append(worker.name)
             if worker.leaving:
@@ -73,7 +74,7 @@ class Scaling(CoordinatorPart):
         daemons = []
         for name in names:
             daemon = self.members.daemons.get(name)
-            if daemon is None:
+            if daemon is None or daemon.role == "guest":
                 raise DlctlError(f"this run has no {name:.80}")
             if daemon.role == "server" and not self.run.keeps_shards():
                 raise DlctlError(

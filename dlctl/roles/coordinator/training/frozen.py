@@ -119,7 +119,8 @@ class FrozenParameters(CoordinatorPart, Owner):
     def _on_there(self, message: m.FrozenKept, agent: str, error: str, now: float) -> None:
         if error:
             # The workers of a host that is lost are about to be given up, too.
-            if self.members.daemons[agent].alive:
+            there = self.members.get(agent)
+            if there is not None and there.alive:
                 self._fail(f"the file was not received from {message.name}: {error}", now)
             return
         if agent != HOME_AGENT:

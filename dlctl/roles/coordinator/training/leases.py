@@ -74,7 +74,8 @@ class Leases:
             return
         if self._waiting:
             self._queue()
-            self._serve(now)
+            if not self.run.lacking():
+                self._serve(now)
         if self.data.is_open and (news := self.data.pool.news()):
             self.run.context.event("stream", "", news)
 
@@ -114,13 +115,16 @@ class Leases:
 
     def backup_due(self) -> float | None:
         """When a worker that waits for data gets a backup copy, if nothing else happens before."""
-        due = self.data.pool.backup_due() if self.data.is_open else None
+        is_served = self.data.is_open and not self.run.lacking()
+        due = self.data.pool.backup_due() if is_served else None
         idle = self.data.pool.idle() if due is not None else []
         slots = self.run.members.live_slots() if idle else ()
         return due if any(not self._has_to_wait(slot, slots) for slot in idle) else None
 
     def held_back(self, now: float) -> str:
         """Why workers wait although there is data, or will be; "" if no worker waits."""
+        if lacking := self.run.lacking():
+            return lacking
         if self.lead.driven is not None and self.lead.driven.has_begun:
             return self.lead.driven.waits_for(now)
         slots = self.run.members.live_slots()

@@ -29,6 +29,7 @@ from dlctl.roles.protocol.loop_effects import (
     DataWanted,
     GiveData,
     LendModel,
+    LoopLeft,
     LoopStep,
     LoopStepped,
     RecallModel,
@@ -97,6 +98,8 @@ class Looping(Service[Need]):
         """The method was notified that there is no data, because the replica leaves."""
         self._is_announced = False
         """`NextData` has announced a step; but what is left may be too little for the loop."""
+        self._has_left = False
+        """The loop takes neither the model nor data any more."""
         self._heard_at = 0.0
         """When the loop has reported last, or got the model."""
         self.step_s = 0.0
@@ -119,6 +122,8 @@ class Looping(Service[Need]):
             case DataWanted(is_waited_for) if not self.draining:
                 self._is_waited_for |= is_waited_for
                 (self.leasing.request if is_waited_for else self.leasing.request_ahead)(now)
+            case LoopLeft():
+                self._has_left = True
             case EngineRan():
                 self.engines.on_ran(event, now)
 
@@ -260,7 +265,11 @@ class Looping(Service[Need]):
             self._count_own(step, now)
 
     def _ends_here(self) -> bool:
-        """Whether this replica leaves, and no portion is partly delivered."""
+        """Whether this replica leaves, and no portion is partly delivered that the loop goes on
+        with.
+        """
+        if self._has_left:
+            return self._lent is None
         if not self.draining or self._has_own_data:
             return self.draining
         whole = (portion.lease.stop - portion.lease.start for portion in self.portions.unfinished())

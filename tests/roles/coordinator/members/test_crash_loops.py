@@ -21,12 +21,12 @@ def worker(role: str = "worker") -> Daemon:
 
 
 def die(
-    daemon: Daemon, status: int, lived_s: float = LIVED_S, cause: str = "", said: str = ""
+    daemon: Daemon, status: int, lived_s: float = LIVED_S, cause: str = "", error: str = ""
 ) -> float:
     """One life and its end; returns the pause before the next one."""
     daemon.begin(1000.0)
     daemon.restore_state("running")
-    daemon.ended(ProcessExited(daemon.name, 1, status, (), cause), 1000.0 + lived_s, said)
+    daemon.ended(ProcessExited(daemon.name, 1, status, (), cause), 1000.0 + lived_s, error)
     daemon.back_off(1000.0 + lived_s)
     assert daemon.retry_at is not None
     return daemon.retry_at - 1000.0 - lived_s
@@ -89,7 +89,7 @@ def test_what_was_before_a_restart_on_request_does_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "times", "said", "words"),
+    ("status", "times", "error", "words"),
     [
         (3, 1, "", f": {BLAMED} (os._exit, or a library)"),
         (3, 4, "", f", for the 4th time in a row: {BLAMED} (os._exit, or a library)"),
@@ -99,18 +99,18 @@ def test_what_was_before_a_restart_on_request_does_not_count() -> None:
     ],
 )
 def test_an_end_is_blamed_on_the_task_only_if_nobody_has_said_another_reason(
-    status: int, times: int, said: str, words: str
+    status: int, times: int, error: str, words: str
 ) -> None:
     daemon = worker()
     for _ in range(times):
-        die(daemon, status, said=said)
+        die(daemon, status, error=error)
     assert daemon.last_exit is not None
     assert blame(daemon.last_exit) == words
 
 
 def test_numbers_in_a_row_are_told_in_words() -> None:
-    told = [ordinal(number) for number in (1, 2, 3, 4, 11, 12, 13, 21, 22, 103, 111, 1001)]
-    assert told == [
+    ordinals = [ordinal(number) for number in (1, 2, 3, 4, 11, 12, 13, 21, 22, 103, 111, 1001)]
+    assert ordinals == [
         "1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "22nd", "103rd", "111th",
         "1,001st",
     ]  # fmt: skip

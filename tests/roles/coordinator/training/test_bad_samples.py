@@ -37,8 +37,8 @@ def test_each_sample_counts_once_in_an_epoch_whoever_could_not_load_it() -> None
     assert events(fails(run, 0, lease, 7), "sample") == []
     run.exits(0)
     assert run.lease(1) == lease, "that has the same samples"
-    (said,) = events(fails(run, 1, lease, 7, 9), "sample")
-    assert "sample 9 " in said
+    (text,) = events(fails(run, 1, lease, 7, 9), "sample")
+    assert "sample 9 " in text
     fails(run, 0, lease, 11)
     assert run.works, "that process is not there any more"
     rest = [run.lease(2) for _ in range(4)]
@@ -84,8 +84,8 @@ def test_a_sample_of_a_portion_that_the_worker_does_not_have_is_refused() -> Non
     run = tolerant()
     mine, other = run.lease(1), run.lease(0)
     for lease in (other, mine._replace(data_epoch=1), mine._replace(portion=2**62)):
-        (said,) = refused(fails(run, 1, lease, 5))
-        assert f"portion {lease.portion} of epoch {lease.data_epoch}" in said
+        (text,) = refused(fails(run, 1, lease, 5))
+        assert f"portion {lease.portion} of epoch {lease.data_epoch}" in text
     done = m.PortionDone(1, 1, mine.data_epoch, mine.portion, 2, 16, 1.0)
     run.hear(1, done)
     assert len(refused(fails(run, 1, mine, 5))) == 1, "that comes after the portion is done"
@@ -101,8 +101,8 @@ def test_a_sample_that_the_dataset_does_not_have_is_refused(dataset: Dataset, mo
     run = tolerant(method=method, dataset=dataset)
     lease = run.lease(1)
     for sample in (most, 2**63 - 1):
-        (said,) = refused(fails(run, 1, lease, sample))
-        assert f" {most} samples" in said
+        (text,) = refused(fails(run, 1, lease, sample))
+        assert f" {most} samples" in text
     assert events(fails(run, 1, lease, most - 1), "sample")
 
 
@@ -123,8 +123,8 @@ def test_more_samples_than_the_portion_has_are_refused() -> None:
 
 def test_a_stream_has_no_samples_that_may_fail() -> None:
     run = tolerant(dataset=Dataset(shards=2))
-    (said,) = refused(fails(run, 1, run.lease(1), 0))
-    assert " 0 " in said
+    (text,) = refused(fails(run, 1, run.lease(1), 0))
+    assert " 0 " in text
 
 
 def test_a_report_that_comes_again_after_a_restart_of_the_coordinator_is_believed() -> None:

@@ -16,8 +16,8 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,7 +97,7 @@ DOWNPOUR = 'name = "downpour"\nfetch_every_steps = 2\npush_every_steps = 2'
 JOB = """
 [job]
 name = "clouds"
-task = "train.py:task"
+{program}
 stop = {stop}
 
 [algorithm]
@@ -242,7 +242,9 @@ class Workplace:
         servers: int = 1,
         checkpoint_every_s: float = 0.0,
         batch_size: int = 8,
+        program: str = 'task = "train.py:task"',
         algorithm: str = DOWNPOUR,
+        optimizer: str = OPTIMIZER,
         more: str = "",
         more_workers: str = "",
         more_servers: str = "",
@@ -251,12 +253,13 @@ class Workplace:
         """Write a job file; returns its name."""
         (self.path / file).write_text(
             JOB.format(
+                program=program,
                 stop=stop,
                 workers=workers,
                 servers=servers,
                 batch_size=batch_size,
                 algorithm=algorithm,
-                optimizer=OPTIMIZER if servers else "",
+                optimizer=optimizer if servers else "",
                 more=more,
                 more_workers=more_workers,
                 more_servers=more_servers,
@@ -410,3 +413,14 @@ class Workplace:
         left += self.sockets()
         shutil.rmtree(self.path, ignore_errors=True)
         return left
+
+
+@contextmanager
+def opened() -> Iterator[Workplace]:
+    """A place for jobs, of which nothing is left at the end, unless the test fails."""
+    place = Workplace()
+    try:
+        yield place
+    finally:
+        left = place.close()
+    assert not left, f"left behind: {left}"

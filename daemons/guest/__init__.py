@@ -1,0 +1,1 @@
+"""`dlctl join`: one worker on a machine that only its user can reach."""

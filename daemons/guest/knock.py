@@ -1,0 +1,83 @@
+"""Finds out, before anything is started, whether a run lets a guest in; and if not, why."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from dlctl.control.invitation import ASK, InvitationFile
+from dlctl.errors import NotPermitted, Unreachable
+from dlctl.roles.protocol.authz import COME_LATER
+
+ANSWER_S = 15.0
+"""How long the address may take to answer."""
+FOREIGN_S = 3.0
+"""How long only failed handshakes may follow on each other."""
+
+
+class Foreign(NotPermitted):
+    exit_code = 10
+
+
+def knock(made: InvitationFile, address: str) -> None:
+    """Raises NotPermitted for an invitation that the run does not accept (any more), Foreign for
+    one of another run, and Unreachable if there is no run at the address.
+    """
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        with closing(context.socket(zmq.DEALER)) as socket:
+            _knock(socket, made, address)
+    finally:
+        context.destroy(linger=0)
+
+
+def _knock(socket: zmq.Socket[bytes], made: InvitationFile, address: str) -> None:
+    socket.linger = 0
+    socket.setsockopt(zmq.IPV6, int("[" in address))
+    socket.curve_serverkey = made.coordinator.encode()
+    socket.curve_publickey = zmq.curve_public(made.secret.encode())
+    socket.curve_secretkey = made.secret.encode()
+    monitor = socket.get_monitor_socket()
+    socket.connect(address)
+    until, failed_since, is_connected = time.monotonic() + ANSWER_S, 0.0, False
+    try:
+        while (now := time.monotonic()) < until:
+            if failed_since and now - failed_since > FOREIGN_S:
+                break
+            if not monitor.poll(200):
+                continue
+            news = recv_monitor_message(monitor)
+            event, value = int(news["event"]), int(news["value"])
+            if event == zmq.Event.HANDSHAKE_SUCCEEDED:
+                return
+            if event == zmq.Event.HANDSHAKE_FAILED_AUTH and value != COME_LATER:
+                raise NotPermitted(
+                    f"{made.run} does not accept this invitation: it was revoked, or has expired, "
+                    "or the run has new keys",
+                    where=address,
+                    hint=f"{ASK} (or is the clock of this machine wrong?)",
+                )
+            is_connected |= event == zmq.Event.CONNECTED
+            if event in (
+                zmq.Event.HANDSHAKE_FAILED_NO_DETAIL,
+                zmq.Event.HANDSHAKE_FAILED_PROTOCOL,
+                zmq.Event.HANDSHAKE_FAILED_AUTH,
+            ):
+                failed_since = failed_since or now
+    finally:
+        socket.disable_monitor()
+        monitor.close()
+    if is_connected:
+        raise Foreign(
+            f"the process at this address is not {made.run}, or has other keys",
+            where=address,
+            hint=f"check the address, or {ASK}",
+        )
+    raise Unreachable(
+        "there is no run at this address, or it cannot be reached from here",
+        where=address,
+        hint="is the run live, and is this port open in its firewall?",
+    )

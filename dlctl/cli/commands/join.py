@@ -1,0 +1,70 @@
+"""`dlctl join`: train in a run of somebody else, from anywhere."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import click
+
+from dlctl.cli.group import make_command
+from dlctl.control import invitation
+from dlctl.errors import DlctlError, UsageError
+
+VERSIONS_S = 60.0
+_VERSIONS = "import dlctl, importlib.metadata as m; print(dlctl.__version__, m.version('torch'))"
+
+
+@make_command(
+    "dlctl join --invite bob.invite -- python train.py  # one worker more",
+    "dlctl join gpu.lab:4100 --invite bob.invite -- python -m my.run  # at another address",
+)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[ADDRESS] -- python PROGRAM...")
+@click.option(
+    "--invite",
+    "file",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help='The file that "dlctl keys invite" has written.',
+)
+def command(words: tuple[str, ...], file: Path) -> None:
+    """Train in a run as one of its workers, from any machine that can reach its coordinator and its
+    servers: only outgoing connections are made. PROGRAM calls dlctl.attach, as in the run itself.
+
+    The worker waits in line if the run has no free slot. It is restarted after a crash, returns
+    after a lost connection, and ends with the run: exit code 0 if that has finished or was stopped,
+    1 if it has failed. Ctrl-C leaves the run in order, a second one at once. What the program
+    prints is shown here, and is in the run's logs.
+
+    Exit codes of what is refused at the start: 2 wrong use, 5 no run at this address, 9 another
+    version of dlctl or torch, 10 the invitation of another run, 77 an invitation that the run does
+    not accept (any more), 78 one that has expired by this machine's clock.
+    """
+    is_first = bool(words) and Path(words[0]).name.startswith("python")
+    address, program = ("", words) if is_first else (words[0] if words else "", words[1:])
+    if not program or not Path(program[0]).name.startswith("python"):
+        what = "after --, write the command that trains: python train.py, or python -m NAME"
+        raise UsageError(what, hint="dlctl join --help")
+    made = invitation.load(file)
+    python = shutil.which(program[0])
+    if python is None:
+        raise UsageError(f"there is no {program[0]}")
+    dlctl, torch = _versions(python)
+    invitation.check(made, dlctl, torch, time.time())
+    begin = [python, "-P", "-m", "daemons.guest.begin", str(file), address, *program[1:]]
+    os.execv(python, begin)  # noqa: S606  (no shell is meant)
+
+
+def _versions(python: str) -> tuple[str, str]:
+    """The versions of dlctl and of torch that a Python has. Raises DlctlError."""
+    command = [python, "-P", "-c", _VERSIONS]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=VERSIONS_S)
+        dlctl, torch = found.stdout.split()
+    except (OSError, subprocess.SubprocessError, ValueError):
+        hint = "install dlctl, and torch, beside what the program needs"
+        raise DlctlError("this Python does not have dlctl", where=python, hint=hint) from None
+    return dlctl, invitation.release(torch)

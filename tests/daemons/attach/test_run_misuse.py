@@ -1,0 +1,90 @@
+"""What a script does with its `Run` that it should not: errors that name the remedy, and nothing
+is lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from daemons.attach.alone import Alone
+from daemons.attach.exchange import Exchange, Left
+from daemons.attach.model_vector import ModelVector
+from daemons.attach.run import Run
+from daemons.attach.user_optimizer import UserOptimizer
+from dlctl.errors import DlctlError
+from dlctl.job.config import Choice
+from dlctl.job.inner import OF_SCRIPT
+from dlctl.roles.protocol.effects import EvaluationRun, RunEvaluation
+from dlctl.roles.protocol.loop_effects import LendModel, LoopStepped
+from dlctl.wire.machine import Event
+
+
+class EvaluatingRun(Alone):
+    """It lends the model for one step at a time, and asks for an evaluation before each."""
+
+    def __init__(self, model: ModelVector) -> None:
+        super().__init__(model)
+        self.errors: list[str] = []
+        self.skipped: list[bool] = []
+
+    def offer(self, event: Event) -> None:
+        if isinstance(event, EvaluationRun):
+            self.errors.append(event.error)
+            self.inbox.put(LendModel(1))
+            return
+        if isinstance(event, LoopStepped):
+            self.skipped += [step.is_skipped for step in event.steps]
+            if event.returns and not event.is_dry:
+                values = np.zeros_like(self._model.vector)
+                self.inbox.put(RunEvaluation(1, values, self._model.averaged(), None))
+                return
+        super().offer(event)
+
+    def _lend(self) -> None:
+        self.inbox.put(LendModel(1))
+
+
+def _model() -> tuple[torch.nn.Module, ModelVector, torch.optim.Optimizer]:
+    model = torch.nn.Linear(2, 1)
+    return model, ModelVector(model), torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def test_no_sample_is_lost_by_an_evaluation_that_the_script_does_not_make() -> None:
+    model, vector, optimizer = _model()
+    own = UserOptimizer(optimizer, vector)
+    link = EvaluatingRun(vector)
+    run = Run(link, model, vector, Exchange(link, vector, own, None))
+    assert not run.wants_evaluation  # Whoever asks this has to evaluate.
+    with run:
+        for (x,) in run.loader(TensorDataset(torch.ones(12, 2)), 4):
+            model(x).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            run.step()
+    assert (run.steps, run.samples) == (3, 12)
+    assert link.skipped == [False] * 3
+    assert len(link.errors) >= 2
+    assert all(link.errors)
+
+
+def test_an_optimizer_is_asked_for_where_each_replica_is_stepped() -> None:
+    model, vector, optimizer = _model()
+    link = Alone(vector)
+    link.job = replace(link.job, inner=Choice(name=OF_SCRIPT))
+    run = Run(link, model, vector, Exchange(link, vector, None, None))
+    with pytest.raises(DlctlError) as caught:
+        run.optimizer(model)
+    assert "run.optimizer(model, optimizer)" in (caught.value.hint or "")
+    run.optimizer(model, optimizer)
+    assert link.own is not None
+
+
+def test_a_worker_that_has_to_go_is_no_failure_of_its_script() -> None:
+    left = Left("it is removed")
+    assert isinstance(left, SystemExit)
+    assert (left.code, str(left)) == (0, "it is removed")
