@@ -5,8 +5,8 @@
 The rest of the script stays as it is. Without a run it is Lightning's strategy for one device.
 
 In a run
-- the job file decides when the training ends, and neither max_epochs nor max_steps. An epoch is this
-  worker's share of the dataset.
+- the job file decides when the training ends, and neither max_epochs nor max_steps. An epoch is
+  this worker's share of the dataset.
 - the rate of the optimizer follows [schedule] of the job file, unless the module has a scheduler.
 - for a method of gradients the optimizer is that of [servers], unless the method has own steps.
 - evaluations that the run asks for ([evaluation]) are validation loops, also those that the Trainer
