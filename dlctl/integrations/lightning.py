@@ -5,8 +5,8 @@
 The rest of the script stays as it is. Without a run it is Lightning's strategy for one device.
 
 In a run
-- the job file decides when the training ends: max_epochs does not, max_steps and max_time do for
-  their worker. An epoch is this worker's share of the dataset.
+- the job file decides when the training ends, and neither max_epochs nor max_steps. An epoch is
+  this worker's share of the dataset.
 - the rate of the optimizer follows [schedule] of the job file, unless the module has a scheduler.
 - for a method of gradients the optimizer is that of [servers], unless the method has own steps.
 - evaluations that the run asks for ([evaluation]) are validation loops, also those that the Trainer
@@ -126,7 +126,7 @@ class DlctlStrategy(SingleDeviceStrategy):
         if run.takes_gradients:
             own = self.optimizers if run.has_own_steps else []
             self.optimizers = [run.optimizer(self.lightning_module, *own)]
-        trainer.fit_loop.max_epochs = -1
+        trainer.fit_loop.max_epochs = trainer.fit_loop.epoch_loop.max_steps = -1
         rank_zero_only.rank = run.worker
         if trainer.progress_bar_callback is not None:
             trainer.progress_bar_callback.disable()  # There is no total to show the progress of.

@@ -6,8 +6,8 @@ The rest of the script stays as it is. A trainer of another package that is deri
 extended by `class MyTrainer(DlctlTrainer, SFTTrainer)`. Without a run it is that trainer.
 
 In a run
-- the job file decides when the training ends: num_train_epochs does not, max_steps does for its
-  worker. An epoch is this worker's share of the dataset.
+- the job file decides when the training ends, and neither num_train_epochs nor max_steps. An epoch
+  is this worker's share of the dataset.
 - the rate of the optimizer follows [schedule] of the job file, not lr_scheduler_type; a scheduler
   that you pass by `optimizers=` stays.
 - for a method of gradients the optimizer is that of [servers], unless the method has own steps.
@@ -129,7 +129,7 @@ class DlctlTrainer(Trainer):
             raise refuse("resume_from_checkpoint", _OWN, "remove it")
         self.run = run
         self.args = copy.copy(self.args)
-        self.args.num_train_epochs = EPOCHS_MAX
+        self.args.num_train_epochs, self.args.max_steps = EPOCHS_MAX, -1
         if run.takes_gradients:
             self.optimizer = run.optimizer(self.model, *[self.optimizer] * run.has_own_steps)
         if self.pop_callback(ProgressCallback) is not None:

@@ -78,11 +78,12 @@ def test_its_steps_are_those_of_a_plain_loop(
     assert run.losses == pytest.approx(losses, rel=1e-5)
 
 
-def test_it_trains_until_the_run_is_over_whatever_max_epochs_says(
-    tmp_path: Path, attached: Attached
+@pytest.mark.parametrize("limit", [{"max_epochs": 1}, {"max_steps": 2}])
+def test_it_trains_until_the_run_is_over_whatever_the_script_says(
+    tmp_path: Path, attached: Attached, limit: dict[str, int]
 ) -> None:
     attached.run = run = FakeRun(13, workers=4)
-    mine = trainer(tmp_path, max_epochs=1)
+    mine = trainer(tmp_path, **limit)
     mine.fit(Regression(), data())
     assert run.steps == [1] * 13
     # A worker's share of 64 samples in batches of 4 is 4 batches.

@@ -64,11 +64,12 @@ def test_steps_end_where_data_ends_and_weigh_all_their_batches_alike(
     assert mine.state.global_step == len(steps)
 
 
-def test_it_trains_until_the_run_is_over_whatever_num_train_epochs_says(
-    tmp_path: Path, attached: Attached
+@pytest.mark.parametrize("limit", [{"num_train_epochs": 1}, {"max_steps": 2}])
+def test_it_trains_until_the_run_is_over_whatever_the_script_says(
+    tmp_path: Path, attached: Attached, limit: dict[str, int]
 ) -> None:
     attached.run = run = FakeRun(13, workers=4)
-    mine = trainer(tmp_path, num_train_epochs=1)
+    mine = trainer(tmp_path, **limit)
     mine.train()
     assert run.steps == [1] * 13
     # A worker's share of 64 samples in batches of 4 is 4 batches.
