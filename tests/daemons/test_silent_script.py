@@ -8,6 +8,7 @@ import queue
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -36,7 +37,7 @@ def test_its_line_is_logged_until_it_has_attached(said: queue.SimpleQueue[str]) 
     thread.start()
     line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
     first, second = said.get(timeout=30), said.get(timeout=30)
-    script.session = cast(Any, object())
+    script.session = cast(Any, SimpleNamespace(has_joined=True))
     thread.join(30)
     assert not thread.is_alive()
     assert first.endswith(f"for 0.02 s; it is at {__file__}:{line}")
