@@ -6,6 +6,7 @@ run is over after one pass over the data of `run.loader`.
 
 from __future__ import annotations
 
+import sys
 from queue import SimpleQueue
 
 import numpy as np
@@ -53,6 +54,10 @@ class Alone:
         if ready.samples:
             self.stock.give(GiveData(Lease(1, 0, 0, 0, ready.samples)))
             self.stock.give(GiveData(None))
+        is_sgd = self.takes_gradients and self.own is None
+        who = f"with SGD of rate {LR:g}" if is_sgd else "with its own optimizer"
+        length = "for one pass over its data" if ready.samples else "until its loop ends"
+        print(f"dlctl: no run has started this script: alone, {who}, {length}", file=sys.stderr)
         self._lend()
 
     def offer(self, event: Event) -> None:
