@@ -47,7 +47,12 @@ JOBS = sorted(path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.glob("*
 def test_the_job_file_is_valid_and_names_a_task_that_loads(name):
     path = EXAMPLES / name
     job = jobfile.load(path)
-    assert load_task(job.job.task, path.parent).has("evaluate")
+    if job.has_loop:
+        program = (path.parent / job.job.file).read_text()
+        compile(program, job.job.file, "exec")
+        assert "dlctl.attach(" in program or "dlctl.integrations" in program
+    else:
+        assert load_task(job.job.task, path.parent).has("evaluate")
 
 
 def test_digits_can_be_learned():
