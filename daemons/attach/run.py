@@ -163,6 +163,12 @@ class Run:
                     "run.optimizer(model) has none",
                     hint="give it your own: run.optimizer(model, optimizer)",
                 )
+            if optimizer is not None and not self.is_alone and not self.has_own_steps:
+                raise DlctlError(
+                    "the servers make the steps of this run, and the optimizer that run.optimizer "
+                    "was given would make none",
+                    hint="write run.optimizer(model); kind and rate are in [optimizer] of the job",
+                )
             if optimizer is not None and self._link.own is None:
                 self._link.own = UserOptimizer(optimizer, self._vector)
             self._link.takes_gradients = True

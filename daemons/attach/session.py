@@ -28,8 +28,6 @@ from daemons.worker.task.failures import failure_of
 from daemons.worker.task.user_task import whereabouts
 from dlctl import registry
 from dlctl.compress import values
-from dlctl.errors import DlctlError
-from dlctl.job.inner import NONE
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import (
     BuffersLoaded,
@@ -91,16 +89,7 @@ class AttachedWorker:
     # ------------------------------------------------------------ the user's thread
 
     def join(self, ready: ModelReady) -> None:
-        """Join the run with this model and data; `ready` lacks what is known here. Raises
-        DlctlError for an optimizer that would never step.
-        """
-        if self.own is not None and self.job.inner.name == NONE:
-            raise DlctlError(
-                f"with {self.job.algorithm.name} the servers make the steps, and the script has "
-                "given an optimizer of its own, which would make none",
-                hint="write run = dlctl.attach(model) and optimizer = run.optimizer(model); its "
-                "kind and rate are in [optimizer] of the job file",
-            )
+        """Join the run with this model and data; `ready` lacks what is known here."""
         digests = self._frozen.digests(self._model)
         layout = self._model.layout.to_bytes()
         ready = ModelReady(

@@ -117,8 +117,8 @@ def test_whoever_is_shot_no_push_is_lost_or_applied_twice(
     place.nothing_left()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("phase", ["save", "report"])
 def test_each_sample_counts_once_although_a_script_is_shot(place: Workplace, phase: str) -> None:
     """While its optimizer is copied for a checkpoint; with steps that it has not reported."""

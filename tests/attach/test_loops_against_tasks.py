@@ -53,8 +53,8 @@ def _loss(place: Workplace, method: Method, *, is_script: bool) -> float:
     return float(run["evaluation"]["val"])
 
 
+@pytest.mark.long
 @pytest.mark.timeout(390)
-@pytest.mark.per_commit(2)
 @pytest.mark.parametrize("name", ["sync", "downpour", "allreduce", "local-sgd", "gossip", "diloco"])
 def test_a_script_comes_to_the_loss_of_a_task(place: Workplace, name: str) -> None:
     write_loop(place, samples=1024, lr=LR)

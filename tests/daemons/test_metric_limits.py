@@ -10,7 +10,7 @@ from torch import nn
 
 from daemons.worker.task.user_task import Task, TaskError
 from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX, METRICS_MAX
-from dlctl.roles.worker.leases import Portion
+from dlctl.roles.worker.leases import Counted, Portion
 from dlctl.wire import codec
 from dlctl.wire import messages as m
 
@@ -37,8 +37,8 @@ def test_the_largest_evaluation_that_is_allowed_fits_into_a_message():
     found = Task(Measured(dict.fromkeys(names, 0.5))).evaluate(nn.Linear(1, 1))
     codec.encode(m.Evaluated(1, "worker-0", found, ""))
     portion = Portion(m.Lease(1, 2, 3, 0, 8), 8)
-    portion.count(8, 0.5, found, 1)
-    portion.count(8, 0.5, {"one more": 1.0}, 1)
+    portion.count(Counted(portion, 8, 0.5, found, 1), 1)
+    portion.count(Counted(portion, 8, 0.5, {"one more": 1.0}, 1), 1)
     sums = portion.metric_sums
     assert sums == {name: [4.0, 8] for name in names}
     codec.encode(m.PortionDone(1, 2, 3, 4, 5, 6, 7.0, sums))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from integ.workplace import Workplace
+from workplace import Workplace
 
 from .cluster import Cluster, missing
 from .jobs import daemons

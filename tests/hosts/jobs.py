@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from integ.workplace import Workplace
+from workplace import Workplace
 
 from .cluster import Cluster
 

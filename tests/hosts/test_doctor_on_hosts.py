@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import pytest
-from integ.workplace import Ended, Workplace
+from workplace import Ended, Workplace
 
 from dlctl import __version__
 from dlctl.health.needs import HERE

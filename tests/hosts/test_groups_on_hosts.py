@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import psutil
 import pytest
-from integ.workplace import Workplace
+from workplace import Workplace
 
 from .cluster import Cluster
 from .jobs import HOSTS, LONG_S, daemons, hurry, kill, until_moved, write_digits

@@ -6,7 +6,7 @@ import json
 
 import psutil
 import pytest
-from integ.workplace import Workplace
+from workplace import Workplace
 
 from .cluster import Cluster
 from .jobs import HOSTS, LONG_S, begin, daemons, kill

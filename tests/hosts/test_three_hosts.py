@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from integ.workplace import Workplace
+from workplace import Workplace
 
 from .cluster import Cluster
 from .jobs import ENDLESS, HOSTS, LONG_S, SLOW_S, begin, daemons, host_files, kill, until_moved

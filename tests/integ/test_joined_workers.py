@@ -108,6 +108,7 @@ def test_a_worker_joins_is_killed_returns_and_leaves_in_order(joined: Workplace)
     assert not [p for p in problems(place) if p not in ("batch-late",)]
 
 
+@pytest.mark.long
 def test_a_joined_worker_ends_with_the_run(joined: Workplace) -> None:
     place = joined
     command = join(place)
@@ -131,6 +132,7 @@ def test_a_revoked_worker_is_dropped_within_a_second(joined: Workplace) -> None:
     assert place.run()["state"] == "running"
 
 
+@pytest.mark.long
 def test_what_is_refused_at_once_has_a_code_each_and_disturbs_nothing(joined: Workplace) -> None:
     place = joined
     invited = json.loads((place.path / "bob.invite").read_text())
@@ -157,6 +159,7 @@ def test_what_is_refused_at_once_has_a_code_each_and_disturbs_nothing(joined: Wo
     assert place.dlctl("keys", "invite", "bob", "--force").code == 1
 
 
+@pytest.mark.long
 def test_an_invitation_is_a_private_file(joined: Workplace) -> None:
     file = Path(joined.path / "bob.invite")
     assert file.stat().st_mode & 0o777 == 0o600

@@ -53,6 +53,7 @@ def test_a_script_that_ends_before_it_attaches_fails_the_run(place: Workplace, n
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_an_error_after_the_run_is_in_the_log(place: Workplace) -> None:
     """The run has finished, and is not told; but the traceback is not lost."""
     _write(place, f"{ATTACHED}{TRAINS}[][1]\n", workers=1)

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from hosts.jobs import ENDLESS, SLOW_S, hurry, kill, until_moved, write_digits
-from integ.workplace import Workplace
+from workplace import Workplace
 
 from .slurm_cluster import SlurmCluster
 
