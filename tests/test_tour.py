@@ -82,12 +82,9 @@ def test_one_gradient_goes_from_the_loss_to_a_server_and_comes_back_as_parameter
     # The model is one flat float32 vector.
     replica = TorchReplica(Task(Halves()), device="cpu", seed=0)
     batch, layout = default_collate(replica.task.dataset()), replica.layout.to_bytes()
-    worker = Worker(
-        registration("worker", "worker-0"), JOB, DOWNPOUR, TopK(TopK.Options(**OPTIONS))
-    )
-    server = Server(
-        registration("server", "server-0"), JOB, "ipc://server-0", DOWNPOUR, Adagrad, TopK
-    )
+    me, it = registration("worker", "worker-0"), registration("server", "server-0")
+    worker = Worker(me, JOB, DOWNPOUR, TopK(TopK.Options(**OPTIONS)))
+    server = Server(it, JOB, "ipc://server-0", DOWNPOUR, Adagrad, TopK)
 
     def to_worker(event: object, peer: str = COORDINATOR) -> list[Effect]:
         event = Received(peer, over_the_wire(event)) if isinstance(event, m.Message) else event

@@ -39,12 +39,12 @@ class Alone:
     slot = 0
     is_restart = False
 
-    def __init__(self, model: ModelVector) -> None:
+    def __init__(self, model: ModelVector, own: UserOptimizer | None = None) -> None:
         self.job = JobFile(job=Job(name="alone"), workers=Workers(count=1))
         self.stock = SharedStock()
         self.inbox: SimpleQueue[LendModel | RunEvaluation | InUserThread | Over] = SimpleQueue()
         self.recalled = False
-        self.own: UserOptimizer | None = None
+        self.own = own
         self.takes_gradients = False
         """The script uses `run.optimizer`."""
         self._model = model

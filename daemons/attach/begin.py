@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -16,8 +15,8 @@ from daemons.attach.exchange import Exchange, Left
 from daemons.attach.model_vector import ModelVector
 from daemons.attach.run import Run, RunLink
 from daemons.attach.session import AttachedWorker
+from daemons.attach.user_line import user_line
 from daemons.attach.user_optimizer import UserOptimizer
-from daemons.worker.task.user_task import user_line
 from dlctl.errors import DlctlError
 
 __all__ = ["Left", "attach"]
@@ -41,7 +40,7 @@ def attach(
     try:
         return _attach(model, optimizer, evaluate, scheduler, scaler)
     except DlctlError as error:
-        error.where = error.where or user_line(traceback.extract_stack())
+        error.where = error.where or user_line()
         raise
 
 
@@ -57,13 +56,14 @@ def _attach(
     schedulers = scheduler if isinstance(scheduler, Sequence) else [scheduler]
     kept = [each for each in schedulers if each is not None]
     own = None if optimizer is None else UserOptimizer(optimizer, vector, kept, scaler)
-    alone = Alone(vector) if process is None else None
-    session = AttachedWorker(process, vector, own) if process is not None else None
-    link: RunLink | None = session or alone
-    assert link is not None
     evaluates = None if evaluate is None else partial(_evaluated, evaluate, model)
-    exchange = Exchange(link, vector, own, evaluates, has_scaler=scaler is not None)
-    if session is not None:
+    link: RunLink
+    if process is None:
+        link = Alone(vector, own)
+    else:
+        link = session = AttachedWorker(process, vector, own)
+    exchange = Exchange(link, vector, evaluates, has_scaler=scaler is not None)
+    if process is not None:
         session.exchange = exchange
     return Run(link, model, vector, exchange)
 

@@ -72,6 +72,8 @@ class Link(Protocol):
 
     stock: SharedStock
     inbox: SimpleQueue[LendModel | RunEvaluation | InUserThread | Over]
+    own: UserOptimizer | None
+    """The script's own optimiser, which steps in each replica."""
     recalled: bool
     """The model that is lent is wanted back."""
 
@@ -96,16 +98,13 @@ class Exchange:
         self,
         link: Link,
         model: ModelVector,
-        own: UserOptimizer | None,
         evaluate: Callable[[], Mapping[str, Any]] | None,
         *,
         has_scaler: bool = False,
     ) -> None:
-        """own: the user's optimiser. evaluate: at the values that the model has then. has_scaler: a
-        GradScaler may skip steps.
-        """
+        """evaluate: at the values of that time. has_scaler: a GradScaler may skip steps."""
         self._has_scaler = has_scaler
-        self._link, self._model, self._own, self._evaluate = link, model, own, evaluate
+        self._link, self._model, self._evaluate = link, model, evaluate
         self.pushed: RunOptimizer | None = None
         """What takes the gradients, if the run makes the steps."""
         self.stock = link.stock
@@ -124,7 +123,7 @@ class Exchange:
         """Samples of all workers when the model was lent; by how many they grow while this one
         trains one; its own since then."""
         self._left = 0
-        self._mark = own.steps if own is not None else 0
+        self._mark = link.own.steps if link.own is not None else 0
         self._pieces: list[PortionPart] = []
         self.batches = 0
         """Delivered since the last step."""
@@ -189,8 +188,11 @@ class Exchange:
                 hint="take the batches from run.loader; with data of your own say how many samples "
                 "a step had: run.step(loss=loss, samples=n)",
             )
-        gradient = self._gradient(skips=skips)
-        skips |= self._is_skipped(skips=skips) or (self.lent.gather and gradient is None)
+        if self.pushed is None:
+            gradient, skips = None, skips | self._is_skipped(skips=skips)
+        else:
+            gradient = self._use(self._pending(self.pushed, skips=skips))
+            skips |= gradient is None
         loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
         self._made.append(Made(counted, loss, metrics, pieces, skips))
         self._left -= 1
@@ -206,8 +208,15 @@ class Exchange:
 
     def _is_skipped(self, *, skips: bool) -> bool:
         """Whether the user's optimiser has made no step. Raises DlctlError if that is a mistake."""
-        own = self._own
-        if own is None or self.pushed is not None:
+        assert self.lent is not None
+        if self.lent.gather:
+            raise DlctlError(
+                "the method of this run takes gradients, and the script steps on its own",
+                hint="write optimizer = run.optimizer(model) in place of the optimizer, or take a "
+                "method of parameters, such as diloco, in [algorithm]",
+            )
+        own = self._link.own
+        if own is None:
             return False
         made, self._mark = self._steps_made(), own.steps
         if not made and not skips and not self._has_scaler:
@@ -220,7 +229,7 @@ class Exchange:
 
     def _steps_made(self) -> int:
         """Of the user's optimiser, since the last step. Raises DlctlError if there are several."""
-        made = self._own.steps_since(self._mark) if self._own is not None else 0
+        made = self._link.own.steps_since(self._mark) if self._link.own is not None else 0
         if made > 1:
             raise DlctlError(
                 f"the optimizer has made {made} steps since the last run.step()",
@@ -228,32 +237,18 @@ class Exchange:
             )
         return made
 
-    def _gradient(self, *, skips: bool) -> tuple[Array, float] | None:
-        """What is pending for the run. Raises DlctlError if there has to be something."""
-        lent = self.lent
-        assert lent is not None
-        if self.pushed is None:
-            if lent.gather:
-                raise DlctlError(
-                    "the method of this run takes gradients, and the script steps on its own",
-                    hint="write optimizer = run.optimizer(model) in place of the optimizer, or "
-                    "take a method of parameters, such as diloco, in [algorithm]",
-                )
-            return None
-        if not lent.gather:
-            raise DlctlError(
-                "the method of this run makes steps in the replica, and run.optimizer takes only "
-                "gradients",
-                hint="give your own optimizer: dlctl.attach(model, optimizer)",
-            )
-        pending = self.pushed.take()
+    def _pending(self, pushed: RunOptimizer, *, skips: bool) -> tuple[Array, float] | None:
+        """The gradient of this step and its norm; None: there is none. Raises DlctlError if there
+        has to be one, or its rate is none of the script's business.
+        """
+        pending = pushed.take()
         if pending is None and not skips and not self._has_scaler:
             raise DlctlError(
                 "run.step() was called, and optimizer.step() was not since the last one",
                 hint="call run.step() once after each optimizer.step(); where a GradScaler has "
                 "skipped that, call run.step(skipped=True)",
             )
-        if (factor := self.pushed.rate_factor) != 1.0:
+        if (factor := pushed.rate_factor) != 1.0:
             raise DlctlError(
                 f"the rate of run.optimizer(model) was set to {factor:g}, and the servers have "
                 "their own",
@@ -262,12 +257,29 @@ class Exchange:
             )
         return pending
 
+    def _use(self, pending: tuple[Array, float] | None) -> tuple[Array, float] | None:
+        """Make the replica's own step along a gradient, if the method wants that. Raises
+        DlctlError.
+        """
+        assert self.lent is not None
+        if pending is None or not self.lent.steps_own:
+            return pending
+        if self._link.own is None:
+            raise DlctlError(
+                "the method of this run makes steps in the replica, and run.optimizer takes only "
+                "gradients",
+                hint="give your own optimizer: run.optimizer(model, optimizer)",
+            )
+        self._link.own.step_along(pending[0])
+        return pending
+
     def _report(
         self, *, returns: bool, is_dry: bool = False, gradient: tuple[Array, float] | None = None
     ) -> None:
         steps = tuple(_told(made) for made in self._made)
         self._made, self._reported_s = [], time.monotonic()
-        vector, norm = gradient or (None, math.inf)
+        is_wanted = gradient is not None and self.lent is not None and self.lent.gather
+        vector, norm = gradient if gradient is not None and is_wanted else (None, math.inf)
         if returns:
             assert self.lent is not None
             self._model.check()
@@ -322,11 +334,11 @@ class Exchange:
         # What was done without the model is of no effect.
         if self.pushed is not None:
             self.pushed.take()
-        elif self._own is not None:
-            self._mark = self._own.steps
-            self._own.pull = lent.pull
+        elif self._link.own is not None:
+            self._mark = self._link.own.steps
+            self._link.own.pull = lent.pull
             if lent.fresh:
-                self._own.forget()
+                self._link.own.forget()
 
     def _on_evaluation(self, evaluation: RunEvaluation) -> None:
         self._evaluated = evaluation

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,10 +24,10 @@ from daemons.attach.exchange import Exchange, Link
 from daemons.attach.loader import Loader
 from daemons.attach.model_vector import ModelVector, unwrapped
 from daemons.attach.run_optimizer import RunOptimizer
+from daemons.attach.user_line import user_line
 from daemons.attach.user_optimizer import UserOptimizer
 from daemons.worker.data.data_names import digest_of_files
 from daemons.worker.data.sample_order import SampleOrder
-from daemons.worker.task.user_task import user_line
 from dlctl import registry
 from dlctl.errors import DlctlError
 from dlctl.job import inner, schedule
@@ -42,8 +41,6 @@ class RunLink(Link, Protocol):
 
     job: JobFile
     slot: int
-    own: UserOptimizer | None
-    """The script's own optimiser, which steps in each replica."""
     takes_gradients: bool
     """The script uses `run.optimizer`."""
     is_restart: bool
@@ -64,6 +61,8 @@ class Run:
         self._is_joined = False
         self._factor: Callable[[int], float] | None = None
         self._loader: Loader | None = None
+        self._holds = False
+        """The model has the values of an evaluation."""
         self._pending: dict[str, Any] = {}
         """Metrics for the next step."""
 
@@ -96,7 +95,7 @@ class Run:
             self._loader.close()
         if self._is_joined and error is None:
             with self._called():
-                line = _line()
+                line = user_line()
                 self._exchange.leave(f"the script has left its training loop ({line})")
 
     @property
@@ -137,9 +136,10 @@ class Run:
         """
         with self._called():
             exchange = self._exchange
-            if exchange.batches >= of or exchange.source is None:
-                return True
-            return not exchange.source.has_more()
+            if exchange.source is None:  # Data of the script's own: each call is a batch.
+                exchange.batches += 1
+                return exchange.batches >= of
+            return exchange.batches >= of or not exchange.source.has_more()
 
     # ------------------------------------------------------------ steps
 
@@ -226,16 +226,22 @@ class Run:
         if evaluation is None:
             yield
             return
-        with self._vector.holding(evaluation.parameters, evaluation.averaged):
-            yield
+        self._holds = True
+        try:
+            with self._vector.holding(evaluation.parameters, evaluation.averaged):
+                yield
+        finally:
+            self._holds = False
         with self._called():
-            if self._exchange.evaluation is None:
-                self._exchange.await_model()
+            self._exchange.await_model()
 
     def report(self, **metrics: Any) -> None:
         """What the evaluation has come to; at any other time, metrics of the next step."""
         if self._exchange.evaluation is not None:
             self._exchange.report_evaluation(metrics)
+            if not self._holds:
+                with self._called():
+                    self._exchange.await_model()
         else:
             self._pending |= metrics
 
@@ -315,13 +321,9 @@ class Run:
         try:
             yield
         except DlctlError as error:
-            error.where = error.where or _line()
+            error.where = error.where or user_line()
             raise
 
     def _misused(self, by: str) -> DlctlError:
         hint = "use it where dlctl.attach was called"
-        return DlctlError(f"run was used in {by}", where=_line(), hint=hint)
-
-
-def _line() -> str | None:
-    return user_line(traceback.extract_stack())
+        return DlctlError(f"run was used in {by}", where=user_line(), hint=hint)

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from types import FrameType
+import traceback
 
-_OWN = ("daemons.", "dlctl.", "torch.")
+from daemons.worker.task.user_task import user_line as line_in
 
 
 def user_line() -> str | None:
-    """file:line of the innermost caller that is neither dlctl nor torch; None: there is none."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if not f"{frame.f_globals.get('__name__')}.".startswith(_OWN):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        frame = frame.f_back
-    return None
+    """file:line of the innermost caller in the user's own code; None: there is none."""
+    return line_in(traceback.extract_stack())

@@ -11,6 +11,10 @@ from __future__ import annotations
 import sys
 from collections import Counter, deque
 
+from dlctl.roles.protocol.context import Context
+
+NAMED_IN_ROW = 3
+"""Consecutive discarded gradients that are logged one by one."""
 BATCHES_KEPT = 256
 """Number of newest steps whose batches can be named in messages."""
 
@@ -51,6 +55,13 @@ class BadGradients:
         self.steps += 1
         self.steps_in_row += 1
         self.last = what
+
+    def note(self, context: Context) -> None:
+        """Log the newest discarded gradient, if it is one of the first in a row."""
+        more = NAMED_IN_ROW - self.steps_in_row
+        if more >= 0:
+            rest = "" if more else "; further consecutive ones are only counted"
+            context.note("warning", f"discarded, not pushed: {self.last}{rest}")
 
     def refused(self, reason: str, first_step: int, last_step: int, table: int = 0) -> None:
         """A push of these steps was refused by one shard or several."""

@@ -56,9 +56,9 @@ def _model() -> tuple[torch.nn.Module, ModelVector, torch.optim.Optimizer]:
 
 def test_no_sample_is_lost_by_an_evaluation_that_the_script_does_not_make() -> None:
     model, vector, optimizer = _model()
-    own = UserOptimizer(optimizer, vector)
     link = EvaluatingRun(vector)
-    run = Run(link, model, vector, Exchange(link, vector, own, None))
+    link.own = UserOptimizer(optimizer, vector)
+    run = Run(link, model, vector, Exchange(link, vector, None))
     assert not run.wants_evaluation  # Whoever asks this has to evaluate.
     with run:
         for (x,) in run.loader(TensorDataset(torch.ones(12, 2)), 4):
@@ -87,9 +87,9 @@ class EvaluatingAtTheEnd(EvaluatingRun):
 
 def test_a_script_that_leaves_need_not_evaluate() -> None:
     model, vector, optimizer = _model()
-    own = UserOptimizer(optimizer, vector)
     link = EvaluatingAtTheEnd(vector)
-    run = Run(link, model, vector, Exchange(link, vector, own, None))
+    link.own = UserOptimizer(optimizer, vector)
+    run = Run(link, model, vector, Exchange(link, vector, None))
     with run:
         run.join()
         model(torch.ones(1, 2)).mean().backward()
@@ -103,7 +103,7 @@ def test_an_optimizer_is_asked_for_where_each_replica_is_stepped() -> None:
     model, vector, optimizer = _model()
     link = Alone(vector)
     link.job = replace(link.job, inner=Choice(name=OF_SCRIPT))
-    run = Run(link, model, vector, Exchange(link, vector, None, None))
+    run = Run(link, model, vector, Exchange(link, vector, None))
     with pytest.raises(DlctlError) as caught:
         run.optimizer(model)
     assert "run.optimizer(model, optimizer)" in (caught.value.hint or "")

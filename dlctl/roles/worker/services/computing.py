@@ -42,6 +42,7 @@ from dlctl.roles.worker.links import Links
 from dlctl.roles.worker.services.base import STUCK_S_MIN, Phase, Service
 from dlctl.roles.worker.services.engines import Engines
 from dlctl.roles.worker.services.losses import Losses
+from dlctl.roles.worker.services.portion_reports import PortionReports
 from dlctl.roles.worker.services.writing import Writing
 from dlctl.roles.worker.settings import WorkTerms
 from dlctl.wire import messages as m
@@ -53,9 +54,6 @@ STUCK_BATCHES = 10.0
 """A batch that takes longer than `STUCK_S_MIN`, and than so many usual batches, hangs in user code;
 an evaluation is reported, too, but may legitimately take that long."""
 LONG_S_MIN, LONG_BATCHES = 2.0, 3.0  # A straggling batch is reported, but is no fault yet.
-
-NAMED_IN_ROW = 3
-"""Consecutive discarded gradients that are logged one by one."""
 
 
 class Computing:
@@ -79,6 +77,7 @@ class Computing:
         self.averaged = averaged
         """float64[n]: the model's buffers after the newest step."""
         self.leasing = Leasing(self.context, self.identity, self.portions)
+        self.reports = PortionReports(self.context, self.identity, accounts, writing)
         self.engines = Engines(self.context, self.is_held)
         self.holds = False
         self.losses = Losses()
@@ -154,7 +153,7 @@ class Computing:
                 return self._next_data(now)
             case need:
                 assert need is not None
-                self._done_without_push(need.but, now)
+                self.reports.done_without_push(need.but, now)
                 return True, None
 
     def phase(self) -> Phase:
@@ -308,22 +307,12 @@ class Computing:
             number += 1
         portion.next_number = number
         if portion.is_last(number - 1):
-            portion.computed_at = self.writing.steps
-            self.portions.finish(portion)
-            if not self.writing.has_unpushed_steps():
-                # The last batches were refused: the rest of the portion was pushed before.
-                last = self.writing.newest
-                self.portions.pushed(last, self.writing.steps_pushed)
-                if not self.writing.is_under_way(last):
-                    self.on_done(self.portions.settled(last), now)
+            self.reports.computed(portion, now)
 
     def _refuse(self, event: Computed, portion: Portion, number: int) -> None:
         """Discard an unusable gradient: a NaN would stay in the residual for ever."""
         self.bad_gradients.discard(f"{event.odd}, {portion.in_words(number)}")
-        more = NAMED_IN_ROW - self.bad_gradients.steps_in_row
-        if more >= 0:
-            rest = "" if more else "; further consecutive ones are only counted"
-            self.context.note("warning", f"discarded, not pushed: {self.bad_gradients.last}{rest}")
+        self.bad_gradients.note(self.context)
 
     def _report_failed(self, failed: Iterable[FailedSample], portion: Portion, now: float) -> None:
         """Report samples that could not be loaded: the coordinator counts those of all workers."""
@@ -334,18 +323,8 @@ class Computing:
                 failure = (data_epoch, each.sample, each.error, each.detail, portion.lease.portion)
                 self.context.ask(key, COORDINATOR, m.SampleFailed(me.slot, me.term, *failure), now)
 
-    # ------------------------------------------------------------ completed portions
-
-    def _done_without_push(self, but: int, now: float) -> None:
-        self.writing.done(but)
-        self.progress.pushed()
-        self.on_done(self.portions.done_now(self.writing.steps_pushed, but), now)
-
     def on_done(self, done: list[Portion], now: float) -> None:
-        for portion in done:
-            message = portion.report(self.identity.slot, self.identity.term)
-            key = ("portion", message.data_epoch, message.portion)
-            self.context.ask(key, COORDINATOR, message, now)
+        self.reports.done(done, now)
 
     # ------------------------------------------------------------ figures and time
 

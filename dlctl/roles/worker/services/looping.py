@@ -23,7 +23,6 @@ from dlctl.algorithms.needs import (
     OwnStep,
     Step,
 )
-from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import EngineRan
 from dlctl.roles.protocol.loop_effects import (
     DataWanted,
@@ -40,6 +39,7 @@ from dlctl.roles.worker.links import Links
 from dlctl.roles.worker.services.base import STUCK_S_MIN, Phase, Service
 from dlctl.roles.worker.services.engines import Engines
 from dlctl.roles.worker.services.losses import Losses
+from dlctl.roles.worker.services.portion_reports import PortionReports
 from dlctl.roles.worker.services.writing import Writing
 from dlctl.roles.worker.settings import WorkTerms
 from dlctl.wire import messages as m
@@ -50,8 +50,6 @@ STEP_WEIGHT = 0.1
 STUCK_STEPS, LONG_STEPS, LONG_S_MIN = 10.0, 3.0, 2.0
 """A loop that reports nothing for longer than `STUCK_S_MIN`, and than so many usual steps, hangs in
 user code; one that takes `LONG_STEPS` straggles."""
-NAMED_IN_ROW = 3
-"""Consecutive discarded steps that are logged one by one."""
 
 
 class Looping(Service[Need]):
@@ -78,6 +76,7 @@ class Looping(Service[Need]):
         self.averaged = averaged
         self.draining = self.holds = False
         self.leasing = Leasing(self.context, self.identity, self.portions)
+        self.reports = PortionReports(self.context, self.identity, accounts, writing)
         self.engines = Engines(self.context, self.is_held)
         self.losses = Losses()
         self._has_own_data = has_own_data
@@ -177,9 +176,7 @@ class Looping(Service[Need]):
             case Gradient() as need:
                 return self._gradient(need, now)
             case Done(but):
-                self.writing.done(but)
-                self.accounts.progress.pushed()
-                self.on_done(self.portions.done_now(self.writing.steps_pushed, but), now)
+                self.reports.done_without_push(but, now)
                 return True, None
             case _:
                 return self._next_data(now)
@@ -260,9 +257,7 @@ class Looping(Service[Need]):
             self._is_dry = self._is_waited_for = False
             if not self._has_own_data:
                 self.context.do(GiveData(portion.lease))
-        waiting, self._uncounted = self._uncounted, []
-        for step in waiting:
-            self._count_own(step, now)
+        self._count_waiting(now)
 
     def _ends_here(self) -> bool:
         """Whether this replica leaves, and no portion is partly delivered that the loop goes on
@@ -318,10 +313,8 @@ class Looping(Service[Need]):
         """The method is notified that there is no such step: a NaN would stay for ever."""
         is_loss = step.loss is not None and not math.isfinite(step.loss)
         what = f"loss {step.loss}" if is_loss else f"gradient of norm {event.norm:.6g}"
-        bad = self.accounts.bad_gradients
-        bad.discard(f"{what}, {_in_words(step)}")
-        if bad.steps_in_row <= NAMED_IN_ROW:
-            self.context.note("warning", f"discarded, not pushed: {bad.last}")
+        self.accounts.bad_gradients.discard(f"{what}, {_in_words(step)}")
+        self.accounts.bad_gradients.note(self.context)
 
     def _count(self, step: LoopStep, now: float, *, is_usable: bool) -> None:
         """Count a step, and what was delivered to it, in the portions that the samples are of."""
@@ -337,15 +330,22 @@ class Looping(Service[Need]):
             self._deliver(mine, stop - start, now)
 
     def _count_own(self, step: LoopStep, now: float) -> None:
-        """In the first portion that is open, completely; without one, when there is one."""
-        mine = next(iter(self.portions.unfinished()), None)
-        if mine is None:
+        """In the first portion that is open; without one, when there is one."""
+        if step.samples:
             self._uncounted.append(step)
-        elif step.samples:
-            self.portions.count(Counted(mine, step.samples, _known(step.loss), step.metrics, 1))
-            self._deliver(mine, step.samples, now)
+        self._count_waiting(now)
         if len(self._left) < 2 and not self.draining:
             self.leasing.request_ahead(now)
+
+    def _count_waiting(self, now: float) -> None:
+        """All in one portion, however many: a lease takes a while, and steps of any size do not."""
+        mine = next(iter(self.portions.unfinished()), None)
+        if mine is None or not self._uncounted:
+            return
+        for step in self._uncounted:
+            self.portions.count(Counted(mine, step.samples, _known(step.loss), step.metrics, 1))
+        samples, self._uncounted = sum(step.samples for step in self._uncounted), []
+        self._deliver(mine, samples, now)
 
     def _deliver(self, portion: Portion, samples: int, now: float) -> None:
         """Samples of a portion are in steps. It is computed with the last of them."""
@@ -354,20 +354,10 @@ class Looping(Service[Need]):
         if self._left[key] > 0:
             return
         del self._left[key]
-        portion.computed_at = self.writing.steps
-        self.portions.finish(portion)
-        if not self.writing.has_unpushed_steps():
-            # Its last steps were unusable: the rest of the portion was pushed before.
-            last = self.writing.newest
-            self.portions.pushed(last, self.writing.steps_pushed)
-            if not self.writing.is_under_way(last):
-                self.on_done(self.portions.settled(last), now)
+        self.reports.computed(portion, now)
 
     def on_done(self, done: list[Portion], now: float) -> None:
-        for portion in done:
-            message = portion.report(self.identity.slot, self.identity.term)
-            key = ("portion", message.data_epoch, message.portion)
-            self.context.ask(key, COORDINATOR, message, now)
+        self.reports.done(done, now)
 
     # ------------------------------------------------------------ figures and time
 
