@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from guests import Guests
+from guests import DAY_S, Guests
 from liars import Liar, OthersChecker
 from of_torch import OfTorch
 from simulated import (
@@ -722,7 +722,8 @@ def joins(seed: int) -> Simulation:
     names = ("alice", "bob", "carol")
     for each in names:
         invited_s = float(dice.uniform(0.0, 2.0))
-        guests.invite(invited_s, each)
+        # Longer than the clock may jump: a run that waits for them would wait for ever.
+        guests.invite(invited_s, each, lasts_s=7 * DAY_S)
         guests.join(invited_s + 0.1, each)
         for _ in range(3):
             strike = dice.choice([guests.kill, guests.vanish, guests.freeze, guests.stop])
