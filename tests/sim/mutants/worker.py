@@ -15,9 +15,9 @@ from dlctl.roles.worker.leases import Portions
 from dlctl.roles.worker.members import PeerMembers
 from dlctl.roles.worker.received_slice import Basis
 from dlctl.roles.worker.services.asking import Asking
-from dlctl.roles.worker.services.computing import Computing
 from dlctl.roles.worker.services.engines import Engines
 from dlctl.roles.worker.services.looping import Looping
+from dlctl.roles.worker.services.portion_reports import PortionReports
 from dlctl.roles.worker.services.reading import OneRead
 from dlctl.roles.worker.services.writing import Writing
 from dlctl.roles.worker.shard_client import ShardClient
@@ -144,8 +144,8 @@ def done_before_the_step(patch: Patch) -> None:
     "the newest steps are done although they are left out", "AcksChecker", scenario="ways", first=4
 )
 def steps_left_out_are_done(patch: Patch) -> None:
-    honest = Computing._done_without_push
-    patch.setattr(Computing, "_done_without_push", lambda self, but, now: honest(self, 0, now))
+    honest = PortionReports.done_without_push
+    patch.setattr(PortionReports, "done_without_push", lambda self, but, now: honest(self, 0, now))
 
 
 @mutant(
