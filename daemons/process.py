@@ -48,6 +48,11 @@ class DaemonContext:
         """
         return self.agent == HOME_AGENT
 
+    @property
+    def is_guest(self) -> bool:
+        """Whether it has joined from elsewhere, and can only dial out."""
+        return self.agent.startswith("guest-")
+
 
 def read_job(directory: Path) -> config.JobFile:
     return config.of_stored(json.loads(regular.read_bytes(directory / "job.json")))

@@ -28,6 +28,7 @@ from daemons.worker.task.failures import failure_of
 from daemons.worker.task.user_task import whereabouts
 from dlctl import registry
 from dlctl.compress import values
+from dlctl.launch.addresses import as_dialled
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import (
     BuffersLoaded,
@@ -50,7 +51,7 @@ from dlctl.roles.protocol.effects import (
 from dlctl.roles.protocol.loop_effects import GiveData, LendModel, RecallModel
 from dlctl.roles.worker.services.looping import Looping
 from dlctl.roles.worker.worker import Worker
-from dlctl.wire.machine import Effect, Event
+from dlctl.wire.machine import Connect, Effect, Event
 from dlctl.wire.messages import ModelReady
 
 log = logging.getLogger("dlctl")
@@ -85,6 +86,11 @@ class AttachedWorker:
         self._thread = threading.Thread(target=self._run, name="messages", daemon=True)
         self._code = 0
         process.session = self
+
+    def _connect_as_dialled(self, effect: Connect) -> None:
+        """Servers listen beside the coordinator, maybe behind forwarded ports."""
+        address = as_dialled(effect.address, self._context.control)
+        self._loop.transport.connect(effect.peer, address, effect.key)
 
     # ------------------------------------------------------------ the user's thread
 
@@ -160,6 +166,8 @@ class AttachedWorker:
         loop.perform(LocateTask, self._locate)
         for kind, how in self._asked().items():
             loop.perform(kind, partial(self._ask, how), anywhere=True)
+        if context.is_guest and not self.job.has_other_hosts:
+            loop.perform(Connect, self._connect_as_dialled)
         loop.transport.connect(COORDINATOR, context.control, context.credentials.coordinator)
         compressor = registry.load("compressors", job.compression.name)
         self._machine = Worker(

@@ -503,6 +503,10 @@ class Network:
     """The address at which other hosts, and workers that join (`workers.max`), reach this machine.
     "": with hosts the one from which it reaches them, else 127.0.0.1: then only workers on this
     machine can join."""
+    bind: str = ""
+    """The address at which this machine listens for workers that join, if it is not `address`:
+    behind NAT or port forwarding. `port` and the ports after it, one for each server, must be
+    forwarded as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -213,6 +213,7 @@ def _guest_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str
     if workers.min is not None and workers.min > max(most, workers.count):
         what = f"the run takes {max(most, workers.count)} workers at most"
         yield ("workers", "min"), what, "use fewer, or raise max"
+    yield from _bind_faults(job, most)
     if most <= workers.count:
         return
     if method.shape.links:
@@ -233,6 +234,23 @@ def _guest_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str
     if workers.processes > 1:
         what = "a worker that joins is one process"
         yield ("workers", "max"), what, "use one process for each worker"
+
+
+def _bind_faults(job: JobFile, most: int) -> Iterator[tuple[KeyPath, str, str]]:
+    network = job.network
+    if not network.bind:
+        return
+    if job.has_other_hosts:
+        yield ("network", "bind"), "with hosts each has its own", "use bind and data in [[hosts]]"
+    elif most <= job.workers.count:
+        what = "no worker can join, and it is for these"
+        yield ("network", "bind"), what, "raise max in [workers], or remove it"
+    elif not network.address:
+        what = "there is no address at which others reach it"
+        yield ("network", "bind"), what, "set address in [network]"
+    elif not network.port:
+        what = "ports are forwarded, and this job takes any free ones"
+        yield ("network", "bind"), what, "set port in [network]"
 
 
 def _replica_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:

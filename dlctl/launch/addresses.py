@@ -35,7 +35,7 @@ def of_coordinator(run_id: str, job: JobFile) -> ListenPlace:
     """Where the coordinator listens. Raises DlctlError if the address is unknown."""
     if not job.uses_tcp:
         return ListenPlace(paths.socket_address(run_id, "control"))
-    host = _here(job)
+    host = here(job)
     if job.has_other_hosts:
         host = job.network.address or _address_towards(launcher.of(job).an_address(job.places))
     return ListenPlace(_tcp(host, job.network.port))
@@ -61,13 +61,31 @@ def of_worker(run_id: str, name: str, job: JobFile, agent: str, control: str) ->
 
 def _of_agent(port: int, job: JobFile, agent: str, control: str) -> ListenPlace:
     if not job.has_other_hosts:
-        return ListenPlace(_tcp(_here(job), port))
+        return ListenPlace(_tcp(here(job), port))
     return on_host(placement.agents(job.places)[agent], port, control)
 
 
-def _here(job: JobFile) -> str:
-    """Where the daemons of a job without other hosts listen: workers that join reach them there."""
-    return (job.network.address if job.takes_guests else "") or LOOPBACK
+def here(job: JobFile) -> str:
+    """Where the daemons of a job without other hosts listen. Workers that join reach them there, or
+    at `network.address`, whose ports are forwarded to there.
+    """
+    network = job.network
+    return ((network.bind or network.address) if job.takes_guests else "") or LOOPBACK
+
+
+def of_guests(job: JobFile, control: str) -> str:
+    """Where workers that join reach the coordinator; control: where it listens."""
+    network = job.network
+    if not (network.bind and network.address):
+        return control
+    return f"tcp://{_bracketed(network.address)}:{control.rpartition(':')[2]}"
+
+
+def as_dialled(address: str, control: str) -> str:
+    """Where a worker that joined reaches a server of the coordinator's machine: at the host at
+    which it has reached the coordinator, so that forwarded ports and tunnels work.
+    """
+    return f"{control.rpartition(':')[0]}:{address.rpartition(':')[2]}"
 
 
 def on_host(host: Host, port: int, control: str) -> ListenPlace:

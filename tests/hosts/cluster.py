@@ -132,11 +132,7 @@ class Cluster:
 
     def _plan(self, name: str) -> dict[str, Any]:
         """What a host is told about itself."""
-        environment = {
-            "PYTHONPATH": str(SOURCE),
-            "XDG_RUNTIME_DIR": "/run/user/0",
-            "FAULTS_CLOCK": broken.CLOCK,
-        }
+        environment = self._environment()
         host_key = (self.directory / name).read_text()
         files = {
             "/etc/hostname": (f"{name}\n", 0o644),
@@ -156,6 +152,14 @@ class Cluster:
             "shared": [os.path.realpath(path) for path in self._shared],
             "files": files,
             "sshd": shutil.which("sshd", path=self.env["PATH"]),
+        }
+
+    def _environment(self) -> dict[str, str]:
+        """Of whoever logs in."""
+        return {
+            "PYTHONPATH": str(SOURCE),
+            "XDG_RUNTIME_DIR": "/run/user/0",
+            "FAULTS_CLOCK": broken.CLOCK,
         }
 
     def close(self) -> None:
@@ -228,6 +232,11 @@ class Cluster:
         The harness's own way in: it works when the network does not.
         """
         return tuple(self._holder(host).command(spaces="-n -u -i -m"))
+
+    def login(self, host: str) -> tuple[str, ...]:
+        """Put before a command line, runs it on a host without ssh, as one of its processes."""
+        set_there = [f"{key}={value}" for key, value in self._environment().items()]
+        return (*self._hosts[host].login("env", *set_there),)
 
     # ------------------------------------------------------------ faults
 

@@ -156,6 +156,12 @@ class HostHolder(Holder):
     def processes(self) -> list[psutil.Process]:
         return [process for process in super().processes() if process.pid != self.first]
 
+    def login(self, *argv: str) -> list[str]:
+        """`argv`, run as one of its processes, as by somebody who sits there."""
+        self._must_live()
+        spaces = ["-n", "-u", "-i", "-m", "-p", "-r", "-w"]
+        return ["nsenter", "-t", str(self.first), *spaces, "--", *argv]
+
     def mount(self, *arguments: str) -> None:
         """mount(8), on this host only."""
         self.do("mount", *arguments, spaces="-m")

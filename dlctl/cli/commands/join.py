@@ -33,6 +33,8 @@ _VERSIONS = "import dlctl, importlib.metadata as m; print(dlctl.__version__, m.v
 def command(words: tuple[str, ...], file: Path) -> None:
     """Train in a run as one of its workers, from any machine that can reach its coordinator and its
     servers: only outgoing connections are made. PROGRAM calls dlctl.attach, as in the run itself.
+    ADDRESS is for a run that is reached in another way than its invitation says, through a tunnel
+    for example: servers beside its coordinator are then reached at the same host.
 
     The worker waits in line if the run has no free slot. It is restarted after a crash, returns
     after a lost connection, and ends with the run: exit code 0 if that has finished or was stopped,

@@ -30,6 +30,7 @@ from dlctl.control.invitation import SUFFIX, InvitationFile, release
 from dlctl.control.reader import ReaderKey
 from dlctl.errors import DlctlError, UsageError
 from dlctl.job.config import of_stored
+from dlctl.launch import addresses
 from dlctl.ops import control, next_step, stop
 from dlctl.ops.recover import explained
 from dlctl.runs import lock, select
@@ -209,9 +210,21 @@ def _invitation(snapshot: Snapshot, row: dict[str, Any]) -> InvitationFile:
     guest = f"guest-{row['worker'].rpartition('-')[2]}"
     secret = keys.CurveKeys(keys.read(snapshot.directory)).secret(row["key"])
     return InvitationFile(
-        snapshot.run_id, row["name"], guest, str(snapshot.run["control"]),
+        snapshot.run_id, row["name"], guest, _address(snapshot),
         str(snapshot.run["control_key"]), secret, row["expires"], __version__, torch,
     )  # fmt: skip
+
+
+def _address(snapshot: Snapshot) -> str:
+    """Where the worker is to find the run."""
+    job = of_stored(dict(read_job(snapshot.directory)))
+    control = str(snapshot.run["control"])
+    if addresses.host_of(control) == addresses.LOOPBACK and not job.network.address:
+        console.warn(
+            "the run listens on 127.0.0.1: only workers on this machine, or behind a tunnel to it, "
+            "can join; address in [network] is where others reach it"
+        )
+    return addresses.of_guests(job, control)
 
 
 def _readers_key(snapshot: Snapshot) -> ReaderKey:
