@@ -19,11 +19,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
-from daemons.loop import Loop
 from daemons.worker.building import build, make_engine
 from daemons.worker.data.portion_loader import Loaded, no_errors_from_signals
 from daemons.worker.frozen_parameters import FrozenFile
@@ -73,12 +72,26 @@ TEXT_CHARS_MAX = 8_000
 """The largest text in a message, at most 4 bytes a character: it fits into the header."""
 
 
+class ComputeLoop(Protocol):
+    """What the compute thread uses of the loop (`Loop`), or of a simulated one."""
+
+    def perform(
+        self, kind: type[Effect], how: Callable[[Any], object], *, anywhere: bool = False
+    ) -> None: ...
+
+    def post(self, event: Event) -> None: ...
+
+    def offer(self, event: Event) -> None: ...
+
+    def fail(self, error: Exception) -> None: ...
+
+
 class ComputeThread:
     """Performs effects in the thread that calls `run`, which never returns."""
 
     def __init__(
         self,
-        loop: Loop,
+        loop: ComputeLoop,
         job: JobFile,
         place: tuple[Path, Register],
         engine: str = "",
@@ -168,13 +181,17 @@ class ComputeThread:
         log.warning("the task has not returned; it is at %s", place, extra={"detail": stack})
         self._loop.post(TaskLocated(place if stack else ""))
 
+    def next_work(self) -> Callable[[], Event | None]:
+        """The oldest queued work, once there is any: it is done by calling it."""
+        return self._work.get()
+
     def run(self) -> NoReturn:
         """Perform the queued work, in this thread."""
         self._thread = threading.current_thread()
         ours = np.geterr()
         while True:
             try:
-                event = self._work.get()()
+                event = self.next_work()()
                 if event is not None:
                     # The task may have changed numpy's error handling, which is not the role's.
                     with np.errstate(**ours):

@@ -55,6 +55,9 @@ SECTIONS = {
         "checkpoint": "Save one now; list, verify, prune and export existing ones.",
         "verify": "Check that no acknowledged push was lost.",
     },
+    "Compare": {
+        "simulate": "Run a job in virtual time: how it would train, and how long.",
+    },
     "Setup": {
         "algorithms": "List the names that a job file can use, and their keys.",
         "compressors": "List the compressors of pushes; measure them on a job.",

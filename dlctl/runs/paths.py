@@ -27,6 +27,8 @@ from dlctl.util.fsync import replacing
 UNFINISHED = ".dlctl-unfinished"
 """A file in a run directory under construction: while it exists, the directory is not a run."""
 _TAKES_NOTHING = (errno.EROFS, errno.EIO, errno.ENOSPC, errno.EDQUOT)
+SIMULATED = "simulated"
+"""A file in the directory of a simulated run. No command takes such a run unless it is named."""
 LOCK = "lock"
 """A file in the run directory: the coordinator locks it, and touches it every second."""
 BEAT_LATE_S = 3.0
@@ -61,6 +63,10 @@ def is_run(directory: Path) -> bool:
     if (directory / "run.db").exists():
         return True
     return (directory / "job.json").exists() and any(directory.glob("ckpt/*/manifest.json"))
+
+
+def is_simulated(directory: Path) -> bool:
+    return (directory / SIMULATED).exists()
 
 
 def register(directory: Path) -> None:

@@ -22,7 +22,11 @@ UNREADABLE = "unreadable"
 
 
 def directories() -> list[Path]:
-    """The directories of all runs, the last started one last."""
+    """The directories of all runs, the last started one last; but for simulated ones."""
+    return [directory for directory in _all() if not paths.is_simulated(directory)]
+
+
+def _all() -> list[Path]:
     here = {d.resolve() for d in Path("runs").glob("*") if paths.is_run(d)}
     return sorted({*here, *paths.all_runs()}, key=lambda d: (started(d), d.name, d))
 
@@ -127,7 +131,7 @@ def _named(job: str) -> Path:
     if path.is_dir() and paths.is_run(path):
         return path.resolve()
     found = directories()
-    if same := [directory for directory in found if directory.name == job]:
+    if same := [directory for directory in _all() if directory.name == job]:
         return _the_one(f'several runs are called "{job}"', all_of(same))
     known = all_of(found)
     if path.is_file():

@@ -20,6 +20,7 @@ from typing import Protocol
 import numpy as np
 
 from dlctl.sim.arriving import PushInParts
+from dlctl.sim.fabric import Fabric
 from dlctl.sim.keys import public_of
 from dlctl.sim.timeline import Timeline
 from dlctl.wire import codec
@@ -58,6 +59,11 @@ class NetworkOptions:
     tells_of_breaks: bool = True
     """Whether a machine is notified that a connection that it opened was closed: over TCP it is,
     over unix sockets it is not."""
+    card_bytes_per_s: float | None = None
+    """The rate of each machine's network card, which its messages share (`fabric.py`); then nothing
+    is lost, duplicated or delivered in parts."""
+    machines: Mapping[str, str] = field(default_factory=dict)
+    """Daemon -> the machine that it is on, if that is not one of its own."""
 
 
 class Endpoint(Protocol):
@@ -79,7 +85,7 @@ class Endpoint(Protocol):
     def reconnected(self, peer: str, after_s: float) -> None: ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Direction:
     """One half of a connection."""
 
@@ -139,6 +145,8 @@ class SimNetwork:
         """Agents of hosts that are partitioned from all others, both ways."""
         self._cuts: Counter[tuple[str, str]] = Counter()
         self._ids = 0
+        rate = options.card_bytes_per_s
+        self.fabric = None if rate is None else Fabric(timeline, rate)
 
     # ------------------------------------------------------------ connections
 
@@ -247,11 +255,36 @@ class SimNetwork:
             else:
                 self._lose(source, target, message, "broken")
 
+        if self.fabric is not None:
+            self._over_cards(
+                link, way, (source, target), nbytes, partial(arrive, partial(_copied, frames))
+            )
+            return
         for arrival in self._arrivals(link, way, kind, nbytes):
             read: Callable[[], Message] = partial(_copied, frames)
             if upward and isinstance(message, Push) and self._cutter.random() < IN_PARTS:
                 read = self._come_in_parts(connection, frames, arrival)
             self.timeline.at(arrival, partial(arrive, read))
+
+    def _over_cards(
+        self,
+        link: SimLink,
+        way: _Direction,
+        ends: tuple[str, str],
+        nbytes: int,
+        arrive: Callable[[], None],
+    ) -> None:
+        """Send over the cards of two machines; within one, only the latency counts."""
+        assert self.fabric is not None
+        source, target = (self.options.machines.get(name, name) for name in ends)
+
+        def sent() -> None:
+            self.timeline.after(link.latency_s, arrive)
+
+        if source == target:
+            sent()
+        else:
+            self.fabric.send(way, source, target, nbytes, sent)
 
     def _come_in_parts(
         self, connection: Connection, frames: codec.Frames, arrival: float

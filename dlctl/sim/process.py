@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from dlctl.errors import DlctlError
@@ -90,6 +90,8 @@ class Process:
         """Called once, with the exit status."""
         self.log = bytearray()
         """The daemon's log file; `last_lines` are its last lines."""
+        self.log_at: list[float] = []
+        """When each line of the log was written, in seconds of the timeline."""
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self.acks = b""
         """A worker's record of what was settled."""
@@ -187,13 +189,22 @@ class Process:
     def _write(self, effect: Note) -> None:
         self._note(f"{self} {effect.level}: {effect.text}")
         line = f"{effect.level.upper()} {effect.text}"
-        self.log += f"{line}\n".encode()
+        self.write_log(line)
         self.last_lines.append(line)
+
+    def write_log(self, line: str) -> None:
+        """line: "INFO text"."""
+        self.log += f"{line}\n".encode()
+        self.log_at.append(self.timeline.now)
+
+    def dated_log(self) -> Iterator[tuple[float, str]]:
+        """(seconds of the timeline, line)."""
+        yield from zip(self.log_at, self.log.decode().splitlines(), strict=False)
 
     def leave(self, effect: Exit) -> None:
         """Exit in an orderly way, after all effects of this event."""
         self._note(f"{self} exits {effect.code}: {effect.reason}")
-        self.log += f"INFO exit {effect.code}: {effect.reason}\n".encode()
+        self.write_log(f"INFO exit {effect.code}: {effect.reason}")
         self.exit_code = effect.code
 
     # ------------------------------------------------------------ the timer

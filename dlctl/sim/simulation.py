@@ -16,7 +16,7 @@ from dlctl.sim.faults import Faults, Injector
 from dlctl.sim.network import NetworkOptions, SimNetwork
 from dlctl.sim.objectives import Objective
 from dlctl.sim.store import Store
-from dlctl.sim.world import CONTROL, World
+from dlctl.sim.world import CONTROL, Computes, World
 from dlctl.wire.machine import Started
 from dlctl.wire.messages import Array, Json
 
@@ -54,7 +54,7 @@ class Simulation:
     def __init__(
         self,
         job: JobFile,
-        objective: Objective,
+        objective: Objective | Computes,
         seed: int = 0,
         *,
         network: NetworkOptions | None = None,
@@ -65,7 +65,9 @@ class Simulation:
         checkers: tuple[Checker, ...] = (),
         inner: Callable[[Choice], Inner | None] = plain_inner,
     ) -> None:
-        """inner: creates the replicas' own optimisers."""
+        """objective: what the workers compute, in numpy; or who computes it. inner: creates the
+        replicas' own optimisers.
+        """
         self.store = store if store is not None else Store()
         self.world = World(
             job,

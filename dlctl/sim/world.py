@@ -69,22 +69,28 @@ RESTART_S = 1.0
 """From the request to restart a coordinator to its first event."""
 
 
+Computes = Callable[[Process, FilesDriver], None]
+"""Makes a worker's process perform the effects that compute: gradients, evaluations, states."""
+
+
 class World:
     """All components of a run. Call `start`; all else follows from the processes' events."""
 
     def __init__(
         self,
         job: JobFile,
-        objective: Objective,
+        objective: Objective | Computes,
         seed: int,
         network: NetworkOptions,
         compute: ComputeOptions,
         store: Store,
         inner: Callable[[Choice], Inner | None] = plain_inner,
     ) -> None:
+        """objective: what the workers compute, in numpy; or who computes it."""
         self.job = job
         self.inner = inner
-        self.objective = objective
+        self._computes = objective if callable(objective) else self._compute_objective
+        self._objective = objective
         self.compute = compute
         self.store = store
         self.timeline = Timeline()
@@ -121,6 +127,12 @@ class World:
     def digest(self) -> str:
         """SHA-256 of the trace: equal for equal seeds."""
         return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()
+
+    @property
+    def objective(self) -> Objective:
+        """What the workers compute. Raises AssertionError if that is not in numpy."""
+        assert not callable(self._objective), "the workers compute no objective"
+        return self._objective
 
     @property
     def keys(self) -> SimulatedKeys:
@@ -233,7 +245,7 @@ class World:
             "agent": self._agent, "guest": self._guest, "server": self._server,
             "worker": self._worker,
         }  # fmt: skip
-        process.log += f"INFO {name} starts, pid {process.pid}\n".encode()
+        process.write_log(f"INFO {name} starts, pid {process.pid}")
         process.machine = makers[role](process, registration)
         self.network.connect(process, COORDINATOR, CONTROL, coordinator_key)
         process.post(Started(), SPAWN_S)
@@ -322,16 +334,8 @@ class World:
 
     def _worker(self, process: Process, registration: Register) -> Machine:
         job = self.job
-        files = FilesDriver(process, self.store, self.disk, self.host_disks)
+        self._computes(process, FilesDriver(process, self.store, self.disk, self.host_disks))
         method = registry.load("algorithms", job.algorithm.name)
-        lead = method.lead(method.Options(**job.algorithm.options))
-        ComputeDriver(
-            process, self.objective, job.job.seed, self.compute,
-            self._compute_rng, job.algorithm.name, method.shape.twin, self.inner(job.inner),
-            files=files, cohort=lead.cohort,
-            memory=self.shared_models if "memory" in method.shape.links else None,
-            has_loop=job.has_loop,
-        )  # fmt: skip
         if "group" in method.shape.links:
             GroupDriver(process, self.groups)
         address = ""
@@ -347,6 +351,18 @@ class World:
             address,
             steps=self._looping if job.has_loop else Computing,
         )
+
+    def _compute_objective(self, process: Process, files: FilesDriver) -> None:
+        job = self.job
+        method = registry.load("algorithms", job.algorithm.name)
+        lead = method.lead(method.Options(**job.algorithm.options))
+        ComputeDriver(
+            process, self.objective, job.job.seed, self.compute,
+            self._compute_rng, job.algorithm.name, method.shape.twin, self.inner(job.inner),
+            files=files, cohort=lead.cohort,
+            memory=self.shared_models if "memory" in method.shape.links else None,
+            has_loop=job.has_loop,
+        )  # fmt: skip
 
     @property
     def _looping(self) -> MakeSteps:
@@ -396,17 +412,25 @@ class World:
 
     def weights(self) -> Array:
         """float32[d]: the servers' last parameters; NaN for a shard that never existed. Without
-        servers, those of the newest process of the first worker.
+        servers, those of the newest process of the first worker. Empty if nobody knows d.
         """
-        size, count = self.objective.layout.size(), self.job.servers.count
-        weights = np.full(size, np.nan, np.float32)
-        if not count:
+        if not self.job.servers.count:
             machines = [p.machine for p in self.processes if p.name == "worker-0"]
             found = [t for t in (getattr(m, "training", None) for m in machines) if t is not None]
-            return found[-1].side.parameters.copy() if found else weights
+            return found[-1].side.parameters.copy() if found else self._unknown()
+        shards = {}
         for process in self.processes:
             serving = getattr(process.machine, "serving", None)
             if serving is not None:
-                lo, hi = slice_bounds(size, count, serving.index)
-                weights[lo:hi] = serving.shard.w
+                shards[serving.index] = serving.shard.w
+        if len(shards) == self.job.servers.count:
+            return np.concatenate([shards[index] for index in sorted(shards)])
+        weights = self._unknown()
+        for index, shard in shards.items():
+            lo, hi = slice_bounds(weights.size, self.job.servers.count, index)
+            weights[lo:hi] = shard[: hi - lo]
         return weights
+
+    def _unknown(self) -> Array:
+        size = 0 if callable(self._objective) else self._objective.layout.size()
+        return np.full(size, np.nan, np.float32)

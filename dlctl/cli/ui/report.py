@@ -84,6 +84,9 @@ def head(snapshot: Snapshot) -> list[str]:
 
 def _facts(snapshot: Snapshot) -> Iterator[str]:
     run, fact = snapshot.run, console.fact
+    if isinstance(how := run.get("simulated"), Mapping):
+        step = values.duration(how.get("step_s"))
+        yield fact("simulated", f"all times are virtual; a step takes {step}")
     launcher, held = other_hosts.held(snapshot)
     if held:
         yield fact(launcher, held)

@@ -1,0 +1,1 @@
+"""Runs in virtual time that compute real gradients: the user's task, in one process."""

@@ -1,0 +1,141 @@
+"""`dlctl simulate`: a job in virtual time, with its real gradients."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dlctl.cli.group import make_command
+from dlctl.cli.options import file_argument, json_option
+from dlctl.cli.ui import console
+from dlctl.errors import JobFailed, UsageError
+from dlctl.util import units, values
+
+_KILLS = re.compile(r"kill (?:a|an|the) (worker|server|coordinator) every (\S+)")
+
+
+@make_command(
+    "dlctl simulate job.toml --workers 16  # how it would train, and how long",
+    "dlctl simulate job.toml --link 100Mbit/s,5ms  # a machine for each daemon",
+    "dlctl simulate job.toml --slow worker-3=3x --faults 'kill a worker every 60s'",
+    "dlctl simulate job.toml --set algorithm.name=diloco --step 20ms  # another method",
+)
+@file_argument
+@click.option("--workers", type=click.IntRange(1), metavar="N", help="Instead of the job's.")
+@click.option(
+    "--set", "changes", multiple=True, metavar="KEY=VALUE", help="Another value of a key."
+)
+@click.option("--link", metavar="RATE[,LATENCY]", help="Of every daemon's machine.")
+@click.option("--slow", multiple=True, metavar="WORKER=FACTORx", help="A slower worker.")
+@click.option("--faults", multiple=True, metavar="WORDS", help='"kill a worker every 60s".')
+@click.option("--step", metavar="TIME", help="Of a step.  [default: measured here]")
+@click.option("--spread", type=float, default=0.1, help="Of the logarithm of steps' times.")
+@click.option("--seed", type=click.IntRange(0), default=0, help="Of times and faults.")
+@click.option("--until", metavar="TIME", default="30d", help="End it then.  [default: 30d]")
+@json_option
+def command(
+    file: Path,
+    workers: int | None,
+    changes: tuple[str, ...],
+    link: str | None,
+    slow: tuple[str, ...],
+    faults: tuple[str, ...],
+    step: str | None,
+    spread: float,
+    seed: int,
+    until: str,
+) -> None:
+    """Runs the job's own model, data and loss in one process, in virtual time: the roles of the
+    daemons as they are, and a model of steps, links, disks and faults. It prints how long the run
+    would take, what it would send, and how well it would train, and writes a run directory that
+    `dlctl report`, `plot`, `status`, `events` and `verify` read when they are given its name. With
+    the same seed and --step it gives the same result.
+    """
+    from dlctl.ops import simulate  # imported late: it pulls in pydantic
+    from dlctl.sim.request import LinkSpeed, SimulationRequest
+
+    overrides: dict[str, Any] = dict(map(assignment, changes))
+    if workers is not None:
+        overrides["workers.count"] = workers
+    request = SimulationRequest(
+        directory="",
+        seed=seed,
+        until_s=_time("--until", until),
+        step_s=None if step is None else _time("--step", step),
+        spread=spread,
+        slow=dict(map(_slow, slow)),
+        link=None if link is None else LinkSpeed.parse(link),
+        kill_every_s=dict(map(_fault, faults)),
+    )
+    simulated = simulate.simulate(file, overrides, request)
+    data = {"run_id": simulated.directory.name, "directory": str(simulated.directory)}
+    data |= simulated.outcome
+    console.show("dlctl.simulate/1", data, "\n".join(lines(data)))
+    if data["state"] == "failed":
+        raise JobFailed(f"the simulated run failed: {data['reason']}")
+
+
+def lines(data: dict[str, Any]) -> list[str]:
+    """For people."""
+    how = data["simulated"]
+    of_step = "measured here" if how["is_measured"] else "given"
+    rows = {
+        "outcome": f"{data['state']}: {data['reason']}",
+        "time": f"{values.duration(data['seconds'])} of virtual time, "
+        f"{values.duration(data['seconds'] - data['ready_s'])} of it training",
+        "samples": f"{data['samples']:,} in {data['step']:,} steps",
+        "loss": values.decimal(data["loss"]),
+        **{name: values.decimal(value) for name, value in (data["evaluation"] or {}).items()},
+        "pushed": units.short_size(data["push_bytes"]),
+        "fetched": units.short_size(data["fetch_bytes"]),
+        "staleness": values.decimal(data["staleness_mean"]),
+        "restarts": str(data["restarts"]),
+        "step": f"{1000 * how['step_s']:.3g} ms, {of_step}",
+        "simulated": f"in {values.duration(how['real_s'])}, seed {how['seed']}",
+    }
+    width = max(map(len, rows))
+    shown = [f"{name:<{width}}  {console.escape(text)}" for name, text in rows.items()]
+    return [*shown, "", f"dlctl report -j {data['run_id']}  # its page"]
+
+
+def assignment(text: str) -> tuple[str, Any]:
+    """ "inner.lr=0.1" as a key and its TOML value. Raises UsageError."""
+    key, is_one, value = text.partition("=")
+    if not is_one or not key:
+        raise UsageError(f'"{text}" is no KEY=VALUE', hint="--set algorithm.local_steps=50")
+    with suppress(tomllib.TOMLDecodeError):
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    return key.strip(), value.strip()  # A word without quotes.
+
+
+def _slow(text: str) -> tuple[str, float]:
+    name, _, factor = text.partition("=")
+    try:
+        number = float(factor.removesuffix("x"))
+    except ValueError:
+        number = 0.0
+    if not re.fullmatch(r"worker-\d+", name) or number <= 0:
+        raise UsageError(f'--slow: "{text}" is no worker and factor', hint="--slow worker-3=3x")
+    return name, number
+
+
+def _fault(text: str) -> tuple[str, float]:
+    found = _KILLS.fullmatch(" ".join(text.split()))
+    if found is None:
+        raise UsageError(
+            f'--faults: "{text}" is none that the simulator knows',
+            hint='--faults "kill a worker every 60s"; or a server, or the coordinator',
+        )
+    return found[1], _time("--faults", found[2])
+
+
+def _time(option: str, text: str) -> float:
+    try:
+        return units.parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None

@@ -1,0 +1,112 @@
+"""Network cards in virtual time: what flows at the same time shares them fairly.
+
+Each machine has one card, full duplex. A flow is one direction of a connection; its messages go one
+after the other. The rates of all flows are max-min fair (Bertsekas and Gallager, Data Networks,
+section 6.5.2): they grow together, and a flow stops growing when a card on its way is full. They
+change only when a flow begins or ends, so a large message costs two events, not one per packet.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+from dlctl.sim.timeline import Timeline
+
+SMALL_BYTES = 4096
+"""A message of this size or less takes its time at the full rate of a card, and no share of it,
+unless larger ones of its flow are before it."""
+Sent = Callable[[], None]
+
+
+@dataclass(slots=True, eq=False)
+class _Flow:
+    cards: tuple[tuple[str, str], tuple[str, str]]
+    """(machine, direction) at its two ends."""
+    queue: deque[tuple[int, Sent]] = field(default_factory=deque)
+    """(bytes, what to call when the last one is sent) of each message, the first one is on its way.
+    """
+    left_bytes: float = 0.0
+    rate: float = 0.0
+    free_at: float = 0.0
+    """When the last small message has been sent."""
+
+
+class Fabric:
+    """bytes_per_s: of every card, in each direction."""
+
+    def __init__(self, timeline: Timeline, bytes_per_s: float) -> None:
+        self.timeline = timeline
+        self.bytes_per_s = bytes_per_s
+        self.busy_bytes: dict[tuple[str, str], float] = {}
+        """(machine, "out" or "in") -> bytes through its card so far."""
+        self._flows: dict[Hashable, _Flow] = {}
+        self._active: list[_Flow] = []
+        self._at = 0.0
+        self._version = 0
+
+    def send(self, flow: Hashable, source: str, target: str, nbytes: int, sent: Sent) -> None:
+        """Call `sent` when the last byte has left. flow: messages of one flow keep their order."""
+        cards = (source, "out"), (target, "in")
+        for card in cards:
+            self.busy_bytes[card] = self.busy_bytes.get(card, 0.0) + nbytes
+        found = self._flows.setdefault(flow, _Flow(cards))
+        if nbytes <= SMALL_BYTES and not found.queue:
+            found.free_at = max(self.timeline.now, found.free_at) + nbytes / self.bytes_per_s
+            self.timeline.at(found.free_at, sent)
+            return
+        found.queue.append((nbytes, sent))
+        if len(found.queue) == 1:
+            found.left_bytes = float(nbytes)
+            self._advance()
+            self._active.append(found)
+            self._share()
+
+    def _advance(self) -> None:
+        """What was sent since the rates were last changed."""
+        passed_s, self._at = self.timeline.now - self._at, self.timeline.now
+        for flow in self._active:
+            flow.left_bytes -= flow.rate * passed_s
+
+    def _share(self) -> None:
+        """New rates, and the event at which the next message has been sent."""
+        room: dict[tuple[str, str], float] = {}
+        users: dict[tuple[str, str], list[_Flow]] = {}
+        for flow in self._active:
+            for card in flow.cards:
+                room[card] = self.bytes_per_s
+                users.setdefault(card, []).append(flow)
+        waiting = {id(flow) for flow in self._active}
+        while waiting:
+            share, full = min(
+                (room[card] / len(mine), card)
+                for card, flows in users.items()
+                if (mine := [flow for flow in flows if id(flow) in waiting])
+            )
+            for flow in users[full]:
+                if id(flow) in waiting:
+                    waiting.discard(id(flow))
+                    flow.rate = share
+                    for card in flow.cards:
+                        room[card] -= share
+        self._version += 1
+        if self._active:
+            soonest_s = min(max(0.0, flow.left_bytes) / flow.rate for flow in self._active)
+            version = self._version
+            self.timeline.after(soonest_s, lambda: self._finish(version))
+
+    def _finish(self, version: int) -> None:
+        if version != self._version:
+            return  # The rates have changed since.
+        self._advance()
+        least = min(flow.left_bytes for flow in self._active)
+        done = [flow for flow in self._active if flow.left_bytes <= max(least, 0.5)]
+        for flow in done:
+            _, sent = flow.queue.popleft()
+            self.timeline.after(0.0, sent)
+            if flow.queue:
+                flow.left_bytes = float(flow.queue[0][0])
+            else:
+                self._active.remove(flow)
+        self._share()

@@ -1,0 +1,66 @@
+"""Network cards of simulated machines are shared fairly."""
+
+from __future__ import annotations
+
+import pytest
+
+from dlctl.sim.fabric import SMALL_BYTES, Fabric
+from dlctl.sim.timeline import Timeline
+
+RATE = 1e6
+MB = 1_000_000
+
+
+def sent_at(*messages: tuple[float, str, str, str, int]) -> list[float]:
+    """(when, flow, source, target, bytes) of each message -> when its last byte is sent."""
+    timeline = Timeline()
+    fabric = Fabric(timeline, RATE)
+    found = [0.0] * len(messages)
+
+    def send(number: int) -> None:
+        _, flow, source, target, nbytes = messages[number]
+
+        def sent() -> None:
+            found[number] = timeline.now
+
+        fabric.send(flow, source, target, nbytes, sent)
+
+    for number, message in enumerate(messages):
+        timeline.at(message[0], lambda number=number: send(number))
+    while timeline.step(1e9):
+        pass
+    return found
+
+
+def test_one_message_has_the_whole_card() -> None:
+    assert sent_at((1.0, "f", "a", "b", MB)) == pytest.approx([2.0])
+
+
+def test_messages_to_one_machine_share_its_card() -> None:
+    workers = [(0.0, f"w{n}", f"w{n}", "server", MB) for n in range(4)]
+    assert sent_at(*workers) == pytest.approx([4.0] * 4)
+
+
+def test_both_directions_are_separate() -> None:
+    assert sent_at((0.0, "f", "a", "b", MB), (0.0, "g", "b", "a", MB)) == pytest.approx([1.0, 1.0])
+
+
+def test_who_leaves_gives_its_share_to_the_others() -> None:
+    # Until 1 s both have half; then the second one has all.
+    first, second = sent_at((0.0, "f", "a", "c", MB // 2), (0.0, "g", "b", "c", MB))
+    assert first == pytest.approx(1.0)
+    assert second == pytest.approx(1.5)
+
+
+def test_what_one_flow_cannot_use_goes_to_others() -> None:
+    # a sends to x and y, b and c send to x as well: x's card gives each a third, so that a's other
+    # flow has two thirds of a's card.
+    to_x = [(0.0, name, name, "x", 2 * MB) for name in ("a", "b", "c")]
+    (to_y,) = sent_at(*to_x, (0.0, "a to y", "a", "y", MB))[3:]
+    assert to_y == pytest.approx(1.5)
+
+
+def test_messages_of_a_flow_keep_their_order() -> None:
+    sizes = [SMALL_BYTES, 1, MB, 1, 1]
+    found = sent_at(*((0.0, "f", "a", "b", nbytes) for nbytes in sizes))
+    assert found == sorted(found)

@@ -1,0 +1,130 @@
+"""`dlctl simulate`: the user's task in virtual time, next to the same job on real daemons."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from workplace import Workplace
+
+TASK = """
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+class Task:
+    def model(self):
+        return nn.Sequential(
+            nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2)
+        )
+
+    def dataset(self):
+        generator = torch.Generator().manual_seed(1)
+        label = torch.randint(0, 2, (256,), generator=generator)
+        return TensorDataset(torch.randn(256, 8, generator=generator) + label[:, None], label)
+
+    def loss(self, model, batch):
+        points, label = batch
+        return functional.cross_entropy(model(points), label)
+
+    def evaluate(self, model):
+        points, label = self.dataset().tensors
+        return {"accuracy": (model(points).argmax(1) == label).float().mean()}
+
+task = Task()
+"""
+SYNC = 'name = "sync"'
+ADAMW = '[optimizer]\nname = "adamw"\nlr = 0.01\n'
+
+
+@pytest.fixture
+def place() -> Iterator[Workplace]:
+    place = Workplace()
+    place.task(TASK)
+    yield place
+    place.close()
+
+
+def simulated(place: Workplace, *arguments: str) -> dict[str, Any]:
+    ended = place.dlctl("simulate", "job.toml", "--json", *arguments)
+    assert ended.code == 0, ended.err
+    return json.loads(ended.out)
+
+
+def weights(directory: Path) -> np.ndarray:
+    (file,) = directory.glob("ckpt/*/shard-0.safetensors")
+    return load_file(file)["w"]
+
+
+def test_one_worker_ends_with_the_weights_of_a_real_run(place: Workplace) -> None:
+    place.job(algorithm=SYNC, optimizer=ADAMW)
+    found = simulated(place, "--step", "5ms")
+    assert found["state"] == "finished"
+    ended = place.dlctl("run", "job.toml", timeout_s=120)
+    assert ended.code == 0, ended.err
+    (directory,) = (d for d in place.path.glob("runs/*") if "-sim-" not in d.name)
+    assert np.array_equal(weights(Path(found["directory"])), weights(directory))
+
+
+def test_a_seed_gives_the_same_run_and_readers_take_its_directory(place: Workplace) -> None:
+    place.job(workers=3)
+    arguments = ["--step", "5ms", "--link", "10Mbit/s,2ms", "--slow", "worker-1=3x"]
+    arguments += ["--faults", "kill a worker every 1s"]
+    first, second = (simulated(place, *arguments) for _ in range(2))
+    assert first["simulated"]["digest"] == second["simulated"]["digest"]
+    assert first["evaluations"] == second["evaluations"]
+    assert first["simulated"]["killed"] > 0
+    run = first["run_id"]
+    status = json.loads(place.dlctl("status", "-j", run, "--json").out)
+    assert status["simulated"]["step_s"] == 0.005
+    for command in ("verify", "events", "logs"):
+        ended = place.dlctl(command, "-j", run)
+        assert ended.code == 0, ended.err
+    assert "loss" in place.dlctl("report", "-j", run, "--output", "-").out
+    # No command takes it for the job's run.
+    assert place.dlctl("status").code != 0
+    assert run not in place.dlctl("ps").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--link", "fast"], "rate"),
+        (["--slow", "server-0=2x"], "worker-3=3x"),
+        (["--slow", "worker-9=2x"], "worker-9"),
+        (["--faults", "flood"], "kill a worker"),
+        (["--step", "soon"], "--step"),
+        (["--set", "algorithm.name=dilco"], "diloco"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(
+    place: Workplace, arguments: list[str], word: str
+) -> None:
+    place.job()
+    ended = place.dlctl("simulate", "job.toml", *arguments)
+    assert ended.code == 2, ended.err
+    assert word in ended.err
+    assert not list(place.path.glob("runs/*"))
+
+
+def test_a_method_with_shared_memory_is_refused(place: Workplace) -> None:
+    place.job(servers=0, algorithm='name = "hogwild"', more="[inner]\nname = 'sgd'\nlr = 0.1\n")
+    ended = place.dlctl("simulate", "job.toml")
+    assert ended.code == 2
+    assert "memory" in ended.err
+
+
+def test_an_error_of_the_task_is_told(place: Workplace) -> None:
+    place.task(
+        TASK.replace("return functional", "raise ValueError('broken')\n        return functional")
+    )
+    place.job()
+    ended = place.dlctl("simulate", "job.toml", "--step", "5ms")
+    assert ended.code == 7
+    assert "broken" in ended.err
