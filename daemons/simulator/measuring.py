@@ -24,14 +24,14 @@ class MeasuredTimes:
 
     step_s: float
     """The median."""
-    spread: float
-    """Standard deviation of the logarithm, by the quartiles, as a few steps are always late."""
     evaluation_s: float
     build_s: float
 
 
-def measure(job: JobFile, directory: Path) -> MeasuredTimes:
-    """Measure a replica of its own. Raises TaskError."""
+def measure(job: JobFile, directory: Path) -> tuple[MeasuredTimes, int]:
+    """Measure a replica of its own. Also returns the samples of a data epoch; 0: a stream. Raises
+    TaskError.
+    """
     began = time.perf_counter()
     built = build(job, 0, 0, directory)
     build_s = time.perf_counter() - began
@@ -56,11 +56,5 @@ def measure(job: JobFile, directory: Path) -> MeasuredTimes:
         began = time.perf_counter()
         replica.evaluate(np.array(replica.parameters), replica.averaged())
         evaluation_s = time.perf_counter() - began
-    return MeasuredTimes(statistics.median(steps), _spread(steps), evaluation_s, build_s)
-
-
-def _spread(steps: list[float]) -> float:
-    if len(steps) < STEPS_MIN:
-        return 0.0
-    low, high = np.quantile(np.log(steps), [0.25, 0.75])
-    return float((high - low) / 1.349)  # The distance of the quartiles of a normal distribution.
+    times = MeasuredTimes(statistics.median(steps), evaluation_s, build_s)
+    return times, built.samples

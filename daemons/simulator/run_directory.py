@@ -6,6 +6,7 @@ Its times are shifted, as if the run had ended when the simulation did.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -27,7 +28,8 @@ def write(directory: Path, outcome: Outcome, ended_at: float, mark: Json) -> Non
     """Fill the directory, whose database has its first row. ended_at: seconds since 1970. mark: how
     it was simulated.
     """
-    begun_at = ended_at - outcome.seconds
+    # Whole seconds: so times are rounded alike in all runs of one seed.
+    begun_at = math.floor(ended_at - outcome.seconds)
     renamed = _write_checkpoints(directory, outcome, ended_at)
     with closing(RunDb(directory)) as db:
         _write_rows(db, outcome, begun_at, renamed)

@@ -56,6 +56,7 @@ SECTIONS = {
         "verify": "Check that no acknowledged push was lost.",
     },
     "Compare": {
+        "compare": "Compare methods on a job, each tuned with the same budget.",
         "simulate": "Run a job in virtual time: how it would train, and how long.",
     },
     "Setup": {

@@ -45,7 +45,8 @@ from dlctl.util.numeric_limits import LocalRate
 def load(path: Path, overrides: Mapping[str, Any] | None = None) -> JobFile:
     """Read, check and resolve a job file.
 
-    overrides: dotted keys and values that win over the file: {"workers.count": 8}. The options of
+    overrides: dotted keys and values that win over the file: {"workers.count": 8}; None removes a
+    key or a table. The options of
     algorithm, optimizer and compression are complete, with their defaults, so that
     `Options(**job.algorithm.options)` needs no check.
 
@@ -353,7 +354,10 @@ def _override(document: dict[str, Any], overrides: Mapping[str, Any]) -> None:
             table = table.setdefault(key, {})
             if not isinstance(table, dict):
                 raise UsageError(f'cannot set "{dotted}": "{key}" is not a table in the job file')
-        table[last] = value
+        if value is None:
+            table.pop(last, None)
+        else:
+            table[last] = value
 
 
 def _resolve(section: str, kind: str, table: Any) -> tuple[Choice | None, list[Fault]]:

@@ -73,6 +73,11 @@ def launch(file: Path, *, fresh: bool, source: Path | None = None) -> Launched:
             return _act(cases.looked(cases.of_start(now, new, fresh=fresh)), new)
 
 
+def launch_new(start: Start) -> Launched:
+    """Start a new run of this job, whatever runs it has. Raises DlctlError as `launch`."""
+    return _begin(start, None)
+
+
 def _is_pending(run: Snapshot) -> bool:
     """Whether a run has no coordinator on record yet. The command that created it was killed: it
     held the lock that we hold now.

@@ -1,4 +1,4 @@
-"""Run a job in virtual time, in a process of its own, as a run directory that is marked."""
+"""Run a job in virtual time, as a run directory that is marked as simulated."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlctl.errors import UsageError
-from dlctl.ops import other_process, recover
+from dlctl.ops import recover, run_figures, simulators
 from dlctl.ops.cases import Start
+from dlctl.ops.simulators import Simulators
 from dlctl.runs import paths, select
 from dlctl.runs.database import RunDb
 from dlctl.sim.request import SimulationRequest
@@ -22,38 +23,40 @@ if TYPE_CHECKING:
     from dlctl.job.config import JobFile
 
 Json = dict[str, Any]
-MODULE = "daemons.simulator"
 
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
     directory: Path
-    outcome: Json
-    """That of `daemons/simulator/summary.py`, and "simulated": how it was made."""
+    figures: Json
+    """`run_figures.of_run`."""
+    how: Json
+    """The seed, the durations and what else it was made with."""
 
 
 def simulate(file: Path, overrides: Mapping[str, Any], request: SimulationRequest) -> Simulated:
     """Simulate the job in a new directory beside the job's runs; `request.directory` is ignored.
+    Without `request.step_s` a step is measured first.
 
     Raises UsageError for an invalid job, or one that cannot be simulated, and DlctlError for what
     fails in the user's code.
     """
     start = read(file, overrides)
-    check(start.job)
-    _check_names(request, start.job)
+    check(start.job, request)
     parent = (file.parent / start.job.job.run_dir).resolve()
     directory = parent / f"{start.job.job.name}-sim-{secrets.token_hex(2)}"
-    directory.mkdir(mode=paths.PRIVATE, parents=True)
-    (directory / paths.UNFINISHED).touch()
     try:
-        _write_job(directory, start)
-        request = replace(request, directory=str(directory))
-        outcome = ask(request, file)
+        prepare(directory, start)
+        with simulators.opened(1, file) as process:
+            request = measured(process, replace(request, directory=str(directory)))
+            (answer,) = process.ask([request])
+        if (error := simulators.error_in(answer)) is not None:
+            raise error
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
     (directory / paths.UNFINISHED).unlink()
-    return Simulated(directory, outcome)
+    return Simulated(directory, run_figures.of_run(directory), answer["simulated"])
 
 
 def read(file: Path, overrides: Mapping[str, Any]) -> Start:
@@ -65,7 +68,7 @@ def read(file: Path, overrides: Mapping[str, Any]) -> Start:
     return Start(file, job, json.loads(json.dumps(config.to_dict(job))))
 
 
-def check(job: JobFile) -> None:
+def check(job: JobFile, request: SimulationRequest) -> None:
     """Raises UsageError for a job that the simulator cannot run, naming the key."""
     from dlctl import registry
 
@@ -81,31 +84,35 @@ def check(job: JobFile) -> None:
             f"this job cannot be simulated: {'; '.join(found)}",
             hint="simulate it with one process per worker, as a task",
         )
-
-
-def _check_names(request: SimulationRequest, job: JobFile) -> None:
-    unknown = [name for name in request.slow if int(name.rpartition("-")[2]) >= job.workers.count]
+    count = job.workers.count
+    unknown = [name for name in request.slow if int(name.rpartition("-")[2]) >= count]
     if unknown:
         raise UsageError(
-            f"--slow: the job has no {', '.join(unknown)}: it has {job.workers.count} workers",
+            f"--slow: the job has no {', '.join(unknown)}: it has {count} workers",
             hint="--workers says how many to simulate",
         )
 
 
-def ask(request: SimulationRequest, file: Path) -> Json:
-    """The outcome of one simulation. Raises DlctlError."""
-    output = other_process.run(
-        MODULE, [], file, "the simulation failed", input=json.dumps(request.to_json())
-    )
-    answer: Json = json.loads(output.splitlines()[0])
-    return answer
-
-
-def _write_job(directory: Path, start: Start) -> None:
+def prepare(directory: Path, start: Start) -> None:
+    """Make the directory of a run that is to be simulated."""
+    directory.mkdir(mode=paths.PRIVATE, parents=True)
+    (directory / paths.UNFINISHED).touch()
+    (directory / paths.SIMULATED).touch()
     (directory / "logs").mkdir()
     recover.write(directory, recover.job_files(start))
     with closing(RunDb(directory, create=True)) as db:
         row = recover.first_row(directory, select.job_file(start.file), start.job, None)
         db.put_run(**row)
         db.commit()
-    (directory / paths.SIMULATED).touch()
+
+
+def measured(process: Simulators, request: SimulationRequest) -> SimulationRequest:
+    """The request with durations that were measured on this machine, unless it has them. Raises
+    DlctlError.
+    """
+    if request.step_s is not None:
+        return request
+    (answer,) = process.ask([request])
+    if (error := simulators.error_in(answer)) is not None:
+        raise error
+    return replace(request, **answer["measured"])

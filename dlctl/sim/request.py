@@ -47,8 +47,10 @@ class SimulationRequest:
     until_s: float = 30 * 86_400.0
     """Virtual seconds after which it gives up."""
     step_s: float | None = None
-    """Median of a step; None: measured on this machine."""
-    evaluation_s: float | None = None
+    """Median of a step; None: only measure a step, an evaluation and a build on this machine."""
+    evaluation_s: float = 0.0
+    build_s: float = 1.0
+    """From the start of a worker's process until its model is there."""
     spread: float = 0.1
     """Standard deviation of the logarithm of a step's duration."""
     slow: Mapping[str, float] = field(default_factory=dict)

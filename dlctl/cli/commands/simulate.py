@@ -65,16 +65,20 @@ def command(
     request = SimulationRequest(
         directory="",
         seed=seed,
-        until_s=_time("--until", until),
-        step_s=None if step is None else _time("--step", step),
+        until_s=of_time("--until", until) or 0.0,
+        step_s=of_time("--step", step),
         spread=spread,
-        slow=dict(map(_slow, slow)),
+        slow=dict(map(of_slow_worker, slow)),
         link=None if link is None else LinkSpeed.parse(link),
         kill_every_s=dict(map(_fault, faults)),
     )
     simulated = simulate.simulate(file, overrides, request)
-    data = {"run_id": simulated.directory.name, "directory": str(simulated.directory)}
-    data |= simulated.outcome
+    data = {
+        "run_id": simulated.directory.name,
+        "directory": str(simulated.directory),
+        **simulated.figures,
+        "simulated": {**simulated.how, "is_measured": step is None},
+    }
     console.show("dlctl.simulate/1", data, "\n".join(lines(data)))
     if data["state"] == "failed":
         raise JobFailed(f"the simulated run failed: {data['reason']}")
@@ -86,8 +90,8 @@ def lines(data: dict[str, Any]) -> list[str]:
     of_step = "measured here" if how["is_measured"] else "given"
     rows = {
         "outcome": f"{data['state']}: {data['reason']}",
-        "time": f"{values.duration(data['seconds'])} of virtual time, "
-        f"{values.duration(data['seconds'] - data['ready_s'])} of it training",
+        "time": f"{values.duration(data['seconds'])} of training, virtual; "
+        f"{values.duration(data['start_s'])} until it began",
         "samples": f"{data['samples']:,} in {data['step']:,} steps",
         "loss": values.decimal(data["loss"]),
         **{name: values.decimal(value) for name, value in (data["evaluation"] or {}).items()},
@@ -113,7 +117,8 @@ def assignment(text: str) -> tuple[str, Any]:
     return key.strip(), value.strip()  # A word without quotes.
 
 
-def _slow(text: str) -> tuple[str, float]:
+def of_slow_worker(text: str) -> tuple[str, float]:
+    """ "worker-3=3x" as a name and a factor. Raises UsageError."""
     name, _, factor = text.partition("=")
     try:
         number = float(factor.removesuffix("x"))
@@ -131,11 +136,15 @@ def _fault(text: str) -> tuple[str, float]:
             f'--faults: "{text}" is none that the simulator knows',
             hint='--faults "kill a worker every 60s"; or a server, or the coordinator',
         )
-    return found[1], _time("--faults", found[2])
+    return found[1], of_time("--faults", found[2]) or 0.0
 
 
-def _time(option: str, text: str) -> float:
+def of_time(option: str, text: str | None) -> float | None:
+    """The seconds of an option, above zero; None stays None. Raises UsageError."""
     try:
-        return units.parse_duration(text)
+        seconds = None if text is None else units.parse_duration(text)
     except ValueError as error:
         raise UsageError(f"{option}: {error}") from None
+    if seconds is not None and seconds <= 0:
+        raise UsageError(f"{option}: it must be above zero")
+    return seconds

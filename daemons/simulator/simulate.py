@@ -1,0 +1,84 @@
+"""One simulated run, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import traceback
+from dataclasses import replace
+from pathlib import Path
+
+from daemons.process import read_job
+from daemons.simulator import run_directory
+from daemons.simulator.compute import TorchCompute
+from daemons.simulator.costs import Costs, Durations, Lognormal
+from daemons.simulator.kills import Killer
+from daemons.simulator.measuring import MeasuredTimes, measure
+from dlctl.errors import DlctlError
+from dlctl.job.config import JobFile
+from dlctl.sim.network import NetworkOptions, SimLink
+from dlctl.sim.request import SimulationRequest
+from dlctl.sim.simulation import Simulation
+from dlctl.wire.messages import Json
+
+
+def answer(line: str) -> Json:
+    """The answer to a request, or the error."""
+    logging.getLogger("dlctl").setLevel(logging.ERROR)  # What the replicas say is in no log.
+    request = SimulationRequest.of_json(json.loads(line))
+    directory = Path(request.directory)
+    try:
+        done = simulate(request, directory, read_job(directory))
+    except DlctlError as error:
+        facts = {"message": error.message, "where": error.where, "hint": error.hint}
+        return {"directory": request.directory, "error": facts, "exit_code": error.exit_code}
+    except Exception:
+        facts = {"message": traceback.format_exc(), "where": None, "hint": None}
+        return {"directory": request.directory, "error": facts, "exit_code": 1}
+    return {"directory": request.directory, **done}
+
+
+def simulate(request: SimulationRequest, directory: Path, job: JobFile) -> Json:
+    """Run it, and fill the directory; or only measure. Raises DlctlError."""
+    job = replace(job, workers=replace(job.workers, loader_processes=0))
+    if request.step_s is None:
+        times, samples = measure(job, directory)
+        return {"measured": vars_of(times), "samples": samples}
+    began = time.perf_counter()
+    slow = {int(name.rpartition("-")[2]): factor for name, factor in request.slow.items()}
+    durations = Durations(
+        step=Lognormal(median_s=request.step_s, sigma=request.spread),
+        evaluation=Lognormal(median_s=request.evaluation_s, sigma=request.spread),
+        build=Lognormal(median_s=request.build_s),
+        slow=slow,
+    )
+    compute = TorchCompute(job, directory, Costs(durations, request.seed))
+    simulation = Simulation(job, compute, seed=request.seed, network=_network(request))
+    killer = Killer(simulation.world, request.kill_every_s, request.seed)
+    outcome = simulation.run(request.until_s)
+    mark: Json = {
+        "seed": request.seed,
+        "step_s": request.step_s,
+        "spread": request.spread,
+        "evaluation_s": request.evaluation_s,
+        "real_s": time.perf_counter() - began,
+        "killed": killer.killed,
+        "digest": outcome.digest,
+    }
+    run_directory.write(directory, outcome, time.time(), mark)
+    return {"simulated": mark}
+
+
+def vars_of(times: MeasuredTimes) -> Json:
+    return {"step_s": times.step_s, "evaluation_s": times.evaluation_s, "build_s": times.build_s}
+
+
+def _network(request: SimulationRequest) -> NetworkOptions:
+    if request.link is None:
+        return NetworkOptions()
+    return NetworkOptions(
+        link=SimLink(latency_s=request.link.latency_s),
+        card_bytes_per_s=request.link.bytes_per_s,
+        machines={"agent-0": "coordinator"},
+    )

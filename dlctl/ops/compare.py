@@ -1,0 +1,298 @@
+"""Compare methods on one job: each is tuned with the same budget, and then runs with every seed.
+
+A comparison is a directory beside the job's runs, with a run directory for each trial and
+`comparison.json`: all that is needed to do it again.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlctl import __version__
+from dlctl.errors import UsageError
+from dlctl.observe import history, plot
+from dlctl.ops import real_runs, run_figures, simulate, simulators
+from dlctl.ops.cases import Start
+from dlctl.ops.simulators import Simulators
+from dlctl.records.best import Target
+from dlctl.runs import paths
+from dlctl.sim.request import LinkSpeed, SimulationRequest
+from dlctl.study import table, tuning, variants
+from dlctl.study.judging import Score, score
+from dlctl.study.tuning import PatternSearch
+from dlctl.util import cores, notes, regular
+
+if TYPE_CHECKING:
+    from dlctl.job.config import JobFile
+
+Json = dict[str, Any]
+FILE = "comparison.json"
+SCHEMA = "dlctl.comparison/1"
+NAME_CHARS_MAX = 64
+TUNING_SEED = 0
+"""No final run has it: rates that were chosen on a seed do well on that seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that decides a comparison."""
+
+    file: Path
+    methods: tuple[str, ...]
+    target: str
+    changes: Mapping[str, Any]
+    """Keys of the job file with other values, for all methods."""
+    seeds: int
+    trials: int
+    """Of tuning, for each method; 1: its values as they are."""
+    request: SimulationRequest
+    is_real: bool = False
+    """The final runs are on real daemons."""
+    samples: int | None = None
+    """Of a data epoch; 0: a stream. None: not known yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    method: str
+    seed: int
+    values: Json
+    """Of the tuned keys."""
+
+
+class Comparison:
+    """One comparison in progress."""
+
+    def __init__(self, plan: Plan, process: Simulators, directory: Path) -> None:
+        self.plan = plan
+        self.target = Target.parse(plan.target)
+        self.directory = directory
+        self.trials: list[Json] = []
+        self._process = process
+        self._document = document_of(plan.file)
+        self._request = plan.request
+
+    def run(self) -> Json:
+        """All of it; returns what `comparison.json` has. Raises DlctlError."""
+        samples = self._measure()
+        searches = {name: self._search(name, samples) for name in self.plan.methods}
+        while generation := [
+            (name, point) for name, search in searches.items() for point in search.ask()
+        ]:
+            trials = [
+                Trial(name, TUNING_SEED, searches[name].values(point)) for name, point in generation
+            ]
+            scores: dict[str, dict[tuple[int, ...], Score]] = {}
+            for (name, point), outcome in zip(generation, self._outcomes(trials), strict=True):
+                scores.setdefault(name, {})[point] = score(outcome, self.target)
+            for name, found in scores.items():
+                searches[name].tell(found)
+            notes.note(f"tuning: {len(self.trials)} trials done")
+        seeds = range(TUNING_SEED + 1, TUNING_SEED + 1 + self.plan.seeds)
+        best = {name: search.values(search.best) for name, search in searches.items()}
+        final = [Trial(name, seed, best[name]) for name in self.plan.methods for seed in seeds]
+        outcomes = self._real(final) if self.plan.is_real else self._outcomes(final)
+        runs: dict[str, list[Json | None]] = {name: [] for name in self.plan.methods}
+        for trial, outcome in zip(final, outcomes, strict=True):
+            runs[trial.method].append(outcome)
+        return self._record(best, runs)
+
+    def _measure(self) -> int:
+        """Measure a step, unless it is given. Returns the samples of a data epoch; 0: a stream."""
+        if self.plan.samples is not None and self._request.step_s is not None:
+            return self.plan.samples
+        start = self._start(Trial(self.plan.methods[0], TUNING_SEED, {}))
+        directory = self.directory / "measured"
+        simulate.prepare(directory, start)
+        request = replace(self._request, directory=str(directory), step_s=None)
+        (answer,) = self._process.ask([request])
+        if (error := simulators.error_in(answer)) is not None:
+            raise error
+        given = {} if self._request.step_s is None else {"step_s": self._request.step_s}
+        self._request = replace(self._request, **{**answer["measured"], **given})
+        self.plan = replace(self.plan, samples=int(answer["samples"]))
+        return int(answer["samples"])
+
+    def _search(self, name: str, samples: int) -> PatternSearch:
+        job = self._start(Trial(name, TUNING_SEED, {})).job
+        keys = tuning.keys_of(job, _steps_of(job, samples))
+        return PatternSearch(keys if self.plan.trials > 1 else (), max(1, self.plan.trials))
+
+    def _start(self, trial: Trial, run_dir: Path | None = None) -> Start:
+        """The job of a trial. Raises UsageError, naming the method."""
+        changes = {
+            **variants.overrides(self._document, trial.method),
+            **self.plan.changes,
+            **trial.values,
+            "job.seed": trial.seed,
+            "job.stop.target": self.plan.target,
+        }
+        if run_dir is not None:  # A name of its own: it is not the newest run of the user's job.
+            name = f"{run_dir.name}-{trial.method}"[-NAME_CHARS_MAX:].lstrip("-._")
+            changes |= {"job.run_dir": str(run_dir), "job.name": name}
+        try:
+            start = simulate.read(self.plan.file, changes)
+            simulate.check(start.job, self.plan.request)
+        except UsageError as error:
+            error.message = f"{trial.method}: {error.message}"
+            raise
+        return start
+
+    def _outcomes(self, trials: Sequence[Trial]) -> list[Json | None]:
+        """The figures of each run; None: it has failed. Raises DlctlError if all have."""
+        requests = []
+        for trial in trials:
+            directory = self.directory / f"{trial.method}-{len(self.trials)}"
+            simulate.prepare(directory, self._start(trial))
+            requests.append(replace(self._request, directory=str(directory), seed=trial.seed))
+            self.trials.append({**asdict(trial), "directory": directory.name})
+        answers = self._process.ask(requests)
+        errors = [simulators.error_in(answer) for answer in answers]
+        if all(errors) and errors[0] is not None:
+            raise errors[0]
+        found: list[Json | None] = []
+        for request, error in zip(requests, errors, strict=True):
+            directory = Path(request.directory)
+            found.append(None if error is not None else run_figures.of_run(directory))
+            (directory / paths.UNFINISHED).unlink(missing_ok=True)
+        return found
+
+    def _real(self, trials: Sequence[Trial]) -> list[Json | None]:
+        """The same on real daemons, one run after the other."""
+        found: list[Json | None] = []
+        for trial in trials:
+            name = f"{trial.method} with seed {trial.seed}"
+            directory = real_runs.run(self._start(trial, run_dir=self.directory), name)
+            self.trials.append({**asdict(trial), "directory": directory.name})
+            found.append(run_figures.of_run(directory))
+        return found
+
+    def _record(self, best: Mapping[str, Json], runs: Mapping[str, list[Json | None]]) -> Json:
+        plan, content = self.plan, regular.read_bytes(self.plan.file).decode()
+        record: Json = {
+            "schema": SCHEMA,
+            "plan": {
+                **asdict(plan),
+                "file": str(plan.file.resolve()),
+                "request": self._request.to_json(),
+            },
+            "job": content,
+            "tuned": dict(best),
+            "runs": dict(runs),
+            "trials": self.trials,
+            "made_with": made_with(),
+        }
+        with (self.directory / FILE).open("x") as file:
+            json.dump(record, file, indent=1)
+        return record
+
+
+def _steps_of(job: JobFile, samples: int) -> float | None:
+    """Steps of each worker in the whole run, where the job file implies that."""
+    stop, size = job.job.stop, job.workers.batch_size
+    if stop.steps is not None:
+        return stop.steps / job.workers.count
+    total = stop.samples or (stop.epochs * samples if stop.epochs is not None else None)
+    if not total or not isinstance(size, int):
+        return None
+    return total / (size * job.gradient.accumulate * job.workers.count)
+
+
+def made_with() -> Json:
+    """What bit-identical repetition depends on."""
+    return {
+        "dlctl": __version__,
+        "python": platform.python_version(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": cores.usable(),
+    }
+
+
+def document_of(file: Path) -> Json:
+    """The job file as it is written. Raises UsageError."""
+    from dlctl.jobfile import reading
+
+    return reading.parse(file, reading.read(file))
+
+
+def request(link: str | None, slow: Mapping[str, float], step_s: float | None) -> SimulationRequest:
+    """What all simulations of a comparison have in common. Raises UsageError."""
+    speed = None if link is None else LinkSpeed.parse(link)
+    return SimulationRequest(directory="", link=speed, slow=slow, step_s=step_s)
+
+
+def compare(plan: Plan, slots: int) -> tuple[Path, Json]:
+    """Returns the directory of the comparison and its record. Raises UsageError for an invalid job,
+    method or target.
+    """
+    document = document_of(plan.file)
+    for name in plan.methods:  # All at once, before anything runs.
+        simulate.read(plan.file, {**variants.overrides(document, name), **plan.changes})
+    job = simulate.read(plan.file, plan.changes).job.job
+    plan = replace(plan, target=_target(plan.target or job.stop.target or ""))
+    parent = (plan.file.parent / job.run_dir).resolve()
+    directory = parent / f"{job.name}-compare-{secrets.token_hex(2)}"
+    directory.mkdir(mode=paths.PRIVATE, parents=True)
+    try:
+        with simulators.opened(slots, plan.file) as process:
+            return directory, Comparison(plan, process, directory).run()
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+
+
+def _target(text: str) -> str:
+    try:
+        return str(Target.parse(text))
+    except ValueError as error:
+        what = f"--target: {error}" if text else "there is no target to compare by"
+        hint = "--target 'accuracy >= 0.95', a metric of the task's evaluate"
+        raise UsageError(what, hint=hint) from None
+
+
+def read(file: Path) -> Json:
+    """A `comparison.json`. Raises UsageError."""
+    try:
+        record: Json = json.loads(regular.read_bytes(file))
+        if record["schema"] != SCHEMA:
+            raise ValueError(f"its schema is {record['schema']}, this dlctl reads {SCHEMA}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        hint = "dlctl compare writes it into the directory that it prints"
+        raise UsageError(
+            f"cannot read the comparison: {error}", where=str(file), hint=hint
+        ) from None
+    return record
+
+
+def plan_of(record: Mapping[str, Any]) -> Plan:
+    """The plan of a comparison that was made. Raises UsageError if its job file is another now."""
+    values = record["plan"]
+    file = Path(values["file"])
+    if regular.read_bytes(file).decode() != record["job"]:
+        hint = f'restore it: the text is under "job" in {FILE}'
+        raise UsageError("the job file is not that of the comparison", where=str(file), hint=hint)
+    request = SimulationRequest.of_json(values["request"])
+    return Plan(**{**values, "file": file, "methods": tuple(values["methods"]), "request": request})
+
+
+def differs(record: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    """Whether two comparisons have other results."""
+    return table.rows(record) != table.rows(before)
+
+
+def draw(directory: Path, record: Mapping[str, Any], by: str, file: Path) -> None:
+    """The target's metric of each method's first final run. Raises DlctlError or UsageError."""
+    metric = Target.parse(record["plan"]["target"]).metric
+    seed = TUNING_SEED + 1
+    chosen = {
+        t["method"]: directory / t["directory"] for t in record["trials"] if t["seed"] == seed
+    }
+    found = [history.read(path, whole=False) for path in chosen.values()]
+    plot.draw(found, f"evaluation.{metric}", by, file, log=False)

@@ -1,0 +1,36 @@
+"""The job of another method: the user's job file with that method in place of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dlctl import registry
+
+Json = dict[str, Any]
+OF_METHODS = ("inner", "optimizer", "compression")
+"""Sections whose defaults belong to the method."""
+
+
+def overrides(document: Mapping[str, Any], name: str) -> Json:
+    """The keys to change in a job file for the method `name` (`jobfile.load`; None removes one).
+
+    The file's own method stays as it is. Another one gets its own defaults: rates and intervals of
+    one method mean nothing to another. All else stays: data, model, batch sizes, workers, limits.
+    Raises DlctlError for a method that does not exist.
+    """
+    method = registry.load("algorithms", name)
+    defaults: Json = {}
+    for section in OF_METHODS:
+        choice = getattr(method, section)
+        defaults[section] = {"name": choice.name, **choice.options}
+    if name == document.get("algorithm", {}).get("name"):
+        return {section: value for section, value in defaults.items() if section not in document}
+    changes: Json = {"algorithm": {"name": name}, **defaults}
+    servers = document.get("servers", {}).get("count", 1)
+    if not method.shape.needs_servers:
+        changes |= {"servers": {"count": 0}, "optimizer": None, "compression": None}
+        changes["limits"] = None  # They are of pushes and fetches.
+    elif not servers:
+        changes["servers"] = {"count": 1}
+    return changes
