@@ -15,7 +15,7 @@ import numpy as np
 from daemons.simulator.costs import Costs
 from daemons.simulator.generators import Generators
 from daemons.worker.ack_record import Acks
-from daemons.worker.compute_thread import ComputeThread
+from daemons.worker.compute_thread import ComputeThread, Work
 from daemons.worker.task.failures import failure_of
 from dlctl import registry
 from dlctl.job.config import JobFile
@@ -64,7 +64,7 @@ class WorkQueue:
     """The loop of one simulated worker, as its compute thread sees it (`ComputeLoop`)."""
 
     def __init__(self, process: Process, slot: int, costs: Costs, generators: Generators) -> None:
-        self.next_work: Callable[[], Callable[[], Event | None]]
+        self.next_work: Callable[[], Work]
         self._process = process
         self._slot = slot
         self._costs = costs
@@ -83,7 +83,7 @@ class WorkQueue:
             timeline = self._process.timeline
             takes_s = self._costs.of(self._slot, effect)
             self._free_at = max(self._free_at, timeline.now) + takes_s
-            work = self.next_work()
+            _, work = self.next_work()
             timeline.at(self._free_at, lambda: self._do(work))
 
         self._process.perform(kind, begin)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dlctl.records.work_times import BUCKET_S, WorkTimes
 from dlctl.roles.protocol.effects import (
     BuildModel,
     Compute,
@@ -27,6 +28,21 @@ class Lognormal:
         return self.median_s * float(np.exp(self.sigma * rng.standard_normal()))
 
 
+class Recorded:
+    """Durations with the distribution of a real run's."""
+
+    def __init__(self, times: WorkTimes) -> None:
+        counts = np.array(times.histogram, float)
+        self._shares = np.cumsum(counts) / counts.sum()
+        # A bucket is a power of two wide: the mean corrects what that leaves open.
+        middles = BUCKET_S * 2.0 ** (np.arange(len(counts)) - 0.5)
+        self._factor = times.mean_s / float((middles * counts).sum() / counts.sum())
+
+    def draw(self, rng: np.random.Generator) -> float:
+        bucket = int(np.searchsorted(self._shares, rng.random(), side="right"))
+        return float(self._factor * BUCKET_S * 2.0 ** (bucket - 1 + rng.random()))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durations:
     step: Lognormal
@@ -36,6 +52,15 @@ class Durations:
     """None: an operation of the method's engine takes as long as a step."""
     slow: Mapping[int, float] = field(default_factory=dict)
     """Slot -> factor by which its work is slower."""
+    recorded: Mapping[int | None, Mapping[str, Recorded]] = field(default_factory=dict)
+    """Slot, None for the others -> kind -> what it took in a real run, in place of the above."""
+
+    def of(self, slot: int, kind: str) -> Lognormal | Recorded:
+        for whose in (slot, None):
+            if (found := self.recorded.get(whose, {}).get(kind)) is not None:
+                return found
+        spread: Lognormal | None = getattr(self, kind)
+        return spread or self.step
 
 
 KINDS: dict[type[Effect], str] = {
@@ -58,7 +83,7 @@ class Costs:
         kind = KINDS.get(type(effect))
         if kind is None:
             return 0.0
-        spread = getattr(self.durations, kind) or self.durations.step
+        spread = self.durations.of(slot, kind)
         rng = self._rng(slot, kind)
         count = effect.count if isinstance(effect, Compute) else 1
         drawn = sum(spread.draw(rng) for _ in range(count))

@@ -6,17 +6,19 @@ import json
 import logging
 import time
 import traceback
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from daemons.process import read_job
 from daemons.simulator import run_directory
 from daemons.simulator.compute import TorchCompute
-from daemons.simulator.costs import Costs, Durations, Lognormal
+from daemons.simulator.costs import Costs, Durations, Lognormal, Recorded
 from daemons.simulator.kills import Killer
 from daemons.simulator.measuring import MeasuredTimes, measure
 from dlctl.errors import DlctlError
 from dlctl.job.config import JobFile
+from dlctl.records.work_times import WorkTimes
 from dlctl.sim.network import NetworkOptions, SimLink
 from dlctl.sim.request import SimulationRequest
 from dlctl.sim.simulation import Simulation
@@ -46,12 +48,15 @@ def simulate(request: SimulationRequest, directory: Path, job: JobFile) -> Json:
         times, samples = measure(job, directory)
         return {"measured": vars_of(times), "samples": samples}
     began = time.perf_counter()
-    slow = {int(name.rpartition("-")[2]): factor for name, factor in request.slow.items()}
+    slow = {
+        slot: factor for name, factor in request.slow.items() if (slot := _slot(name)) is not None
+    }
     durations = Durations(
         step=Lognormal(median_s=request.step_s, sigma=request.spread),
         evaluation=Lognormal(median_s=request.evaluation_s, sigma=request.spread),
         build=Lognormal(median_s=request.build_s),
         slow=slow,
+        recorded={_slot(name): _recorded(kinds) for name, kinds in request.times.items()},
     )
     compute = TorchCompute(job, directory, Costs(durations, request.seed))
     simulation = Simulation(job, compute, seed=request.seed, network=_network(request))
@@ -74,9 +79,20 @@ def vars_of(times: MeasuredTimes) -> Json:
     return {"step_s": times.step_s, "evaluation_s": times.evaluation_s, "build_s": times.build_s}
 
 
+def _slot(name: str) -> int | None:
+    """None: "*", all others."""
+    number = name.rpartition("-")[2]
+    return int(number) if number.isdecimal() else None
+
+
+def _recorded(kinds: Mapping[str, Json]) -> dict[str, Recorded]:
+    times = {kind: WorkTimes.of_json(row) for kind, row in kinds.items()}
+    return {kind: Recorded(row) for kind, row in times.items() if row.count}
+
+
 def _network(request: SimulationRequest) -> NetworkOptions:
     if request.link is None:
-        return NetworkOptions()
+        return NetworkOptions(link=SimLink(latency_s=request.latency_s))
     return NetworkOptions(
         link=SimLink(latency_s=request.link.latency_s),
         card_bytes_per_s=request.link.bytes_per_s,

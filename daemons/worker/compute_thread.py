@@ -33,6 +33,7 @@ from daemons.worker.replica import TorchReplica
 from daemons.worker.task.failures import ProcessLost, explained, failure_of
 from daemons.worker.task.print_streams import copied
 from daemons.worker.task.user_task import TaskError, plain, whereabouts
+from daemons.worker.work_clock import WorkClock
 from dlctl.algorithms import engines
 from dlctl.algorithms.engines import Operations
 from dlctl.errors import DlctlError
@@ -70,6 +71,10 @@ from dlctl.wire.messages import Array, ModelReady, Register
 log = logging.getLogger("dlctl")
 TEXT_CHARS_MAX = 8_000
 """The largest text in a message, at most 4 bytes a character: it fits into the header."""
+
+
+Work = tuple[Effect | None, Callable[[], Event | None]]
+"""What is done by calling it, and the effect that asked for it; None: the end of the process."""
 
 
 class ComputeLoop(Protocol):
@@ -130,7 +135,8 @@ class ComputeThread:
         """The rows that `_fetch_rows` waits for."""
         self._sums: dict[str, Any] = {}
         """How a step starts the sum of its gradient, if there is a group."""
-        self._work: queue.SimpleQueue[Callable[[], Event | None]] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Work] = queue.SimpleQueue()
+        self.clock = WorkClock(place[0], place[1].name, place[1].incarnation)
         self._thread = threading.main_thread()
         done: dict[type[Effect], Callable[[Any], Event | None]] = {
             BuildModel: self._build,
@@ -161,11 +167,11 @@ class ComputeThread:
         return self._replica.device
 
     def _put(self, how: Callable[[Any], Event | None], effect: Effect) -> None:
-        self._work.put(partial(how, effect))
+        self._work.put((effect, partial(how, effect)))
 
     def finish(self, work: Callable[[], None]) -> None:
         """Run this in the compute thread, as its last work."""
-        self._work.put(work)
+        self._work.put((None, work))
 
     def _locate(self, _: LocateTask) -> None:
         """Log where the task hangs, and notify the role. In another thread, as processes that load
@@ -181,8 +187,8 @@ class ComputeThread:
         log.warning("the task has not returned; it is at %s", place, extra={"detail": stack})
         self._loop.post(TaskLocated(place if stack else ""))
 
-    def next_work(self) -> Callable[[], Event | None]:
-        """The oldest queued work, once there is any: it is done by calling it."""
+    def next_work(self) -> Work:
+        """The oldest queued work, once there is any."""
         return self._work.get()
 
     def run(self) -> NoReturn:
@@ -191,12 +197,14 @@ class ComputeThread:
         ours = np.geterr()
         while True:
             try:
-                event = self.next_work()()
+                effect, work = self.next_work()
+                with self.clock.measured(effect):
+                    event = work()
                 if event is not None:
                     # The task may have changed numpy's error handling, which is not the role's.
                     with np.errstate(**ours):
                         self._loop.offer(event)
-                event = None  # It may hold large arrays.
+                del event, effect, work  # They may hold large arrays.
             except RanksEnded:
                 pass  # Another process of the worker has failed, and this one is about to exit.
             except ProcessLost as error:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlctl.errors import UsageError
-from dlctl.ops import recover, run_figures, simulators
+from dlctl.ops import calibrate, recover, run_figures, simulators
+from dlctl.ops.calibrate import ReplayError
 from dlctl.ops.cases import Start
 from dlctl.ops.simulators import Simulators
 from dlctl.runs import paths, select
 from dlctl.runs.database import RunDb
+from dlctl.runs.snapshot import Snapshot, read_job
 from dlctl.sim.request import SimulationRequest
 
 if TYPE_CHECKING:
@@ -32,11 +34,28 @@ class Simulated:
     """`run_figures.of_run`."""
     how: Json
     """The seed, the durations and what else it was made with."""
+    replay: Replay | None = None
 
 
-def simulate(file: Path, overrides: Mapping[str, Any], request: SimulationRequest) -> Simulated:
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Of the run whose durations a simulation has."""
+
+    run_id: str
+    errors: Sequence[ReplayError]
+    is_judged: bool
+    """Whether the run had the cores that it needed, so that the errors are those of the model."""
+
+
+def simulate(
+    file: Path,
+    overrides: Mapping[str, Any],
+    request: SimulationRequest,
+    like: Snapshot | None = None,
+) -> Simulated:
     """Simulate the job in a new directory beside the job's runs; `request.directory` is ignored.
-    Without `request.step_s` a step is measured first.
+    like: a run whose durations it has, and which is simulated as well, to see by how much that
+    differs. Else, without `request.step_s`, a step is measured first.
 
     Raises UsageError for an invalid job, or one that cannot be simulated, and DlctlError for what
     fails in the user's code.
@@ -45,18 +64,54 @@ def simulate(file: Path, overrides: Mapping[str, Any], request: SimulationReques
     check(start.job, request)
     parent = (file.parent / start.job.job.run_dir).resolve()
     directory = parent / f"{start.job.job.name}-sim-{secrets.token_hex(2)}"
+    replayed = directory.with_name(f"{directory.name}-replay")
     try:
-        prepare(directory, start)
-        with simulators.opened(1, file) as process:
-            request = measured(process, replace(request, directory=str(directory)))
-            (answer,) = process.ask([request])
-        if (error := simulators.error_in(answer)) is not None:
-            raise error
+        with simulators.opened(1 if like is None else 2, file) as process:
+            prepare(directory, start)
+            request = replace(request, directory=str(directory))
+            replay = None
+            if like is None:
+                request = measured(process, request)
+                (how,) = _ask(process, [request])
+            else:
+                calibration = calibrate.of_run(like)
+                request = calibration.applied(request)
+                prepare(replayed, _job_of(like))
+                plain = SimulationRequest(directory=str(replayed), seed=request.seed)
+                how, _ = _ask(process, [request, calibration.applied(plain)])
+                errors = calibrate.errors(
+                    run_figures.of_run(like.directory), run_figures.of_run(replayed)
+                )
+                replay = Replay(like.run_id, errors, calibration.is_judged)
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
+    finally:
+        shutil.rmtree(replayed, ignore_errors=True)
     (directory / paths.UNFINISHED).unlink()
-    return Simulated(directory, run_figures.of_run(directory), answer["simulated"])
+    return Simulated(directory, run_figures.of_run(directory), how, replay)
+
+
+def _ask(process: Simulators, requests: Sequence[SimulationRequest]) -> list[Json]:
+    """How each was made. Raises the first error."""
+    answers = process.ask(requests)
+    for answer in answers:
+        if (error := simulators.error_in(answer)) is not None:
+            raise error
+    return [answer["simulated"] for answer in answers]
+
+
+def _job_of(run: Snapshot) -> Start:
+    """The job of a run, until the step that it has reached."""
+    from dlctl.job import config
+
+    content = read_job(run.directory)
+    job = config.of_stored(content)
+    if run.state != "finished":
+        stop = replace(job.job.stop, steps=max(1, int(run.run.get("step") or 1)))
+        job = replace(job, job=replace(job.job, stop=stop))
+        content = json.loads(json.dumps(config.to_dict(job)))
+    return Start(run.directory / "job.toml", job, content)
 
 
 def read(file: Path, overrides: Mapping[str, Any]) -> Start:

@@ -39,7 +39,7 @@ class LinkSpeed:
         return cls(bytes_per_s=bytes_per_s, latency_s=latency_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SimulationRequest:
     directory: str
     """The run directory, with job.json: where the simulated run goes."""
@@ -53,6 +53,11 @@ class SimulationRequest:
     """From the start of a worker's process until its model is there."""
     spread: float = 0.1
     """Standard deviation of the logarithm of a step's duration."""
+    times: Mapping[str, Any] = field(default_factory=dict)
+    """Worker, or "*" for the others -> kind of work -> `records.work_times`: durations of a real
+    run, in place of those above."""
+    latency_s: float = 0.0005
+    """One way, between any two daemons, unless there is a link."""
     slow: Mapping[str, float] = field(default_factory=dict)
     """Worker -> factor by which it is slower."""
     link: LinkSpeed | None = None

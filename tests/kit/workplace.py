@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from dlctl.runs import database, kept_shards
+from dlctl.runs import database, kept_shards, paths
 
 POLL_S = 0.05
 LOG_LINES = 15
@@ -294,8 +294,9 @@ class Workplace:
 
     @property
     def directory(self) -> Path:
-        """The newest run directory."""
+        """The newest run directory, but for simulated ones."""
         found = [d for d in (self.path / "runs").iterdir() if (d / database.FILE).exists()]
+        found = [directory for directory in found if not paths.is_simulated(directory)]
         return max(found, key=lambda d: (d / "key").stat().st_mtime_ns)
 
     def run(self) -> dict[str, Any]:

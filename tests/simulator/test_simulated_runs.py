@@ -68,8 +68,7 @@ def test_one_worker_ends_with_the_weights_of_a_real_run(place: Workplace) -> Non
     assert found["state"] == "finished"
     ended = place.dlctl("run", "job.toml", timeout_s=120)
     assert ended.code == 0, ended.err
-    (directory,) = (d for d in place.path.glob("runs/*") if "-sim-" not in d.name)
-    assert np.array_equal(weights(Path(found["directory"])), weights(directory))
+    assert np.array_equal(weights(Path(found["directory"])), weights(place.directory))
 
 
 def test_a_seed_gives_the_same_run_and_readers_take_its_directory(place: Workplace) -> None:
@@ -128,3 +127,22 @@ def test_an_error_of_the_task_is_told(place: Workplace) -> None:
     ended = place.dlctl("simulate", "job.toml", "--step", "5ms")
     assert ended.code == 7
     assert "broken" in ended.err
+
+
+def test_a_simulation_takes_the_durations_of_a_run_and_replays_it(place: Workplace) -> None:
+    place.job(workers=2, stop="{ epochs = 4 }")
+    assert place.dlctl("run", "job.toml", timeout_s=120).code == 0
+    real = place.directory.name
+    found = simulated(place, "--like", real, "--workers", "3")
+    figures = {error["name"]: error for error in found["replay"]["errors"]}
+    assert figures["pushed bytes"]["error"] == pytest.approx(0.0, abs=0.05)
+    assert figures["seconds"]["simulated"] > 0
+    assert len(list(place.path.glob("runs/*"))) == 2  # The replay is not kept.
+    ended = place.dlctl("simulate", "job.toml", "--like", real, "--step", "5ms")
+    assert ended.code == 2
+    place.job(stop="{ steps = 10 }", file="short.toml")
+    assert place.dlctl("run", "short.toml", timeout_s=120).code == 0
+    short = place.directory.name
+    ended = place.dlctl("simulate", "job.toml", "--like", short)
+    assert ended.code == 2
+    assert "50 are needed" in ended.err

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
 from dlctl.cli.group import make_command
-from dlctl.cli.options import file_argument, json_option
+from dlctl.cli.options import complete_runs, file_argument, json_option
 from dlctl.cli.ui import console
 from dlctl.errors import JobFailed, UsageError
+from dlctl.runs import select
 from dlctl.util import units, values
 
 _KILLS = re.compile(r"kill (?:a|an|the) (worker|server|coordinator) every (\S+)")
@@ -23,6 +26,7 @@ _KILLS = re.compile(r"kill (?:a|an|the) (worker|server|coordinator) every (\S+)"
     "dlctl simulate job.toml --workers 16  # how it would train, and how long",
     "dlctl simulate job.toml --link 100Mbit/s,5ms  # a machine for each daemon",
     "dlctl simulate job.toml --slow worker-3=3x --faults 'kill a worker every 60s'",
+    "dlctl simulate job.toml --workers 16 --like digits-7f3a  # and how far to believe it",
     "dlctl simulate job.toml --set algorithm.name=diloco --step 20ms  # another method",
 )
 @file_argument
@@ -33,6 +37,12 @@ _KILLS = re.compile(r"kill (?:a|an|the) (worker|server|coordinator) every (\S+)"
 @click.option("--link", metavar="RATE[,LATENCY]", help="Of every daemon's machine.")
 @click.option("--slow", multiple=True, metavar="WORKER=FACTORx", help="A slower worker.")
 @click.option("--faults", multiple=True, metavar="WORDS", help='"kill a worker every 60s".')
+@click.option(
+    "--like",
+    metavar="RUN",
+    shell_complete=complete_runs,
+    help="Steps, evaluations and latencies as in this run.",
+)
 @click.option("--step", metavar="TIME", help="Of a step.  [default: measured here]")
 @click.option("--spread", type=float, default=0.1, help="Of the logarithm of steps' times.")
 @click.option("--seed", type=click.IntRange(0), default=0, help="Of times and faults.")
@@ -45,6 +55,7 @@ def command(
     link: str | None,
     slow: tuple[str, ...],
     faults: tuple[str, ...],
+    like: str | None,
     step: str | None,
     spread: float,
     seed: int,
@@ -72,13 +83,26 @@ def command(
         link=None if link is None else LinkSpeed.parse(link),
         kill_every_s=dict(map(_fault, faults)),
     )
-    simulated = simulate.simulate(file, overrides, request)
+    if like is not None and step is not None:
+        raise UsageError("--like has the durations of steps: remove --step")
+    run = None if like is None else select.look(like)
+    simulated = simulate.simulate(file, overrides, request, run)
     data = {
         "run_id": simulated.directory.name,
         "directory": str(simulated.directory),
         **simulated.figures,
-        "simulated": {**simulated.how, "is_measured": step is None},
+        "simulated": {
+            **simulated.how,
+            "like": run and run.run_id,
+            "is_measured": step is None and like is None,
+        },
     }
+    if (replay := simulated.replay) is not None:
+        data["replay"] = {
+            "run_id": replay.run_id,
+            "is_judged": replay.is_judged,
+            "errors": [{**asdict(error), "error": error.share} for error in replay.errors],
+        }
     console.show("dlctl.simulate/1", data, "\n".join(lines(data)))
     if data["state"] == "failed":
         raise JobFailed(f"the simulated run failed: {data['reason']}")
@@ -88,6 +112,7 @@ def lines(data: dict[str, Any]) -> list[str]:
     """For people."""
     how = data["simulated"]
     of_step = "measured here" if how["is_measured"] else "given"
+    of_step = f"as in {how['like']}" if how["like"] else of_step
     rows = {
         "outcome": f"{data['state']}: {data['reason']}",
         "time": f"{values.duration(data['seconds'])} of training, virtual; "
@@ -104,7 +129,22 @@ def lines(data: dict[str, Any]) -> list[str]:
     }
     width = max(map(len, rows))
     shown = [f"{name:<{width}}  {console.escape(text)}" for name, text in rows.items()]
+    if replay := data.get("replay"):
+        shown += ["", f"a replay of {replay['run_id']} itself:"]
+        shown += ["", console.table(map(_error, replay["errors"]))]
+        if not replay["is_judged"]:
+            shown.append("the errors cannot be judged: that run waited for cores that others had")
     return [*shown, "", f"dlctl report -j {data['run_id']}  # its page"]
+
+
+def _error(error: Mapping[str, Any]) -> dict[str, Any]:
+    share = error["error"]
+    return {
+        "FIGURE": error["name"],
+        ">REAL": values.decimal(error["real"]),
+        ">SIMULATED": values.decimal(error["simulated"]),
+        ">ERROR": None if share is None else f"{100 * share:+.1f} %",
+    }
 
 
 def assignment(text: str) -> tuple[str, Any]:

@@ -1,0 +1,118 @@
+"""What a simulation takes from a real run: how long its work took, and how far away its servers
+were. The error of a replay of that run says how much to believe.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dlctl.errors import UsageError
+from dlctl.records.work_times import WorkTimes
+from dlctl.runs import work_times
+from dlctl.runs.database import RunDb
+from dlctl.runs.snapshot import Snapshot
+from dlctl.sim.request import SimulationRequest
+from dlctl.util import values
+
+Json = dict[str, Any]
+STEPS_MIN = 50
+"""With fewer, nothing can be said about the spread of a step."""
+BUSY_SHARE = 0.2
+"""Of the time at work that threads may have waited for a core: other programs made them wait."""
+ALL = "*"
+"""Key of the times of all workers together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    run_id: str
+    times: Mapping[str, Mapping[str, Json]]
+    """Worker, or `ALL` -> kind of work -> `WorkTimes.to_json`."""
+    latency_s: float
+    """One way, between a worker and a server."""
+    waited_share: float
+    """How long threads were ready and had no core, relative to the work."""
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether the error of a replay says something about the model, and not about what else
+        the machine did at that time.
+        """
+        return self.waited_share <= BUSY_SHARE
+
+    def applied(self, request: SimulationRequest) -> SimulationRequest:
+        """The request with the durations of the run."""
+        step = WorkTimes.of_json(self.times[ALL]["step"])
+        return replace(request, times=self.times, latency_s=self.latency_s, step_s=step.mean_s)
+
+
+def of_run(snapshot: Snapshot) -> Calibration:
+    """Raises UsageError for a run that says too little."""
+    recorded = work_times.read(snapshot.directory)
+    hint = "run it again with this version, until it has made some hundred steps"
+    kinds = sorted({kind for times in recorded.values() for kind in times.work})
+    together = {
+        kind: WorkTimes.together(t.work[kind] for t in recorded.values() if kind in t.work)
+        for kind in kinds
+    }
+    steps = together.get("step", WorkTimes()).count
+    if steps < STEPS_MIN:
+        what = f"{snapshot.run_id} has the times of {steps} steps, and {STEPS_MIN} are needed"
+        raise UsageError(what, where=str(snapshot.directory), hint=hint)
+    times = {ALL: {kind: row.to_json() for kind, row in together.items()}}
+    for name, worker in recorded.items():
+        times[name] = {kind: row.to_json() for kind, row in worker.work.items()}
+    busy_s = sum(row.wall_s for row in together.values())
+    waited_s = sum(worker.waited_s for worker in recorded.values())
+    return Calibration(
+        snapshot.run_id, times, _latency_s(snapshot.directory), waited_s / busy_s if busy_s else 0.0
+    )
+
+
+def _latency_s(directory: Path) -> float:
+    """Half of the median time of a fetch or, without one, of a push."""
+    found: dict[str, list[float]] = {"fetch_ms_p50": [], "push_ms_p50": []}
+    with closing(RunDb(directory, readonly=True)) as db:
+        for row in db.daemons():
+            for key, series in found.items():
+                if (value := values.number((row.get("metrics") or {}).get(key))) is not None:
+                    series.append(value)
+    with suppress(StopIteration):
+        measured = next(series for series in found.values() if series)
+        return statistics.median(measured) / 2000
+    return SimulationRequest.latency_s
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayError:
+    """One figure of a run, and of its replay."""
+
+    name: str
+    real: float
+    simulated: float
+
+    @property
+    def share(self) -> float | None:
+        """Relative; None if the real one is 0."""
+        return (self.simulated - self.real) / self.real if self.real else None
+
+
+def errors(real: Mapping[str, Any], replay: Mapping[str, Any]) -> Sequence[ReplayError]:
+    """Of `run_figures.of_run` of both."""
+    first, second = _figures(real), _figures(replay)
+    return [ReplayError(name, first[name], second[name]) for name in first]
+
+
+def _figures(row: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        "seconds": row["seconds"],
+        "steps per second": row["step"] / row["seconds"] if row["seconds"] else 0.0,
+        "pushed bytes": row["push_bytes"],
+        "fetched bytes": row["fetch_bytes"],
+        "staleness": row["staleness_mean"] or 0.0,
+    }
