@@ -57,6 +57,7 @@ SECTIONS = {
     },
     "Compare": {
         "compare": "Compare methods on a job, each tuned with the same budget.",
+        "sweep": "Try values of keys: each trial a run, kept through kills.",
         "simulate": "Run a job in virtual time: how it would train, and how long.",
     },
     "Setup": {

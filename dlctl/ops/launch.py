@@ -47,7 +47,12 @@ def launch(file: Path, *, fresh: bool, source: Path | None = None) -> Launched:
     another command does not finish starting it, and DlctlError if the run directory cannot be
     created, its path is no text, or the process cannot be started.
     """
-    new = cases.read(file)
+    return launch_job(cases.read(file), fresh=fresh, source=source)
+
+
+def launch_job(new: Start, *, fresh: bool, source: Path | None = None) -> Launched:
+    """The same for a job that was read; its file identifies it, together with its name."""
+    file = new.file
     beside = file.parent.resolve()
     for path in (beside, (beside / new.job.job.run_dir).resolve(), paths.runtime_dir()):
         # A byte that is not UTF-8, as in a path in Latin-1, is a surrogate.

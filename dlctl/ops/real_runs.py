@@ -1,10 +1,13 @@
-"""A run on real daemons, from its start to its end, for a comparison."""
+"""Runs on real daemons, from their start to their end, for comparisons and sweeps."""
 
 from __future__ import annotations
 
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
+from dlctl.errors import DlctlError
 from dlctl.ops import launch, stop
 from dlctl.ops.cases import Start
 from dlctl.runs.snapshot import load
@@ -12,6 +15,8 @@ from dlctl.util import notes
 
 LOOK_S = 0.2
 GRACE_S = 10.0
+TRIES = 3
+"""How often a run is started whose processes all die."""
 
 
 def run(start: Start, name: str) -> Path:
@@ -27,3 +32,19 @@ def run(start: Start, name: str) -> Path:
         stop.stop(load(launched.directory), checkpoint=False, grace_s=GRACE_S, kill=False)
         raise
     return launched.directory
+
+
+def run_on(start: Start, name: str, stopped: threading.Event) -> Path:
+    """Run a job to its end, from where its newest run of that name has stopped or died, if there is
+    one. `stopped`: stop it, with a checkpoint. Returns the run directory. Raises DlctlError.
+    """
+    for _ in range(TRIES):
+        directory = launch.launch_job(start, fresh=False).directory
+        while load(directory).is_live:
+            if stopped.wait(LOOK_S):
+                with suppress(DlctlError):
+                    stop.stop(load(directory), checkpoint=True, grace_s=GRACE_S, kill=False)
+        if not load(directory).is_gone or stopped.is_set():
+            return directory
+        notes.note(f"{name}: all of its processes have died; it is taken up again")
+    return directory

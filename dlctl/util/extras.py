@@ -9,6 +9,7 @@ from dlctl.errors import DlctlError
 PACKAGES = {
     "plot": "matplotlib",
     "prometheus": "prometheus_client",
+    "sweep": "optuna",
     "tensorboard": "tensorboard",
 }
 """Extra of dlctl -> the module that it installs."""

@@ -1,0 +1,50 @@
+"""Other values for keys of a job file. All else of its text stays: comments, order, spaces."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from dlctl.errors import UsageError
+from dlctl.jobfile.positions import find_keys
+
+
+def rewritten(text: str, changes: Mapping[str, Any]) -> str:
+    """The text with these values; a key that is not there yet is added below the header of its
+    table, or in a new table at the end. Raises UsageError for a value over several lines.
+    """
+    for dotted, value in changes.items():
+        text = _with(text, tuple(dotted.split(".")), _written(value))
+    return text
+
+
+def _with(text: str, path: tuple[str, ...], value: str) -> str:
+    lines, keys = text.split("\n"), find_keys(text)
+    spot = keys.get(path)
+    if spot is not None and spot.value is not None:
+        line = lines[spot.value.line - 1]
+        end = spot.value.end
+        if line[spot.value.start] in "[{" or line[spot.value.start : spot.value.start + 3] in _LONG:
+            raise UsageError(f"{'.'.join(path)} is no plain value in the job file: change it there")
+        lines[spot.value.line - 1] = line[: spot.value.start] + value + line[end:]
+        return "\n".join(lines)
+    table = keys.get(path[:-1])
+    if table is not None and table.value is None and lines[table.key.line - 1].lstrip()[:1] == "[":
+        lines.insert(table.key.line, f"{path[-1]} = {value}")
+        return "\n".join(lines)
+    if table is not None:
+        raise UsageError(f"{'.'.join(path[:-1])} is no table of its own in the job file")
+    return f"{text.rstrip()}\n\n[{'.'.join(path[:-1])}]\n{path[-1]} = {value}\n"
+
+
+_LONG = ('"""', "'" * 3)
+
+
+def _written(value: Any) -> str:
+    """A plain value in TOML."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    return json.dumps(str(value), ensure_ascii=False)

@@ -1,0 +1,96 @@
+"""`sweep.db` in the directory of a sweep: its plan, and every trial. SQLite, local disks only.
+
+A trial is `queued` when it is asked for, `running` with a run directory, then `done`, `failed` or
+`pruned`. One that was running when the sweep was killed is `preempted` when that is noticed: it is
+taken up from its run's checkpoint, and counts once.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from dlctl.errors import DlctlError, NotFound
+
+FILE = "sweep.db"
+VERSION = 1
+ENDED = ("done", "failed", "pruned")
+Json = dict[str, Any]
+_COLUMNS = ("number", "generation", "seed", "state", "point", "run", "score", "reason")
+_SCHEMA = """
+CREATE TABLE plan (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE trial (number INTEGER PRIMARY KEY, generation INTEGER NOT NULL, seed INTEGER NOT NULL,
+                    state TEXT NOT NULL, point TEXT NOT NULL, run TEXT NOT NULL, score REAL,
+                    reason TEXT NOT NULL, UNIQUE (generation, point, seed, number));
+"""
+
+
+class SweepDb:
+    """One open sweep.db. Every change is on the disk when its method returns. Thread-safe."""
+
+    def __init__(self, directory: Path, *, create: bool = False) -> None:
+        path = directory / FILE
+        if not create and not path.is_file():
+            raise NotFound(f"{directory} is no directory of a sweep", hint="dlctl sweep ls")
+        self._turn = threading.Lock()
+        self._db = sqlite3.connect(path, timeout=10, check_same_thread=False)
+        self._db.execute("PRAGMA synchronous=FULL")
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if create and not version:
+            self._db.executescript(_SCHEMA)
+            self._db.execute(f"PRAGMA user_version={VERSION}")
+            self._db.commit()
+        elif version != VERSION:
+            what = f"the sweep has version {version}, this dlctl reads {VERSION}"
+            raise DlctlError(what, where=str(path), hint="use the dlctl that began it")
+
+    def close(self) -> None:
+        self._db.close()
+
+    def put_plan(self, plan: Mapping[str, Any]) -> None:
+        rows = [(key, json.dumps(value)) for key, value in plan.items()]
+        with self._turn, self._db:
+            self._db.executemany("INSERT OR REPLACE INTO plan VALUES (?, ?)", rows)
+
+    def plan(self) -> Json:
+        with self._turn:
+            found = self._db.execute("SELECT key, value FROM plan").fetchall()
+        return {key: json.loads(value) for key, value in found}
+
+    def add(self, generation: int, trials: list[tuple[Json, int]]) -> None:
+        """A generation of (point, seed): all of it, or nothing."""
+        with self._turn, self._db:
+            for point, seed in trials:
+                row = (generation, seed, "queued", json.dumps(point), "", None, "")
+                self._db.execute(
+                    "INSERT INTO trial (generation, seed, state, point, run, score, reason) "
+                    "VALUES (?,?,?,?,?,?,?)",
+                    row,
+                )
+
+    def set(self, number: int, **values: Any) -> None:
+        """Change columns of a trial."""
+        assert values.keys() <= set(_COLUMNS), values
+        columns = ", ".join(f"{key} = ?" for key in values)
+        query = f"UPDATE trial SET {columns} WHERE number = ?"  # noqa: S608  (our own names)
+        with self._turn, self._db:
+            self._db.execute(query, (*values.values(), number))
+
+    def trials(self) -> list[Json]:
+        """All of them, by number."""
+        with self._turn:
+            query = f"SELECT {', '.join(_COLUMNS)} FROM trial ORDER BY number"  # noqa: S608
+            rows = self._db.execute(query).fetchall()
+        found = [dict(zip(_COLUMNS, row, strict=True)) for row in rows]
+        return [{**row, "point": json.loads(row["point"])} for row in found]
+
+
+def read(directory: Path) -> tuple[Json, list[Json]]:
+    """The plan and the trials of a sweep. Raises NotFound or DlctlError."""
+    with closing(SweepDb(directory)) as db:
+        return db.plan(), db.trials()

@@ -1,0 +1,91 @@
+"""What a sweep varies: "inner.lr=1e-4..1e-2:log", "algorithm.local_steps=10,50", "seed=0..9"."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dlctl.errors import UsageError
+
+HINT = "--set inner.lr=1e-4..1e-2:log, or --set algorithm.local_steps=10,50"
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """One of these values."""
+
+    values: tuple[Any, ...]
+
+    def draw(self, rng: np.random.Generator) -> Any:
+        return self.values[int(rng.integers(len(self.values)))]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A number from `low` to `high`, both included; whole if both bounds are written so."""
+
+    low: float
+    high: float
+    is_whole: bool
+    is_log: bool
+
+    def draw(self, rng: np.random.Generator) -> float | int:
+        low, high = self.low, self.high + (1 if self.is_whole else 0)
+        if self.is_log:
+            value = math.exp(rng.uniform(math.log(low), math.log(high)))
+        else:
+            value = rng.uniform(low, high)
+        return min(int(value), int(self.high)) if self.is_whole else float(value)
+
+
+Axis = Choices | Interval
+
+
+def parse(words: Sequence[str]) -> dict[str, Axis]:
+    """Key of the job file -> what it may be. Raises UsageError."""
+    found: dict[str, Axis] = {}
+    for text in words:
+        key, is_one, spec = text.partition("=")
+        if not is_one or not key.strip() or not spec.strip():
+            raise UsageError(f'--set: "{text}" is no KEY=VALUES', hint=HINT)
+        if key.strip() in found:
+            raise UsageError(f"--set: {key.strip()} is given twice")
+        found[key.strip()] = _axis(spec.strip(), text)
+    return found
+
+
+def _axis(spec: str, text: str) -> Axis:
+    low, is_range, rest = spec.partition("..")
+    if not is_range:
+        return Choices(tuple(_value(word.strip()) for word in spec.split(",")))
+    high, _, scale = rest.partition(":")
+    bounds = [_value(low.strip()), _value(high.strip())]
+    is_number = all(isinstance(b, int | float) and not isinstance(b, bool) for b in bounds)
+    if not is_number or scale not in ("", "log") or not bounds[0] < bounds[1]:
+        raise UsageError(f'--set: "{text}" is no range of numbers', hint=HINT)
+    if scale == "log" and bounds[0] <= 0:
+        raise UsageError(f'--set: "{text}": a logarithmic range begins above zero', hint=HINT)
+    is_whole = all(isinstance(bound, int) for bound in bounds)
+    return Interval(float(bounds[0]), float(bounds[1]), is_whole, scale == "log")
+
+
+def _value(word: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {word}")["value"]
+    except tomllib.TOMLDecodeError:
+        return word
+
+
+def grid(space: Mapping[str, Axis]) -> list[dict[str, Any]] | None:
+    """All points of a space of choices, the last key varies fastest; None: it has intervals."""
+    points: list[dict[str, Any]] = [{}]
+    for key, axis in space.items():
+        if not isinstance(axis, Choices):
+            return None
+        points = [{**point, key: value} for point in points for value in axis.values]
+    return points
