@@ -60,7 +60,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class ComparedRun:
     method: str
     seed: int
     values: Json
@@ -87,7 +87,8 @@ class Comparison:
             (name, point) for name, search in searches.items() for point in search.ask()
         ]:
             trials = [
-                Trial(name, TUNING_SEED, searches[name].values(point)) for name, point in generation
+                ComparedRun(name, TUNING_SEED, searches[name].values(point))
+                for name, point in generation
             ]
             scores: dict[str, dict[tuple[int, ...], Score]] = {}
             for (name, point), outcome in zip(generation, self._outcomes(trials), strict=True):
@@ -97,7 +98,9 @@ class Comparison:
             notes.note(f"tuning: {len(self.trials)} trials done")
         seeds = range(TUNING_SEED + 1, TUNING_SEED + 1 + self.plan.seeds)
         best = {name: search.values(search.best) for name, search in searches.items()}
-        final = [Trial(name, seed, best[name]) for name in self.plan.methods for seed in seeds]
+        final = [
+            ComparedRun(name, seed, best[name]) for name in self.plan.methods for seed in seeds
+        ]
         outcomes = self._real(final) if self.plan.is_real else self._outcomes(final)
         runs: dict[str, list[Json | None]] = {name: [] for name in self.plan.methods}
         for trial, outcome in zip(final, outcomes, strict=True):
@@ -108,7 +111,7 @@ class Comparison:
         """Measure a step, unless it is given. Returns the samples of a data epoch; 0: a stream."""
         if self.plan.samples is not None and self._request.step_s is not None:
             return self.plan.samples
-        start = self._start(Trial(self.plan.methods[0], TUNING_SEED, {}))
+        start = self._start(ComparedRun(self.plan.methods[0], TUNING_SEED, {}))
         directory = self.directory / "measured"
         simulate.prepare(directory, start)
         request = replace(self._request, directory=str(directory), step_s=None)
@@ -121,11 +124,11 @@ class Comparison:
         return int(answer["samples"])
 
     def _search(self, name: str, samples: int) -> PatternSearch:
-        job = self._start(Trial(name, TUNING_SEED, {})).job
+        job = self._start(ComparedRun(name, TUNING_SEED, {})).job
         keys = tuning.keys_of(job, _steps_of(job, samples))
         return PatternSearch(keys if self.plan.trials > 1 else (), max(1, self.plan.trials))
 
-    def _start(self, trial: Trial, run_dir: Path | None = None) -> Start:
+    def _start(self, trial: ComparedRun, run_dir: Path | None = None) -> Start:
         """The job of a trial. Raises UsageError, naming the method."""
         changes = {
             **variants.overrides(self._document, trial.method),
@@ -145,7 +148,7 @@ class Comparison:
             raise
         return start
 
-    def _outcomes(self, trials: Sequence[Trial]) -> list[Json | None]:
+    def _outcomes(self, trials: Sequence[ComparedRun]) -> list[Json | None]:
         """The figures of each run; None: it has failed. Raises DlctlError if all have."""
         requests = []
         for trial in trials:
@@ -164,7 +167,7 @@ class Comparison:
             (directory / paths.UNFINISHED).unlink(missing_ok=True)
         return found
 
-    def _real(self, trials: Sequence[Trial]) -> list[Json | None]:
+    def _real(self, trials: Sequence[ComparedRun]) -> list[Json | None]:
         """The same on real daemons, one run after the other."""
         found: list[Json | None] = []
         for trial in trials:

@@ -24,7 +24,7 @@ FAILED: Score = (2, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class TargetCost:
     """The cost of the first evaluation that met the target."""
 
     seconds: float
@@ -32,11 +32,11 @@ class Reached:
     samples: float
 
 
-def reached(outcome: Mapping[str, Any], target: Target) -> Reached | None:
+def reached(outcome: Mapping[str, Any], target: Target) -> TargetCost | None:
     """None: the run has never met the target."""
     for row in outcome["evaluations"]:
         if target.is_reached(row["metrics"]):
-            return Reached(row["seconds"], row["bytes"], row["samples"])
+            return TargetCost(row["seconds"], row["bytes"], row["samples"])
     return None
 
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from dlctl.errors import UsageError
-from dlctl.study.space import Axis, Choices, Interval, grid
+from dlctl.study.space import Axis, Choices, ValueRange, grid
 from dlctl.util import extras
 
 Values = dict[str, Any]
@@ -135,7 +135,7 @@ def _explained(axis: Axis, values: Sequence[Any], ranks: np.ndarray[Any, Any]) -
     total = float(((ranks - ranks.mean()) ** 2).sum())
     if not total:
         return 0.0
-    if isinstance(axis, Interval):
+    if isinstance(axis, ValueRange):
         own = _ranks([float(value) for value in values])
         spread = float(((own - own.mean()) ** 2).sum())
         together = float(((own - own.mean()) * (ranks - ranks.mean())).sum())

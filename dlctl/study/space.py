@@ -26,7 +26,7 @@ class Choices:
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class ValueRange:
     """A number from `low` to `high`, both included; whole if both bounds are written so."""
 
     low: float
@@ -43,7 +43,7 @@ class Interval:
         return min(int(value), int(self.high)) if self.is_whole else float(value)
 
 
-Axis = Choices | Interval
+Axis = Choices | ValueRange
 
 
 def parse(words: Sequence[str]) -> dict[str, Axis]:
@@ -71,7 +71,7 @@ def _axis(spec: str, text: str) -> Axis:
     if scale == "log" and bounds[0] <= 0:
         raise UsageError(f'--set: "{text}": a logarithmic range begins above zero', hint=HINT)
     is_whole = all(isinstance(bound, int) for bound in bounds)
-    return Interval(float(bounds[0]), float(bounds[1]), is_whole, scale == "log")
+    return ValueRange(float(bounds[0]), float(bounds[1]), is_whole, scale == "log")
 
 
 def _value(word: str) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dlctl.records.best import Target
-from dlctl.study.judging import MEASURES, Middle, Reached, best_value, is_better, reached
+from dlctl.study.judging import MEASURES, Middle, TargetCost, best_value, is_better, reached
 
 Json = dict[str, Any]
 
@@ -49,7 +49,7 @@ def _as_data(middle: Middle | None) -> Json | None:
 
 
 def _costs(runs: Sequence[Json | None], target: Target, measure: str) -> list[float | None]:
-    at: list[Reached | None] = [None if run is None else reached(run, target) for run in runs]
+    at: list[TargetCost | None] = [None if run is None else reached(run, target) for run in runs]
     return [None if found is None else getattr(found, measure) for found in at]
 
 

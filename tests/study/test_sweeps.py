@@ -18,9 +18,9 @@ SPACE = space.parse(["inner.lr=1e-4..1e-2:log", "algorithm.local_steps=5..50", "
 
 def test_ranges_lists_and_their_types() -> None:
     lr, steps, name = SPACE.values()
-    assert isinstance(lr, space.Interval)
+    assert isinstance(lr, space.ValueRange)
     assert (lr.is_log, lr.is_whole) == (True, False)
-    assert isinstance(steps, space.Interval)
+    assert isinstance(steps, space.ValueRange)
     assert steps.is_whole
     assert isinstance(name, space.Choices)
     assert name.values == ("a", "b")
