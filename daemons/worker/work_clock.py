@@ -25,7 +25,7 @@ from dlctl.roles.protocol.effects import (
     TakeComputeState,
 )
 from dlctl.runs import paths
-from dlctl.util import cores
+from dlctl.util import cores, regular
 from dlctl.wire.machine import Effect
 from dlctl.wire.messages import Json
 
@@ -91,5 +91,5 @@ def waited_s() -> float:
     found = 0
     with suppress(OSError, ValueError, IndexError):
         for thread in Path("/proc/self/task").iterdir():
-            found += int((thread / "schedstat").read_text().split()[1])
+            found += int(regular.read_bytes(thread / "schedstat").split()[1])
     return found / 1e9

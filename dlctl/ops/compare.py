@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 FILE = "comparison.json"
+FILE_MODE = 0o644
 SCHEMA = "dlctl.comparison/1"
 NAME_CHARS_MAX = 64
 TUNING_SEED = 0
@@ -192,8 +193,8 @@ class Comparison:
             "trials": self.trials,
             "made_with": made_with(),
         }
-        with (self.directory / FILE).open("x") as file:
-            json.dump(record, file, indent=1)
+        content = json.dumps(record, indent=1).encode()
+        paths.write(self.directory / FILE, content, FILE_MODE)
         return record
 
 

@@ -12,7 +12,7 @@ from dlctl.cli.group import CommandGroup
 from dlctl.cli.options import OUTPUT, file_argument, json_option
 from dlctl.cli.ui import console
 from dlctl.errors import NotFound
-from dlctl.util import outfile, values
+from dlctl.util import outfile, regular, values
 
 
 class _Sweeps(CommandGroup):
@@ -150,7 +150,7 @@ def best(name: str | None, write: bool, output: Path | None) -> None:
     console.show("dlctl.sweep_best/1", data, "\n".join([head, *lines]))
     if write or output is not None:
         file = Path(plan["file"])
-        text = rewriting.rewritten(file.read_text(), found["point"])
+        text = rewriting.rewritten(regular.read_bytes(file).decode(), found["point"])
         outfile.write(output or file, text.encode())
         console.written(output or file)
 
