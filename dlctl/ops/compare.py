@@ -193,8 +193,8 @@ class Comparison:
             "trials": self.trials,
             "made_with": made_with(),
         }
-        content = json.dumps(record, indent=1).encode()
-        paths.write(self.directory / FILE, content, FILE_MODE)
+        data = json.dumps(record, indent=1).encode()
+        paths.write(self.directory / FILE, data, FILE_MODE)
         return record
 
 
