@@ -21,6 +21,10 @@ from dlctl.roles.worker.stock import Stock, samples_of
 
 ASK_AGAIN_S = 0.2
 """Interval between two requests for data while the loop waits with a step that has begun."""
+ASKS_MAX = 150
+"""So many such requests without data: the loop waits for a batch, and the run for its step."""
+BATCHES_MAX = 10_000
+"""A step of more batches is none: the loop never calls `run.step`."""
 SPARE_BATCHES = 2
 """Data is asked for when fewer batches are left than torch fetches ahead, and these."""
 
@@ -54,6 +58,16 @@ class Feed(Protocol):
 
     def has_begun(self) -> bool:
         """Whether something was delivered that no step has settled."""
+
+    @property
+    def must_evaluate(self) -> bool:
+        """The script was asked for an evaluation, and has not made it."""
+        ...
+
+    @property
+    def batches(self) -> int:
+        """Delivered since the last step."""
+        ...
 
     def delivered(self, pieces: tuple[PortionPart, ...]) -> None:
         """The loop has this batch now."""
@@ -100,7 +114,7 @@ class BatchSource:
 
     def await_batch(self) -> bool:
         """Wait until a batch can be taken; nothing may be on its way. False: no more come."""
-        feed = self._feed
+        feed, asks = self._feed, 0
         while not feed.is_over:
             stock = feed.stock.now()
             if stock.has_batch(self.batch_size):
@@ -115,16 +129,34 @@ class BatchSource:
             elif stock.ends:
                 feed.hand_back()
             elif stock.none_now:  # The loop does not use `run.micro`, and its step wants more.
+                if (asks := asks + 1) > ASKS_MAX:
+                    raise _without_step(feed.batches, "and the run has no more data without it")
                 feed.wait(ASK_AGAIN_S)
                 stock.none_now = False
             else:
                 self._wait()
         return False
 
+    def await_behind_step(self) -> None:
+        """Wait where the loop has made a step, and not where it asks for the next batch: so it can
+        make an evaluation that it is asked for meanwhile.
+        """
+        feed = self._feed
+        while not (feed.is_over or feed.must_evaluate):
+            stock = feed.stock.now()
+            comes = self._on_way and not (stock.ends and self._drops)
+            if comes or stock.has_batch(self.batch_size):
+                return
+            feed.want(now=True)
+            stock.none_now = False
+            feed.hand_back()
+
     def has_more(self) -> bool:
         """Whether the step that has begun gets another batch; waits until that is known."""
         while not self._feed.is_over:
             stock = self._feed.stock.now()
+            if stock.cuts:
+                return stock.is_within_portion()
             comes = self._on_way and not (stock.ends and self._drops)
             if comes or stock.has_batch(self.batch_size):
                 return True
@@ -159,6 +191,8 @@ class BatchSource:
         stock, pieces = self._feed.stock.now(), self._on_way[0]
         if self._drops and samples_of(pieces) > stock.undelivered():
             return False
+        if self._feed.batches >= BATCHES_MAX:
+            raise _without_step(self._feed.batches, "")
         stock.deliver(self._on_way.popleft())
         self._feed.delivered(pieces)
         self._look_ahead(stock)
@@ -175,6 +209,14 @@ class BatchSource:
     def _look_ahead(self, stock: Stock) -> None:
         if stock.asks_below((self.ahead + SPARE_BATCHES) * self.batch_size):
             self._feed.want(now=False)
+
+
+def _without_step(batches: int, why: str) -> DlctlError:
+    return DlctlError(
+        f"{batches} batches were delivered, no run.step() was called{why and ', '}{why}",
+        hint="call run.step() once after each optimizer.step(); where a step accumulates batches "
+        "write `if not run.micro(of=N): continue` before it, which ends the step where data ends",
+    )
 
 
 def length_of(dataset: Any) -> int:

@@ -117,6 +117,8 @@ class Exchange:
         """The script has to make it (`Run.wants_evaluation`)."""
         self._evaluated: RunEvaluation | None = None
         """The newest, if no step has followed."""
+        self._reported: dict[str, float] = {}
+        """The metrics of that, if the loop has made it."""
         self.steps = self.samples = 0
         """That this process has made."""
         self._progress, self._replicas, self._since = 0, 1, 0
@@ -135,6 +137,10 @@ class Exchange:
     @property
     def is_over(self) -> bool:
         return self.over is not None
+
+    @property
+    def must_evaluate(self) -> bool:
+        return self.evaluation is not None
 
     def want(self, *, now: bool) -> None:
         self._link.offer(DataWanted(now))
@@ -176,6 +182,12 @@ class Exchange:
         if self.over is not None or self.lent is None:
             return
         pieces, self._pieces, self.batches = tuple(self._pieces), [], 0
+        if self.stock.now().cuts and len({piece[:2] for piece in pieces}) > 1:
+            raise DlctlError(
+                "a step has batches of two clients",
+                hint="write `if not run.micro(of=N): continue` before the step: it ends a step "
+                "where the data of a client ends",
+            )
         counted = sum(p.stop - p.start for p in pieces) if pieces else samples
         if counted is None and self.source is not None:
             raise DlctlError(
@@ -205,6 +217,8 @@ class Exchange:
             self.await_model()
         elif time.monotonic() - self._reported_s > REPORT_S:
             self._report(returns=False)
+        if self._evaluate is None and self.source is not None:
+            self.source.await_behind_step()
 
     def _is_skipped(self, *, skips: bool) -> bool:
         """Whether the user's optimiser has made no step. Raises DlctlError if that is a mistake."""
@@ -341,9 +355,12 @@ class Exchange:
                 self._link.own.forget()
 
     def _on_evaluation(self, evaluation: RunEvaluation) -> None:
-        self._evaluated = evaluation
+        before, self._evaluated = self._evaluated, evaluation
         if self._evaluate is None:
-            if self.is_evaluated_by_loop:
+            if before is not None and self._reported and _is_same(before, evaluation):
+                # The loop has just evaluated these values, and gets no turn between.
+                self._link.offer(EvaluationRun(evaluation.evaluation, self._reported))
+            elif self.is_evaluated_by_loop:
                 self.evaluation = evaluation
             else:
                 self._link.offer(EvaluationRun(evaluation.evaluation, {}))
@@ -356,12 +373,17 @@ class Exchange:
         """The script has made the evaluation that it was asked for."""
         assert self.evaluation is not None
         number, self.evaluation = self.evaluation.evaluation, None
-        self._link.offer(EvaluationRun(number, _numbers(metrics)))
+        self._reported = _numbers(metrics)
+        self._link.offer(EvaluationRun(number, self._reported))
 
     def give_up_evaluation(self) -> None:
         if self.evaluation is not None:
             number, self.evaluation = self.evaluation.evaluation, None
-            error = "the script has not evaluated: it goes on although run.wants_evaluation is True"
+            self._reported = {}
+            error = (
+                "the script has not evaluated: it goes on although run.wants_evaluation is True; "
+                "write `while run.wants_evaluation:` behind run.step()"
+            )
             self._link.offer(EvaluationRun(number, {}, "", error))
 
     def leave(self, reason: str) -> None:
@@ -382,6 +404,12 @@ class Exchange:
 def _told(made: Made) -> LoopStep:
     loss = None if made.loss is None else float(made.loss)
     return LoopStep(made.samples, loss, _numbers(made.metrics), made.pieces, made.is_skipped)
+
+
+def _is_same(one: RunEvaluation, other: RunEvaluation) -> bool:
+    """Whether both are of the same values."""
+    pairs = (one.parameters, other.parameters), (one.averaged, other.averaged)
+    return all(np.array_equal(a, b) for a, b in pairs)
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

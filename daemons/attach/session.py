@@ -65,7 +65,8 @@ class AttachedWorker:
     ) -> None:
         """Call this in the main thread: it takes over the signals."""
         self.job = process.context.job
-        self.stock = SharedStock()
+        method = registry.load("algorithms", self.job.algorithm.name)
+        self.stock = SharedStock(cuts=method.lead.portions == "clients")
         self.inbox: SimpleQueue[LendModel | RunEvaluation | InUserThread | Over] = SimpleQueue()
         self.recalled = False
         self.slot = int(process.context.registration.name.rpartition("-")[2])

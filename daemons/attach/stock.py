@@ -11,8 +11,9 @@ from dlctl.roles.worker.stock import Stock
 class SharedStock:
     """One thread gives; the user's thread alone uses the stock, so that needs no lock."""
 
-    def __init__(self) -> None:
-        self._stock = Stock()
+    def __init__(self, *, cuts: bool = False) -> None:
+        """cuts: see `Stock`."""
+        self._stock = Stock(cuts=cuts)
         self._given: SimpleQueue[GiveData | None] = SimpleQueue()
 
     def give(self, effect: GiveData) -> None:

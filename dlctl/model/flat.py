@@ -29,6 +29,8 @@ ROWS = "rows"
 INITS = ("constant", "uniform", "normal")
 """Initial values of rows: (value, 0), (from, to), (mean, standard deviation)."""
 KINDS = (TRAINED, AVERAGED, CONSTANT, ROWS)
+NAMED_MAX = 20
+"""So many tensors are named where two models differ."""
 DIMENSIONS_MAX = 64
 """The largest number of dimensions of a tensor in torch and numpy."""
 ELEMENTS_MAX = 2**48
@@ -75,16 +77,21 @@ class Layout:
         return sum(entry.size for entry in self.entries if entry.kind == kind)
 
     def difference(self, before: Layout) -> str:
-        """The first tensor that differs, as in '"0.bias" is float32[3], was float32[4]'."""
+        """The tensors that differ, as in '"0.bias" is float32[3], was float32[4]'; the first
+        `NAMED_MAX`, and how many more there are.
+        """
         now_is, was = (
             {e.name: f"{e.dtype}{[*e.shape]}" + f" {e.kind}" * (e.kind != TRAINED) for e in entries}
             for entries in (self.entries, before.entries)
         )
-        for name in {**was, **now_is}:
-            if now_is.get(name) != was.get(name):
-                new, old = (found.get(name, "missing") for found in (now_is, was))
-                return f'"{name:.80}" is {new}, was {old}'
-        return "its tensors have another order, or other names are shared"
+        names = [name for name in {**was, **now_is} if now_is.get(name) != was.get(name)]
+        told = [
+            f'"{name:.80}" is {now_is.get(name, "missing")}, was {was.get(name, "missing")}'
+            for name in names[:NAMED_MAX]
+        ]
+        more = len(names) - NAMED_MAX
+        told += [f"and {more} more differ"] * (more > 0)
+        return "; ".join(told) or "its tensors have another order, or other names are shared"
 
     def to_rows(self) -> list[list[Any]]:
         """[[name, kind, shape, dtype, aliases], ...]: data for JSON; for rows the init, too."""

@@ -229,7 +229,11 @@ class ComputeDriver:
         process.perform(Settled, self._settled)
         if has_loop:
             self._own_samples = options.loop.own_samples
-            LoopDriver(process, self, options.loop, samples=objective.samples, seed=seed, rng=rng)
+            cuts = registry.load("algorithms", method).lead.portions == "clients"
+            LoopDriver(
+                process, self, options.loop, samples=objective.samples, seed=seed, rng=rng,
+                cuts=cuts,
+            )  # fmt: skip
         process.perform(LocateTask, lambda _: process.post(TaskLocated("/home/me/train.py:51")))
 
     def _settled(self, effect: Settled) -> None:

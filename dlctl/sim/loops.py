@@ -91,11 +91,12 @@ class LoopDriver:
         samples: int,
         seed: int,
         rng: np.random.Generator,
+        cuts: bool = False,
     ) -> None:
-        """samples: of the dataset. seed: of the job."""
+        """samples: of the dataset. seed: of the job. cuts: see `Stock`."""
         self.process, self.replica, self.options = process, replica, options
         self._samples, self._seed, self._rng = samples, seed, rng
-        self._stock = Stock()
+        self._stock = Stock(cuts=cuts)
         self._lent: LendModel | None = None
         self._made = 0
         self._is_recalled = self._waits = False
@@ -136,7 +137,7 @@ class LoopDriver:
             self._after(self.replica.step_s(), self._batch_done)
             return
         wanted, stock = self.options.batch_size, self._stock
-        if stock.untaken() < wanted and not (stock.none_now or stock.ends):
+        if not stock.has_batch(wanted) and not (stock.none_now or stock.ends):
             self.process.post(DataWanted(now=True))
             self._waits = bool(self._batches)
             if not self._batches:
@@ -169,7 +170,8 @@ class LoopDriver:
     def _batch_done(self) -> None:
         assert np.array_equal(self._seen, self.replica.parameters), "the model was changed"
         self._batches += 1
-        if self._batches < self.options.accumulate:
+        has_more = not self._stock.cuts or self._stock.is_within_portion()
+        if self._batches < self.options.accumulate and has_more:
             self._go()
         else:
             self._step()

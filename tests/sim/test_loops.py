@@ -35,10 +35,13 @@ class TrainedSamples(Watcher):
     def __init__(self) -> None:
         super().__init__(PortionDone)
         self.counts: Counter[tuple[int, int]] = Counter()
+        self.clients: set[int] = set()
+        """Portions of a step."""
 
     def on_effect(self, process: Process, effect: Effect) -> None:
         super().on_effect(process, effect)
         if isinstance(effect, Trained) and not effect.is_skipped:
+            self.clients.add(len({part[:2] for part in effect.pieces}))
             for part in effect.pieces:
                 self.counts.update((part.data_epoch, n) for n in range(part.start, part.stop))
 
@@ -73,6 +76,16 @@ def test_every_sample_is_trained_once_whatever_the_batches_are(
     assert outcome.state == "finished"
     assert trained.counts == Counter({(e, n): 1 for e in range(2) for n in range(SAMPLES)})
     assert sum(done.samples for done in trained.messages()) == 2 * SAMPLES
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_no_step_is_of_two_clients_and_the_last_client_ends_the_round(accumulate: int) -> None:
+    trained = TrainedSamples()
+    loop = LoopOptions(batch_size=7, accumulate=accumulate)
+    outcome = run(loop, trained, workers=2, algorithm=("fedavg", {"fraction": 1.0}), epochs=3.0)
+    assert outcome.state == "finished"
+    assert trained.counts == Counter({(e, n): 1 for e in range(3) for n in range(SAMPLES)})
+    assert trained.clients == {1}
 
 
 def test_the_samples_of_skipped_steps_are_done_and_not_counted() -> None:

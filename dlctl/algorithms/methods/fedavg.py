@@ -129,24 +129,26 @@ class Replica(ReplicaSide):
         """
         self._base[:] = self.parameters
         self._sum[:] = 0
-        total, data_epoch = 0, None
-        while (data := (yield NextData())) is not None:
+        total, data_epoch, has_more = 0, None, True
+        while has_more and (data := (yield NextData())) is not None:
             if data_epoch is None:
                 data_epoch = data.data_epoch
             if data.data_epoch != data_epoch:
                 break
-            samples = yield from self._client(data)
+            samples, has_more = yield from self._client(data)
             total += samples if self._take_displacement(samples) else 0
         if total:
             self.residual += self._sum if self.options.clip_norm else self._sum / np.float32(total)
         return total
 
-    def _client(self, data: NextBatch) -> Generator[NextData | Gradient, Any, int]:
-        """Train from `_base` on all its data. Returns its samples; 0 if its steps diverge."""
+    def _client(self, data: NextBatch) -> Generator[NextData | Gradient, Any, tuple[int, bool]]:
+        """Train from `_base` on all its data. Returns its samples, 0 if its steps diverge, and
+        whether there may be another client.
+        """
         self.parameters[:] = self._base
         mu = self.options.prox_mu
         pull = Pull(mu, self._base) if mu else None
-        portion, samples, discards = data.portion, 0, Discards()
+        portion, samples, discards, has_more = data.portion, 0, Discards(), True
         while True:
             step = yield Gradient(step=True, gather=False, pull=pull, fresh=not samples)
             discards.count(step)
@@ -155,9 +157,11 @@ class Replica(ReplicaSide):
                 break
             following = yield NextData()
             if following is None or following.portion != portion:
+                # Only a loop of the user's own ends a client without having said so.
+                has_more = following is not None
                 break
             data = following
-        return 0 if discards.is_diverged else samples
+        return 0 if discards.is_diverged else samples, has_more
 
     def _take_displacement(self, samples: int) -> bool:
         """Add the update of a client to the sum. Returns whether it is valid."""

@@ -76,6 +76,8 @@ def _count(metrics: Json, name: str) -> int:
     return value if type(value) is int and 0 <= value < COUNT_MAX else 0
 
 
+NOISE_MIN = 0.5
+"""A gradient noise scale of fewer samples is rounding: the pushes were of the same samples."""
 REPORT_S = 0.5
 ROW_S = 1.0
 """Interval between two rows of the run's time series (thinned out by `records/series.py`)."""
@@ -181,7 +183,7 @@ class StatusReport:
             run["rates"] = rates
         if uneven := self.settings.uneven():
             run["uneven"] = uneven
-        if (noise := self._noise_scale()) is not None:
+        if (noise := self._noise_scale()) is not None and noise >= NOISE_MIN:
             run["noise_scale"] = round(noise, 1)
         if checkpointing.newest is not None:
             run["checkpoint"] = checkpointing.newest

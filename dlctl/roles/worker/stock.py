@@ -12,7 +12,9 @@ from dlctl.roles.protocol.loop_effects import GiveData, PortionPart
 
 
 class Stock:
-    def __init__(self) -> None:
+    def __init__(self, *, cuts: bool = False) -> None:
+        """cuts: a batch ends where its portion does, as each portion is a client."""
+        self.cuts = cuts
         self._portions: deque[PortionPart] = deque()
         """Whole ones, which are not delivered completely."""
         self._samples = self._delivered = self._taken = 0
@@ -44,9 +46,13 @@ class Stock:
         """Those of them that can be taken."""
         return max(0, self.undelivered() - self._taken)
 
+    def is_within_portion(self) -> bool:
+        """Whether the loop has a part of a portion, and will get the rest."""
+        return self._delivered > 0
+
     def has_batch(self, samples: int) -> bool:
         """Whether there is a batch of so many, or a smaller one that must not wait for more."""
-        if self.untaken() >= samples:
+        if self.untaken() >= (1 if self.cuts else samples):
             return True
         return (self.none_now or self.ends) and self.undelivered() > 0
 
@@ -61,7 +67,6 @@ class Stock:
         """So many, or all that there are."""
         samples = min(samples, self.untaken())
         before = self._delivered + self._taken
-        self._taken += samples
         taken: list[PortionPart] = []
         for portion in self._portions:
             if not samples:
@@ -72,6 +77,9 @@ class Stock:
                 taken.append(portion._replace(start=start, stop=min(start + samples, portion.stop)))
                 samples -= _size(taken[-1])
                 before = 0
+                if self.cuts:
+                    break
+        self._taken += samples_of(tuple(taken))
         return tuple(taken)
 
     def deliver(self, pieces: tuple[PortionPart, ...]) -> None:

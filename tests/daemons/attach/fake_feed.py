@@ -56,7 +56,7 @@ class FakeFeed:
         is_prompt: bool = False,
     ) -> None:
         self.stock, self.source = SharedStock(), None
-        self.is_over = False
+        self.is_over = self.must_evaluate = False
         self.begun: list[PortionPart] = []
         """Delivered since the last step."""
         self.settled: list[PortionPart] = []
@@ -64,7 +64,7 @@ class FakeFeed:
         """The batches of each."""
         self.wants: list[bool] = []
         self.returns = 0
-        self._batches = 0
+        self.batches = 0
         self._answers, self._refuses_ahead = deque(answers), refuses_ahead
         self._is_prompt = is_prompt
         self._leased: list[Lease] = []
@@ -104,7 +104,7 @@ class FakeFeed:
 
     def delivered(self, pieces: tuple[PortionPart, ...]) -> None:
         self.begun += pieces
-        self._batches += 1
+        self.batches += 1
 
     def _assert_nothing_waits_in_torch(self) -> None:
         """What is on its way would wait for a lease, and the lease perhaps for it."""
@@ -115,13 +115,13 @@ class FakeFeed:
 
     def step(self) -> None:
         self.settled += self.begun
-        self.steps.append(self._batches)
-        self.begun, self._batches = [], 0
+        self.steps.append(self.batches)
+        self.begun, self.batches = [], 0
 
     def micro(self, of: int) -> bool:
         """As `run.micro`."""
         assert self.source is not None
-        return self._batches >= of or not self.source.has_more()
+        return self.batches >= of or not self.source.has_more()
 
     def end(self) -> None:
         """The replica leaves, whatever it has leased; returns when the loop is told so."""

@@ -224,11 +224,12 @@ class Registration(Owner):
         """
         built, known = Layout.from_bytes(layout), self.layout or self._before
         if known is not None and built != known:
+            what = "the model of the script" if self.run.job.has_loop else "model()"
             raise DlctlError(
                 f"{worker.name} builds another model than this run has had: "
                 f"{built.difference(known)}",
-                hint="undo the change of model() and start again, or start with --fresh to begin a "
-                "new run; model() must build the same layers every time it is called",
+                hint=f"undo the change of {what} and start again, or start with --fresh to begin a "
+                f"new run; {what} must have the same layers in every process",
             )
         return built
 
