@@ -11,12 +11,11 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from daemons.attach.exchange import InUserThread, Over
+from daemons.attach.exchange import Inbox, Over
 from daemons.attach.model_vector import ModelVector
 from daemons.attach.stock import SharedStock
 from daemons.attach.user_optimizer import UserOptimizer
 from dlctl.job.config import Job, JobFile, Workers
-from dlctl.roles.protocol.effects import RunEvaluation
 from dlctl.roles.protocol.loop_effects import (
     DataWanted,
     GiveData,
@@ -42,7 +41,7 @@ class Alone:
     def __init__(self, model: ModelVector, own: UserOptimizer | None = None) -> None:
         self.job = JobFile(job=Job(name="alone"), workers=Workers(count=1))
         self.stock = SharedStock()
-        self.inbox: SimpleQueue[LendModel | RunEvaluation | InUserThread | Over] = SimpleQueue()
+        self.inbox: Inbox = SimpleQueue()
         self.recalled = False
         self.own = own
         self.takes_gradients = False

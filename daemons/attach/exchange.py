@@ -26,6 +26,7 @@ from dlctl.errors import DlctlError
 from dlctl.roles.protocol.effects import EvaluationRun, RunEvaluation
 from dlctl.roles.protocol.loop_effects import (
     DataWanted,
+    KeepModel,
     LendModel,
     LoopLeft,
     LoopStep,
@@ -67,11 +68,15 @@ class InUserThread(NamedTuple):
     do: Callable[[], Event | None]
 
 
+Inbox = SimpleQueue[LendModel | RunEvaluation | KeepModel | InUserThread | Over]
+"""What the role asks of the user's thread, in order."""
+
+
 class Link(Protocol):
     """The role, as the user's thread sees it."""
 
     stock: SharedStock
-    inbox: SimpleQueue[LendModel | RunEvaluation | InUserThread | Over]
+    inbox: Inbox
     own: UserOptimizer | None
     """The script's own optimiser, which steps in each replica."""
     recalled: bool
@@ -117,6 +122,7 @@ class Exchange:
         """The script has to make it (`Run.wants_evaluation`)."""
         self._evaluated: RunEvaluation | None = None
         """The newest, if no step has followed."""
+        self._last: KeepModel | None = None
         self._reported: dict[str, float] = {}
         """The metrics of that, if the loop has made it."""
         self.steps = self.samples = 0
@@ -325,6 +331,8 @@ class Exchange:
             case InUserThread(do):
                 if (event := do()) is not None:
                     self._link.offer(event)
+            case KeepModel() as last:
+                self._last = last
             case Over() as over:
                 self.over = over
                 if not over.ended:
@@ -332,12 +340,13 @@ class Exchange:
                 self._take_last()
 
     def _take_last(self) -> None:
-        """The run's values, for what the script does with the model when the run is over: those of
-        the last evaluation if this worker has made it, else the replica's own.
+        """The run's values, for what the script does with the model when the run is over: those at
+        its end if this worker has got them, or those of the last evaluation if it has made that,
+        else the replica's own.
         """
-        if self._evaluated is not None:
-            self._model.vector[:] = self._evaluated.parameters
-            self._model.load_averaged(np.array(self._evaluated.averaged))
+        if (last := self._last or self._evaluated) is not None:
+            self._model.vector[:] = last.parameters
+            self._model.load_averaged(np.array(last.averaged))
         self._model.scatter()
 
     def _begin(self, lent: LendModel) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from daemons import parent_watch
 from daemons.attach.context import ProgramEnd, ScriptProcess
-from daemons.attach.exchange import Exchange, InUserThread, Over
+from daemons.attach.exchange import Exchange, Inbox, InUserThread, Over
 from daemons.attach.model_vector import ModelVector
 from daemons.attach.stock import SharedStock
 from daemons.attach.user_optimizer import UserOptimizer
@@ -48,7 +48,7 @@ from dlctl.roles.protocol.effects import (
     TaskLocated,
     WriteFrozen,
 )
-from dlctl.roles.protocol.loop_effects import GiveData, LendModel, RecallModel
+from dlctl.roles.protocol.loop_effects import GiveData, KeepModel, LendModel, RecallModel
 from dlctl.roles.worker.services.looping import Looping
 from dlctl.roles.worker.worker import Worker
 from dlctl.wire.machine import Connect, Effect, Event
@@ -67,7 +67,7 @@ class AttachedWorker:
         self.job = process.context.job
         method = registry.load("algorithms", self.job.algorithm.name)
         self.stock = SharedStock(cuts=method.lead.portions == "clients")
-        self.inbox: SimpleQueue[LendModel | RunEvaluation | InUserThread | Over] = SimpleQueue()
+        self.inbox: Inbox = SimpleQueue()
         self.recalled = False
         self.slot = int(process.context.registration.name.rpartition("-")[2])
         self.takes_gradients = False
@@ -164,6 +164,7 @@ class AttachedWorker:
         loop.perform(RecallModel, self._recall, anywhere=True)
         loop.perform(GiveData, self.stock.give, anywhere=True)
         loop.perform(RunEvaluation, self.inbox.put, anywhere=True)
+        loop.perform(KeepModel, self.inbox.put, anywhere=True)
         loop.perform(LocateTask, self._locate)
         for kind, how in self._asked().items():
             loop.perform(kind, partial(self._ask, how), anywhere=True)

@@ -16,6 +16,7 @@ from dlctl.model.vector import euclidean_norm
 from dlctl.roles.protocol.loop_effects import (
     DataWanted,
     GiveData,
+    KeepModel,
     LendModel,
     LoopStep,
     LoopStepped,
@@ -110,6 +111,7 @@ class LoopDriver:
         process.perform(LendModel, self._lend)
         process.perform(RecallModel, self._recall)
         process.perform(GiveData, self._give)
+        process.perform(KeepModel, lambda _: None)  # For checkers: the script would save it.
 
     # ------------------------------------------------------------ the role's wishes
 

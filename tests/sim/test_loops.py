@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from simulated import Watcher, job_file
 
+from dlctl.roles.protocol.loop_effects import KeepModel
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.loops import LoopOptions, Trained
 from dlctl.sim.objectives import LeastSquares
@@ -44,6 +45,19 @@ class TrainedSamples(Watcher):
             self.clients.add(len({part[:2] for part in effect.pieces}))
             for part in effect.pieces:
                 self.counts.update((part.data_epoch, n) for n in range(part.start, part.stop))
+
+
+class Kept(Watcher):
+    """Who was given the run's parameters at its end, and which."""
+
+    def __init__(self) -> None:
+        super().__init__(PortionDone)
+        self.models: list[tuple[str, Any]] = []
+
+    def on_effect(self, process: Process, effect: Effect) -> None:
+        super().on_effect(process, effect)
+        if isinstance(effect, KeepModel):
+            self.models.append((process.name, effect.parameters.copy()))
 
 
 def simulated(loop: LoopOptions, *checkers: Any, **job: Any) -> Simulation:
@@ -120,3 +134,14 @@ def test_a_stop_does_not_wait_for_the_end_of_a_round() -> None:
     outcome = simulation.run(60.0)
     assert outcome.state == "stopped"
     assert outcome.seconds < 22.0
+
+
+@pytest.mark.parametrize("name", ["downpour", "local-sgd", "easgd"])
+def test_the_first_worker_is_given_the_parameters_of_the_end(name: str) -> None:
+    """What its script saves is the run's model, not its own replica."""
+    kept = Kept()
+    job = {"workers": 3, "servers": 2, "algorithm": (name, METHODS.get(name, {}))}
+    outcome = run(LoopOptions(batch_size=5), kept, **job)
+    assert outcome.state == "finished"
+    assert [name for name, _ in kept.models] == ["worker-0"]
+    assert np.array_equal(kept.models[0][1], outcome.weights)

@@ -57,6 +57,16 @@ class GiveData(Effect):
 
 
 @record
+class KeepModel(Effect):
+    """The run's values at its end: the model of the loop gets them when the run is over."""
+
+    parameters: Array
+    """float32[d]"""
+    averaged: Array
+    """float64[n]"""
+
+
+@record
 class DataWanted(Event):
     """The loop's data will not last much longer."""
 

@@ -60,6 +60,7 @@ from dlctl.roles.worker.interface import (
     Savable,
 )
 from dlctl.roles.worker.joining import Joining
+from dlctl.roles.worker.last_read import LastRead
 from dlctl.roles.worker.links import Links
 from dlctl.roles.worker.members import PeerMembers
 from dlctl.roles.worker.saves import Saves
@@ -91,6 +92,8 @@ PASSING = {"computing", "saving", "waiting for data", "fetching", "pushing", RUN
 BUSY = {"computing", "saving", "evaluating", RUNNING, STEPPING, "building the model", "drained"}
 """Phases in which the worker waits for nobody."""
 DETAIL_CHARS_MAX = 16_000
+SAVES_MODEL = "worker-0"
+"""Whose `run.save` writes the model."""
 
 
 class AtWork(ReplicaAtWork, Evaluable, Savable, Protocol):
@@ -121,6 +124,8 @@ class Worker:
         self._restoring = Restoring(self.context)
         self._saves = Saves(self.context, name, self.job, shape)
         self._evaluations = WorkerEvaluations(self.context, name, of_all=shape.model == "mean")
+        saves_model = self.job.has_loop and name == SAVES_MODEL
+        self._last_read = LastRead(self.context, reads=saves_model)
         self._lifeline = Watchdog()
         self._draining = False
         self._leaves = ""
@@ -147,6 +152,7 @@ class Worker:
         times = [self.context.retries.deadline(), self.send_queue.deadline()]
         times += [self.joining.rejoin_at, self._lifeline.deadline()]
         times += [self.training.deadline()] if self.training else []
+        times += [self._last_read.deadline()]
         times += [self._report_at] if self.joining.identity else []
         return min((t for t in times if t is not None), default=None)
 
@@ -235,6 +241,8 @@ class Worker:
             return
         replica, side = self.training, self.training.side
         self._evaluations.advance(replica, now)
+        if save := self._last_read.advance(replica, now):
+            self._saves.on_save(save, begins=True)
         replica.hold(self._saves.holds(side))
         replica.advance(now)
         if self._leaves and replica.phase().what == "drained":
@@ -377,8 +385,11 @@ class Worker:
             self.context.do(LoadBuffers(message.averaged))
         else:
             self._evaluations.on_buffers(message)
+            self._last_read.on_buffers(message)
 
     def _on_save(self, message: m.Save, now: float) -> None:
+        if self.training is not None and self._last_read.begin(message, self.training, now):
+            return
         begins = self.training is not None or bool(self.joining.restores())
         self._saves.on_save(message, begins=begins)
 
