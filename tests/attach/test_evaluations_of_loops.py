@@ -7,7 +7,7 @@ from loops import LOOP, script, write_loop
 from workplace import Workplace
 
 STEP = "            run.step(loss=loss)\n"
-EVALUATES = f"""{STEP}            if run.wants_evaluation:
+EVALUATES = f"""{STEP}            while run.wants_evaluation:
                 with run.shared_weights():
                     run.report(**task.evaluate(model))
 """
