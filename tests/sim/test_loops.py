@@ -18,7 +18,7 @@ from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.process import Process
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.wire.machine import Effect
-from dlctl.wire.messages import PortionDone
+from dlctl.wire.messages import Lease, PortionDone
 
 SAMPLES = 64
 METHODS: dict[str, dict[str, Any]] = {
@@ -121,6 +121,29 @@ def test_data_of_its_own_is_counted_until_the_run_has_enough(stop: dict[str, int
     assert counted["samples"] == 6 * counted["steps"]
     ((kind, wanted),) = stop.items()
     assert wanted <= counted[kind] < 2 * wanted
+
+
+@pytest.mark.parametrize(("local_steps", "samples"), [(1, 6), (7, 40), (50, 6), (50, 40)])
+def test_data_of_its_own_exceeds_the_end_by_a_round_and_a_portion(
+    local_steps: int, samples: int
+) -> None:
+    """And by a step or two, while a lease is on its way."""
+    done, leased = Watcher(PortionDone), Watcher(Lease)
+    workers, wanted = 4, 300
+    run(
+        LoopOptions(own_samples=samples), done, leased, workers=workers, samples=wanted,
+        algorithm=("local-sgd", {"local_steps": local_steps}),
+    )  # fmt: skip
+    portion = max(lease.stop - lease.start for lease in leased.messages())
+    counted = sum(message.samples for message in done.messages())
+    assert wanted <= counted <= wanted + workers * ((local_steps + 2) * samples + portion)
+
+
+def test_an_evaluation_that_takes_long_is_an_evaluation_in_the_status() -> None:
+    compute = ComputeOptions(loop=LoopOptions(), step_s=0.02, evaluate_s=300.0)
+    job = job_file(workers=2, epochs=3.0, evaluate_epochs=1.0, has_loop=True)
+    row = Simulation(job, LeastSquares(samples=256), compute=compute).run(100.0).store.daemons
+    assert (row["worker-0"]["state"], row["worker-0"]["phase"]) == ("running", "evaluating")
 
 
 def test_a_stop_does_not_wait_for_the_end_of_a_round() -> None:

@@ -24,6 +24,7 @@ from dlctl.algorithms.needs import (
     Step,
 )
 from dlctl.roles.protocol.effects import EngineRan
+from dlctl.roles.protocol.limits import EVALUATE_S_MAX
 from dlctl.roles.protocol.loop_effects import (
     DataWanted,
     GiveData,
@@ -369,8 +370,12 @@ class Looping(Service[Need]):
         self._heard_at = now
 
     def stuck_s(self, now: float, *, evaluates: bool) -> float:
-        """How long the loop has reported nothing, or evaluates, if far too long, else 0."""
+        """How long the loop has reported nothing, or evaluates, if far too long, else 0. An
+        evaluation is the script's own, and may take long: until its time is over it is none.
+        """
         took_s = now - self._heard_at if self._lent is not None or evaluates else 0.0
+        if evaluates:
+            return took_s if took_s > EVALUATE_S_MAX else 0.0
         if took_s > max(STUCK_S_MIN, STUCK_STEPS * self.step_s):
             return took_s
         return self.engines.stuck_s(now)
