@@ -38,7 +38,7 @@ WIDTH, LAYERS = 1_581, 4
 BATCH, STEPS = 8, 50
 WORKERS, LOCAL_STEPS = 4, 5
 WARM_UP, TIMED = 2 * LOCAL_STEPS, 6 * LOCAL_STEPS
-BOTH = '''
+BOTH = """
 import os
 import time
 from pathlib import Path
@@ -84,7 +84,7 @@ if __name__ == "__main__":
             optimizer.step()
             optimizer.zero_grad()
             run.step(loss=loss)
-'''
+"""
 """A program that is a task as well as a script."""
 JOB = """[job]
 name = "bench"

@@ -59,7 +59,7 @@ def test_a_script_that_ends_before_the_run_fails_it(place: Workplace, name: str)
     ended = place.dlctl("run", "job.toml", timeout_s=150.0)
     assert ended.code == 7, ended.err
     assert not place.daemon("worker-0").get("restarts")
-    error = next(line for line in ended.err.splitlines() if line.startswith("error: "))
+    (error,) = (line for line in ended.err.splitlines() if line.startswith("error: "))
     assert [int(line) for line in re.findall(r"train\.py:(\d+)\)", error)] == _lines(place)
     if name == "builds another model":
         assert '"0.weight" is float32[' in error

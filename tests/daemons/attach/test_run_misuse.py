@@ -4,6 +4,7 @@ is lost.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 
 import numpy as np
@@ -120,29 +121,30 @@ def test_a_worker_that_has_to_go_is_no_failure_of_its_script() -> None:
     assert (left.code, str(left)) == (0, "it is removed")
 
 
+def _never_steps(samples: int) -> int:
+    """Take batches of 4 of so many samples. Returns how many came before an error."""
+    model, vector, _ = _model()
+    link = Alone(vector)
+    run = Run(link, model, vector, Exchange(link, vector, None))
+    batches: list[object] = []
+    came = map(batches.append, run.loader(TensorDataset(torch.ones(samples, 2)), 4))
+    with pytest.raises(DlctlError) as caught:
+        deque(came)
+    assert f"{len(batches)} batches" in caught.value.message
+    assert "run.micro" in (caught.value.hint or "")
+    return len(batches)
+
+
 def test_a_loop_that_never_steps_is_told_so_when_the_data_has_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(batch_source, "ASK_AGAIN_S", 0.001)
-    model, vector, _ = _model()
-    link = Alone(vector)
-    run = Run(link, model, vector, Exchange(link, vector, None))
-    with pytest.raises(DlctlError, match="3 batches") as caught, run:
-        for (x,) in run.loader(TensorDataset(torch.ones(12, 2)), 4):
-            model(x).mean().backward()
-    assert "run.micro" in (caught.value.hint or "")
+    assert _never_steps(samples=12) == 3
 
 
 def test_a_loop_gets_only_so_many_batches_for_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_source, "BATCHES_MAX", 5)
-    model, vector, _ = _model()
-    link = Alone(vector)
-    run = Run(link, model, vector, Exchange(link, vector, None))
-    came = 0
-    with pytest.raises(DlctlError, match="5 batches"), run:
-        for _ in run.loader(TensorDataset(torch.ones(100, 2)), 4):
-            came += 1
-    assert came == 5
+    assert _never_steps(samples=100) == 5
 
 
 class ClientsRun(Alone):
@@ -191,8 +193,7 @@ def test_a_step_of_two_clients_is_refused() -> None:
 
 
 class EvaluatedRun(Alone):
-    """When the data has ended it asks for evaluations of these values, one by one; then it is over.
-    """
+    """When the data has ended it asks for evaluations of these values; then it is over."""
 
     def __init__(self, model: ModelVector, own: UserOptimizer, values: list[float]) -> None:
         super().__init__(model, own)
