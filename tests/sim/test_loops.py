@@ -95,8 +95,8 @@ def test_every_sample_is_trained_once_whatever_the_batches_are(
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_no_step_is_of_two_clients_and_the_last_client_ends_the_round(accumulate: int) -> None:
     trained = TrainedSamples()
-    loop = LoopOptions(batch_size=7, accumulate=accumulate)
-    outcome = run(loop, trained, workers=2, algorithm=("fedavg", {"fraction": 1.0}), epochs=3.0)
+    loop = LoopOptions(batch_size=7, accumulate=accumulate, ahead=6)
+    outcome = run(loop, trained, workers=1, algorithm=("fedavg", {"fraction": 1.0}), epochs=3.0)
     assert outcome.state == "finished"
     assert trained.counts == Counter({(e, n): 1 for e in range(3) for n in range(SAMPLES)})
     assert trained.clients == {1}
