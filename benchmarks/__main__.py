@@ -20,7 +20,7 @@ CHAPTERS = {
     "replica": "a worker's peak memory and the time of its steps, against plain torch",
     "coordinator": "the coordinator's CPU per report and per start, by the number of workers",
     "push": "a push of 10,000 parameters until its ack, against bare pyzmq",
-    "attach": "a step of a loop with dlctl.attach within a round, against the same without",
+    "attach": "a step of a loop with dlctl.attach: against the same without, and against a task",
     "selection": "the sampled threshold of topk-sampled, against torch.topk, a memcpy; on a GPU",
     "apply": "an update of 25,000,000 parameters, dense and sparse, against a memcpy",
     "cli": "--help, --version and completion, against importing click",

@@ -21,9 +21,7 @@ def test_a_round_ends_with_the_last_client_and_a_batch_with_its_client(place: Wo
     )  # fmt: skip
     ended = place.dlctl("run", "job.toml", timeout_s=120.0)
     assert ended.code == 0, ended.err
-    sizes = [
-        int(line) for file in place.path.glob("sizes-*") for line in file.read_text().split()
-    ]
+    sizes = [int(line) for file in place.path.glob("sizes-*") for line in file.read_text().split()]
     assert sum(sizes) == place.run()["samples"] == 3 * 256
     assert sorted(set(sizes)) == [4, 12]
     place.nothing_left()
