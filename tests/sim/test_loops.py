@@ -12,6 +12,7 @@ import pytest
 from simulated import Watcher, job_file
 
 from dlctl.roles.protocol.loop_effects import KeepModel
+from dlctl.roles.worker import last_read
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.loops import LoopOptions, Trained
 from dlctl.sim.objectives import LeastSquares
@@ -168,3 +169,15 @@ def test_the_first_worker_is_given_the_parameters_of_the_end(name: str) -> None:
     assert outcome.state == "finished"
     assert [name for name, _ in kept.models] == ["worker-0"]
     assert np.array_equal(kept.models[0][1], outcome.weights)
+
+
+def test_a_worker_does_not_wait_for_the_last_parameters_of_servers_that_are_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No answer comes in time: the run ends as ever, and the replica's own values are kept."""
+    monkeypatch.setattr(last_read, "READ_S", 0.0)
+    kept = Kept()
+    job = {"workers": 2, "algorithm": ("downpour", METHODS["downpour"])}
+    outcome = run(LoopOptions(batch_size=5), kept, **job)
+    assert outcome.state == "finished"
+    assert kept.models == []

@@ -57,13 +57,20 @@ class LastRead:
         elif now < self._until:
             return None
         else:
-            self._context.note(
-                "warning",
-                f"the servers have not sent the run's last parameters for {READ_S:g} s: "
-                "run.save writes those of this replica; dlctl checkpoint export writes the run's",
-            )
+            self.give_up(f"for {READ_S:g} s")
         self._save = None
         return save
+
+    def give_up(self, why: str) -> None:
+        """The loop keeps what it has."""
+        if self._save is None:
+            return
+        self._save = None
+        self._context.note(
+            "warning",
+            f"the servers have not sent the run's last parameters {why}: run.save writes those of "
+            "this replica; dlctl checkpoint export writes the run's",
+        )
 
     def deadline(self) -> float | None:
         return self._until if self._save is not None else None

@@ -408,6 +408,7 @@ class Worker:
 
     def _on_shutdown(self, message: m.Shutdown, now: float) -> None:
         self.ended = message.ended
+        self._last_read.give_up("before the run has ended")
         self.context.do(Exit(0, message.reason))
 
     def _fail(self, error: str, detail: str) -> None:
