@@ -8,7 +8,7 @@ from contextlib import closing
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from dlctl.control.invitation import ASK, InvitationFile
+from dlctl.control.invitation import ASK, InvitationFile, refusal
 from dlctl.errors import NotPermitted, Unreachable
 from dlctl.roles.protocol.authz import COME_LATER
 
@@ -23,8 +23,8 @@ class Foreign(NotPermitted):
 
 
 def knock(made: InvitationFile, address: str) -> None:
-    """Raises NotPermitted for an invitation that the run does not accept (any more), Foreign for
-    one of another run, and Unreachable if there is no run at the address.
+    """Raises NotPermitted, or Expired, for an invitation that the run does not accept (any more),
+    Foreign for one of another run, and Unreachable if there is no run at the address.
     """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
@@ -54,12 +54,7 @@ def _knock(socket: zmq.Socket[bytes], made: InvitationFile, address: str) -> Non
             if event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 return
             if event == zmq.Event.HANDSHAKE_FAILED_AUTH and value != COME_LATER:
-                raise NotPermitted(
-                    f"{made.run} does not accept this invitation: it was revoked, or has expired, "
-                    "or the run has new keys",
-                    where=address,
-                    hint=f"{ASK} (or is the clock of this machine wrong?)",
-                )
+                raise refusal(made, address, time.time())
             is_connected |= event == zmq.Event.CONNECTED
             if event in (
                 zmq.Event.HANDSHAKE_FAILED_NO_DETAIL,

@@ -66,14 +66,24 @@ def load(path: Path) -> InvitationFile:
     return found
 
 
-def check(invitation: InvitationFile, dlctl: str, torch: str, now: float) -> None:
-    """Raises Expired, or VersionMismatch for another dlctl or torch than that of the run."""
-    if now >= invitation.expires:
-        at = time.strftime("%Y-%m-%d %H:%M", time.localtime(invitation.expires))
-        raise Expired(
-            f"the invitation of {invitation.name} has expired, at {at} by this machine's clock",
-            hint=f"{ASK} (or is the clock of this machine wrong?)",
+def refusal(invitation: InvitationFile, where: str, now: float) -> NotPermitted:
+    """Why the run does not accept an invitation, as far as it can be known here. The run judges by
+    its own clock, and does not say why; `now`, by this machine's clock, only serves the message.
+    """
+    if now < invitation.expires:
+        return NotPermitted(
+            f"{invitation.run} does not accept this invitation: it was revoked, or has expired, "
+            "or the run has new keys",
+            where=where,
+            hint=f"{ASK} (or is the clock of this machine slow?)",
         )
+    at = time.strftime("%Y-%m-%d %H:%M", time.localtime(invitation.expires))
+    what = f"the invitation of {invitation.name} has expired, at {at} by this machine's clock"
+    return Expired(what, where=where, hint=ASK)
+
+
+def check(invitation: InvitationFile, dlctl: str, torch: str) -> None:
+    """Raises VersionMismatch for another dlctl or torch than that of the run."""
     if dlctl != invitation.dlctl:
         raise VersionMismatch(
             f"this machine has dlctl {dlctl}, the run {invitation.dlctl}: they have to be the same",

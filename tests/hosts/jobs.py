@@ -15,7 +15,13 @@ HOSTS = "".join(f'[[hosts]]\nssh = "{name}"\n' for name in ("h1", "h2", "h3"))
 ENDLESS = "{ steps = 100000000 }"
 SLOW_S = 0.05
 LONG_S = 60.0
-DIGITS = Path(__file__).parents[2] / "examples" / "digits"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+DIGITS = EXAMPLES / "digits"
+LOOP = EXAMPLES / "own_loop"
+LOOP_PAUSE = """            import os
+            from time import sleep
+            sleep(0.0 if os.path.exists("/tmp/hurry") else 0.2)
+"""
 PAUSE = """        import os
         from time import sleep
         sleep(0.0 if os.path.exists("/tmp/hurry") else 0.5)
@@ -55,7 +61,8 @@ def host_files(cluster: Cluster, host: str) -> list[str]:
 def kill(cluster: Cluster, host: str, daemon: str) -> None:
     for process in cluster.processes(host):
         words = process.cmdline()
-        if len(words) > 5 and words[5] == daemon:
+        is_it = len(words) > 5 and words[5] == daemon
+        if is_it and not words[3].endswith("print_reader"):
             process.send_signal(signal.SIGKILL)
             return
     pytest.fail(f"no {daemon} on {host}")
@@ -91,6 +98,19 @@ def write_digits(place: Workplace, method: str, more: str, servers: int = 0) -> 
     optimizer = "optimizer" if servers else "inner"
     job = DIGITS_JOB.format(method=method, more=more, servers=servers, optimizer=optimizer)
     (place.path / "job.toml").write_text(job)
+
+
+def write_loop(place: Workplace, workers: int, more: str, stop: str = "{ epochs = 40 }") -> None:
+    """The example with a training loop of its own, which takes minutes until `hurry`."""
+    text = (LOOP / "train.py").read_text()
+    begin = "            loss.backward()\n"
+    assert begin in text
+    (place.path / "train.py").write_text(text.replace(begin, LOOP_PAUSE + begin))
+    job = (LOOP / "job.toml").read_text()
+    for old, new in (("{ seconds = 300 }", stop), ("count = 2\n", f"count = {workers}\n")):
+        assert old in job
+        job = job.replace(old, new)
+    (place.path / "job.toml").write_text(f"{job}\n{more}")
 
 
 def hurry(cluster: Cluster, hosts: Iterable[str]) -> None:

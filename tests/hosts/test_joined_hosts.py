@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -169,8 +170,15 @@ def test_a_host_that_only_dials_out_joins_is_killed_returns_and_is_revoked(
 
 
 @pytest.mark.parametrize("joined", ["as it is"], indirect=True)
-def test_a_clock_that_is_an_hour_wrong_does_not_matter(cluster: Cluster, joined: Workplace) -> None:
-    cluster.fake_clock("h1", -3600)
+@pytest.mark.parametrize("offset_s", [-3600, 3600])
+def test_a_clock_that_is_an_hour_wrong_does_not_matter(
+    cluster: Cluster, joined: Workplace, offset_s: int
+) -> None:
+    """Not even if the invitation has expired by this clock: the run judges by its own."""
+    file = Path(cluster.files("h1") / GUEST / "bob.invite")
+    made = json.loads(file.read_text())
+    file.write_text(json.dumps(made | {"expires": time.time() + 1800}))
+    cluster.fake_clock("h1", offset_s)
     preload = (cluster.files("h1") / "etc/ld.so.preload").read_text()
     assert preload.strip()
     guest = join(cluster)
@@ -181,12 +189,31 @@ def test_a_clock_that_is_an_hour_wrong_does_not_matter(cluster: Cluster, joined:
 
 
 @pytest.mark.parametrize("joined", ["as it is"], indirect=True)
-def test_another_version_of_dlctl_is_refused_by_name(cluster: Cluster, joined: Workplace) -> None:
+@pytest.mark.parametrize("package", ["dlctl", "torch"])
+def test_another_version_of_dlctl_or_torch_is_refused_by_name(
+    cluster: Cluster, joined: Workplace, package: str
+) -> None:
     file = Path(cluster.files("h1") / GUEST / "bob.invite")
     made = json.loads(file.read_text())
-    file.write_text(json.dumps(made | {"dlctl": "0.0.1"}))
+    file.write_text(json.dumps(made | {package: "0.0.1"}))
     guest = join(cluster)
     out, _ = guest.communicate(timeout=LONG_S)
     assert guest.returncode == 9, out
     assert "0.0.1" in out
     assert joined.run()["state"] == "running"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("joined", ["as it is"], indirect=True)
+def test_a_guest_stays_while_the_coordinator_is_replaced(
+    cluster: Cluster, joined: Workplace
+) -> None:
+    guest = join(cluster)
+    until_training(joined)
+    os.kill(joined.pid("coordinator"), signal.SIGKILL)
+    joined.until_step(joined.run()["step"] + 20, LONG_S)
+    joined.until("it trains", lambda: row(joined).get("state") == "running", LONG_S)
+    assert guest.poll() is None
+    kill(cluster, "daemons.guest", signal.SIGTERM)
+    guest.communicate(timeout=LONG_S)
+    assert guest.returncode == 0

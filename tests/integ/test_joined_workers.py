@@ -143,11 +143,10 @@ def test_what_is_refused_at_once_has_a_code_each_and_disturbs_nothing(joined: Wo
         file.chmod(0o600)
         return name
 
-    expired = changed("old.invite", expires=time.time() - 60)
     foreign = changed("foreign.invite", coordinator=invited["secret"])
     version = changed("version.invite", dlctl="0.0.1")
     commands = {
-        EXPIRED: join(place, expired), FOREIGN: join(place, foreign), 9: join(place, version),
+        FOREIGN: join(place, foreign), 9: join(place, version),
         NOT_THERE: join(place, "bob.invite", "127.0.0.1:9"), 2: join(place, "job.toml"),
     }  # fmt: skip
     ended = {code: command.end(SLOW_S) for code, command in commands.items()}
@@ -167,3 +166,36 @@ def test_an_invitation_is_a_private_file(joined: Workplace) -> None:
     assert [(row["name"], row["worker"], row["state"]) for row in rows] == [
         ("bob", "worker-1", "invited")
     ]
+
+
+@pytest.mark.long
+def test_an_invitation_expires_by_the_clock_of_the_run(joined: Workplace) -> None:
+    place = joined
+    ended = place.dlctl("keys", "invite", "eve", "--hours", "0.011")
+    assert ended.code == 0
+    assert "[network]" in ended.err, "this run listens on 127.0.0.1"
+    file = place.path / "eve.invite"
+    made = json.loads(file.read_text())
+    file.write_text(json.dumps(made | {"expires": 1.0}))  # As if the clock here were fast.
+    command = join(place, "eve.invite")
+    place.until("eve trains", lambda: place.daemon("worker-2").get("state") == "running", SLOW_S)
+    assert command.end(SLOW_S).code == 75, "its time is over for the run, too"
+    assert join(place, "eve.invite").end().code == EXPIRED
+    file.write_text(json.dumps(made | {"expires": time.time() + 3600.0}))  # And as if slow.
+    assert join(place, "eve.invite").end().code == REVOKED
+    assert place.run()["state"] == "running"
+
+
+@pytest.mark.long
+def test_a_guest_stays_while_the_coordinator_crashes_and_recovers(joined: Workplace) -> None:
+    place = joined
+    command = join(place)
+    until_training(place)
+    for process in (p for p in place.processes() if "daemons.agent" in p.cmdline()):
+        process.kill()  # Nobody starts the coordinator again.
+    os.kill(place.pid("coordinator"), signal.SIGKILL)
+    assert place.dlctl("recover").code == 0
+    until_training(place)
+    step = place.run()["step"]
+    place.until_step(step + 20, SLOW_S)
+    assert command.process.poll() is None, command.err

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hosts.jobs import ENDLESS, SLOW_S, hurry, kill, until_moved, write_digits
+from hosts.jobs import ENDLESS, SLOW_S, hurry, kill, until_moved, write_digits, write_loop
 from workplace import Workplace
 
 from .slurm_cluster import SlurmCluster
@@ -368,4 +368,23 @@ def test_stop_kill_ends_a_run_that_nobody_leads_any_more(
     ended = place.dlctl("stop", "--kill")
     assert ended.code == 0, ended.err
     place.until("nobody is left", lambda: not any(map(slurm.daemons, slurm.living())), LONG_S)
+    place.nothing_left()
+
+
+@pytest.mark.long
+def test_a_script_with_its_own_loop_trains_and_returns_when_it_is_killed(
+    slurm: SlurmCluster, place: Workplace
+) -> None:
+    write_loop(place, 3, slurm.section())
+    place.start()
+    place.until_step(20, LONG_S)
+    kill(slurm.cluster, "h2", "worker-1")
+    place.until("it begins anew", lambda: place.daemon("worker-1")["incarnation"] == 2, LONG_S)
+    place.until("it trains", lambda: place.daemon("worker-1")["state"] == "running", LONG_S)
+    hurry(slurm.cluster, slurm.living())
+    place.until_state("finished", "failed", timeout_s=240.0)
+    run = place.run()
+    assert run["state"] == "finished", place.story()
+    assert run["evaluation"]["accuracy"] >= 0.8
+    place.until("the job is gone", lambda: not slurm.jobs(), LONG_S)
     place.nothing_left()

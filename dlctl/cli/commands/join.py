@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import click
@@ -37,13 +36,15 @@ def command(words: tuple[str, ...], file: Path) -> None:
     for example: servers beside its coordinator are then reached at the same host.
 
     The worker waits in line if the run has no free slot. It is restarted after a crash, returns
-    after a lost connection, and ends with the run: exit code 0 if that has finished or was stopped,
-    1 if it has failed. Ctrl-C leaves the run in order, a second one at once. What the program
-    prints is shown here, and is in the run's logs.
+    after a lost connection, waits half an hour for a coordinator that has crashed, and ends with
+    the run: exit code 0 if that has finished or was stopped, 1 if it has failed. Ctrl-C leaves the
+    run in order, a second one at once. What the program prints is shown here, and is in the run's
+    logs.
 
     Exit codes of what is refused at the start: 2 wrong use, 5 no run at this address, 9 another
     version of dlctl or torch, 10 the invitation of another run, 77 an invitation that the run does
-    not accept (any more), 78 one that has expired by this machine's clock.
+    not accept (any more), 78 one that it does not accept and that has expired by this machine's
+    clock. The run's clock decides: that of this machine may be wrong.
     """
     is_first = bool(words) and Path(words[0]).name.startswith("python")
     address, program = ("", words) if is_first else (words[0] if words else "", words[1:])
@@ -55,7 +56,7 @@ def command(words: tuple[str, ...], file: Path) -> None:
     if python is None:
         raise UsageError(f"there is no {program[0]}")
     dlctl, torch = _versions(python)
-    invitation.check(made, dlctl, torch, time.time())
+    invitation.check(made, dlctl, torch)
     begin = [python, "-P", "-m", "daemons.guest.begin", str(file), address, *program[1:]]
     os.execv(python, begin)  # noqa: S606  (no shell is meant)
 

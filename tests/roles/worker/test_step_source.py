@@ -4,7 +4,8 @@ same, no data is leased, and the loop goes on when its step is pushed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,17 +17,26 @@ from dlctl.compress.none import Dense
 from dlctl.job import config
 from dlctl.roles.protocol.context import COORDINATOR, EXIT_POISONED
 from dlctl.roles.protocol.effects import Compute, Computed, ModelBuilt
+from dlctl.roles.protocol.loop_effects import (
+    DataWanted,
+    LendModel,
+    LoopLeft,
+    LoopStep,
+    LoopStepped,
+    PortionPart,
+)
 from dlctl.roles.worker.accounts import Accounts
 from dlctl.roles.worker.interface import StepSource
 from dlctl.roles.worker.leases import Portion
 from dlctl.roles.worker.links import Links
 from dlctl.roles.worker.services.base import Phase, Service
+from dlctl.roles.worker.services.looping import Looping
 from dlctl.roles.worker.services.writing import Writing
 from dlctl.roles.worker.settings import WorkTerms
 from dlctl.roles.worker.worker import Worker
 from dlctl.sim.objectives import layout_of
 from dlctl.wire import messages as m
-from dlctl.wire.machine import Effect, Event, Received, Send, Started
+from dlctl.wire.machine import Effect, Event, Exit, Received, Send, Started
 from dlctl.wire.messages import Array, Register
 
 SIZE = 3
@@ -118,9 +128,9 @@ class Loop(StepSource, Service[Any]):
 class Play:
     """The only worker of a run with one server, which answers what it is asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, steps: Callable[..., StepSource] = Loop, job: config.JobFile = JOB) -> None:
         registration = Register("run", "worker", "worker-0", 1, 1, "host", "1")
-        self.worker = Worker(registration, JOB, DOWNPOUR, Dense(Dense.Options()), steps=Loop)
+        self.worker = Worker(registration, job, DOWNPOUR, Dense(Dense.Options()), steps=steps)
         self.done: list[Effect] = []
         self.version = 0
         layout = layout_of(SIZE).to_bytes()
@@ -191,3 +201,72 @@ def test_results_that_are_not_finite_end_it_with_the_code_of_any_other() -> None
     play.step(np.nan, 0.0, 0.0)
     assert [e for e in play.done if getattr(e, "code", None) == EXIT_POISONED]
     assert not play.of(m.Push)
+
+
+PORTION = 8
+
+
+def loop_at_work(push_every_steps: int = 100) -> Play:
+    """A loop with a portion of data and the model in its hands."""
+    options = {"push_every_steps": push_every_steps}
+    play = Play(Looping, replace(JOB, algorithm=replace(JOB.algorithm, options=options)))
+    play.happens(DataWanted(now=True))
+    (asked,) = play.of(m.LeaseRequest)
+    play.hears(m.Lease(asked.request, 0, 0, 0, PORTION))
+    assert len(play.of(LendModel)) == 1
+    return play
+
+
+def loop_step(play: Play, start: int, stop: int) -> None:
+    """A step on these samples; the model goes back with its gradient."""
+    pieces = (PortionPart(0, 0, start, stop),)
+    gradient = np.full(SIZE, float(stop), np.float32)
+    steps = (LoopStep(stop - start, 0.5, {}, pieces),)
+    play.happens(LoopStepped(steps, np.zeros(0), True, gradient=gradient, norm=1.0))
+
+
+def hand_back(play: Play) -> None:
+    play.happens(LoopStepped((), np.zeros(0), returns=True, is_dry=True))
+
+
+def exits(play: Play) -> list[tuple[int, str]]:
+    return [(e.code, e.reason) for e in play.done if isinstance(e, Exit)]
+
+
+def test_a_loop_that_leaves_pushes_what_it_has_made_and_frees_its_slot() -> None:
+    play = loop_at_work()
+    loop_step(play, 0, 1)
+    play.done.clear()  # The first gradient is pushed at once.
+    loop_step(play, 1, 3)
+    loop_step(play, 3, 5)
+    assert not play.of(m.Push), "the method pushes later"
+    play.happens(LoopLeft("the script left its loop"))
+    assert not play.of(m.Push)
+    assert not exits(play)
+    hand_back(play)
+    (push,) = play.of(m.Push)
+    assert (push.samples, push.delta.arrays[0].tolist()) == (4, [8.0] * SIZE)
+    assert play.of(m.Drained)
+    assert exits(play) == [(0, "the script left its loop")]
+    assert not play.of(m.PortionDone), "the rest of its portion is for others"
+
+
+def test_a_loop_that_leaves_at_the_end_of_its_data_has_done_all_of_it() -> None:
+    play = loop_at_work()
+    loop_step(play, 0, PORTION)
+    play.happens(LoopLeft("enough"))
+    (done,) = play.of(m.PortionDone)
+    assert done.samples == PORTION
+    assert not exits(play), "the run has not noted it yet"
+    play.hears(m.PortionNoted(done.data_epoch, done.portion))
+    assert exits(play) == [(0, "enough")]
+
+
+def test_a_loop_that_leaves_before_its_first_step_leaves_at_once() -> None:
+    play = loop_at_work()
+    play.happens(LoopLeft("enough"))
+    hand_back(play)
+    assert exits(play) == [(0, "enough")]
+    assert not play.of(m.Push)
+    play.happens(DataWanted(now=True))
+    assert len(play.of(m.LeaseRequest)) == 1, "it takes no more data"

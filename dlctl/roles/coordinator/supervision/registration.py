@@ -29,7 +29,7 @@ from dlctl.wire.machine import Peer
 from dlctl.wire.messages import Json
 
 FINDS_BATCH_SIZE = "worker-0"
-BEFORE_ATTACH = "the script has not called dlctl.attach yet"
+BEFORE_ATTACH = "the script has not joined yet: dlctl.attach, then its first batch or step"
 """A phase: nothing else is known of such a worker."""
 FEW = 8
 """Waiting workers that are sent the servers' addresses at every arrival of another one."""
