@@ -7,11 +7,12 @@ run is over after one pass over the data of `run.loader`.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from queue import SimpleQueue
 
 import numpy as np
 
-from daemons.attach.exchange import Inbox, Over
+from daemons.attach.exchange import FromRole, InUserThread, Over
 from daemons.attach.model_vector import ModelVector
 from daemons.attach.stock import SharedStock
 from daemons.attach.user_optimizer import UserOptimizer
@@ -37,11 +38,12 @@ class Alone:
 
     slot = 0
     is_restart = False
+    is_alone = True
 
     def __init__(self, model: ModelVector, own: UserOptimizer | None = None) -> None:
         self.job = JobFile(job=Job(name="alone"), workers=Workers(count=1))
         self.stock = SharedStock()
-        self.inbox: Inbox = SimpleQueue()
+        self.inbox: SimpleQueue[FromRole] = SimpleQueue()
         self.recalled = False
         self.own = own
         self.takes_gradients = False
@@ -71,7 +73,7 @@ class Alone:
     def _on_stepped(self, event: LoopStepped) -> None:
         self._samples += sum(step.samples for step in event.steps)
         if event.gradient is not None and np.isfinite(event.norm):
-            self._step_along(event.gradient)
+            self.inbox.put(InUserThread(partial(self._step_along, event.gradient)))
         if event.is_dry:
             self.inbox.put(Over("finished", "the data has ended"))
             self.stock.wake()

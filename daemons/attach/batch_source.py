@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 from torch.utils.data import IterableDataset
 
-from daemons.attach.stock import SharedStock
+from daemons.attach.ranks import ReplicaRanks
+from daemons.attach.stock import LoopStock
 from daemons.attach.user_line import user_line
 from daemons.worker.data.sample_order import SampleOrder
 from dlctl.errors import DlctlError
@@ -36,7 +37,9 @@ class Feed(Protocol):
     what ends the user's script.
     """
 
-    stock: SharedStock
+    stock: LoopStock
+    ranks: ReplicaRanks
+    """The processes of this replica, which share each batch that is taken here."""
     source: BatchSource | None
     """Whose batches come next; the others' iterations have ended."""
 
@@ -91,6 +94,8 @@ class BatchSource:
         """Raises TypeError, ValueError, DlctlError."""
         length_of(dataset)
         self.batch_size = _checked_size(batch_size)
+        self._samples = self.batch_size * feed.ranks.count
+        """Of the batches of all processes, which are cut as one."""
         self.ahead = 0
         self._feed, self._order, self._drops = feed, order, drops
         self._iterations = 0
@@ -116,8 +121,8 @@ class BatchSource:
         """Wait until a batch can be taken; nothing may be on its way. False: no more come."""
         feed, asks = self._feed, 0
         while not feed.is_over:
-            stock = feed.stock.now()
-            if stock.has_batch(self.batch_size):
+            stock = feed.stock.now(self._samples)
+            if stock.has_batch(self._samples):
                 return True
             if not feed.has_begun():
                 feed.want(now=True)
@@ -143,9 +148,9 @@ class BatchSource:
         """
         feed = self._feed
         while not (feed.is_over or feed.must_evaluate):
-            stock = feed.stock.now()
+            stock = feed.stock.now(self._samples)
             comes = self._on_way and not (stock.ends and self._drops)
-            if comes or stock.has_batch(self.batch_size):
+            if comes or stock.has_batch(self._samples):
                 return
             feed.want(now=True)
             stock.none_now = False
@@ -154,11 +159,11 @@ class BatchSource:
     def has_more(self) -> bool:
         """Whether the step that has begun gets another batch; waits until that is known."""
         while not self._feed.is_over:
-            stock = self._feed.stock.now()
+            stock = self._feed.stock.now(self._samples)
             if stock.cuts:
                 return stock.is_within_portion()
             comes = self._on_way and not (stock.ends and self._drops)
-            if comes or stock.has_batch(self.batch_size):
+            if comes or stock.has_batch(self._samples):
                 return True
             if stock.none_now or stock.ends:
                 return False
@@ -171,8 +176,8 @@ class BatchSource:
 
     def take(self) -> list[int]:
         """The rows of the next batch; []: it would have to wait."""
-        stock = self._feed.stock.now()
-        pieces = stock.take(self.batch_size) if stock.has_batch(self.batch_size) else ()
+        stock = self._feed.stock.now(self._samples)
+        pieces = stock.take(self._samples) if stock.has_batch(self._samples) else ()
         self._look_ahead(stock)
         if not pieces:
             return []
@@ -180,7 +185,7 @@ class BatchSource:
         rows: list[int] = []
         for data_epoch, _, start, stop in pieces:
             rows += self._order.rows(data_epoch, start, stop).tolist()
-        return rows
+        return _part(rows, self._feed.ranks)
 
     def deliver(self) -> bool:
         """The loop gets what was taken first. False: nothing is to be delivered, as the replica
@@ -207,7 +212,7 @@ class BatchSource:
         self._feed.stock.now().take_back()
 
     def _look_ahead(self, stock: Stock) -> None:
-        if stock.asks_below((self.ahead + SPARE_BATCHES) * self.batch_size):
+        if stock.asks_below((self.ahead + SPARE_BATCHES) * self._samples):
             self._feed.want(now=False)
 
 
@@ -217,6 +222,17 @@ def _without_step(batches: int, why: str) -> DlctlError:
         hint="call run.step() once after each optimizer.step(); where a step accumulates batches "
         "write `if not run.micro(of=N): continue` before it, which ends the step where data ends",
     )
+
+
+def _part(rows: list[int], ranks: ReplicaRanks) -> list[int]:
+    """Of one of the processes: equally many for each, give or take one. Where data ends there may
+    be fewer rows than processes; then some have a row that another one has as well, as with torch's
+    DistributedSampler.
+    """
+    if len(rows) < ranks.count:
+        return [rows[ranks.rank % len(rows)]]
+    first, last = (len(rows) * n // ranks.count for n in (ranks.rank, ranks.rank + 1))
+    return rows[first:last]
 
 
 def length_of(dataset: Any) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from daemons.process import DaemonContext
+from dlctl.job.config import JobFile
 from dlctl.roles.protocol.effects import TaskFailed
 
 
@@ -44,7 +45,16 @@ class ScriptSession(Protocol):
 
     @property
     def has_joined(self) -> bool:
-        """Whether the run knows this worker; `end` is only called then."""
+        """Whether the run knows this worker; `end` and `fail` are only called then."""
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """The run is over for this worker, so its program may end."""
+        ...
+
+    def fail(self, failed: TaskFailed) -> int:
+        """Leave the run with this failure. In any thread but that of the role; returns as `end`."""
         ...
 
     def end(self, end: ProgramEnd) -> int:
@@ -63,7 +73,25 @@ class ScriptProcess:
     """Set by `dlctl.attach`; None: it was not called so far."""
 
 
+class LoopState(Protocol):
+    @property
+    def is_over(self) -> bool:
+        """The run is over for this worker, so its program may end."""
+        ...
+
+
+@dataclass(slots=True)
+class LaterProcess:
+    """This process, as one of several of a worker: its rank 0 has started it."""
+
+    job: JobFile
+    rank: int
+    session: LoopState | None = None
+    """Set by `dlctl.attach`."""
+
+
 _started: ScriptProcess | None = None
+_later: LaterProcess | None = None
 
 
 def begin(context: DaemonContext) -> ScriptProcess:
@@ -71,6 +99,18 @@ def begin(context: DaemonContext) -> ScriptProcess:
     global _started
     _started = ScriptProcess(context)
     return _started
+
+
+def begin_later(job: JobFile, rank: int) -> LaterProcess:
+    """From now on `later` returns this."""
+    global _later
+    _later = LaterProcess(job, rank)
+    return _later
+
+
+def later() -> LaterProcess | None:
+    """None: this is no later rank of a worker."""
+    return _later
 
 
 def started() -> ScriptProcess | None:

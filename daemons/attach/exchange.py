@@ -11,16 +11,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from daemons.attach.batch_source import BatchSource
+from daemons.attach.group_steps import merged
 from daemons.attach.model_vector import ModelVector
+from daemons.attach.pace import EachStep, StepPace, Wish
+from daemons.attach.ranks import OneRank, ReplicaRanks
 from daemons.attach.run_optimizer import RunOptimizer
-from daemons.attach.stock import SharedStock
+from daemons.attach.stock import LoopStock
 from daemons.attach.user_optimizer import UserOptimizer
 from dlctl.errors import DlctlError
 from dlctl.roles.protocol.effects import EvaluationRun, RunEvaluation
@@ -36,6 +38,7 @@ from dlctl.roles.protocol.loop_effects import (
 from dlctl.wire.machine import Event
 from dlctl.wire.messages import Array
 
+RETURN = Wish(returns=True, reports=False)
 REPORT_S = 1.0
 """Steps are reported at least so often, so that the run shows them."""
 
@@ -68,19 +71,33 @@ class InUserThread(NamedTuple):
     do: Callable[[], Event | None]
 
 
-Inbox = SimpleQueue[LendModel | RunEvaluation | KeepModel | InUserThread | Over]
-"""What the role asks of the user's thread, in order."""
+FromRole = LendModel | RunEvaluation | KeepModel | InUserThread | Over
+
+
+class Inbox(Protocol):
+    """What comes from the role, in order."""
+
+    def get(self) -> FromRole: ...
+
+    def empty(self) -> bool: ...
 
 
 class Link(Protocol):
     """The role, as the user's thread sees it."""
 
-    stock: SharedStock
-    inbox: Inbox
     own: UserOptimizer | None
     """The script's own optimiser, which steps in each replica."""
-    recalled: bool
-    """The model that is lent is wanted back."""
+
+    @property
+    def stock(self) -> LoopStock: ...
+
+    @property
+    def inbox(self) -> Inbox: ...
+
+    @property
+    def recalled(self) -> bool:
+        """The model that is lent is wanted back."""
+        ...
 
     def offer(self, event: Event) -> None: ...
 
@@ -106,9 +123,15 @@ class Exchange:
         evaluate: Callable[[], Mapping[str, Any]] | None,
         *,
         has_scaler: bool = False,
+        ranks: ReplicaRanks | None = None,
+        pace: StepPace | None = None,
     ) -> None:
-        """evaluate: at the values of that time. has_scaler: a GradScaler may skip steps."""
+        """evaluate: at the values of that time. has_scaler: a GradScaler may skip steps. ranks,
+        pace: of a replica that is several processes.
+        """
         self._has_scaler = has_scaler
+        self.ranks: ReplicaRanks = OneRank() if ranks is None else ranks
+        self._pace: StepPace = EachStep() if pace is None else pace
         self._link, self._model, self._evaluate = link, model, evaluate
         self.pushed: RunOptimizer | None = None
         """What takes the gradients, if the run makes the steps."""
@@ -216,15 +239,21 @@ class Exchange:
         self._left -= 1
         if not skips:
             self.steps += 1
-            self.samples += counted
-            self._since += counted
-        if not self._left or self._link.recalled:
+            if pieces or self.ranks.count == 1:  # Else each process knows only its own.
+                self.samples += counted
+                self._since += counted
+        wish = self._pace.after_step(self._look) if self._left else RETURN
+        if wish.returns:
             self._report(returns=True, gradient=gradient)
             self.await_model()
-        elif time.monotonic() - self._reported_s > REPORT_S:
+        elif wish.reports:
             self._report(returns=False)
         if self._evaluate is None and self.source is not None:
             self.source.await_behind_step()
+
+    def _look(self) -> Wish:
+        is_late = time.monotonic() - self._reported_s > REPORT_S
+        return Wish(self._link.recalled, is_late)
 
     def _is_skipped(self, *, skips: bool) -> bool:
         """Whether the user's optimiser has made no step. Raises DlctlError if that is a mistake."""
@@ -296,7 +325,10 @@ class Exchange:
     def _report(
         self, *, returns: bool, is_dry: bool = False, gradient: tuple[Array, float] | None = None
     ) -> None:
-        steps = tuple(_told(made) for made in self._made)
+        steps = merged(self.ranks, tuple(_told(made) for made in self._made))
+        if self.ranks.count > 1:
+            told = sum(s.samples for s in steps if not (s.pieces or s.is_skipped))
+            self.samples, self._since = self.samples + told, self._since + told
         self._made, self._reported_s = [], time.monotonic()
         is_wanted = gradient is not None and self.lent is not None and self.lent.gather
         vector, norm = gradient if gradient is not None and is_wanted else (None, math.inf)
@@ -345,7 +377,7 @@ class Exchange:
         else the replica's own.
         """
         if (last := self._last or self._evaluated) is not None:
-            self._model.vector[:] = last.parameters
+            self._model.take(last.parameters)
             self._model.load_averaged(np.array(last.averaged))
         self._model.scatter()
 
@@ -366,7 +398,9 @@ class Exchange:
     def _on_evaluation(self, evaluation: RunEvaluation) -> None:
         before, self._evaluated = self._evaluated, evaluation
         if self._evaluate is None:
-            if before is not None and self._reported and _is_same(before, evaluation):
+            has_reported = before is not None and bool(self._reported)
+            # Only rank 0 has the values.
+            if self.ranks.told(lambda: has_reported and _is_same(before, evaluation)):
                 # The loop has just evaluated these values, and gets no turn between.
                 self._link.offer(EvaluationRun(evaluation.evaluation, self._reported))
             elif self.is_evaluated_by_loop:
@@ -415,8 +449,10 @@ def _told(made: Made) -> LoopStep:
     return LoopStep(made.samples, loss, _numbers(made.metrics), made.pieces, made.is_skipped)
 
 
-def _is_same(one: RunEvaluation, other: RunEvaluation) -> bool:
+def _is_same(one: RunEvaluation | None, other: RunEvaluation) -> bool:
     """Whether both are of the same values."""
+    if one is None:
+        return False
     pairs = (one.parameters, other.parameters), (one.averaged, other.averaged)
     return all(np.array_equal(a, b) for a, b in pairs)
 

@@ -13,17 +13,20 @@ Errors have no `where`: the caller knows the line of the user's call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from daemons.attach.tensor_copies import Copies, OwnCopies, write
 from daemons.worker.other_tensors import OtherTensors, buffers_kept
-from daemons.worker.replica import put_together, shaped_views
+from daemons.worker.replica import shaped_views
 from daemons.worker.task.model_changes import tensors_of
 from daemons.worker.task.model_tensors import describe, find, kind, layout_of
 from daemons.worker.task.user_task import dtype_name
@@ -48,15 +51,19 @@ class ModelVector:
     parameters: the trained ones, in the order of the vector.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        """Raises DlctlError for a model that cannot be trained in a run."""
+    def __init__(self, model: nn.Module, copies: Copies | None = None) -> None:
+        """copies: None if this process is the replica. Raises DlctlError for a model that cannot be
+        trained in a run.
+        """
         self._model = unwrapped(model)
+        self.copies: Copies = OwnCopies() if copies is None else copies
+        self._may_be_cut = copies is not None
         for module in self._model.modules():
             if cut_by := CUT_BY.get(type(module).__name__):
                 raise DlctlError(f"the model is wrapped in {cut_by}", hint=_WHOLE)
         self._known = _named(self._model)
         for name, tensor in self._known.items():
-            _check(name, tensor)
+            _check(name, tensor, may_be_cut=self._may_be_cut)
         self.layout = _without_wrappers(layout_of(self._model))
         self.parameters: list[nn.Parameter] = []
         self._names: dict[int, str] = {}
@@ -71,10 +78,11 @@ class ModelVector:
     @cached_property
     def vector(self) -> Array:
         """float32[d], the trained parameters: those of the model when this is first used, when it
-        has arrived on its device.
+        has arrived on its device. Zeros in a later rank.
         """
         vector = self.room()
-        _read(self.views(vector), self.parameters)
+        self._settle()
+        self.copies.read(self.views(vector), self.parameters)
         return vector
 
     @cached_property
@@ -87,6 +95,8 @@ class ModelVector:
 
     def room(self) -> Array:
         """float32[d] of any content, page-locked if the model is on a GPU: copies are faster."""
+        if not self.copies.leads:
+            return np.broadcast_to(np.float32(0), (self.layout.size(),))  # It takes no memory.
         is_locked = any(parameter.device.type == "cuda" for parameter in self.parameters)
         # Dtypes and devices are explicit: the user may have changed the defaults.
         room = torch.empty(
@@ -96,6 +106,8 @@ class ModelVector:
 
     def views(self, vector: Array) -> list[Tensor]:
         """Views of float32[d], one for each of `parameters`, in its shape."""
+        if not self.copies.leads:
+            return [torch.zeros((), device="cpu").expand(each.shape) for each in self.parameters]
         # For a tensor, numpy's memory has to be writable.
         whole = vector if vector.flags.writeable else vector.copy()
         return shaped_views(torch.from_numpy(whole), self.layout)
@@ -105,17 +117,43 @@ class ModelVector:
     @torch.no_grad()
     def gather(self) -> None:
         """Model -> vector, which has the values of the last `scatter`."""
+        self._settle()
         pairs = [*zip(self._views, self.parameters, strict=True)]
         exact = [(view, each) for view, each in pairs if each.dtype not in NARROW]
-        _read([view for view, _ in exact], [each for _, each in exact])
+        self.copies.read([view for view, _ in exact], [each for _, each in exact])
         for view, parameter in pairs:
             if parameter.dtype in NARROW:
-                moved = parameter.detach().to("cpu").float()
-                view += moved.sub_(view.to(parameter.dtype))
+                whole = self.copies.whole(parameter.detach())
+                if whole is not None:
+                    moved = whole.to("cpu").float()
+                    view += moved.sub_(view.to(parameter.dtype))
 
     def scatter(self) -> None:
         """Vector -> model."""
-        _write(self.parameters, self._views)
+        self._settle()
+        self.copies.write(self.parameters, self._views)
+
+    def take(self, values: Array) -> None:
+        """Put float32[d] into the vector."""
+        if self.copies.leads:
+            self.vector[:] = values
+
+    def placed(self, values: Array) -> list[Tensor]:
+        """float32[d] as tensors of their own, each on the device of its parameter, and cut as it
+        is.
+        """
+        if not self._may_be_cut:
+            pairs = zip(self.views(values), self.parameters, strict=True)
+            return [view.to(each.device) for view, each in pairs]
+        rooms = [torch.empty_like(each, dtype=torch.float32) for each in self.parameters]
+        self.copies.write(rooms, self.views(values))
+        return rooms
+
+    def _settle(self) -> None:
+        """Let FSDP2 drop the whole parameters that it has put together for a forward pass."""
+        for module in self._model.modules() if self._may_be_cut else ():
+            if (reshard := getattr(module, "reshard", None)) is not None:
+                reshard()
 
     def has_gradient(self) -> bool:
         return any(parameter.grad is not None for parameter in self.parameters)
@@ -124,8 +162,8 @@ class ModelVector:
         """Copy the gradients to float32[d], with zeros where there is none, and return their norm.
         If that is not finite, some gradient is not, or their squares overflow.
         """
-        _read(self.views(out), [parameter.grad for parameter in self.parameters])
-        return euclidean_norm(out)
+        self.copies.read(self.views(out), [parameter.grad for parameter in self.parameters])
+        return euclidean_norm(out) if self.copies.leads else 0.0
 
     # ------------------------------------------------------------ what is not in the vector
 
@@ -138,12 +176,28 @@ class ModelVector:
         self._others.load_averaged(values)
 
     def frozen(self) -> list[Tensor]:
-        """The frozen parameters, in the order of `dlctl.model.frozen.entries`."""
-        return self._others.frozen()
+        """The frozen parameters, in the order of `dlctl.model.frozen.entries`; empty in a later
+        rank.
+        """
+        whole = (self.copies.whole(tensor) for tensor in self._others.frozen())
+        return [torch.empty(0, device="cpu") if each is None else each for each in whole]
 
     def load_frozen(self, values: Mapping[int, Tensor]) -> None:
         """Replace some of `frozen()`, by position."""
-        self._others.load_frozen(values)
+        mine = self._others.frozen()
+        cut = {
+            n: self.copies.part(value.view(mine[n].shape), mine[n]) for n, value in values.items()
+        }
+        self._others.load_frozen(cut)
+
+    def whole_state(self) -> dict[str, Any]:
+        """The state_dict; only rank 0 has all of its values."""
+        self._settle()
+        state = self._model.state_dict()
+        return {
+            name: self.copies.whole(value) if isinstance(value, Tensor) else value
+            for name, value in state.items()
+        }
 
     # ------------------------------------------------------------ other values for a while
 
@@ -153,19 +207,22 @@ class ModelVector:
         the end its own are back to the bit, with all buffers. The vector is not touched.
         """
         with self.values_kept(), buffers_kept(self._model):
-            _write(self.parameters, self.views(values))
+            self.copies.write(self.parameters, self.views(values))
             self.load_averaged(averaged)
             yield
 
     @contextmanager
     def values_kept(self) -> Iterator[None]:
         """Put the values of the trained parameters back at the end, to the bit."""
+        self._settle()
+        mine = [self.copies.local(parameter.detach()) for parameter in self.parameters]
         # In host memory: there may be no room for them on a GPU.
-        kept = [parameter.detach().to("cpu", copy=True) for parameter in self.parameters]
+        kept = [tensor.to("cpu", copy=True) for tensor in mine]
         try:
             yield
         finally:
-            _write(self.parameters, kept)
+            self._settle()
+            write(mine, kept)
 
     # ------------------------------------------------------------ what must not change
 
@@ -174,6 +231,7 @@ class ModelVector:
         converted to another dtype, or frozen ones are trained. A move to another device is fine.
         Walks over all modules: some microseconds for each tensor.
         """
+        self._settle()
         now = _named(self._model)
         for name, tensor in now.items():
             was = self._known.get(name)
@@ -186,7 +244,7 @@ class ModelVector:
                     f"{what} was replaced by another tensor",
                     'change its values in place: "copy_", or load_state_dict without assign=True',
                 )
-            _check(name, tensor)
+            _check(name, tensor, may_be_cut=self._may_be_cut)
         for name in sorted(self._known.keys() - now.keys()):
             what = f'{describe(self._known[name])} "{name}"'
             raise _changed(f"{what} was removed from the model", "remove it before dlctl.attach")
@@ -237,17 +295,20 @@ def _without_wrappers(layout: Layout) -> Layout:
     )
 
 
-def _check(name: str, tensor: Tensor) -> None:
+def _check(name: str, tensor: Tensor, *, may_be_cut: bool) -> None:
     """Raises DlctlError for a tensor without values of its own in this process."""
     what = f'{describe(tensor)} "{name}"'
     if is_lazy(tensor):
         raise DlctlError(
             f"{what} has no shape yet", hint="run one batch through the model before dlctl.attach"
         )
-    if hasattr(tensor, "__tensor_flatten__"):
-        cut_by = " (FSDP2, or tensor parallelism)" if type(tensor).__name__ == "DTensor" else ""
+    is_cut = type(tensor).__name__ == "DTensor"
+    if hasattr(tensor, "__tensor_flatten__") and not (is_cut and may_be_cut):
+        by = " (FSDP2, or tensor parallelism)" if is_cut else ""
+        hint = "give dlctl.attach the group: attach(model, optimizer, group=True)"
         raise DlctlError(
-            f"{what} is a {type(tensor).__name__}{cut_by}, no plain tensor", hint=_WHOLE
+            f"{what} is a {type(tensor).__name__}{by}, no plain tensor",
+            hint=hint if is_cut else _WHOLE,
         )
     if tensor.device.type == "meta":
         raise DlctlError(
@@ -258,52 +319,3 @@ def _check(name: str, tensor: Tensor) -> None:
 
 def _changed(message: str, hint: str) -> DlctlError:
     return DlctlError(f"{message} after dlctl.attach", hint=hint)
-
-
-# ---------------------------------------------------------------- copies
-
-
-def is_far(tensor: Tensor) -> bool:
-    """Whether it is not in host memory."""
-    return tensor.device.type != "cpu"
-
-
-@torch.no_grad()
-def _read(into: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> None:
-    """Copy tensors of any dtype, stride and device to contiguous float32 ones in host memory; zeros
-    for missing ones.
-    """
-    near: list[tuple[Tensor, Tensor | None]] = []
-    far: list[tuple[Tensor, Tensor]] = []
-    for slot, tensor in zip(into, tensors, strict=True):
-        if tensor is not None and is_far(tensor):
-            far.append((slot, tensor))
-        else:
-            near.append((slot, tensor))
-    put_together([slot for slot, _ in near], [tensor for _, tensor in near])
-    for slot, tensor in far:
-        dense = tensor.to_dense() if tensor.is_sparse else tensor
-        # Converted there, one by one: the copy itself is then a transfer, and nothing waits for it.
-        slot.copy_(dense.detach().float().contiguous(), non_blocking=True)
-    _finish([tensor for _, tensor in far])
-
-
-@torch.no_grad()
-def _write(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Copy values in host memory to tensors of any dtype, stride and device."""
-    near: list[tuple[Tensor, Tensor]] = []
-    far: list[tuple[Tensor, Tensor]] = []
-    for tensor, value in zip(tensors, values, strict=True):
-        (far if is_far(tensor) else near).append((tensor, value))
-    if near:
-        torch._foreach_copy_([tensor for tensor, _ in near], [value for _, value in near])
-    for tensor, value in far:
-        tensor.copy_(value.to(tensor.device, non_blocking=True))
-    _finish([tensor for tensor, _ in far])
-
-
-def _finish(tensors: Sequence[Tensor]) -> None:
-    """Wait for the copies: the memory in the host may be read and written then."""
-    for device in {tensor.device for tensor in tensors}:
-        if device.type != "cpu":
-            torch.accelerator.synchronize(device)

@@ -52,7 +52,7 @@ class OptimizerState:
 
     def state(self) -> dict[str, Array]:
         """See `UserOptimizer.state`."""
-        writer = StateWriter()
+        writer = StateWriter(self._model.copies.whole)
         parameters: list[Any] = []
         shared: list[Any] = []
         for owner, values in self._optimizer.state.items():
@@ -97,7 +97,7 @@ class OptimizerState:
         for name, described in document["parameters"]:
             parameter, group = owned[name]
             self._optimizer.state[parameter] = {
-                key: value_of(each, state, _place(parameter, group, key))
+                key: value_of(each, state, self._place(parameter, group, key))
                 for key, each in described.items()
             }
         whole: dict[Any, Any] = self._optimizer.state
@@ -149,18 +149,22 @@ class OptimizerState:
     def packed(self) -> Array:
         """See `UserOptimizer.packed`."""
         parts = [
-            value.detach().to("cpu", torch.float32).numpy().ravel()
+            self._whole(value).detach().to("cpu", torch.float32).numpy().ravel()
             if isinstance(value, Tensor)
             else np.array([value], np.float32)
             for _, _, value in self._leaves()
         ]
         return np.concatenate([np.zeros(0, np.float32), *parts])
 
+    def size(self) -> int:
+        """Of `packed()`."""
+        return sum(_sizes([*self._leaves()]))
+
     @torch.no_grad()
     def take_packed(self, packed: Array) -> None:
         """Raises DlctlError if it is of another size."""
         leaves = [*self._leaves()]
-        sizes = [value.numel() if isinstance(value, Tensor) else 1 for *_, value in leaves]
+        sizes = _sizes(leaves)
         if packed.size != sum(sizes):
             raise DlctlError(
                 f"another replica's optimizer has {packed.size} numbers of state, this one "
@@ -170,9 +174,31 @@ class OptimizerState:
         parts = np.split(packed, np.cumsum(sizes)[:-1])
         for (holder, key, value), part in zip(leaves, parts, strict=True):
             if isinstance(value, Tensor):
-                value.copy_(torch.from_numpy(part.copy()).view(value.shape))
+                whole = torch.from_numpy(part.copy()).view(value.shape)
+                value.copy_(self._model.copies.part(whole, value))
             else:
                 holder[key] = type(value)(part[0])
+
+    def _whole(self, tensor: Tensor) -> Tensor:
+        whole = self._model.copies.whole(tensor)
+        return torch.empty(0) if whole is None else whole
+
+    def _place(
+        self, parameter: Tensor, group: Mapping[str, Any], key: str
+    ) -> Callable[[Tensor], Tensor]:
+        """Where torch keeps a tensor of the state: beside the parameter, except for the count of
+        steps, which only some kernels read there.
+        """
+        is_count = key == "step" and not (group.get("capturable") or group.get("fused"))
+
+        def place(tensor: Tensor) -> Tensor:
+            if is_count or tensor.shape != parameter.shape:
+                return tensor if is_count else tensor.to(parameter.device)
+            # Of the parameter's strides: a fused kernel ignores them.
+            room = torch.empty_like(parameter, dtype=tensor.dtype)
+            return room.copy_(self._model.copies.part(tensor, parameter))
+
+        return torch.no_grad()(place)
 
     def _leaves(self) -> Iterator[tuple[Any, Any, Any]]:
         """(what holds it, under which key, the value) of all tensors and numbers of the state, in
@@ -200,19 +226,8 @@ def _restore_options(group: dict[str, Any], options: Mapping[str, Any]) -> None:
             group[key] = value
 
 
-def _place(parameter: Tensor, group: Mapping[str, Any], key: str) -> Callable[[Tensor], Tensor]:
-    """Where torch keeps a tensor of the state: beside the parameter, except for the count of steps,
-    which only some kernels read there.
-    """
-    is_count = key == "step" and not (group.get("capturable") or group.get("fused"))
-
-    def place(tensor: Tensor) -> Tensor:
-        if is_count or tensor.shape != parameter.shape:
-            return tensor if is_count else tensor.to(parameter.device)
-        # Of the parameter's strides: a fused kernel ignores them.
-        return torch.empty_like(parameter, dtype=tensor.dtype).copy_(tensor)
-
-    return torch.no_grad()(place)
+def _sizes(leaves: Sequence[tuple[Any, Any, Any]]) -> list[int]:
+    return [value.numel() if isinstance(value, Tensor) else 1 for *_, value in leaves]
 
 
 def _leaves_at(holder: Any, key: Any) -> Iterator[tuple[Any, Any, Any]]:

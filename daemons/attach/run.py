@@ -17,7 +17,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from daemons.attach.alone import Alone
 from daemons.attach.batch_source import length_of
 from daemons.attach.batches import Batches
 from daemons.attach.exchange import Exchange, Link
@@ -45,6 +44,8 @@ class RunLink(Link, Protocol):
     """The script uses `run.optimizer`."""
     is_restart: bool
     """Whether an earlier process of this worker has died."""
+    is_alone: bool
+    """A run of one."""
 
     def join(self, ready: ModelReady) -> None:
         """From now on the role is there."""
@@ -56,7 +57,7 @@ class Run:
     def __init__(
         self, link: RunLink, model: nn.Module, vector: ModelVector, exchange: Exchange
     ) -> None:
-        self._link, self._model, self._vector, self._exchange = link, model, vector, exchange
+        self._link, self._model, self._vector, self.exchange = link, model, vector, exchange
         self._process, self._thread = os.getpid(), threading.current_thread()
         self._is_joined = False
         self._factor: Callable[[int], float] | None = None
@@ -80,7 +81,7 @@ class Run:
         self._link.join(ready)
         samples = ready.samples
         self._factor = schedule.factor(self._link.job, samples)
-        self._exchange.await_model()
+        self.exchange.await_model()
 
     def __enter__(self) -> Run:
         return self
@@ -96,18 +97,18 @@ class Run:
         if self._is_joined and error is None:
             with self._called():
                 line = user_line()
-                self._exchange.leave(f"the script has left its training loop ({line})")
+                self.exchange.leave(f"the script has left its training loop ({line})")
 
     @property
     def ended(self) -> str:
         """ "" while the run goes on; then "finished", "stopped" or "failed"."""
-        over = self._exchange.over
+        over = self.exchange.over
         return "" if over is None else over.ended or "stopped"
 
     @property
     def wants_stop(self) -> bool:
         """Whether the run is over."""
-        return self._exchange.over is not None
+        return self.exchange.over is not None
 
     # ------------------------------------------------------------ data
 
@@ -115,14 +116,14 @@ class Run:
         """Batches of a map-style dataset until the run is over. options: of torch's DataLoader."""
         with self._called():
             order = self._lease(dataset)
-            self._loader = Loader(dataset, batch_size, feed=self._exchange, order=order, **options)
+            self._loader = Loader(dataset, batch_size, feed=self.exchange, order=order, **options)
             return self._loader
 
     def batches(self, dataset: Any, batch_size: int) -> Batches:
         """A batch sampler for a DataLoader of the script's own; a pass ends where data does."""
         with self._called():
             order = self._lease(dataset)
-            return Batches(dataset, batch_size, feed=self._exchange, order=order)
+            return Batches(dataset, batch_size, feed=self.exchange, order=order)
 
     def _lease(self, dataset: Any) -> SampleOrder:
         job = self._link.job
@@ -135,7 +136,7 @@ class Run:
         fewer where data ends. May wait for data.
         """
         with self._called():
-            exchange = self._exchange
+            exchange = self.exchange
             if exchange.source is None:  # Data of the script's own: each call is a batch.
                 exchange.batches += 1
                 return exchange.batches >= of
@@ -172,8 +173,8 @@ class Run:
             if optimizer is not None and self._link.own is None:
                 self._link.own = UserOptimizer(optimizer, self._vector)
             self._link.takes_gradients = True
-            self._exchange.pushed = RunOptimizer(self._vector, optimizer)
-            return self._exchange.pushed
+            self.exchange.pushed = RunOptimizer(self._vector, optimizer)
+            return self.exchange.pushed
 
     def step(
         self,
@@ -193,22 +194,22 @@ class Run:
                 self._join(ModelReady("", b"", 0, has_own_data=True))
                 return
             more, self._pending = self._pending, {}
-            self._exchange.step(loss, samples, {**more, **metrics}, skipped)
+            self.exchange.step(loss, samples, {**more, **metrics}, skipped)
 
     @property
     def steps(self) -> int:
         """Steps that this process has made."""
-        return self._exchange.steps
+        return self.exchange.steps
 
     @property
     def samples(self) -> int:
         """Samples that this process has trained."""
-        return self._exchange.samples
+        return self.exchange.samples
 
     @property
     def lr_factor(self) -> float:
         """[schedule] of the job: the fraction of the peak rate, by the samples of all workers."""
-        exchange = self._exchange
+        exchange = self.exchange
         return self._factor(exchange.progress()) if self._factor is not None else 1.0
 
     # ------------------------------------------------------------ evaluations and checkpoints
@@ -216,13 +217,13 @@ class Run:
     @property
     def wants_evaluation(self) -> bool:
         """Whether the run waits for this worker to evaluate; only without `evaluate=`."""
-        self._exchange.is_evaluated_by_loop = True
-        return self._exchange.evaluation is not None
+        self.exchange.is_evaluated_by_loop = True
+        return self.exchange.evaluation is not None
 
     @contextmanager
     def shared_weights(self) -> Iterator[None]:
         """Within this the model has the values that are to be evaluated: the run's."""
-        evaluation = self._exchange.evaluation
+        evaluation = self.exchange.evaluation
         if evaluation is None:
             yield
             return
@@ -233,15 +234,15 @@ class Run:
         finally:
             self._holds = False
         with self._called():
-            self._exchange.await_model()
+            self.exchange.await_model()
 
     def report(self, **metrics: Any) -> None:
         """What the evaluation has come to; at any other time, metrics of the next step."""
-        if self._exchange.evaluation is not None:
-            self._exchange.report_evaluation(metrics)
+        if self.exchange.evaluation is not None:
+            self.exchange.report_evaluation(metrics)
             if not self._holds:
                 with self._called():
-                    self._exchange.await_model()
+                    self.exchange.await_model()
         else:
             self._pending |= metrics
 
@@ -250,7 +251,7 @@ class Run:
         return {"steps": self.steps, "samples": self.samples}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        self._exchange.steps, self._exchange.samples = state["steps"], state["samples"]
+        self.exchange.steps, self.exchange.samples = state["steps"], state["samples"]
 
     def save(self, path: str | Path) -> None:
         """Save the model's state_dict, by worker 0 alone: others do nothing. A path that ends in
@@ -258,7 +259,9 @@ class Run:
         """
         if self.worker:
             return
-        tensors = unwrapped(self._model).state_dict()
+        tensors = self._vector.whole_state()
+        if self.exchange.ranks.rank:
+            return
         partial = Path(path).with_name(f".{Path(path).name}.part")
         if str(path).endswith(".safetensors"):
             from safetensors.torch import save_file
@@ -293,7 +296,7 @@ class Run:
     @property
     def is_alone(self) -> bool:
         """Whether this is a run of one, as nobody has started the script as a worker."""
-        return isinstance(self._link, Alone)
+        return self._link.is_alone
 
     @property
     def takes_gradients(self) -> bool:

@@ -15,7 +15,7 @@ import torch
 
 from daemons import parent_watch
 from daemons.attach.context import ProgramEnd, ScriptProcess
-from daemons.attach.exchange import Exchange, Inbox, InUserThread, Over
+from daemons.attach.exchange import Exchange, FromRole, InUserThread, Over
 from daemons.attach.model_vector import ModelVector
 from daemons.attach.stock import SharedStock
 from daemons.attach.user_optimizer import UserOptimizer
@@ -45,6 +45,7 @@ from dlctl.roles.protocol.effects import (
     Settled,
     StepAlong,
     TakeComputeState,
+    TaskFailed,
     TaskLocated,
     WriteFrozen,
 )
@@ -60,6 +61,8 @@ log = logging.getLogger("dlctl")
 class AttachedWorker:
     """An `exchange.Link`, and the `ScriptSession` of its process."""
 
+    is_alone = False
+
     def __init__(
         self, process: ScriptProcess, model: ModelVector, own: UserOptimizer | None
     ) -> None:
@@ -67,7 +70,7 @@ class AttachedWorker:
         self.job = process.context.job
         method = registry.load("algorithms", self.job.algorithm.name)
         self.stock = SharedStock(cuts=method.lead.portions == "clients")
-        self.inbox: Inbox = SimpleQueue()
+        self.inbox: SimpleQueue[FromRole] = SimpleQueue()
         self.recalled = False
         self.slot = int(process.context.registration.name.rpartition("-")[2])
         self.takes_gradients = False
@@ -120,18 +123,23 @@ class AttachedWorker:
     def has_joined(self) -> bool:
         return self._thread.ident is not None
 
+    @property
+    def is_over(self) -> bool:
+        return self.exchange is not None and self.exchange.is_over
+
     def end(self, end: ProgramEnd) -> int:
         """The script has ended. Returns the exit code of the process."""
-        exchange = self.exchange
-        is_over = exchange is not None and exchange.over is not None
-        if is_over or not self._thread.is_alive():
+        if self.is_over or not self._thread.is_alive():
             self._thread.join()
             if end.is_error:  # The role is gone, and can tell nobody.
                 failed = end.failure("", "")
                 log.error("%s", failed.error, extra={"detail": failed.detail})
             return self._code or end.code
         hint = "let `for batch in run.loader(...)` or `while not run.ended` end the training"
-        self._loop.post(end.failure("before the run was over", hint))
+        return self.fail(end.failure("before the run was over", hint))
+
+    def fail(self, failed: TaskFailed) -> int:
+        self._loop.post(failed)
         self._thread.join()
         return self._code
 

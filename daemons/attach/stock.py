@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from queue import Empty, SimpleQueue
+from typing import Protocol
 
 from dlctl.roles.protocol.loop_effects import GiveData
 from dlctl.roles.worker.stock import Stock
+
+
+class LoopStock(Protocol):
+    """The stock as the user's thread sees it."""
+
+    def now(self, samples: int = 0) -> Stock:
+        """The stock with what was given; samples: of the batch that is to be taken."""
+        ...
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block until something was given, or there is another reason to look around; False:
+        nothing came.
+        """
+        ...
 
 
 class SharedStock:
@@ -24,22 +40,30 @@ class SharedStock:
         """Let the user's thread look around, if it waits. From any thread."""
         self._given.put(None)
 
-    def now(self) -> Stock:
+    def now(self, samples: int = 0) -> Stock:
         """The stock with all that was given. In the user's thread."""
-        while not self._given.empty():
-            self._receive(self._given.get())
+        self._receive(self.given())
         return self._stock
 
     def wait(self, timeout_s: float) -> bool:
         """Block until something was given since the last look, or `wake`; False: nothing came. In
         the user's thread.
         """
-        try:
-            self._receive(self._given.get(timeout=timeout_s))
-        except Empty:
-            return False
-        return True
+        given = self.given(timeout_s)
+        self._receive(given)
+        return bool(given)
 
-    def _receive(self, effect: GiveData | None) -> None:
-        if effect is not None:
-            self._stock.give(effect)
+    def given(self, timeout_s: float = 0.0) -> list[GiveData | None]:
+        """Take what was given since the last look, for another stock; block until there is some."""
+        given: list[GiveData | None] = []
+        with suppress(Empty):
+            if timeout_s:
+                given.append(self._given.get(timeout=timeout_s))
+            while True:
+                given.append(self._given.get_nowait())
+        return given
+
+    def _receive(self, given: list[GiveData | None]) -> None:
+        for effect in given:
+            if effect is not None:
+                self._stock.give(effect)

@@ -30,7 +30,9 @@ _AS_THEY_ARE = frozenset({
 class StateWriter:
     """arrays: what was put so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, whole: Callable[[Tensor], Tensor | None] = lambda tensor: tensor) -> None:
+        """whole: a tensor with all of its values; None: it is stored in another process."""
+        self._whole = whole
         self.arrays: dict[str, Array] = {}
 
     def put(self, name: str, value: Any) -> Any:
@@ -45,7 +47,8 @@ class StateWriter:
         stored = []
         for number, tensor in enumerate(tensors):
             of_it = name if len(tensors) == 1 else f"{name}.{number}"
-            self.arrays[of_it] = _as_array(tensor)
+            if (whole := self._whole(tensor)) is not None:
+                self.arrays[of_it] = _as_array(whole)
             stored.append([of_it, dtype_name(tensor), list(tensor.shape)])
         return [form, stored]
 

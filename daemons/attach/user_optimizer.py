@@ -84,8 +84,8 @@ class UserOptimizer:
     def pull(self, pull: Pull | None) -> None:
         self._pull, self._aims = pull, {}
         if pull is not None:
-            pairs = zip(self._model.parameters, self._model.views(pull.toward), strict=True)
-            self._aims = {id(each): view.to(each.device) for each, view in pairs}
+            pairs = zip(self._model.parameters, self._model.placed(pull.toward), strict=True)
+            self._aims = {id(each): aim for each, aim in pairs}
 
     def _before_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._before = self._numbers()
@@ -140,8 +140,8 @@ class UserOptimizer:
         """Make a step along float32[d], which is none of the script's. The gradients are None at
         its end.
         """
-        views = self._model.views(gradient)
-        for parameter, view in zip(self._model.parameters, views, strict=True):
+        values = self._model.placed(gradient)
+        for parameter, view in zip(self._model.parameters, values, strict=True):
             mine, its = ((t.dtype, t.device, t.stride()) for t in (parameter, view))
             # Else of the parameter's strides: a fused kernel ignores them.
             parameter.grad = view if mine == its else torch.empty_like(parameter).copy_(view)
@@ -188,7 +188,7 @@ class UserOptimizer:
         if not packed.size:
             self.forget()
             return
-        if self._saved.packed().size != packed.size:
+        if self._saved.size() != packed.size:
             # Most optimizers create their state in their first step: make one, and undo it.
             with self._model.values_kept():
                 self.step_along(np.zeros_like(self._model.vector))

@@ -42,6 +42,8 @@ class GuestContext:
     credentials: Credentials
     program: dict[str, Any]
     """The user's script or module, and its arguments."""
+    processes: int
+    """Of this worker, as the user's command says."""
 
     def write_job(self, spawn: Spawn) -> None:
         """The run's job with the program of this machine, for the worker that starts now."""
@@ -52,7 +54,8 @@ class GuestContext:
         if not job.has_loop:
             raise UsageError("this run trains a task: only one with a script can be joined")
         here = replace(job.job, **self.program | {"args": tuple(self.program["args"])})
-        content = json.dumps(config.to_dict(replace(job, job=here)), indent=1)
+        workers = replace(job.workers, processes=self.processes)
+        content = json.dumps(config.to_dict(replace(job, job=here, workers=workers)), indent=1)
         paths.write(self.directory / "job.json", content.encode(), 0o600)
 
 
@@ -63,7 +66,7 @@ def serve(directory: Path, name: str, incarnation: int, control: str) -> int:
         made.run, "guest", name, incarnation, os.getpid(), socket.gethostname(), __version__
     )
     credentials = Credentials(made.secret, made.coordinator)
-    context = GuestContext(directory, control, credentials, join["program"])
+    context = GuestContext(directory, control, credentials, join["program"], join["processes"])
     loop = Loop(secret=made.secret)
     shown = ShownLog(directory)
     Children(context, loop, lambda spawn: _prepare(context, shown, spawn))

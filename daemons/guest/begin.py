@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from daemons.guest import torchrun
 from daemons.guest.knock import knock
 from daemons.node.requests import FOLDER, make
 from daemons.process import in_words
@@ -75,13 +76,19 @@ def begin(file: Path, address: str, words: list[str]) -> list[str]:
     command line of the guest process.
     """
     made = invitation.load(file)
+    processes, words = torchrun.taken_apart(words)
     program = program_of(words, Path.cwd())
     control = address_of(address or made.address)
     knock(made, control)
     directory = paths.index_dir().parent / FOLDER / made.guest / made.run
     make(directory)
     incarnation = incarnation_after(directory)
-    join = {"invitation": str(file.absolute()), "program": program, "incarnation": incarnation}
+    join = {
+        "invitation": str(file.absolute()),
+        "program": program,
+        "processes": processes,
+        "incarnation": incarnation,
+    }
     paths.write(directory / JOIN_FILE, json.dumps(join, indent=1).encode(), 0o600)
     paths.write(directory / HOST_FILE, json.dumps({"agent": made.guest}).encode(), 0o600)
     module = ["-P", "-m", "daemons.guest"]

@@ -10,13 +10,14 @@ import logging
 import os
 import sys
 import threading
+from functools import partial
 from typing import NoReturn
 
 from daemons import parent_watch, process
 from daemons.attach import context as attached
-from daemons.attach.context import ProgramEnd
+from daemons.attach.context import ProgramEnd, ScriptProcess
 from daemons.loop import Loop
-from daemons.script import machine, program, silence
+from daemons.script import machine, program, rank_environment, silence
 from daemons.worker.at_exit import end_in_this_thread
 from daemons.worker.task.print_streams import capture, end_lines
 from dlctl import registry
@@ -35,14 +36,31 @@ def run(context: process.DaemonContext) -> int:
     me = context.registration
     capture(context.log_handler, me.name, me.incarnation)
     slot = int(me.name.rpartition("-")[2])
-    machine.give_share(context.job.workers, slot, cores.usable(), machine.gpus(), os.environ)
+    workers = context.job.workers
+    machine.give_share(workers, slot, cores.usable(), machine.gpus(), os.environ)
     started = attached.begin(context)
     mine = os.getpid()
+    rank_environment.leave(os.environ)
+    others = None
+    if workers.processes > 1:
+        from daemons.script.later_ranks import LaterRanks  # Loads torch.
+
+        others = LaterRanks(workers.processes, started, partial(fail, started))
     of_script = (started, threading.main_thread(), context.job.job.search_path, silence.FIRST_S)
     threading.Thread(target=silence.watch, args=of_script, name="silence", daemon=True).start()
     end = program.run(context.job.job, context.directory if context.is_home else None)
     if os.getpid() != mine:
         _end_child(end)
+    if others is None:
+        return _end(started, end)
+    others.own_end(end)
+    code = _end(started, end)
+    is_over = started.session is not None and started.session.is_over and not end.is_error
+    return others.finish(code, context.job.timeouts.script_s if is_over else 0.0)
+
+
+def _end(started: ScriptProcess, end: ProgramEnd) -> int:
+    """The program has ended. Returns the exit code of the process."""
     if started.session is None:
         when = "without a call of dlctl.attach"
         hint = "it has to call run = dlctl.attach(model, optimizer), and train `with run:`"
@@ -51,7 +69,15 @@ def run(context: process.DaemonContext) -> int:
     else:
         when = "before it has joined the run"
         hint = "it has to train `with run:`, on run.loader(...) or with run.step(samples=n)"
-    return report(context, end.failure(when, end.hint or hint))
+    return report(started.context, end.failure(when, end.hint or hint))
+
+
+def fail(started: ScriptProcess, failed: TaskFailed) -> int:
+    """The program has failed in another process of this worker. Returns the exit code."""
+    session = started.session
+    if session is not None and session.has_joined:
+        return session.fail(failed)
+    return report(started.context, failed, hears_signals=False)
 
 
 def _end_child(end: ProgramEnd) -> NoReturn:
@@ -63,14 +89,17 @@ def _end_child(end: ProgramEnd) -> NoReturn:
     os._exit(end.code)
 
 
-def report(context: process.DaemonContext, failed: TaskFailed) -> int:
+def report(
+    context: process.DaemonContext, failed: TaskFailed, *, hears_signals: bool = True
+) -> int:
     """Register, and fail instead of building a model, as a worker does whose task cannot be
-    imported. Returns the exit code.
+    imported. hears_signals: in the main thread. Returns the exit code.
     """
     job = context.job
     loop = Loop(context.log_handler.rotate_if_full, secret=context.credentials.secret)
     loop.perform(BuildModel, lambda _: loop.post(failed))
-    loop.stop_on_signals()
+    if hears_signals:
+        loop.stop_on_signals()
     loop.chores.append(parent_watch.watch_parents(loop, context))
     loop.transport.connect(COORDINATOR, context.control, context.credentials.coordinator)
     method = registry.load("algorithms", job.algorithm.name)

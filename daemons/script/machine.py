@@ -19,13 +19,14 @@ def give_share(
     """Call this before the script is loaded. What the user has set is left as it is. slot: of the
     worker. cores, gpus: of this machine.
     """
-    environment.setdefault(
-        "OMP_NUM_THREADS", str(workers.threads or max(1, cores // workers.count))
-    )
+    processes = workers.processes
+    threads = (workers.threads or cores // workers.count) // processes
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, threads)))
     if workers.device == "cpu":
         environment.setdefault("CUDA_VISIBLE_DEVICES", "")
     elif gpus > 1:
-        environment.setdefault("CUDA_VISIBLE_DEVICES", str(slot % gpus))
+        mine = {(slot * processes + rank) % gpus for rank in range(processes)}
+        environment.setdefault("CUDA_VISIBLE_DEVICES", ",".join(map(str, sorted(mine))))
 
 
 def gpus(devices: Path = Path("/dev")) -> int:

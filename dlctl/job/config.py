@@ -274,7 +274,9 @@ class Workers:
     """
     processes: Annotated[int, Ge(1), Le(256)] = 1
     """Processes of each replica, on one host, with a model each; more than 1 only with a method
-    that can use them. If one dies, all are replaced."""
+    that can use them, or with a `script`: it is started so often, with the environment that
+    torchrun gives (RANK, WORLD_SIZE, MASTER_ADDR ...), and calls dlctl.attach(..., group=True) in
+    each process, as for DDP or FSDP2. If one dies, all are replaced."""
     threads: Annotated[int, Ge(0), Le(1024)] = 0
     """Torch threads per worker, over all of its processes; 0: the machine's cores divided by its
     workers. For a `script` it is OMP_NUM_THREADS, unless that is set."""

@@ -232,7 +232,7 @@ def _guest_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str
     elif job.network.encryption == "none":
         what = "an invitation is a key, and the connections of this job have none"
         yield ("workers", "max"), what, 'set encryption = "curve" in [network]'
-    if workers.processes > 1:
+    if workers.processes > 1 and not job.has_loop:
         what = "a worker that joins is one process"
         yield ("workers", "max"), what, "use one process for each worker"
 
@@ -521,7 +521,9 @@ def _check_shape(resolved: Mapping[str, Choice], document: dict[str, Any]) -> li
     if method.is_driven and get(document, ("data", "bad_samples_max")):
         what = f"{name} compares sums over the dataset: it can do without no sample"
         faults.append(Fault(("data", "bad_samples_max"), what, "remove it"))
-    faults += _check_processes(name, shape.ranks, get(document, ("workers", "processes")))
+    is_program = bool(get(document, ("job", "script")) or get(document, ("job", "module")))
+    processes = get(document, ("workers", "processes"))
+    faults += _check_processes(name, shape.ranks or is_program, processes)
     workers = get(document, ("workers", "count"))
     if type(workers) is int and shape.workers_max < workers <= COUNT_MAX:
         most = f"replicas of {name} ask each other; at most {shape.workers_max} can"

@@ -105,16 +105,16 @@ def faults(job: JobFile, method: Method) -> Iterator[tuple[KeyPath, str, str]]:
         if getattr(chosen, key) != getattr(usual, key):
             yield ("gradient", key), "the script does that itself", "remove it"
     workers = job.workers
-    for key, value, usual_value in (
-        ("processes", workers.processes, 1), ("loader_processes", workers.loader_processes, 0),
-    ):  # fmt: skip
-        if value != usual_value:
-            yield ("workers", key), "the script starts its own processes", "remove it"
+    if workers.loader_processes:
+        what = "the script starts the processes of its loaders"
+        yield ("workers", "loader_processes"), what, "remove it"
     if workers.batch_size == "auto":
         what = "the script has its own batches; this says only how much data a portion has"
         yield ("workers", "batch_size"), what, "use a number, or remove it"
     if job.replica != ReplicaProcesses():
-        yield ("replica",), "dlctl cannot split the model of a script", "use task, or remove it"
+        what = "dlctl cannot split the model of a script"
+        instead = "let the script do it (fully_shard), with processes in [workers]"
+        yield ("replica",), what, instead
     if job.job.weights:
         yield ("job", "weights"), "the script loads its own weights", "load them in the script"
     if job.data.clients:

@@ -18,6 +18,11 @@ CORES = 12
         (Workers(count=6), 4, {"OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": "1"}),
         (Workers(count=100), 1, {"OMP_NUM_THREADS": "1"}),
         (Workers(count=6, threads=5), 0, {"OMP_NUM_THREADS": "5"}),
+        (
+            Workers(count=6, processes=2),
+            4,
+            {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "2,3"},
+        ),
         (Workers(count=6, device="cpu"), 4, {"OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": ""}),
     ],
 )

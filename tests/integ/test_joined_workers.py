@@ -35,6 +35,12 @@ with dlctl.attach(model, optimizer, evaluate=lambda model: {"fine": 1.0}) as run
         threading.Event().wait(0.02)
         run.step(loss=loss)
 """
+BEGIN_GROUP = """import dlctl
+
+torch.distributed.init_process_group("gloo")
+torch.manual_seed(0)
+"""
+WRAPPED = "wrapped = nn.parallel.DistributedDataParallel(model)\noptimizer = "
 NETWORK = '\n[network]\ntransport = "tcp"\n\n[timeouts]\nsilent_s = 6.0\n'
 EXPIRED, FOREIGN, REVOKED, NOT_THERE = 78, 10, 77, 5
 SLOW_S = 60.0
@@ -199,3 +205,28 @@ def test_a_guest_stays_while_the_coordinator_crashes_and_recovers(joined: Workpl
     step = place.run()["step"]
     place.until_step(step + 20, SLOW_S)
     assert command.process.poll() is None, command.err
+
+
+@pytest.mark.long
+def test_torchrun_joins_as_one_worker_of_two_processes(joined: Workplace) -> None:
+    place = joined
+    of_two = SCRIPT.replace("import dlctl\n", BEGIN_GROUP)
+    of_two = of_two.replace("evaluate=", "group=True, evaluate=")
+    of_two = of_two.replace("model(x)", "wrapped(x)").replace("optimizer = ", WRAPPED, 1)
+    (place.path / "two.py").write_text(of_two)
+    torchrun = place.path / "torchrun"  # As pip installs it.
+    torchrun.write_text(f"#!{sys.executable}\n")
+    torchrun.chmod(0o755)
+    words = (str(torchrun), "--standalone", "--nproc-per-node", "2", "two.py")
+    command = place.begin("join", "--invite", "bob.invite", "--", *words)
+    first = until_training(place)
+    later = processes_of(place, "daemons.script.later_rank")
+    assert len(later) == 1
+    later[0].kill()
+    until_training(place, first)
+    assert len(processes_of(place, "daemons.script.later_rank")) == 1
+    assert place.dlctl("stop").code == 0
+    ended = command.end(SLOW_S)
+    assert ended.code == 0, ended.err
+    assert "rank 1 of 2" in ended.out
+    assert not processes_of(place, "daemons.script.later_rank")

@@ -160,7 +160,6 @@ def test_a_script_brings_its_own_optimizer(folder: Path) -> None:
         ("gradient.precision", "bf16"),
         ("gradient.compile", True),
         ("gradient.clip_norm", 1.0),
-        ("workers.processes", 2),
         ("workers.loader_processes", 2),
         ("workers.batch_size", "auto"),
         ("replica.fsdp", 2),
@@ -173,6 +172,13 @@ def test_what_the_script_does_itself_is_refused(folder: Path, key: str, value: A
     found = problems(folder, f"{SCRIPT}[{section}]\n{name} = {shown}\n")
     assert {problem.line for problem in found.values()} <= {4, 5}
     assert any(problem_key.startswith(section) for problem_key in found)
+
+
+def test_a_script_may_be_several_processes_with_any_method(folder: Path) -> None:
+    for name in ("downpour", "diloco", "allreduce"):
+        text = f'{SCRIPT}[algorithm]\nname = "{name}"\n[workers]\nprocesses = 2\n'
+        (folder / "job.toml").write_text(text)
+        assert jobfile.load(folder / "job.toml").workers.processes == 2
 
 
 def test_weights_and_frozen_parameters_are_the_scripts(folder: Path) -> None:

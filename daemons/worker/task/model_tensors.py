@@ -134,7 +134,11 @@ def _check_no_overlap(named: Iterable[tuple[str, Tensor]]) -> None:
     spans = sorted(
         (str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + _extent_bytes(tensor), name)
         for name, tensor in named
-        if not is_lazy(tensor) and tensor.layout is torch.strided and tensor.numel()
+        if not is_lazy(tensor)
+        and tensor.layout is torch.strided
+        and tensor.numel()
+        # One that is made up of others, as FSDP2's, has no memory.
+        and not hasattr(tensor, "__tensor_flatten__")
     )
     for before, after in itertools.pairwise(spans):
         if before[0] == after[0] and before[2] > after[1]:

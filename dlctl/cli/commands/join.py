@@ -12,14 +12,18 @@ import click
 from dlctl.cli.group import make_command
 from dlctl.control import invitation
 from dlctl.errors import DlctlError, UsageError
+from dlctl.util import regular
 
 VERSIONS_S = 60.0
+TORCHRUN = "torchrun"
 _VERSIONS = "import dlctl, importlib.metadata as m; print(dlctl.__version__, m.version('torch'))"
 
 
 @make_command(
     "dlctl join --invite bob.invite -- python train.py  # one worker more",
     "dlctl join gpu.lab:4100 --invite bob.invite -- python -m my.run  # at another address",
+    "dlctl join --invite bob.invite -- torchrun --standalone --nproc-per-node 2 train.py  # on two "
+    "GPUs",
 )
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[ADDRESS] -- python PROGRAM...")
 @click.option(
@@ -34,6 +38,7 @@ def command(words: tuple[str, ...], file: Path) -> None:
     servers: only outgoing connections are made. PROGRAM calls dlctl.attach, as in the run itself.
     ADDRESS is for a run that is reached in another way than its invitation says, through a tunnel
     for example: servers beside its coordinator are then reached at the same host.
+    With torchrun, on one machine, its processes are one worker: dlctl.attach(..., group=True).
 
     The worker waits in line if the run has no free slot. It is restarted after a crash, returns
     after a lost connection, waits half an hour for a coordinator that has crashed, and ends with
@@ -46,19 +51,41 @@ def command(words: tuple[str, ...], file: Path) -> None:
     not accept (any more), 78 one that it does not accept and that has expired by this machine's
     clock. The run's clock decides: that of this machine may be wrong.
     """
-    is_first = bool(words) and Path(words[0]).name.startswith("python")
-    address, program = ("", words) if is_first else (words[0] if words else "", words[1:])
-    if not program or not Path(program[0]).name.startswith("python"):
-        what = "after --, write the command that trains: python train.py, or python -m NAME"
+    address, program = ("", words) if _starts(words) else (words[0] if words else "", words[1:])
+    if not _starts(program):
+        what = (
+            "after --, write the command that trains: python train.py, python -m NAME, or "
+            "torchrun --standalone --nproc-per-node 2 train.py"
+        )
         raise UsageError(what, hint="dlctl join --help")
     made = invitation.load(file)
-    python = shutil.which(program[0])
-    if python is None:
-        raise UsageError(f"there is no {program[0]}")
+    python, arguments = _python(*program)
     dlctl, torch = _versions(python)
     invitation.check(made, dlctl, torch)
-    begin = [python, "-P", "-m", "daemons.guest.begin", str(file), address, *program[1:]]
+    begin = [python, "-P", "-m", "daemons.guest.begin", str(file), address, *arguments]
     os.execv(python, begin)  # noqa: S606  (no shell is meant)
+
+
+def _starts(words: tuple[str, ...]) -> bool:
+    """Whether it is a command that runs a program of Python's."""
+    name = Path(words[0]).name if words else ""
+    return name.startswith("python") or name == TORCHRUN
+
+
+def _python(command: str, *arguments: str) -> tuple[str, list[str]]:
+    """The Python of a command, and its arguments. Raises UsageError."""
+    path = shutil.which(command)
+    if path is None:
+        raise UsageError(f"there is no {command}")
+    if Path(path).name != TORCHRUN:
+        return path, list(arguments)
+    first = regular.read_bytes(Path(path)).partition(b"\n")[0]
+    python = os.fsdecode(first.removeprefix(b"#!").strip())
+    if not first.startswith(b"#!") or not Path(python).name.startswith("python"):
+        raise UsageError(
+            f"the Python of {path} is unknown", hint="write python -m torch.distributed.run ..."
+        )
+    return python, ["-m", "torch.distributed.run", *arguments]
 
 
 def _versions(python: str) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from daemons.attach.batch_source import BatchSource
+from daemons.attach.ranks import OneRank
 from daemons.attach.stock import SharedStock
 from dlctl.roles.protocol.loop_effects import GiveData, PortionPart
 from dlctl.roles.worker.stock import samples_of
@@ -55,7 +56,7 @@ class FakeFeed:
         refuses_ahead: bool = False,
         is_prompt: bool = False,
     ) -> None:
-        self.stock, self.source = SharedStock(), None
+        self.stock, self.source, self.ranks = SharedStock(), None, OneRank()
         self.is_over = self.must_evaluate = False
         self.begun: list[PortionPart] = []
         """Delivered since the last step."""

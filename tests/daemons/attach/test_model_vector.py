@@ -13,7 +13,7 @@ import torch.distributed as dist
 from small_models import MODELS, backward, image, tied, values_of
 from torch import nn
 
-from daemons.attach import model_vector
+from daemons.attach import tensor_copies
 from daemons.attach.model_vector import ModelVector
 from daemons.worker.frozen_parameters import FrozenFile, digests
 from dlctl.errors import DlctlError
@@ -150,7 +150,7 @@ def test_copies_to_and_from_a_device_come_to_the_same(
 
     near = one_round()
     asked: list[torch.Tensor] = []
-    monkeypatch.setattr(model_vector, "is_far", lambda tensor: asked.append(tensor) or True)
+    monkeypatch.setattr(tensor_copies, "is_far", lambda tensor: asked.append(tensor) or True)
     assert one_round() == near
     assert asked
 
