@@ -12,7 +12,8 @@ export PYTHONDONTWRITEBYTECODE :=
 # Those that are, are compiled here: the processes of a run would all do that at the same time.
 # The build hook is for wheels only; what it needs is not installed here.
 PIP = HATCH_BUILD_NO_HOOKS=true $(BIN)/pip install -q --no-compile -c constraints.txt
-COMPILED = daemons.worker.compute_thread, daemons.transport.sockets, dlctl.ops.launch, dlctl.cli.commands.run
+COMPILED = daemons.worker.main, daemons.script.main, daemons.attach.begin, torch._dynamo, \
+	daemons.agent.serving, daemons.template.__main__, dlctl.ops.launch, dlctl.cli.commands.run
 
 # What training needs, and then what is tested and measured with.
 $(VENV)/.torch: pyproject.toml constraints.txt

@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from daemons.agent.nursery import Nursery
 from daemons.agent.oom import OomWatch
+from daemons.agent.template import Forked, Template, reap
 from daemons.log_tail import await_printed, exit_code, last_lines
 from daemons.loop import Loop
 from dlctl.errors import DlctlError
 from dlctl.launch import commands, local
-from dlctl.launch.base import Credentials
+from dlctl.launch.base import WORKER, Credentials
 from dlctl.roles.agent.children import ProcessStarted
 from dlctl.roles.coordinator.members.crash_loops import NO_ROOM, UNSAID
 from dlctl.roles.protocol.effects import ProcessEnded, SignalProcess, StartProcess
@@ -35,7 +37,7 @@ from dlctl.wire.messages import ProcessExited, Spawn, Spawned
 class _Child:
     pid: int
     pidfd: int
-    popen: subprocess.Popen[bytes] | None
+    process: subprocess.Popen[bytes] | Forked | None
     """The process; None: a previous agent has started it."""
     is_killed: bool = False
     """The agent has killed the process, so no other cause needs to be found."""
@@ -56,33 +58,55 @@ class Place(Protocol):
 
 class Children:
     def __init__(
-        self, context: Place, loop: Loop, prepare: Callable[[Spawn], None] = lambda _: None
+        self,
+        context: Place,
+        loop: Loop,
+        prepare: Callable[[Spawn], None] = lambda _: None,
+        template: Template | None = None,
     ) -> None:
-        """prepare: called before a process is started. Raises OSError or DlctlError."""
+        """prepare: called before a process is started. Raises OSError or DlctlError. template:
+        forks the workers; None: none does.
+        """
         self.context = context
         self.prepare = prepare
+        self.nursery = None if template is None else Nursery(template, loop, self._start_now)
         self.loop = loop
         self._running: dict[tuple[str, int], _Child] = {}
         self._oom = OomWatch()
         loop.chores.append(self._oom.look)
+        if self.nursery is not None:
+            loop.chores.append(lambda: reap(self._is_known))
         loop.perform(StartProcess, self._start)
         loop.perform(SignalProcess, self._signal)
 
+    def _is_known(self, pid: int) -> bool:
+        return any(child.pid == pid for child in self._running.values())
+
     def _start(self, effect: StartProcess) -> None:
-        directory, control, spawn = self.context.directory, self.context.control, effect.spawn
+        if self.nursery is None or not self.nursery.takes(effect.spawn):
+            self._start_now(effect.spawn)
+
+    def _start_now(self, spawn: Spawn) -> None:
+        directory, control = self.context.directory, self.context.control
         name, incarnation = spawn.name, spawn.incarnation
         credentials = Credentials(spawn.secret, self.context.credentials.coordinator)
         try:
             self.prepare(spawn)
-            popen = local.start(directory, spawn.role, name, incarnation, control, credentials)
+            process: subprocess.Popen[bytes] | Forked | None = None
+            if self.nursery is not None and spawn.role == WORKER:
+                process = self.nursery.template.start(name, incarnation, control, credentials)
+            if process is None:
+                process = local.start(
+                    directory, spawn.role, name, incarnation, control, credentials
+                )
         except (OSError, DlctlError) as error:
             words = (f"cannot start it: {error}",)
             is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
             cause = NO_ROOM if is_full else ""
             self.loop.post(ProcessEnded(ProcessExited(name, incarnation, 1, words, cause)))
             return
-        self._hold(name, incarnation, _Child(popen.pid, os.pidfd_open(popen.pid), popen))
-        self.loop.post(ProcessStarted(Spawned(name, incarnation, popen.pid)))
+        self._hold(name, incarnation, _Child(process.pid, os.pidfd_open(process.pid), process))
+        self.loop.post(ProcessStarted(Spawned(name, incarnation, process.pid)))
 
     def adopt(self) -> tuple[Spawned, ...]:
         """Watch the daemons of this run that are already running on this machine."""
@@ -94,6 +118,8 @@ class Children:
             if pidfd is not None:
                 self._hold(daemon.name, daemon.incarnation, _Child(daemon.pid, pidfd, None))
                 found.append(Spawned(daemon.name, daemon.incarnation, daemon.pid))
+                if self.nursery is not None and daemon.role == WORKER:
+                    self.nursery.begin_later()
         return tuple(found)
 
     def _hold(self, name: str, incarnation: int, child: _Child) -> None:
@@ -108,10 +134,10 @@ class Children:
         path = paths.log_path(self.context.directory, name, incarnation)
         recorded = exit_code(path)
         status = STATUS_UNKNOWN if recorded is None else recorded
-        if child.popen is not None:
+        if child.process is not None:
             # Such as data loaders: every daemon leads its own process group.
-            commands.kill_group(child.popen)
-            status = child.popen.wait()
+            commands.kill_group(child.process)
+            status = child.process.wait()
         is_another = status in (-signal.SIGKILL, STATUS_UNKNOWN) and not child.is_killed
         cause = self._oom.cause(child.pid) if is_another else ""
         if status >= 0 and recorded is None:
@@ -123,6 +149,8 @@ class Children:
 
     def _signal(self, effect: SignalProcess) -> None:
         child = self._running.get((effect.name, effect.incarnation))
+        if child is None and self.nursery is not None:
+            self.nursery.drop(effect)
         if child is not None:
             child.is_killed |= effect.signal == signal.SIGKILL
             with contextlib.suppress(ProcessLookupError):

@@ -34,9 +34,13 @@ TORCH_S = 90.0
 SMI_S = 10.0
 WORDS_CHARS_MAX = 400
 TORCH = """
-import json, torch
+import json, os, sys, torch
+files = {getattr(module, "__cached__", None) for module in [*sys.modules.values()]}
+slow = sum(not os.path.exists(file) for file in files if type(file) is str)
 cuda = torch.cuda.is_available()
-print(json.dumps([torch.__version__, torch.version.cuda or "", torch.cuda.device_count() * cuda]))
+count = torch.cuda.device_count() * cuda
+place = os.path.dirname(torch.__file__)
+print(json.dumps([torch.__version__, torch.version.cuda or "", count, slow, place]))
 """
 SMI = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
 LOGIND = Path("/etc/systemd/logind.conf")
@@ -185,12 +189,21 @@ def _logout() -> dict[str, bool]:
 
 
 def _torch() -> dict[str, Any]:
-    """{version, cuda, devices}, or {problem}."""
+    """{version, cuda, devices, uncompiled, place}, or {problem}. uncompiled: modules without a .pyc
+    file, although Python writes those that it can; place: the directory of torch.
+    """
     output = wait([sys.executable, "-P", "-c", TORCH], TORCH_S)
     if output.status == LATE:
         return {"problem": f'"import torch" has not finished in {TORCH_S:.0f} s'}
     try:
-        version, cuda, devices = json.loads(output.out.splitlines()[-1])
+        found = json.loads(output.out.splitlines()[-1])
+        version, cuda, devices, uncompiled, place = found
     except (ValueError, IndexError):
         return {"problem": output.last_line()[:WORDS_CHARS_MAX] or "no output"}
-    return {"version": version, "cuda": cuda, "devices": devices}
+    return {
+        "version": version,
+        "cuda": cuda,
+        "devices": devices,
+        "uncompiled": uncompiled,
+        "place": place,
+    }

@@ -5,7 +5,8 @@ loaded.
 from __future__ import annotations
 
 import re
-from collections.abc import MutableMapping
+import sys
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 from dlctl.job.config import Workers
@@ -27,6 +28,16 @@ def give_share(
     elif gpus > 1:
         mine = {(slot * processes + rank) % gpus for rank in range(processes)}
         environment.setdefault("CUDA_VISIBLE_DEVICES", ",".join(map(str, sorted(mine))))
+
+
+def use_threads(environment: Mapping[str, str]) -> None:
+    """Have torch use `OMP_NUM_THREADS` if it is loaded already, as in a process that a template has
+    forked: it reads the variable when it is loaded, and then never uses more threads than cores.
+    """
+    first = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if "torch" in sys.modules and first.isdecimal() and int(first):
+        torch = sys.modules["torch"]
+        torch.set_num_threads(min(int(first), torch.get_num_threads()))
 
 
 def gpus(devices: Path = Path("/dev")) -> int:

@@ -10,6 +10,9 @@ from dlctl.health.needs import HostNeed
 from dlctl.util import hints
 from dlctl.util.text import plural
 
+UNCOMPILED_MAX = 20
+"""Modules without a .pyc file that cost nothing to speak of."""
+
 
 def findings(need: HostNeed, facts: Facts, here: Facts) -> Iterator[Finding]:
     """`here`: the facts of the machine that starts the job."""
@@ -18,6 +21,7 @@ def findings(need: HostNeed, facts: Facts, here: Facts) -> Iterator[Finding]:
         yield _python(need, facts, here)
     if facts["torch"]:
         yield _torch(need, facts, here)
+        yield from _bytecode(need, facts)
     yield from _gpu(need, facts)
 
 
@@ -81,6 +85,20 @@ def _torch(need: HostNeed, facts: Facts, here: Facts) -> Finding:
             f"install torch {ours.partition('+')[0]} there",
         )
     return Finding(need.name, "torch", OK, text)
+
+
+def _bytecode(need: HostNeed, facts: Facts) -> Iterator[Finding]:
+    """Modules that every process compiles again: their folder is read-only, another user's, or
+    PYTHONDONTWRITEBYTECODE is set.
+    """
+    torch = facts["torch"]
+    if torch.get("uncompiled", 0) > UNCOMPILED_MAX:
+        text = f"{plural(torch['uncompiled'], 'module')} of torch and others in {torch['place']} "
+        text += "have no .pyc files, and none are written: each start compiles them again"
+        fix = f"{facts['python']} -m compileall -q {torch['place']} (as the owner of that folder)"
+        fix = hints.either(fix, "unset PYTHONDONTWRITEBYTECODE if it is set")
+        numbers = {"uncompiled": torch["uncompiled"]}
+        yield Finding(need.name, "bytecode", WARNING, text, fix, numbers)
 
 
 def _counted(devices: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 OUTPUT_BYTES_MAX = 4 << 20
 """The largest output that is read: on a large cluster `sinfo` prints every node."""
@@ -79,7 +79,18 @@ class Command:
             os.close(file)
 
 
-def kill_group(leader: subprocess.Popen[Any]) -> None:
+class ChildProcess(Protocol):
+    """A child of this process, such as `subprocess.Popen`."""
+
+    pid: int
+
+    @property
+    def returncode(self) -> int | Any | None:
+        """None until it is reaped."""
+        ...
+
+
+def kill_group(leader: ChildProcess) -> None:
     """Send SIGKILL to a process group; not if the leader is reaped, as its pid may be reused."""
     if leader.returncode is None:
         with suppress(ProcessLookupError):

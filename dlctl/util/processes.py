@@ -8,6 +8,7 @@ stable: the ticks from boot to the start of the process, and the id of that boot
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterable, Mapping
@@ -22,6 +23,8 @@ KILL_S = 5.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _STATE, _START_TICKS, _RSS_PAGES = 0, 19, 21
 """Fields 3, 22 and 24 of /proc/PID/stat, see proc(5), counted after the command's name."""
+_PADDING = re.compile(rb"\0{8,}\Z")
+"""Behind the command line of a process that has changed its own (`daemons.template`)."""
 _ENDED = (b"Z", b"X")
 _STOPPED = (b"T", b"t")
 
@@ -132,6 +135,7 @@ def command_line(pid: Any, start: Any) -> list[str]:
     # Its pid may have been reused meanwhile.
     if not words or not is_alive(pid, start):
         return []
+    words = _PADDING.sub(b"\0", words)
     return [os.fsdecode(word) for word in words.removesuffix(b"\0").split(b"\0")]
 
 

@@ -107,6 +107,13 @@ def test_a_good_machine_has_nothing_but_good_marks_and_no_fixes() -> None:
             "install torch 2.10.0 there",
         ),
         (
+            facts(torch={**HERE_FACTS["torch"], "uncompiled": 900, "place": "/venv/lib/torch"}),
+            "bytecode",
+            WARNING,
+            "900 modules",
+            "/venv/bin/python -m compileall -q /venv/lib/torch",
+        ),
+        (
             facts(torch={"version": "2.10.0", "cuda": "12.8", "devices": 0}),
             "GPU",
             WARNING,

@@ -49,6 +49,7 @@ OPENED_OTHERWISE = {
     "daemons/worker/batch_size_search.py": "/proc, /sys",
     "dlctl/util/cores.py": "/proc, /sys",
     "dlctl/util/processes.py": "/proc",
+    "daemons/template/command_line.py": "/proc",
     "daemons/transport/shm.py": "memory of another process",
     "daemons/worker/hogwild/workers.py": "memory of another process",
     "dlctl/cli/commands/init.py": "a part of the package",

@@ -1,0 +1,115 @@
+"""`python -P -m daemons.template RUN_DIRECTORY AGENT PACKAGE PADDING`, with the socket of its agent
+as standard input: imports what workers import, and then forks a worker for each request.
+
+A fork copies memory but no threads, and no GPU context survives it. So the template never computes:
+it only imports, and refuses to fork if a library has started more than that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+
+from daemons.template.command_line import rewrite
+from daemons.template.forked import become
+from daemons.template.words import MESSAGE_BYTES_MAX, READY, read_request
+
+PR_SET_PDEATHSIG = 1
+IMPORTED = {
+    "worker": ("daemons.worker.main", "torch.optim"),
+    "script": ("daemons.script.main", "daemons.attach.begin", "torch.optim", "torch._dynamo"),
+}
+"""By what the workers are: a package of daemons. torch._dynamo: the first optimiser of a script
+imports it, which takes half as long as torch itself; those of workers do without it."""
+BLAS = "numpy"
+"""Its library for linear algebra has threads from the import on, and ends them before a fork."""
+
+
+def main() -> None:
+    agent = socket.socket(fileno=os.dup(0))
+    _end_with(os.getppid())
+    if not rewrite(sys.orig_argv[:-1]):
+        cannot = "its command line cannot be changed here"
+    else:
+        cannot = prepare(IMPORTED[sys.argv[3]])
+    agent.send(cannot.encode() or READY)
+    if not cannot:
+        serve(agent)
+
+
+def _end_with(agent: int) -> None:
+    """Have the kernel kill this process when its agent ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != agent:  # It has ended before that call.
+        sys.exit(1)
+
+
+def prepare(modules: Sequence[str]) -> str:
+    """Import these. Returns why this process must not fork; "" if it may."""
+    gc.disable()  # The modules stay: each collection would look at all of them.
+    try:
+        importlib.import_module(BLAS)
+        threads = _threads()
+        for name in modules:
+            importlib.import_module(name)
+    except Exception as error:  # The worker itself says what is wrong, and where.
+        return f"an import fails: {type(error).__name__}: {error}"
+    gc.freeze()  # A collection in a worker would write to, and so copy, what it shares with others.
+    gc.enable()
+    if _threads() > threads:
+        return "an import has started a thread"
+    if uses_gpu():
+        return "an import has opened a GPU"
+    return ""
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def uses_gpu() -> bool:
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{descriptor}").startswith(("/dev/nvidia", "/dev/kfd")):
+                return True
+    return False
+
+
+def serve(agent: socket.socket) -> None:
+    """Fork a worker for each request, until the agent is gone."""
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(agent, MESSAGE_BYTES_MAX, 2)
+        if not data:
+            return
+        try:
+            _fork(data, descriptors)
+        except OSError as error:  # No memory, no pid: the agent sees the worker's line break off.
+            print(f"the template cannot fork: {error}", file=sys.stderr, flush=True)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _fork(data: bytes, descriptors: list[int]) -> None:
+    """Fork a process that forks the worker and exits: see `words`."""
+    between = os.fork()
+    if between:
+        os.waitpid(between, 0)
+        return
+    status = 1
+    try:
+        if not os.fork():
+            become(read_request(data), *descriptors)
+        status = 0
+    finally:  # No copy of this process may return from here, and serve as well.
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    main()
