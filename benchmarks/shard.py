@@ -242,6 +242,6 @@ def _assign(coordinator: End, size: int, keyring: Keyring, workers: list[str]) -
     allowed_peers = json.dumps(keys_of(keyring, workers)).encode()
     coordinator.transport.send(peer, m.Welcome(SERVER, 0, SHARD_TERM, keyring.token_key, {}))
     coordinator.transport.send(peer, m.AllowedPeers(1, allowed_peers))
-    coordinator.transport.send(peer, m.Assign(0, size, layout, "", step_samples=32))
+    coordinator.transport.send(peer, m.Assign((0, size), layout, "", step_samples=32))
     _, serving = coordinator.wait_for(m.Serving)
     return peer, serving.address

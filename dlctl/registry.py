@@ -228,6 +228,13 @@ BUILT_IN: dict[str, dict[str, Component]] = {
         "rmsprop": Component(
             "dlctl.optim.rmsprop:RMSprop", "root of a running mean square (Hinton 2012)"
         ),
+        "muon": Component(
+            "dlctl.optim.muon:Muon", "matrices along orthogonal ones, AdamW else (Jordan 2024)"
+        ),
+        "soap": Component("dlctl.optim.soap:Soap", "Adam in the eigenbasis of Shampoo (Vyas 2025)"),
+        "shampoo": Component(
+            "dlctl.optim.shampoo:Shampoo", "a preconditioner per side of a matrix (Gupta 2018)"
+        ),
         "yogi": Component(
             "dlctl.optim.yogi:Yogi", "Adam, its second moment additive (Zaheer 2018)"
         ),

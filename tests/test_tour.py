@@ -82,6 +82,7 @@ def test_one_gradient_goes_from_the_loss_to_a_server_and_comes_back_as_parameter
     # The model is one flat float32 vector.
     replica = TorchReplica(Task(Halves()), device="cpu", seed=0)
     batch, layout = default_collate(replica.task.dataset()), replica.layout.to_bytes()
+    size = replica.layout.size()
     me, it = registration("worker", "worker-0"), registration("server", "server-0")
     worker = Worker(me, JOB, DOWNPOUR, TopK(TopK.Options(**OPTIONS)))
     server = Server(it, JOB, "ipc://server-0", DOWNPOUR, Adagrad, TopK)
@@ -96,13 +97,15 @@ def test_one_gradient_goes_from_the_loss_to_a_server_and_comes_back_as_parameter
     # The coordinator tells the server its slice, the worker its term and where the server is.
     server.handle(Started(), now=0.0)
     to_server(m.Welcome("server-0", 0, 1, KEY, {}), COORDINATOR)
-    to_server(m.Assign(0, replica.layout.size(), layout, restore="", step_samples=64), COORDINATOR)
+    to_server(m.Assign((0, size), layout, restore="", step_samples=64), COORDINATOR)
     to_worker(Started())
     effects = to_worker(m.Welcome("worker-0", 0, 1, sign(KEY, RUN, 0, 1), {}))
     assert BuildModel(0, 1) in effects
     built = ModelBuilt(m.ModelReady("", layout, 5), replica.parameters, replica.averaged())
     assert sent(to_worker(built), m.ModelReady)
-    effects = to_worker(m.Topology(("ipc://server-0",), ("",), initialise=True, restore=""))
+    effects = to_worker(
+        m.Topology(("ipc://server-0",), ("",), (0, size), initialise=True, restore="")
+    )
 
     # The worker joins the server and brings the initial values; then its method asks for data.
     joined = sent(to_server(sent(effects, m.Join)), m.Joined)

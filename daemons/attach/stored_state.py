@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from daemons.worker.ranks.nested_tensors import dtype_of, put_together, taken_apart
+from daemons.worker.nested_tensors import dtype_of, put_together, taken_apart
 from daemons.worker.task.user_task import dtype_name
 from dlctl.wire.messages import Array
 

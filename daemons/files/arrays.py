@@ -26,7 +26,7 @@ from dlctl.roles.protocol.effects import ArraysLoaded, ArraysSaved, LoadArrays, 
 from dlctl.roles.protocol.files import FilesMissing, WantedFile, checkpoint_file
 from dlctl.runs import checkpoints
 from dlctl.runs.checkpoints import SLOT
-from dlctl.shards.base import W
+from dlctl.shards.base import KEPT, W
 from dlctl.wire.messages import Json, Register
 
 
@@ -74,6 +74,9 @@ class Files:
         for table in effect.tables:
             name = f"table.{table.name}"
             arrays[name] = checkpoints.read_table(directory, manifest, *table)
+        for kept in effect.kept:
+            if (found := checkpoints.read_kept(directory, manifest, *kept[:4])) is not None:
+                arrays[f"{KEPT}{kept.name}"] = found
         for extra in effect.extras:
             arrays[extra] = checkpoints.read_averaged(directory, manifest)
         try:
@@ -128,8 +131,8 @@ class Away:
         if self.name.startswith("worker"):
             return [p for p in manifest["workers"] if p["name"] == self.name and p["file"]]
         shards: list[Json] = manifest["shards"]
-        if effect.tables:
-            return shards  # Tables are sharded differently from the parameters.
+        if effect.tables or effect.kept:
+            return shards  # They are sharded differently from the parameters.
         first = shards[:1] if effect.extras else []
         own = [s for s in shards if max(s["lo"], effect.lo) < min(s["hi"], effect.hi)]
         return [*first, *(shard for shard in own if shard not in first)]

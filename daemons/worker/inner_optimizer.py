@@ -7,6 +7,7 @@ saved state is indexed by tensor, so that a run may resume with other groups.
 from __future__ import annotations
 
 import inspect
+import json
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from daemons.worker.nested_tensors import packed, unpacked
 from daemons.worker.task.user_task import TaskError, blame, calling
 from dlctl import registry
 from dlctl.errors import DlctlError
@@ -25,6 +27,11 @@ from dlctl.wire.messages import Array
 
 _PYTHON = "#"
 """Suffix to the name of a state that is a Python number, not a tensor."""
+_NESTED = "@"
+"""Suffix to the name of a state that is a list, tuple, dict or text: its form; with numbers behind
+it, the bytes of the tensors in it."""
+_GROUP = "g"
+"""Prefix of the number of a parameter group, where a state has that of a tensor otherwise."""
 _JOB_FILE = "[inner] of the job file"
 _SCALE = "lr_scale"
 """Key in a torch parameter group: the factor of its rate."""
@@ -72,6 +79,8 @@ class InnerOptimizer:
             ]
             for optimizer in self._optimizers
         ]
+        self._options = [[dict(g) for g in each.param_groups] for each in self._optimizers]
+        """The parameter groups before the first step."""
         self._is_fused = any(optimizer.defaults.get("fused") for optimizer in self._optimizers)
 
     def step(self, gradients: Sequence[Tensor | None], lr: float) -> None:
@@ -175,8 +184,12 @@ class InnerOptimizer:
 
     def forget(self) -> None:
         """Reset the state to that of a new optimiser."""
-        for optimizer in self._optimizers:
+        for optimizer, options in zip(self._optimizers, self._options, strict=True):
             optimizer.state.clear()
+            for group, before in zip(optimizer.param_groups, options, strict=True):
+                for key in _stepped(group, before):
+                    group.pop(key)
+                    group |= {key: before[key]} if key in before else {}
 
     def state(self) -> dict[str, Array]:
         """The whole state, by its names in a checkpoint. On the CPU it is not copied: use it before
@@ -193,14 +206,27 @@ class InnerOptimizer:
                         is_half = value.dtype is torch.bfloat16  # numpy has no bfloat16.
                         value = value.float() if is_half else value
                         found[name] = value.detach().cpu().numpy()
-                    elif value is not None:
+                    elif isinstance(value, bool | int | float):
                         found[name + _PYTHON] = np.array(value)
+                    elif value is not None:
+                        found |= _nested(name, value)
+            found |= self._of_groups(number)
         return found
+
+    def _of_groups(self, number: int) -> dict[str, Array]:
+        """The numbers that steps have changed in the parameter groups, such as a count of them."""
+        groups = zip(self._optimizers[number].param_groups, self._options[number], strict=True)
+        return {
+            f"{SAVED_AS}{number}.{_GROUP}{place}.{key}{_PYTHON}": np.array(group[key])
+            for place, (group, before) in enumerate(groups)
+            for key in _stepped(group, before)
+        }
 
     def of_name(self, name: str) -> tuple[int, str]:
         """The index of the tensor (-1: none) and the key of a name in `state`."""
         parts = name.removeprefix(SAVED_AS).split(".", 2)
-        if len(parts) < 3 or int(parts[0]) >= len(self._mine):
+        is_of_tensor = len(parts) == 3 and parts[1].isdigit()
+        if not is_of_tensor or int(parts[0]) >= len(self._mine):
             return -1, ""
         mine, index = self._mine[int(parts[0])], int(parts[1])
         return mine[index] if index < len(mine) else -1, parts[2]
@@ -261,28 +287,45 @@ class InnerOptimizer:
     def restore(self, state: Mapping[str, Array]) -> None:
         """Load what `state` returned. Raises DlctlError if it is of another optimiser."""
         kept: list[dict[int, dict[str, Any]]] = [{} for _ in self._optimizers]
+        stepped: list[dict[str, dict[int, Any]]] = [{} for _ in self._optimizers]
         if state and state[OF].tobytes() != self._identity:
             raise _of_another()
         for name, array in state.items():
             if name == OF:
                 continue
             number, index, key = name.removeprefix(SAVED_AS).split(".", 2)
-            is_number = key.endswith(_PYTHON)
-            value = array.item() if is_number else torch.from_numpy(np.array(array, order="C"))
-            if int(number) >= len(kept) or int(index) not in self._indices[int(number)]:
+            if int(number) >= len(kept):
+                raise _of_another()
+            if index.startswith(_GROUP):
+                of_key = stepped[int(number)].setdefault(key.removesuffix(_PYTHON), {})
+                of_key[int(index.removeprefix(_GROUP))] = array.item()
+                continue
+            if int(index) not in self._indices[int(number)]:
                 raise _of_another()
             place = self._indices[int(number)].index(int(index))
-            kept[int(number)].setdefault(place, {})[key.removesuffix(_PYTHON)] = value
-        for optimizer, of_it in zip(self._optimizers, kept, strict=True):
+            of_tensor = kept[int(number)].setdefault(place, {})
+            if key.endswith(_PYTHON):
+                of_tensor[key.removesuffix(_PYTHON)] = array.item()
+            elif key.endswith(_NESTED):
+                of_tensor[key.removesuffix(_NESTED)] = _unnested(name, state)
+            elif _NESTED not in key:
+                of_tensor[key] = torch.from_numpy(np.array(array, order="C"))
+        for optimizer, of_it, counted in zip(self._optimizers, kept, stepped, strict=True):
             saved = optimizer.state_dict() | {"state": of_it}
             if not self._fits(optimizer, of_it):
                 raise _of_another()
             optimizer.load_state_dict(saved)
+            for key, values in counted.items():
+                for place, group in enumerate(optimizer.param_groups):
+                    # A group that the run has had no number for counts as the first one.
+                    group[key] = values.get(place, next(iter(values.values())))
 
     def _fits(self, optimizer: torch.optim.Optimizer, state: dict[int, dict[str, Any]]) -> bool:
         """Whether the state of each parameter can belong to it, by its size. A fused kernel does
-        not check it.
+        not check it. A third party's may be of any size, such as a matrix for each side.
         """
+        if not self._entry.torch:
+            return True
         sizes = [t.numel() for group in optimizer.param_groups for t in group["params"]]
         found = [
             (key, value.numel(), sizes[place])
@@ -346,6 +389,39 @@ def _additions(
     if does_more or any(group is not None and group.weight_decay for group in of_each):
         return None
     return [1.0 if group is None else group.lr_scale for group in of_each]
+
+
+def _stepped(group: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
+    """The keys of the numbers in a parameter group that steps have changed. The rate is set anew
+    for each step."""
+    return [
+        key
+        for key, value in group.items()
+        if isinstance(value, bool | int | float)
+        and key not in ("lr", _SCALE)
+        and (key not in before or before[key] != value)
+    ]
+
+
+def _nested(name: str, value: Any) -> dict[str, Array]:
+    try:
+        form, arrays = packed(value)
+    except TaskError:
+        key = name.rpartition(".")[2]
+        raise TaskError(
+            f'"{key}" in the state of the inner optimiser has objects that cannot be saved',
+            where=_JOB_FILE,
+            hint="use an optimiser whose state is of tensors, numbers, text, lists, tuples, dicts",
+        ) from None
+    tensors = {f"{name}{_NESTED}{number}": array for number, array in enumerate(arrays)}
+    return {f"{name}{_NESTED}": np.frombuffer(json.dumps(form).encode(), np.uint8), **tensors}
+
+
+def _unnested(name: str, state: Mapping[str, Array]) -> Any:
+    """The value whose form has this name."""
+    form = json.loads(state[name].tobytes())
+    arrays = [np.array(state[f"{name}{number}"]) for number in range(len(form[1]))]
+    return unpacked(form, arrays)
 
 
 def _is_of_elements(value: Any) -> bool:

@@ -4,9 +4,9 @@
 
 The job is read as JSON from standard input. The gradient is computed at the parameters of the
 checkpoint in the directory CHECKPOINT, without it at the model's initial ones. The task is loaded
-as in a worker, and so are the samples, those of the run's first batches. OUTPUT is a .npy file with
-a float32 vector: the sum of their gradients, of which each server gets a slice in a push; for local
-SGD and EASGD the sum of a replica's own steps.
+as in a worker, and so are the samples, those of the run's first batches. OUTPUT is a .npz file with
+the bounds of the servers' shards and a float32 vector: the sum of their gradients, of which each
+server gets a slice in a push; for local SGD and EASGD the sum of a replica's own steps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from dlctl import registry
 from dlctl.errors import DlctlError
 from dlctl.job import batches, placement
 from dlctl.job.config import JobFile, from_dict
+from dlctl.model.flat import Layout
 from dlctl.model.vector import copy_into, euclidean_norm, to_host
+from dlctl.optim import bounds
 from dlctl.records.manifest import FROZEN
 from dlctl.runs import checkpoints
 from dlctl.wire.messages import Array
@@ -38,15 +40,17 @@ def main(output: str, checkpoint: str = "") -> int:
     try:
         job = from_dict(JobFile, json.load(sys.stdin))
         at = Path(checkpoint) if checkpoint else None
-        np.save(output, gradient(job, at), allow_pickle=False)
+        vector, layout = gradient(job, at)
+        np.savez(output, gradient=vector, shards=np.array(bounds.of_job(job, layout), np.int64))
     except DlctlError as error:
         print_error(error)
         return error.exit_code
     return 0
 
 
-def gradient(job: JobFile, checkpoint: Path | None) -> Array:
-    """float32[d]: the content of one push of the job's method, from the job's first portion.
+def gradient(job: JobFile, checkpoint: Path | None) -> tuple[Array, Layout]:
+    """float32[d], the content of one push of the job's method, from the job's first portion, and
+    the layout of the model.
 
     Raises TaskError for what is wrong with the task, also if the gradient is not finite, and
     DlctlError if the checkpoint is of another model.
@@ -80,7 +84,8 @@ def gradient(job: JobFile, checkpoint: Path | None) -> Array:
                 where=replica.task.place("loss"),
                 hint="torch.autograd.set_detect_anomaly(True) shows where a NaN comes from",
             )
-    return before - to_host(replica.parameters) if push.is_displacement else total
+    push_of = before - to_host(replica.parameters) if push.is_displacement else total
+    return push_of, replica.layout
 
 
 def _load(replica: TorchReplica, checkpoint: Path) -> None:

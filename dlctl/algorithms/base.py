@@ -33,6 +33,7 @@ from dlctl.errors import DlctlError
 from dlctl.job.clients import Cohort
 from dlctl.job.config import COUNT_MAX, Choice, JobFile
 from dlctl.job.settings import Setting, of_options
+from dlctl.model.cut import Bounds
 from dlctl.model.flat import ROWS, Layout, slice_bounds
 from dlctl.model.vector import Vector, copy_into, copy_of, zeros_like
 from dlctl.optim.base import Optimizer
@@ -81,11 +82,17 @@ class Table:
     """Options -> how many tables like this there are, for the lead alone: "s0", "s1" ... for
     "s"."""
 
-    def bounds(self, layout: Layout, parts: int, index: int) -> tuple[int, int]:
-        """The elements [lo, hi) that server `index` of `parts` owns."""
+    def bounds(self, layout: Layout, shards: Bounds, index: int) -> tuple[int, int]:
+        """The elements [lo, hi) that server `index` owns. shards: those of the parameters; a table
+        with a number for each of these is cut like them, all others evenly.
+        """
+        parts = len(shards) - 1
         if self.of_rows:
             return RowTables(layout).bounds(parts, index)
-        return slice_bounds(self.size(layout), parts, index)
+        size = self.size(layout)
+        if size == shards[-1]:
+            return shards[index], shards[index + 1]
+        return slice_bounds(size, parts, index)
 
 
 PEERS_MAX = 512

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from dlctl.job import placement
 from dlctl.job.config import Host, JobFile
+from dlctl.model.flat import Layout
+from dlctl.optim import bounds
 from dlctl.util.hostnames import HERE as HERE
 from dlctl.util.names import HOME_AGENT
 
@@ -21,12 +23,25 @@ STATE_MARGIN_BYTES = 16 << 20
 class Model(NamedTuple):
     """Size of the model, from an earlier checkpoint of the same job."""
 
-    parameters: int
-    """Trainable ones."""
+    layout: Layout
     stored_bytes: int
     """Bytes of all parameters and optimiser slots in the checkpoint."""
     step: int
     """The step at which the checkpoint was made."""
+    kept_bytes: int = 0
+    """Those of the stored bytes that the optimiser keeps beside matrices."""
+
+    @property
+    def parameters(self) -> int:
+        """Trainable ones."""
+        return self.layout.size()
+
+    def figures(self) -> dict[str, int]:
+        return {
+            "parameters": self.parameters,
+            "stored_bytes": self.stored_bytes,
+            "step": self.step,
+        }
 
 
 class HostNeed(NamedTuple):
@@ -91,7 +106,9 @@ def _shm_bytes(job: JobFile, model: Model | None, servers: int) -> int:
         return 0
     if model is None:
         return SHM_BYTES_MIN
-    share = model.stored_bytes * servers / job.servers.count
+    beside = bounds.matrix_bytes(job, model.layout, 0, model.parameters)
+    total = model.stored_bytes - model.kept_bytes + beside
+    share = total * servers / job.servers.count
     return round(share * STATE_PARTS) + servers * STATE_MARGIN_BYTES
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from dlctl import jobfile, registry
 from dlctl.errors import UsageError
 from dlctl.job.config import JobFile, to_dict
 from dlctl.launch.base import same_hashes
-from dlctl.model.flat import slice_bounds
+from dlctl.model.cut import Bounds
 from dlctl.ops import other_process, remains
 from dlctl.runs import lineage, select
 from dlctl.util import notes
@@ -39,13 +40,13 @@ def measured(run_or_file: str) -> dict[str, dict[str, Any]]:
         directory = select.directory(run_or_file)
         job = remains.read_jobfile(directory)
         checkpoint = lineage.newest_good(directory, notes.warn)
-    gradient = _gradient(job, checkpoint[0] if checkpoint else None)
-    return {name: _measure(name, job, gradient) for name in registry.names("compressors")}
+    gradient, shards = _gradient(job, checkpoint[0] if checkpoint else None)
+    return {name: _measure(name, job, gradient, shards) for name in registry.names("compressors")}
 
 
-def _gradient(job: JobFile, checkpoint: Path | None) -> Array:
-    """float32[d]. A separate process computes it: it needs torch and runs the user's code. Raises
-    UsageError for a job without a task.
+def _gradient(job: JobFile, checkpoint: Path | None) -> tuple[Array, Bounds]:
+    """float32[d], and the servers' shards. A separate process computes both: it needs torch, and
+    runs the user's code. Raises UsageError for a job without a task.
     """
     if job.has_loop:
         raise UsageError(
@@ -54,18 +55,18 @@ def _gradient(job: JobFile, checkpoint: Path | None) -> Array:
             hint="measure with a job that has a task with a similar model",
         )
     with tempfile.TemporaryDirectory(prefix="dlctl-gradient-") as directory:
-        file = Path(directory) / "gradient.npy"
+        file = Path(directory) / "gradient.npz"
         arguments = [str(file)] + ([str(checkpoint)] if checkpoint else [])
         other_process.run(
             "daemons.worker.sample_gradient", arguments, Path(job.job.task),
             "the gradient could not be computed",
             input=json.dumps(to_dict(job)), env={**os.environ, **same_hashes(job.job.seed)},
         )  # fmt: skip
-        gradient: Array = np.load(file, allow_pickle=False)
-        return gradient
+        with np.load(file, allow_pickle=False) as found:
+            return found["gradient"], tuple(found["shards"].tolist())
 
 
-def _measure(name: str, job: JobFile, gradient: Array) -> dict[str, Any]:
+def _measure(name: str, job: JobFile, gradient: Array, shards: Bounds) -> dict[str, Any]:
     kind, used = registry.load("compressors", name), name == job.compression.name
     own, shared = job.compression.options, {}
     if "density" in own and "density" in kind.Options.__dataclass_fields__:
@@ -73,7 +74,7 @@ def _measure(name: str, job: JobFile, gradient: Array) -> dict[str, Any]:
     options = kind.Options(**own if used else shared)
     compressor = kind(options)
     u = np.zeros_like(gradient)
-    bounds = [slice_bounds(u.size, job.servers.count, i) for i in range(job.servers.count)]
+    bounds = list(pairwise(shards))
     for _ in range(PUSHES):
         u += gradient
         missing, length = u.copy(), float(np.linalg.norm(u))

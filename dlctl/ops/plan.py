@@ -15,9 +15,11 @@ from dlctl.errors import DlctlError
 from dlctl.health.needs import CONTROL, HERE, Model
 from dlctl.job import batches, placement
 from dlctl.launch import launcher as launchers
-from dlctl.model.flat import slice_bounds
+from dlctl.model.cut import Bounds
 from dlctl.ops import cases
 from dlctl.ops.decide import Action
+from dlctl.optim import bounds
+from dlctl.records.manifest import kept, layout
 from dlctl.runs import select
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ class Placed(NamedTuple):
     parameters: int | None = None
     size_bytes: int | None = None
     """Bytes of a server's shard with its optimiser state; None: unknown, or no server."""
+    matrix_bytes: int | None = None
+    """Those among them of what the optimiser keeps beside matrices, as the job has it now."""
     batch_size: int | str | None = None
     """Samples per batch of a worker; "auto": the worker determines it."""
 
@@ -53,10 +57,11 @@ def placed(job: JobFile, model: Model | None) -> list[Placed]:
         agent: host.name or unnamed if host.is_other else HERE for agent, host in agents.items()
     }
     rows = [first, *(Placed(name, host) for name, host in hosts.items())]
+    shards = bounds.of_job(job, model.layout) if model is not None else ()
     for name, agent in placement.place(job).items():
         row = Placed(name, hosts[agent])
         if name.startswith("server-"):
-            rows.append(_server(job, row, agents[agent], model, first.address))
+            rows.append(_server(job, row, agents[agent], model, shards, first.address))
         else:
             size = batches.AUTO if batches.is_open(job) else batches.size(job, agent)
             rows.append(row._replace(batch_size=size))
@@ -77,15 +82,19 @@ def _coordinator(job: JobFile) -> Placed:
     return Placed(CONTROL, HERE, address, job.network.port or None)
 
 
-def _server(job: JobFile, row: Placed, host: Host, model: Model | None, control: str) -> Placed:
+def _server(
+    job: JobFile, row: Placed, host: Host, model: Model | None, shards: Bounds, control: str
+) -> Placed:
     """The row of a server with its address and its shard; `control`: the coordinator's address."""
     from dlctl.launch import addresses
 
     if model is not None:
         index = int(row.name.rpartition("-")[2])
-        lo, hi = slice_bounds(model.parameters, job.servers.count, index)
-        size_bytes = round(model.stored_bytes * (hi - lo) / max(1, model.parameters))
-        row = row._replace(parameters=hi - lo, size_bytes=size_bytes)
+        lo, hi = shards[index : index + 2]
+        elements_bytes = (model.stored_bytes - model.kept_bytes) * (hi - lo)
+        matrix_bytes = bounds.matrix_bytes(job, model.layout, lo, hi)
+        size_bytes = round(elements_bytes / max(1, model.parameters)) + matrix_bytes
+        row = row._replace(parameters=hi - lo, size_bytes=size_bytes, matrix_bytes=matrix_bytes)
     if not job.uses_tcp:
         return row._replace(address=UNIX)
     own = OWN_ADDRESS if host.is_other else control
@@ -153,5 +162,7 @@ def known_model(file: Path, job: JobFile) -> Model | None:
         if found := checkpoints.complete(run.directory):
             manifest = [*found.values()][-1]
             stored_bytes = sum(shard["nbytes"] for shard in manifest["shards"])
-            return Model(manifest["size"], stored_bytes, manifest["step"])
+            ends = [cut["hi"] for cut in kept(manifest["shards"][-1]).values()]
+            kept_bytes = bounds.FLOAT_BYTES * sum(ends)
+            return Model(layout(manifest), stored_bytes, manifest["step"], kept_bytes)
     return None

@@ -17,6 +17,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ from dlctl.errors import UsageError
 from dlctl.job.config import Choice, JobFile
 from dlctl.job.inner import NONE, OF, OF_SCRIPT, SAVED_AS, identity
 from dlctl.model.flat import AVERAGED, ROWS, TRAINED, Layout
-from dlctl.records.manifest import CHOICES, MEAN, Manifest, layout, otherwise
+from dlctl.records.manifest import CHOICES, MEAN, Manifest, bounds_of, layout, otherwise
 from dlctl.shards.base import W
 from dlctl.util.names import AVERAGE
 from dlctl.wire.messages import Array, Json
@@ -232,10 +233,11 @@ def _shards(
     """The translated shards, with the bounds of the old ones."""
     before, found = source.manifest, list[TranslatedPart]()
     more_tables = method.shape.tables_of(_options(job))[1:]
-    for index, (lo, hi) in enumerate((shard["lo"], shard["hi"]) for shard in before["shards"]):
+    shards = bounds_of(before)
+    for index, (lo, hi) in enumerate(pairwise(shards)):
         more, tables = Arrays(), dict[str, Json]()
         for table in more_tables:
-            first, last = table.bounds(layout(before), len(before["shards"]), index)
+            first, last = table.bounds(layout(before), shards, index)
             tables[table.name] = {"lo": first, "hi": last, "dtype": table.dtype, "version": 0}
             more[f"table.{table.name}"] = np.zeros(last - first, table.dtype)
         state = {

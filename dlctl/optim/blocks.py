@@ -20,6 +20,14 @@ from dlctl.util.threads import BLOCK, PLACES
 from dlctl.wire.messages import Array
 
 
+class KeptArrays(NamedTuple):
+    """What the optimiser keeps beside the matrices of a shard, by name."""
+
+    now: Mapping[str, Array]
+    following: Mapping[str, Array]
+    """Output for what changes of it; it has the present values."""
+
+
 class BlockPlace(NamedTuple):
     """The elements of a shard in a block."""
 
@@ -27,6 +35,8 @@ class BlockPlace(NamedTuple):
     """The position of the first element in the push."""
     indices: Array | None = None
     """The positions in the shard, strictly increasing; None: from `at` on."""
+    kept: KeptArrays | None = None
+    """For an optimiser of matrices (`matrices.py`); the block is all of the shard then."""
 
 
 class Block(NamedTuple):
@@ -51,7 +61,7 @@ class Block(NamedTuple):
 
     def part(self, lo: int, hi: int) -> Block:
         """The elements [lo, hi) of this block, as a block."""
-        at, indices = self.place
+        at, indices, _ = self.place
         place = BlockPlace(at + lo, None if indices is None else indices[lo:hi])
         slots = tuple(slot[lo:hi] for slot in self.slots)
         slots_next = tuple(slot[lo:hi] for slot in self.slots_next)

@@ -81,7 +81,7 @@ class Grouped:
 
     def _pieces(self, block: Block) -> Iterator[Piece]:
         """All elements of a block, in their order."""
-        (at, indices), size = block.place, block.w.size
+        (at, indices, _), size = block.place, block.w.size
         ends = (at, at + size - 1) if indices is None else (indices[0], indices[-1])
         first, last = np.searchsorted(self._ends, ends, side="right").tolist()
         bounds = self._ends[first:last]
@@ -95,7 +95,7 @@ class Grouped:
 
 def _gathered(block: Block, pieces: Sequence[Piece], rules: Sequence[Rule]) -> None:
     """Process all pieces of each group at once."""
-    at, indices = block.place
+    at, indices, _ = block.place
     for group in {group for group, _, _ in pieces}:
         where = np.concatenate([np.arange(lo, hi) for of, lo, hi in pieces if of == group])
         slots = tuple(slot[where] for slot in block.slots)

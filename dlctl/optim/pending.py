@@ -61,7 +61,7 @@ def _released(blocks: Iterable[Block], threshold: np.float32, *, of_all: bool) -
         where = np.flatnonzero(released)
         if not where.size:
             continue
-        at, indices = block.place
+        at, indices, _ = block.place
         place = BlockPlace(at, at + where if indices is None else indices[where])
         slots = tuple(slot[where] for slot in inner.slots_next)
         part = Block.in_place(place, inner.w_next[where], total[where], slots)

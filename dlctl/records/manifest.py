@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from dlctl.errors import DlctlError
 from dlctl.model import frozen
+from dlctl.model.cut import Bounds
 from dlctl.model.flat import Layout, check_rows
 from dlctl.records import evaluated
 from dlctl.util import listing
@@ -48,7 +49,13 @@ _SECTION: Any = str | dict
 _FILE = re.compile(rf"(?!{re.escape(MANIFEST)}$)[A-Za-z0-9][A-Za-z0-9._-]{{0,199}}")
 _SHA256 = re.compile("[0-9a-f]{64}")
 _CONTENT = {"file": _FILE, "sha256": _SHA256, "nbytes": _NATURAL}
-_SHARD = {**_CONTENT, "name": str, "state": {"tables?": dict}, "lo": _NATURAL, "hi": _NATURAL}
+_SHARD = {
+    **_CONTENT,
+    "name": str,
+    "state": {"tables?": dict, "kept?": dict},
+    "lo": _NATURAL,
+    "hi": _NATURAL,
+}
 _WORKER = {
     "name": str,
     "file": re.compile(f"({_FILE.pattern})?"),
@@ -58,6 +65,7 @@ _WORKER = {
 }
 """A worker that saved no arrays has the file name ""."""
 _TABLE = {"lo": _NATURAL, "hi": _NATURAL, "dtype": re.compile("float32|float64")}
+_KEPT = {"lo": _NATURAL, "hi": _NATURAL}
 _FIELDS = {
     "schema": re.compile(re.escape(SCHEMA)),
     "run_id": str,
@@ -149,6 +157,11 @@ def layout(manifest: Manifest) -> Layout:
     return Layout.from_rows(manifest["layout"])
 
 
+def bounds_of(manifest: Manifest) -> Bounds:
+    """The bounds of the servers' shards when it was saved."""
+    return (0, *(shard["hi"] for shard in manifest["shards"]))
+
+
 def parts(manifest: Manifest) -> list[dict[str, Any]]:
     """Every file of it, with "file", "sha256" and "nbytes"; "file" may be ""."""
     shared = [manifest[FROZEN]] if FROZEN in manifest else []
@@ -165,6 +178,12 @@ def models(manifest: Manifest) -> list[dict[str, Any]]:
 def tables(shard: Manifest) -> dict[str, Any]:
     """A shard's tables beside the parameters: name -> {"lo", "hi", ...}."""
     found: dict[str, Any] = shard["state"].get("tables", {})
+    return found
+
+
+def kept(shard: Manifest) -> dict[str, Any]:
+    """What the optimiser keeps beside a shard's matrices: name -> {"lo", "hi"}."""
+    found: dict[str, Any] = shard["state"].get("kept", {})
     return found
 
 
@@ -242,8 +261,23 @@ def _check_shards(shards: list[Manifest], size: int) -> None:
                 of = f".state.tables.{name:.60}" if name else ""
                 raise ValueError(f"{where}{of} does not begin where the previous one ends")
             ends[name] = cut["hi"]
+    _check_kept(shards)
     if ends[""] != size:
         raise ValueError(f"the shards end at {ends['']}, the model at {size}")
+
+
+def _check_kept(shards: list[Manifest]) -> None:
+    """Raises ValueError unless what is kept beside matrices is contiguous over the shards."""
+    ends = dict.fromkeys(kept(shards[0]), 0)
+    for index, shard in enumerate(shards):
+        where = f"shards[{index}].state.kept"
+        _conform(kept(shard), dict.fromkeys(ends, _KEPT), where)
+        if kept(shard).keys() != ends.keys():
+            raise ValueError(f"{where} differs from that of shards[0]")
+        for name, cut in kept(shard).items():
+            if cut["lo"] != ends[name] or cut["hi"] < cut["lo"]:
+                raise ValueError(f"{where}.{name:.60} does not begin where the previous one ends")
+            ends[name] = cut["hi"]
 
 
 def _check_data(data: Manifest) -> None:

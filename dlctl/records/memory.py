@@ -19,6 +19,7 @@ database. Only this file knows in which order their fields are stored.
     evaluation          `EvaluationMemory`
     finish              `Finish`
     layout              the model's tensors
+    bounds              those of the servers' shards
     frozen              the file of the model's frozen parameters
     end                 `End`, once the run ends
     daemon/<name>       its incarnation, term, address and progress

@@ -5,6 +5,8 @@
                                the first shard also "averaged" float64;
                                "table.<name>" [n], of its dtype, per table but the parameters, n
                                from the shard's state in the manifest
+                               "kept.<name>" float32[n] per array that the optimiser keeps beside
+                               matrices, of all matrices of the shard; n as for tables
         worker-0.safetensors   residuals
         frozen-<hash>.safetensors   the frozen parameters by name, in their own dtypes: a hard link
                                to the run's one file of them
@@ -35,6 +37,7 @@ from dlctl.records.manifest import (
     FROZEN,
     MANIFEST,
     Manifest,
+    kept,
     layout,
     models,
     parse,
@@ -56,6 +59,7 @@ FOLDER = "ckpt"
 W = "w"
 SLOT = "slot."
 TABLE = "table."
+KEPT = "kept."
 _NAME = re.compile(r"(\d{12,})-(\d+)")
 Cuts = Iterable[tuple[str, Mapping[str, Any]]]
 """(file, bounds of the part in it), ..."""
@@ -176,6 +180,20 @@ def read_table(
     return _assembled(directory, TABLE + name, cuts, lo, hi, dtype)
 
 
+def read_kept(
+    directory: Path, manifest: Manifest, name: str, size: int, lo: int, hi: int
+) -> Array | None:
+    """float32[hi-lo]: of the `size` elements that the optimiser keeps under this name beside the
+    matrices of the model. None: the checkpoint has none of that size, but those of another
+    optimiser, or options. Raises DlctlError.
+    """
+    found = [kept(shard).get(name) for shard in manifest["shards"]]
+    if found[-1] is None or found[-1]["hi"] != size or None in found:
+        return None
+    cuts = [(s["file"], cut) for s, cut in zip(manifest["shards"], found, strict=True) if cut]
+    return _assembled(directory, KEPT + name, cuts, lo, hi, "float32")
+
+
 def _assembled(directory: Path, tensor: str, cuts: Cuts, lo: int, hi: int, dtype: str) -> Array:
     """Elements [lo, hi) of a sharded vector."""
     import numpy as np
@@ -258,6 +276,7 @@ def _check_tensors(directory: Path, manifest: Manifest) -> None:
     for shard in manifest["shards"]:
         wanted = {name: {**shard, "dtype": "float32"} for name in vectors}
         wanted |= {TABLE + name: cut for name, cut in tables(shard).items()}
+        wanted |= {KEPT + name: {**cut, "dtype": "float32"} for name, cut in kept(shard).items()}
         for tensor, cut in wanted.items():
             size = cut["hi"] - cut["lo"]
             tensorfile.vector(directory / shard["file"], tensor, cut["dtype"], size)

@@ -24,6 +24,7 @@ from dlctl.model.vector import all_finite, euclidean_norm
 from dlctl.optim.alarm import Alarm
 from dlctl.optim.base import Optimizer, Sweeping
 from dlctl.optim.blocks import Rule, check_length
+from dlctl.optim.matrices import kept_of
 from dlctl.shards.errors import Diverged, Unusable
 from dlctl.shards.history import Changes, History
 from dlctl.shards.log import LogWrite
@@ -32,6 +33,8 @@ from dlctl.wire.messages import NATURAL_MAX, Array, Json
 
 W = "w"
 """The name of the parameters among the vectors of a shard; all others are slots."""
+KEPT = "kept."
+"""Prefix of what an optimiser keeps beside matrices, where it is stored with the vectors."""
 
 
 POINTS = (
@@ -74,6 +77,9 @@ class Spec:
     """The table of the method; "": the parameters."""
     dtype: str = "float32"
     """The element type of every vector in the state."""
+    kept: Mapping[str, int] | None = None
+    """Name -> elements of what the optimiser keeps beside matrices: then an update is one block.
+    None: an update is of elements."""
 
     @property
     def place(self) -> str:
@@ -88,7 +94,8 @@ class Spec:
     @property
     def vector_bytes(self) -> int:
         """Bytes of all vectors together; the rest of a state is small."""
-        return np.dtype(self.dtype).itemsize * self.size * len(self.names)
+        elements = self.size * len(self.names) + sum((self.kept or {}).values())
+        return np.dtype(self.dtype).itemsize * elements
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -175,6 +182,11 @@ class Storage(Protocol):
         ...
 
     @property
+    def kept(self) -> Mapping[str, Array]:
+        """What the optimiser keeps beside matrices: name -> float32[`Spec.kept`]."""
+        ...
+
+    @property
     def extras(self) -> Extras: ...
 
     def prepare(self, delta: Delta, count: int, next_rule: Callable[[], Rule] | None) -> bool:
@@ -201,7 +213,8 @@ class Storage(Protocol):
         ...
 
     def fill(self, vectors: Mapping[str, Array], extras: Extras | None) -> None:
-        """Set whole vectors ("w", slots by name), and the extras, which may be set once."""
+        """Set whole vectors ("w", slots by name, kept ones as "kept.<name>"), and the extras, which
+        may be set once."""
         ...
 
     def commit(self, state: Json, *, may_rotate: bool = True) -> LogWrite | None:
@@ -269,6 +282,7 @@ class Shard:
         self._alarm = Alarm()
         # isinstance of a Protocol takes a tenth of the time of a sparse update.
         self._sweeping = optimizer if isinstance(optimizer, Sweeping) else None
+        self._takes_matrices = kept_of(optimizer) is not None
 
     @property
     def w(self) -> Array:
@@ -324,7 +338,7 @@ class Shard:
         may be begun; else it is only resumed.
         """
         assert count <= values.size == self.size, f"{count} of {values.size} for {self.size}"
-        if self.clip_norm:
+        if self.clip_norm or self._takes_matrices:
             return False  # The norm is unknown until the whole delta has arrived.
         return self.storage.prepare(Delta(values), count, self._next_rule if is_new else None)
 
@@ -362,7 +376,7 @@ class Shard:
         if self.clip_norm:
             norm = euclidean_norm(delta.values) if norm is None else norm
             delta = _clipped(delta, self.clip_norm, norm)
-        if delta.indices is not None and self._sweeps_next():
+        if delta.indices is not None and (self._takes_matrices or self._sweeps_next()):
             delta = Delta(_with_zeros(delta, self.size))
         rule = self._alarm.over(self.optimizer.begin_update())
         if not self.remembers:
@@ -384,7 +398,7 @@ class Shard:
 
     def _raise_if_diverged(self) -> None:
         self._alarm.has_rung = False
-        for name, array in {W: self.w, **self.slots}.items():
+        for name, array in {W: self.w, **self.slots, **self.storage.kept}.items():
             if not all_finite(array):
                 what = f'an update would have made "{name}" infinite or NaN, and was discarded'
                 raise Diverged(what, hint="a smaller lr or weight_decay may help")

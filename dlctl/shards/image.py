@@ -5,7 +5,8 @@
     commit 0, 1   written in turn; the valid one with the higher number is the state
     undo          old values of the elements that a sparse update touches, until it is committed
     extras        averaged float64
-    buffer A, B   each: "w", then the slots, of n elements; a commit names the active one
+    buffer A, B   each: "w", then the slots, of n elements, then what is kept beside matrices; a
+                  commit names the active one
 
 Checksums: CRC-32 of header, commits and extras; sums of the 64-bit words of the undo record (as
 fast as the memory; a CRC would cost a third of the update). The buffers have a CRC-32 only in a
@@ -16,6 +17,7 @@ commit that was written completely but is damaged makes the state unusable.
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 import zlib
 from collections.abc import Mapping
@@ -27,7 +29,7 @@ import numpy as np
 
 from dlctl.errors import DlctlError
 from dlctl.model.vector import all_finite
-from dlctl.shards.base import Spec, W
+from dlctl.shards.base import KEPT, Spec, W
 from dlctl.shards.errors import Unusable
 from dlctl.shards.journal_format import read_body
 from dlctl.shards.undo import Undo
@@ -69,6 +71,8 @@ class ImageForm:
     """
     table: str = ""
     dtype: str = "float32"
+    kept: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Name -> elements of what the optimiser keeps beside matrices."""
 
     @staticmethod
     def of(spec: Spec, boot_id: str) -> ImageForm:
@@ -76,6 +80,7 @@ class ImageForm:
         return ImageForm(
             spec.run_id, spec.shard, spec.lo, spec.hi, list(spec.slots), spec.averaged,
             _whole_pages(commit_bytes), boot_id, spec.table, spec.dtype,
+            dict(spec.kept or {}),
         )  # fmt: skip
 
     @property
@@ -120,13 +125,16 @@ class ImageForm:
     def total_bytes(self) -> int:
         return self.buffer_at(BUFFERS)
 
-    @property
-    def _array_bytes(self) -> int:
-        return _whole_pages(self.value_dtype.itemsize * self.size)
+    def _arrays(self) -> list[tuple[str, int, int]]:
+        """(name, elements, bytes with padding) of each array of a buffer."""
+        counts = [(name, self.size) for name in self.names]
+        counts += [(KEPT + name, count) for name, count in self.kept.items()]
+        width = self.value_dtype.itemsize
+        return [(name, count, _whole_pages(width * count)) for name, count in counts]
 
     @property
     def _buffer_bytes(self) -> int:
-        return len(self.names) * self._array_bytes
+        return sum(size for _, _, size in self._arrays())
 
     def _undo_parts(self) -> list[int]:
         """Bytes reserved for its number and marks, the indices, and the values of each vector."""
@@ -139,11 +147,11 @@ class ImageForm:
 
     def vectors(self, buffer: Any, which: int) -> dict[str, Array]:
         """Name -> the vector in one of the two buffers."""
-        at = self.buffer_at(which)
-        return {
-            name: np.frombuffer(buffer, self.value_dtype, self.size, at + i * self._array_bytes)
-            for i, name in enumerate(self.names)
-        }
+        at, found = self.buffer_at(which), dict[str, Array]()
+        for name, count, size_bytes in self._arrays():
+            found[name] = np.frombuffer(buffer, self.value_dtype, count, at)
+            at += size_bytes
+        return found
 
     def extras(self, buffer: Any) -> Array:
         """The averaged buffers, float64."""
@@ -216,13 +224,16 @@ def read_header(buffer: Any) -> ImageForm:
 def _form_of(found: Json) -> ImageForm:
     """The form in a header, with natural sizes. Raises Unusable if a type is wrong."""
     values: dict[str, Any] = {field.name: found.get(field.name) for field in fields(ImageForm)}
+    values["kept"] = kept = found.get("kept", {})  # Earlier versions had none.
+    if type(kept) is not dict or not all(type(name) is str for name in kept):
+        raise Unusable("its header has no names of what is kept beside matrices")
     texts = [values["run_id"], values["boot_id"], values["table"], values["dtype"]]
     slots = values["slots"]
     numbers = [
         n
         for name, n in values.items()
-        if name not in ("run_id", "boot_id", "slots", "table", "dtype")
-    ]
+        if name not in ("run_id", "boot_id", "slots", "table", "dtype", "kept")
+    ] + [*kept.values()]
     if type(slots) is not list or not all(type(text) is str for text in (*texts, *slots)):
         raise Unusable("its header has no names of run, boot and slots")
     if values["dtype"] not in ("float32", "float64"):

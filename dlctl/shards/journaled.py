@@ -3,12 +3,13 @@
 A commit is a record of its updates as they were pushed, and of the optimiser's learning rate,
 counters and state: a copy, so further updates may follow before it is written. Recovery loads the
 newest base, a snapshot of everything, and replays the updates of the journal; the rules are pure,
-so the result is identical bit for bit. When the journal is larger than a few states (or than
-`JOURNAL_BYTES_MIN`, which takes no time to replay), a new base is written and the journal starts
-over. So a base costs a fraction of the records before it, even if each record is as large as the
-state; recovery replays a bounded journal; and the disk holds at most about six states. A base is a
-copy, too: until it is written, the memory holds the state twice, as it does while a checkpoint is
-saved. Therefore the caller defers it while another one is under way (`may_rotate`).
+so the result is identical bit for bit. A rule of matrices is not: a record has its results. When
+the journal is larger than a few states (or than `JOURNAL_BYTES_MIN`, which takes no time to
+replay), a new base is written and the journal starts over. So a base costs a fraction of the
+records before it, even if each record is as large as the state; recovery replays a bounded journal;
+and the disk holds at most about six states. A base is a copy, too: until it is written, the memory
+holds the state twice, as it does while a checkpoint is saved. Therefore the caller defers it while
+another one is under way (`may_rotate`).
 
 A server that opens a log writes a new base, into new files. After a failed sync the kernel may
 consider pages clean that were never written: data that was read may not be on the disk, and
@@ -42,7 +43,7 @@ from dlctl.shards.base import (
 from dlctl.shards.errors import Unusable
 from dlctl.shards.journal_format import Bytes, JournalRecord
 from dlctl.shards.log import LogWrite, Point, ShardLog
-from dlctl.shards.memory import ArraysInMemory, fresh
+from dlctl.shards.memory import ArraysInMemory, fresh_of
 from dlctl.wire.messages import Array, Json
 
 FORMAT = 5
@@ -67,7 +68,7 @@ class Journaled(ArraysInMemory):
         """For an existing log, which `resume` reads. journal_bytes_min: a smaller journal is never
         started over.
         """
-        super().__init__(fresh(spec.size, spec.slots, spec.dtype))
+        super().__init__(fresh_of(spec), takes_matrices=spec.kept is not None)
         self._dtype = np.dtype(spec.dtype).newbyteorder("<").str
         self._log = log
         self._spec = spec
@@ -75,6 +76,8 @@ class Journaled(ArraysInMemory):
         self._number = 0
         self._deltas: list[tuple[Delta, float, Mapping[str, int]]] = []
         """Updates since the last commit."""
+        self._has_results = False
+        """Whether there were updates of matrices since: then a record has their results."""
         self._was_filled = False
         self._is_uncertain = False
         """Whether the content of the log is unknown, because it could not be rewritten. Then the
@@ -110,7 +113,10 @@ class Journaled(ArraysInMemory):
     def update(
         self, delta: Delta, rule: Rule, lr: float, counters: Mapping[str, int] = NOTHING
     ) -> None:
-        self._deltas.append((delta, lr, counters))
+        if self._takes_matrices:
+            self._has_results = True
+        else:
+            self._deltas.append((delta, lr, counters))
         self._updated = True
         super().update(delta, rule, lr)
 
@@ -133,6 +139,7 @@ class Journaled(ArraysInMemory):
             # If there is no room for it, the next attempt is as many records later.
             base, self._journal_bytes = b"".join(self._base()), 0
         self._deltas, self._was_filled, self._is_uncertain = [], False, False
+        self._has_results = False
         return LogWrite(self._log, self._number, record, base, self._point)
 
     def rewrite(self) -> None:
@@ -143,7 +150,7 @@ class Journaled(ArraysInMemory):
         the caller may continue: the next commit writes everything, or fails, too.
         """
         self._is_uncertain = True
-        if not self._deltas and not self._was_filled:
+        if not self._deltas and not self._has_results and not self._was_filled:
             self._number += 1
             self._write_base()
 
@@ -151,7 +158,8 @@ class Journaled(ArraysInMemory):
         """Write a last record, so that damage before it is distinguished from a truncated end. No
         write may be under way.
         """
-        if self._deltas or self._was_filled or self._is_uncertain or not self._state:
+        has_changed = self._deltas or self._has_results or self._was_filled
+        if has_changed or self._is_uncertain or not self._state:
             return
         self._number += 1
         with suppress(DlctlError):  # The last commit is what counts, and it is on the disk.
@@ -165,7 +173,10 @@ class Journaled(ArraysInMemory):
             updates.append(
                 [values.size, indices is not None, lr, *([dict(counters)] if counters else [])]
             )
-        return journal_format.pack(self._number, {"state": self._state, "updates": updates}, arrays)
+        body: Json = {"state": self._state, "updates": updates}
+        if self._has_results:
+            body, arrays = {**body, "results": True}, [*self._vectors.values()]
+        return journal_format.pack(self._number, body, arrays)
 
     def _base(self) -> list[Bytes]:
         body = {**self._identity(), "state": self._state, "updated": self._updated}
@@ -191,6 +202,7 @@ class Journaled(ArraysInMemory):
             "dtype": spec.dtype,
             "elements": [spec.lo, spec.hi],
             "slots": list(spec.slots),
+            **({"kept": dict(spec.kept)} if spec.kept else {}),
         }
 
     def _journal_bytes_max(self) -> int:
@@ -230,7 +242,7 @@ class Journaled(ArraysInMemory):
             return True
         try:
             found = journal_format.read_each(self._log.read_journal(number))
-            return any(record.body.get("updates") for record in found)
+            return any(r.body.get("updates") or r.body.get("results") for r in found)
         except Unusable:
             return True  # It is damaged, and has records behind the damage.
 
@@ -250,13 +262,13 @@ class Journaled(ArraysInMemory):
         raise Unusable(f"its base {numbers[0]} is damaged" if numbers else "there is none")
 
     def _take_base(self, base: JournalRecord) -> None:
-        for what, wanted in self._identity().items():
-            journal_format.same(base.body.get(what), wanted, what)
+        wanted = self._identity()
+        for what in {**wanted, "kept": None}:
+            journal_format.same(base.body.get(what), wanted.get(what), what)
         averaged = base.body.get("extras")
         if type(averaged) is not int or averaged < 0:
             raise Unusable("it does not state the size of its averaged buffers")
-        shapes = [(self._dtype, self._spec.size)] * len(self._vectors)
-        *vectors, mean = base.arrays([*shapes, ("<f8", averaged)])
+        *vectors, mean = base.arrays([*self._shapes(), ("<f8", averaged)])
         super().fill(dict(zip(self._vectors, vectors, strict=True)), Extras(mean))
         self._updated = bool(base.body.get("updated"))
 
@@ -271,6 +283,11 @@ class Journaled(ArraysInMemory):
         updates = record.body.get("updates")
         if type(updates) is not list or not all(map(_is_update, updates)):
             raise Unusable(f"record {record.number} of its journal has no list of updates")
+        if record.body.get("results"):
+            vectors = record.arrays(self._shapes())
+            super().fill(dict(zip(self._vectors, vectors, strict=True)), None)
+            optimizer.counters.update(state["counters"])
+            self._updated = True
         for delta, lr, counters in self._deltas_of(record, updates):
             if not counters.keys() <= optimizer.counters.keys():
                 raise Unusable(f"record {record.number} of its journal is of another optimiser")
@@ -282,6 +299,9 @@ class Journaled(ArraysInMemory):
         if optimizer.counters != state["counters"]:
             raise Unusable(f"replaying record {record.number} of its journal gives other counters")
         return state
+
+    def _shapes(self) -> list[tuple[str, int]]:
+        return [(self._dtype, array.size) for array in self._vectors.values()]
 
     def _deltas_of(
         self, record: JournalRecord, updates: list[Any]

@@ -24,12 +24,13 @@ import numpy as np
 
 from dlctl.compress.base import Delta
 from dlctl.optim.base import Optimizer
-from dlctl.optim.blocks import Block, BlockPlace, Cut, Rule, go_over, update_in_place
+from dlctl.optim.blocks import Block, BlockPlace, Cut, KeptArrays, Rule, go_over, update_in_place
 from dlctl.shards import image
 from dlctl.shards.ahead import Ahead
 from dlctl.shards.base import NOTHING, Extras, Spec, W, check_state, no_point
 from dlctl.shards.image import CommittedState, ImageForm
 from dlctl.shards.log import Point
+from dlctl.shards.memory import parted
 from dlctl.util import threads
 from dlctl.util.threads import BLOCK, PLACES
 from dlctl.wire.messages import Array, Json
@@ -55,6 +56,7 @@ class Mapped:
         """A prepared update that may be the next one."""
         self._extras_crc: int | None = newest.body["extras"]
         self._updated = bool(newest.body.get("updated"))
+        self._takes_matrices = False
 
     def _use(self, buffer: Any) -> None:
         """Point all views to this buffer."""
@@ -78,6 +80,7 @@ class Mapped:
         point("state begun")
         body = {"state": {}, "updated": False, "extras": None, "sealed": None}
         storage = Mapped(buffer, form, CommittedState(0, 0, body), point)
+        storage._takes_matrices = spec.kept is not None
         storage._write(body, 0)
         image.write_header(buffer, form)
         point("state created")
@@ -93,6 +96,7 @@ class Mapped:
         image.check_is(form, ImageForm.of(spec, boot_id))
         newest = image.newest_commit(buffer, form)
         storage = Mapped(buffer, form, newest, point)
+        storage._takes_matrices = spec.kept is not None
         for indices, values in storage._undo.pending(newest.number + 1, form.size):
             for array, old in zip(storage._vectors.values(), values, strict=True):
                 array[indices] = old
@@ -109,6 +113,10 @@ class Mapped:
     @property
     def slots(self) -> Mapping[str, Array]:
         return {name: self._vectors[name] for name in self._form.slots}
+
+    @property
+    def kept(self) -> Mapping[str, Array]:
+        return parted(self._vectors)[1]
 
     @property
     def extras(self) -> Extras:
@@ -147,6 +155,9 @@ class Mapped:
             self._ahead, self._vectors = None, self._following
             return
         self.forget_prepared()
+        if self._takes_matrices:
+            self._whole(delta, rule)
+            return
         where = delta.indices
         if not self._is_dirty():
             if where is None:
@@ -158,6 +169,24 @@ class Mapped:
                 return
             self._go_dense()
         update_in_place(self.w, delta, self.slots, rule)
+
+    def _whole(self, delta: Delta, rule: Rule) -> None:
+        """An update of all elements in one block: from the active buffer to the other one, or there
+        in place."""
+        present, following = self._vectors, self._following
+        slots, kept = parted(present)
+        slots_next, kept_next = parted(following)
+        if present is not following:
+            for name, values in kept.items():
+                kept_next[name][:] = values
+        block = Block(
+            BlockPlace(0, kept=KeptArrays(kept, kept_next)), present[W],
+            delta.dense(self._form.size), tuple(slots.values()), following[W],
+            tuple(slots_next.values()),
+        )  # fmt: skip
+        rule([block])
+        self._point("block updated")
+        self._vectors = following
 
     def fill(self, vectors: Mapping[str, Array], extras: Extras | None) -> None:
         self._updated = False

@@ -9,8 +9,8 @@ import numpy as np
 
 from dlctl.compress.base import Delta
 from dlctl.optim.base import Optimizer
-from dlctl.optim.blocks import Rule, update_in_place
-from dlctl.shards.base import NOTHING, Extras, Shard, Spec, W
+from dlctl.optim.blocks import Block, BlockPlace, KeptArrays, Rule, update_in_place
+from dlctl.shards.base import KEPT, NOTHING, Extras, Shard, Spec, W
 from dlctl.shards.errors import Unusable
 from dlctl.wire.messages import Array, Json
 
@@ -23,10 +23,13 @@ class ArraysInMemory:
 
     survives = False
 
-    def __init__(self, vectors: dict[str, Array]) -> None:
-        """`vectors`: "w" and the slots in the optimiser's order, float32[n] each; used as is."""
+    def __init__(self, vectors: dict[str, Array], *, takes_matrices: bool = False) -> None:
+        """`vectors`: "w" and the slots in the optimiser's order, float32[n] each, then what it
+        keeps beside matrices; used as is. takes_matrices: an update is one block, of all elements.
+        """
         self._vectors = vectors
-        self._slots = {name: array for name, array in vectors.items() if name != W}
+        self._slots, self._kept = parted(vectors)
+        self._takes_matrices = takes_matrices
         self._extras = Extras(np.zeros(0))
 
     @property
@@ -36,6 +39,10 @@ class ArraysInMemory:
     @property
     def slots(self) -> Mapping[str, Array]:
         return self._slots
+
+    @property
+    def kept(self) -> Mapping[str, Array]:
+        return self._kept
 
     @property
     def extras(self) -> Extras:
@@ -51,7 +58,12 @@ class ArraysInMemory:
     def update(
         self, delta: Delta, rule: Rule, lr: float, counters: Mapping[str, int] = NOTHING
     ) -> None:
-        update_in_place(self.w, delta, self._slots, rule)
+        if self._takes_matrices:
+            place = BlockPlace(0, kept=KeptArrays(self._kept, self._kept))
+            slots = tuple(self._slots.values())
+            rule([Block.in_place(place, self.w, delta.dense(self.w.size), slots)])
+        else:
+            update_in_place(self.w, delta, self._slots, rule)
 
     def fill(self, vectors: Mapping[str, Array], extras: Extras | None) -> None:
         for name, values in vectors.items():
@@ -75,7 +87,7 @@ class InMemory:
     """Storages that no later server can reopen."""
 
     def create(self, spec: Spec) -> ArraysInMemory:
-        return ArraysInMemory(fresh(spec.size, spec.slots, spec.dtype))
+        return ArraysInMemory(fresh_of(spec), takes_matrices=spec.kept is not None)
 
     def reopen(self, spec: Spec) -> ArraysInMemory:
         raise Unusable(
@@ -94,6 +106,18 @@ def fresh(size: int, slots: Mapping[str, float], dtype: str = "float32") -> dict
     """The vectors of a new shard: "w" all zero, and every slot with its initial value."""
     vectors = {W: np.zeros(size, dtype)}
     return vectors | {name: np.full(size, value, dtype) for name, value in slots.items()}
+
+
+def fresh_of(spec: Spec) -> dict[str, Array]:
+    """All vectors of a new state."""
+    kept = {KEPT + name: np.zeros(size, spec.dtype) for name, size in (spec.kept or {}).items()}
+    return fresh(spec.size, spec.slots, spec.dtype) | kept
+
+
+def parted(vectors: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+    """(the slots, what is kept beside matrices), by their names."""
+    slots = {n: a for n, a in vectors.items() if n != W and not n.startswith(KEPT)}
+    return slots, {n.removeprefix(KEPT): a for n, a in vectors.items() if n.startswith(KEPT)}
 
 
 def in_memory(optimizer: Optimizer, w: Array) -> Shard:

@@ -86,6 +86,15 @@ class FilesDriver:
         }
         for table in effect.tables:
             arrays[f"table.{table.name}"] = store.read_table(effect.directory, *table)
+        for kept in effect.kept:
+            name, of_shards = (
+                f"kept.{kept.name}",
+                [s["state"].get("kept", {}) for s in manifest["shards"]],
+            )
+            cuts = [cut.get(kept.name) for cut in of_shards]
+            if None not in cuts and cuts[-1]["hi"] == kept.size:
+                parts = [files[s["file"]][name] for s in manifest["shards"]]
+                arrays[name] = np.concatenate(parts)[kept.lo : kept.hi]
         first = min(manifest["shards"], key=lambda s: int(s["lo"]))
         for extra in effect.extras:
             arrays[extra] = files[first["file"]][extra]
@@ -111,6 +120,7 @@ class FilesDriver:
                 for shard in manifest["shards"]
                 if (shard["lo"] < effect.hi and effect.lo < shard["hi"])
                 or effect.tables
+                or effect.kept
                 or (effect.extras and shard["lo"] == 0)
             ]
         wanted = [

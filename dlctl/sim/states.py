@@ -23,7 +23,7 @@ from dlctl.shards.journal_format import Bytes
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.log import Point, by_log, perform_first, together
 from dlctl.shards.mapped import Mapped
-from dlctl.shards.memory import ArraysInMemory, fresh
+from dlctl.shards.memory import InMemory
 from dlctl.sim.disk import NO_SPACE, Disk
 from dlctl.sim.process import Crashed, Process
 from dlctl.wire.messages import Array
@@ -122,7 +122,7 @@ class KeptStates:
 
     def create(self, spec: Spec) -> Storage:
         if self.durability == "none":
-            return ArraysInMemory(fresh(spec.size, spec.slots))
+            return InMemory().create(spec)
         kept = self._take(spec)
         if self.durability == "disk":
             kept.log = kept.log or MemoryLog(self.disk)

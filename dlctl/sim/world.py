@@ -16,7 +16,6 @@ import numpy as np
 
 from dlctl import registry
 from dlctl.job.config import Choice, JobFile
-from dlctl.model.flat import slice_bounds
 from dlctl.roles.agent.agent import Agent
 from dlctl.roles.agent.guest import Guest
 from dlctl.roles.coordinator.coordinator import Coordinator
@@ -418,17 +417,13 @@ class World:
             machines = [p.machine for p in self.processes if p.name == "worker-0"]
             found = [t for t in (getattr(m, "training", None) for m in machines) if t is not None]
             return found[-1].side.parameters.copy() if found else self._unknown()
-        shards = {}
+        weights = self._unknown()
         for process in self.processes:
             serving = getattr(process.machine, "serving", None)
             if serving is not None:
-                shards[serving.index] = serving.shard.w
-        if len(shards) == self.job.servers.count:
-            return np.concatenate([shards[index] for index in sorted(shards)])
-        weights = self._unknown()
-        for index, shard in shards.items():
-            lo, hi = slice_bounds(weights.size, self.job.servers.count, index)
-            weights[lo:hi] = shard[: hi - lo]
+                size, shard = serving.assigned.bounds[-1], serving.parameters
+                weights = weights if weights.size == size else np.full(size, np.nan, np.float32)
+                weights[shard.lo : shard.hi] = shard.shard.w
         return weights
 
     def _unknown(self) -> Array:

@@ -112,9 +112,11 @@ _scratch = _Scratch()
 
 
 def scratch(size: int, number: int = 0) -> Array:
-    """float32[size], at most `BLOCK`, of any content, for temporaries. It is local to this thread,
-    and the same memory for every call with this number.
+    """float32[size] of any content, for temporaries. Up to `BLOCK` elements are local to this
+    thread, and the same memory for every call with this number; more are new memory.
     """
+    if size > BLOCK:
+        return np.empty(size, np.float32)
     found = _scratch.arrays.get(number)
     if found is None:
         found = _scratch.arrays[number] = np.empty(BLOCK, np.float32)

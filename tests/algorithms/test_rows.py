@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import even
 from oracles import Agree
 from torch import Tensor, nn
 from torch.nn import functional
@@ -224,7 +225,8 @@ class Run:
             Received(
                 COORDINATOR,
                 m.Topology(
-                    ("a",) * self.servers, ("",) * self.servers, True, "",
+                    ("a",) * self.servers, ("",) * self.servers,
+                    even(self.replica.layout.size(), self.servers), True, "",
                     batch_size=self.batch_size,
                 ),
             ),
@@ -235,11 +237,11 @@ class Run:
         name, layout = f"server-{index}", self.replica.layout
         registration = Register("run", "server", name, 1, 1, "here", dlctl.__version__)
         server = Server(registration, job, "ipc://x", ROWS, SGD, Dense)
-        lo, hi = (layout.size() * k // self.servers for k in (index, index + 1))
+        bounds = even(layout.size(), self.servers)
         for event in (
             Started(),
             Received(COORDINATOR, m.Welcome(name, index, 1, b"key", {})),
-            Received(COORDINATOR, m.Assign(lo, hi, layout.to_bytes(), restore="", step_samples=64)),
+            Received(COORDINATOR, m.Assign(bounds, layout.to_bytes(), restore="", step_samples=64)),
         ):
             server.handle(event, 0.0)
         return server

@@ -60,7 +60,7 @@ class Life:
         self.server.handle(Started(), 0.0)
         keep = term > 1
         self.tell(COORDINATOR, m.Welcome("server-0", 0, term, KEY, {}))
-        self.tell(COORDINATOR, m.Assign(0, SIZE, layout, "", keep, 64, STEP_SAMPLES))
+        self.tell(COORDINATOR, m.Assign((0, SIZE), layout, "", keep, 64, STEP_SAMPLES))
         assert self.server.serving is not None
         self.tell(COORDINATOR, m.Members((HONEST, LIAR)))
         for slot in (HONEST, LIAR):

@@ -79,7 +79,7 @@ class Run:
         self.peer, _ = self.coordinator.wait_for(m.Register)
         send = self.coordinator.transport.send
         send(self.peer, m.Welcome(SERVER, 0, self.term, self.key, {}))
-        send(self.peer, m.Assign(0, self.size, self.layout, "", keep, step_samples=64))
+        send(self.peer, m.Assign((0, self.size), self.layout, "", keep, step_samples=64))
         _, serving = self.coordinator.wait_for(m.Serving)
         self.worker.transport.connect(SERVER, serving.address)
         return serving
@@ -323,7 +323,7 @@ def test_a_server_whose_state_is_gone_says_so_and_ends(make_run: MakeRun) -> Non
     peer, _ = run.coordinator.wait_for(m.Register)
     run.coordinator.transport.send(peer, m.Welcome(SERVER, 0, 1, b"", {}))
     run.coordinator.transport.send(
-        peer, m.Assign(0, run.size, run.layout, "", keep=True, step_samples=64)
+        peer, m.Assign((0, run.size), run.layout, "", keep=True, step_samples=64)
     )
     _, failed = run.coordinator.wait_for(m.Failed)
     assert failed.fatal

@@ -77,7 +77,7 @@ def seeds() -> list[bytes]:
     push = next(message for message in messages if isinstance(message, Push))
     pushes = [Push(**{**_values(push), "delta": packed}) for packed in _compressed()]
     layout = Layout.from_rows(LAYOUT).to_bytes()
-    models = [ModelReady("worker-0", layout, 1797), Assign(0, 15, layout, "")]
+    models = [ModelReady("worker-0", layout, 1797), Assign((0, 15), layout, "")]
     models += [ModelReady("worker-0", layout, 0, shards=2, names="a\nb/\u00e9".encode())]
     slices = [SparseParameters(0, 1, 2, 7, 5, *_changes()), Parameters(0, 1, 2, 7, _changes()[0])]
     long = [ChangeSettings(1, {"list": list(range(400)), "x": "text" * 1000})]

@@ -7,6 +7,7 @@ import itertools
 from dlctl.health import needs
 from dlctl.health.needs import CONTROL, HERE, SHM_BYTES_MIN, Model, NeededLink
 from dlctl.job.config import Host, Job, JobFile, Network, Servers, Workers
+from dlctl.sim.objectives import layout_of
 
 JOB = Job(name="digits", task="train.py:task")
 
@@ -29,7 +30,7 @@ def test_each_host_needs_what_is_placed_there() -> None:
 
 
 def test_shared_memory_is_needed_for_shards_that_are_kept_there() -> None:
-    model = Model(parameters=1_000_000, stored_bytes=8_000_000, step=5)
+    model = Model(layout_of(1_000_000), stored_bytes=8_000_000, step=5)
     alone = needs.of(job(), model)["agent-0"]
     assert 8_000_000 * 2 < alone.shm_bytes < 8_000_000 * 3 + (64 << 20)
     assert needs.of(job(), None)["agent-0"].shm_bytes == SHM_BYTES_MIN

@@ -14,7 +14,8 @@ from dlctl.compress.none import Dense
 from dlctl.compress.values import Precision
 from dlctl.job.config import JobFile
 from dlctl.job.inner import NONE
-from dlctl.model.flat import Layout, slice_bounds
+from dlctl.model.cut import Bounds, Unit, cut
+from dlctl.model.flat import Layout
 from dlctl.optim.base import Optimizer
 from dlctl.optim.sgd import SGD
 from dlctl.roles.protocol.context import Context
@@ -71,6 +72,11 @@ def replica(method: Method, parameters: Array, options: Any = None, slot: int = 
     return side
 
 
+def even(size: int, servers: int) -> Bounds:
+    """The bounds of shards that differ by at most one element."""
+    return cut([Unit("all", size)], [1.0] * servers)
+
+
 def identity(slot: int = 0, term: int = 1, token: bytes = b"", run_id: str = "run") -> Identity:
     return Identity(run_id, slot, term, token)
 
@@ -95,10 +101,11 @@ def joined_tables(
 ) -> list[list[ShardClient]]:
     """All tables of a method with so many parameters, on servers that know the worker."""
     shards = range(servers) if method.shape.needs_servers else ()
-    parameters = [client(context, me, i, *slice_bounds(size, servers, i)) for i in shards]
+    bounds = even(size, servers) if servers else (0,)
+    parameters = [client(context, me, i, *bounds[i : i + 2]) for i in shards]
     tables = [parameters] if parameters else []
     for number, table in enumerate(method.shape.tables[1:], 1):
-        cuts = [slice_bounds(table.size(layout_of(size)), servers, i) for i in shards]
+        cuts = [table.bounds(layout_of(size), bounds, i) for i in shards]
         tables.append(
             [ShardClient(c.link, number, *cut) for c, cut in zip(parameters, cuts, strict=True)]
         )
@@ -202,9 +209,10 @@ def serving(
 ) -> ShardProtocol:
     """A server at work on these parameters."""
     context = Context(1.0)
+    lo, hi, *_ = assigned.bounds
     table = TableShard(
         context=context, commits=Commits(context), declared=MODEL, table=0, index=0,
-        term=term, lo=assigned.lo, hi=assigned.hi, shard=shard, side=side,
+        term=term, lo=lo, hi=hi, shard=shard, side=side,
         compressor_name=compressor[0], compressor=compressor[1], push_norm_max=1e9,
         fetch_values=fetch_values, step_samples=1024,
     )  # fmt: skip

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from builders import handled, server
+from builders import even, handled, server
 
 from dlctl import registry
 from dlctl.algorithms.base import Method
 from dlctl.job.config import Choice, Job, JobFile, Servers, Workers
-from dlctl.model.flat import AVERAGED, TRAINED, Layout, TensorEntry, slice_bounds
+from dlctl.model.flat import AVERAGED, TRAINED, Layout, TensorEntry
 from dlctl.optim.adagrad import Adagrad
 from dlctl.optim.sgd import SGD
 from dlctl.roles.protocol.context import COORDINATOR
@@ -118,8 +118,8 @@ class Life:
         self.server.handle(Started(), 0.0)
         welcome = m.Welcome(f"server-{index}", index, term, KEY, settings or {})
         self.server.handle(Received(COORDINATOR, welcome), 0.0)
-        lo, hi = slice_bounds(SIZE, servers, index)
-        self.effects = self.tell(m.Assign(lo, hi, LAYOUT, restore, keep, step_samples=64))
+        bounds = even(SIZE, servers)
+        self.effects = self.tell(m.Assign(bounds, LAYOUT, restore, keep, step_samples=64))
 
     def tell(self, message: m.Message, peer: Any = COORDINATOR) -> list[Any]:
         return handled(self.server, Received(peer, message))

@@ -89,10 +89,11 @@ def options_of(kind: Any) -> list[dict[str, Any]]:
 
 
 def test_every_optimiser_of_ours_is_tried_here() -> None:
-    """AdamW is Adam with another default."""
+    """AdamW is Adam with another default; those of matrices are in `test_matrices.py`."""
     tried = {"sgd", "momentum", "adagrad", "adam", "lion", "rmsprop", "yogi"}
     tried |= {"delayed-nesterov"}
-    assert registry.BUILT_IN["optimizers"].keys() == tried | {"adamw"}
+    of_matrices = {"muon", "soap", "shampoo"}
+    assert registry.BUILT_IN["optimizers"].keys() == tried | {"adamw"} | of_matrices
 
 
 @EVERY_KIND

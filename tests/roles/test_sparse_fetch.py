@@ -55,7 +55,7 @@ def server_of(w: Array, version: int, term: int, precision: Precision = "float32
     shard.version = version
     side = DOWNPOUR.shard(DOWNPOUR.Options(), shard)
     return serving(
-        shard, side, m.Assign(0, SIZE, LAYOUT, ""), term=term,
+        shard, side, m.Assign((0, SIZE), LAYOUT, ""), term=term,
         compressor=("topk", TopK), fetch_values=precision, run_id=RUN, key=KEY,
     )  # fmt: skip
 

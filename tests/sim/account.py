@@ -17,7 +17,7 @@ from dlctl.algorithms.tables import optimizer_of, side_of
 from dlctl.compress.base import Delta
 from dlctl.compress.none import Dense
 from dlctl.compress.plain import expand
-from dlctl.model.flat import slice_bounds
+from dlctl.optim import bounds
 from dlctl.shards.memory import in_memory
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.objectives import Batch, LeastSquares
@@ -166,7 +166,7 @@ class Account(Checker):
     def _held(self, world: World, index: int, options: Any) -> _Held:
         """A shard at its start, and the pushes that it has applied."""
         job, table = world.job, self.method.shape.tables[0]
-        lo, hi = slice_bounds(self.problem.layout.size(), job.servers.count, index)
+        lo, hi = bounds.of_job(job, self.problem.layout)[index : index + 2]
         rule = registry.load("optimizers", job.optimizer.name)
         rule = rule(rule.Options(**job.optimizer.options))
         rule = optimizer_of(table, self.method, options, rule, job.workers.count)

@@ -115,7 +115,8 @@ class Restored(Checker):
     def on_effect(self, process, effect) -> None:
         if isinstance(effect, Note) and effect.text.startswith("restored from"):
             serving = process.machine.serving
-            self.found[serving.assigned.lo, serving.assigned.hi] = serving.shard.w.copy()
+            table = serving.parameters
+            self.found[table.lo, table.hi] = serving.shard.w.copy()
 
 
 def slices(servers: int) -> list[tuple[int, int]]:

@@ -346,7 +346,7 @@ def test_a_setting_that_comes_before_the_shard_is_in_force_when_it_comes() -> No
     for message in (
         m.Welcome("server-0", 0, 1, b"", {}),
         m.ChangeSettings(1, {"lr": 0.001}),
-        m.Assign(0, 4, layout_of(4).to_bytes(), ""),
+        m.Assign((0, 4), layout_of(4).to_bytes(), ""),
     ):
         server.handle(Received("coordinator", message), 0.1)
     assert server.serving is not None

@@ -296,7 +296,7 @@ def test_nobody_but_the_coordinator_gives_orders_to_a_server():
     orders = [
         m.Shutdown("now"), m.Dismiss("go"), m.ChangeSettings(1, {"lr": 1e9}), m.Members((7,)),
         m.VectorOp(1, ("copy",), ("w",), ("w",), (0.0,)), m.Save(9, "elsewhere"),
-        m.Assign(0, 3, b"", ""),
+        m.Assign((0, 3), b"", ""),
     ]  # fmt: skip
     effects = tell(simulation, "server-0", b"a stranger", orders)
     assert {type(effect).__name__ for effect in effects} == {"Note"}

@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook
 
-from daemons.worker.ranks import nested_tensors
+from daemons.worker import nested_tensors
 from daemons.worker.ranks.model_slices import cut_by_fsdp, cut_by_tensors, pieces, without_values
 from daemons.worker.ranks.model_stages import cut
 from daemons.worker.ranks.pipeline import StagePart, shown, stage_pieces

@@ -22,9 +22,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from daemons.worker.nested_tensors import dtype_of, put_together, taken_apart
 from daemons.worker.ranks.model_slices import ModelSlice, move_untrained, piece
 from daemons.worker.ranks.model_stages import StagedModel, uses_of
-from daemons.worker.ranks.nested_tensors import dtype_of, put_together, taken_apart
 from daemons.worker.ranks.rank_part import RankPart, Weighted, scaled
 from daemons.worker.replica import Measured, in_numbers
 from daemons.worker.task.model_tensors import find

@@ -79,7 +79,7 @@ def _as_data(
         "checkpoint_step": good[1]["step"] if good is not None else None,
         "done_again": case.loss.steps,
         "changes": [{"change": text, "live": live} for text, live in plan.changes(case)],
-        "model": model._asdict() if model is not None else None,
+        "model": model.figures() if model is not None else None,
         "daemons": [row._asdict() for row in plan.placed(job, model)],
         "files": dict(plan.files(case, job, file)),
         "faults": [finding.to_dict() for finding in faults],
@@ -100,6 +100,8 @@ def _lines(data: Mapping[str, Any], job: JobFile, case: Case, faults: list[Findi
     size = "known after the first checkpoint"
     if model := data["model"]:
         size = f"{model['parameters']:,} parameters, as saved at step {model['step']:,}"
+        beside = sum(row["matrix_bytes"] or 0 for row in data["daemons"])
+        size += f"; {values.size(beside)} beside their matrices" if beside else ""
     any_free = "any free" if job.uses_tcp else None
     daemons = (
         {

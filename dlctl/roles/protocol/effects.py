@@ -102,6 +102,9 @@ class LoadArrays(Effect):
     hi: int = 0
     tables: tuple[SavedTable, ...] = ()
     """The tables to load; their arrays are named "table.<name>"."""
+    kept: tuple[SavedTable, ...] = ()
+    """What the optimiser keeps beside matrices, all of them concatenated: the arrays are named
+    "kept.<name>". Those that the checkpoint does not have in this size are left out."""
 
 
 @record

@@ -24,11 +24,12 @@ from dlctl.errors import DlctlError, RemoteProtocolError
 from dlctl.job import schedule
 from dlctl.job.config import COUNT_MAX, JobFile
 from dlctl.job.schedule import Scale
-from dlctl.model import parameter_groups
+from dlctl.model import cut
 from dlctl.model.flat import AVERAGED, Layout
-from dlctl.optim import grouped
+from dlctl.optim import on_shard
 from dlctl.optim.averaged import Averaged
 from dlctl.optim.base import Optimizer
+from dlctl.optim.matrices import MatrixOptimizer, kept_of
 from dlctl.roles.protocol.authz import Authz, allowed_peers_in
 from dlctl.roles.protocol.context import COORDINATOR, EXIT_FENCED, REPORT_S, Context
 from dlctl.roles.protocol.effects import (
@@ -47,7 +48,7 @@ from dlctl.roles.server.commits import Commits, Committed
 from dlctl.roles.server.reporting import Reporting
 from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.server.table_shard import TableShard
-from dlctl.shards.base import Extras, Shard, Spec, Storages, W
+from dlctl.shards.base import KEPT, Extras, Shard, Spec, Storages, W
 from dlctl.shards.errors import Diverged, NoRoom, StateHeld
 from dlctl.shards.memory import InMemory
 from dlctl.shards.rows import RowSlice, RowTables
@@ -253,6 +254,10 @@ class Server:
 
     def _take_charge(self, message: m.Assign, welcome: m.Welcome) -> ShardProtocol:
         """Open the shard, new or as stored. Raises DlctlError if that is impossible."""
+        layout = Layout.from_bytes(message.layout)
+        shards = max(welcome.index + 1, len(message.bounds) - 1)
+        if not cut.fits(message.bounds, shards, layout.size()):
+            raise RemoteProtocolError("the servers' shards are not the model")
         declared = self.algorithm.shape.tables_of(self.options)
         tables = [self._open(message, welcome, *each) for each in enumerate(declared)]
         serving = ShardProtocol(
@@ -269,14 +274,17 @@ class Server:
         layout, servers, index = Layout.from_bytes(message.layout), self.job.servers, welcome.index
         takes_gradients = self.algorithm.pushes_gradients(self.options)
         follows = takes_gradients and table.rule == "optimizer"
-        optimizer = self._optimizer(message, layout, table, follows)
+        lo, hi = table.bounds(layout, message.bounds, index)
+        parts = len(message.bounds) - 1
+        optimizer = self._optimizer(layout, lo, hi, table, follows)
+        kept = kept_of(optimizer)
         storages = self.storages.of_table(table.name) if number else self.storages
-        lo, hi = table.bounds(layout, servers.count, index) if number else (message.lo, message.hi)
         # The most workers that `dlctl scale` accepts, whatever the job says.
         spec = Spec(
             self.registration.run_id, index, lo, hi, optimizer.slots, workers=COUNT_MAX,
             table=table.name if number else "", dtype=table.dtype,
             averaged=0 if index or number else layout.size(AVERAGED),
+            kept=None if kept is None else {n: cut.hi - cut.lo for n, cut in kept.items()},
         )  # fmt: skip
         shard = Shard(optimizer, storages.reopen(spec) if message.keep else storages.create(spec))
         if follows:
@@ -293,7 +301,7 @@ class Server:
             context=self.context, commits=self.commits, declared=table, table=number, index=index,
             term=welcome.term, lo=lo, hi=hi, shard=shard, side=side,
             push_norm_max=servers.push_norm_max, seed=self.job.job.seed,
-            rows=RowSlice(RowTables(layout), servers.count, index) if table.of_rows else None,
+            rows=RowSlice(RowTables(layout), parts, index) if table.of_rows else None,
             compressor_name="none" if number else self.job.compression.name,
             compressor=Dense if number else self.compressor,
             fetch_values="float32" if number else servers.fetch_values,
@@ -301,13 +309,14 @@ class Server:
         )  # fmt: skip
 
     def _optimizer(
-        self, message: m.Assign, layout: Layout, table: Table, takes_gradients: bool
+        self, layout: Layout, lo: int, hi: int, table: Table, takes_gradients: bool
     ) -> Optimizer:
         groups = self.job.parameters if takes_gradients else ()
-        runs = parameter_groups.runs(groups, layout, message.lo, message.hi)
-        parameters: Optimizer = grouped.make(
-            self.optimizer, self.job.optimizer.options, groups, runs
-        )
+        options = self.job.optimizer.options
+        parameters = on_shard.make(self.optimizer, options, groups, layout, lo, hi)
+        if isinstance(parameters, MatrixOptimizer):
+            for remark in parameters.remarks():
+                self.context.note("info", remark)
         if ema := self.job.average.ema:
             parameters = Averaged(parameters, ema)
         workers = self.job.workers.count
@@ -333,13 +342,17 @@ class Server:
         self._restoring = True
         vectors = (W, *(f"slot.{s}" for s in serving.shard.slots))
         extras = ("averaged",) if serving.index == 0 else ()
-        lo, hi = serving.assigned.lo, serving.assigned.hi
+        lo, hi = serving.parameters.lo, serving.parameters.hi
         layout = Layout.from_bytes(serving.assigned.layout)
         tables = tuple(
             SavedTable(t.declared.name, t.declared.size(layout), t.lo, t.hi, t.declared.dtype)
             for t in serving.tables[1:]
         )
-        load = LoadArrays(serving.assigned.restore, vectors, extras, lo, hi, tables)
+        kept = tuple(
+            SavedTable(name, cut.size, cut.lo, cut.hi)
+            for name, cut in (kept_of(serving.shard.optimizer) or {}).items()
+        )
+        load = LoadArrays(serving.assigned.restore, vectors, extras, lo, hi, tables, kept)
         self._gathering.load(load)
 
     def _on_restored(self, arrays: Any, state: m.Json) -> None:
@@ -356,6 +369,9 @@ class Server:
             # A new slot, for example of an added worker, gets its initial value.
             saved = arrays.get(f"slot.{name}")
             vectors[name] = np.full(shard.size, first, np.float32) if saved is None else saved
+        for name, now in shard.storage.kept.items():
+            # Of another optimiser: it begins with zeros, as for a new run.
+            vectors[KEPT + name] = arrays.get(KEPT + name, np.zeros_like(now))
         extras = Extras(arrays["averaged"]) if serving.index == 0 else None
         serving.parameters.restore(state)
         serving.begin_with(vectors, extras)
@@ -407,6 +423,7 @@ class Server:
             serving.close(message.checkpoint)
         arrays = {W: shard.w.copy()}
         arrays |= {f"slot.{n}": a.copy() for n, a in shard.slots.items()}
+        arrays |= {f"{KEPT}{n}": a.copy() for n, a in shard.storage.kept.items()}
         for table in serving.tables[1:]:
             arrays[f"table.{table.declared.name}"] = table.shard.w.copy()
         if serving.buffers is not None:
@@ -417,9 +434,12 @@ class Server:
 
     def _state(self, serving: ShardProtocol) -> dict[str, Any]:
         tables = {table.declared.name: table.state() for table in serving.tables[1:]}
+        ranges = kept_of(serving.shard.optimizer) or {}
+        kept = {name: {"lo": cut.lo, "hi": cut.hi} for name, cut in ranges.items()}
         return {
             "generation": serving.term,
             **serving.parameters.state(),
+            **({"kept": kept} if kept else {}),
             **({"tables": tables} if tables else {}),
         }
 

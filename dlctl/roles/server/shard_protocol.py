@@ -157,8 +157,8 @@ class ShardProtocol:
         self.context.send(
             peer,
             m.Joined(
-                self.index, self.term, self.shard.version, self.assigned.lo,
-                self.assigned.hi, self.initialised, self.parameters.dedup.next_seq(slot),
+                self.index, self.term, self.shard.version, self.parameters.lo,
+                self.parameters.hi, self.initialised, self.parameters.dedup.next_seq(slot),
             ),
         )  # fmt: skip
 

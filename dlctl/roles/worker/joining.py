@@ -12,7 +12,8 @@ from dataclasses import replace
 from dlctl.algorithms.base import Shape
 from dlctl.errors import RemoteProtocolError
 from dlctl.job.config import JobFile
-from dlctl.model.flat import Layout, slice_bounds
+from dlctl.model import cut
+from dlctl.model.flat import Layout
 from dlctl.model.vector import to_host
 from dlctl.roles.protocol.context import COORDINATOR, Context
 from dlctl.roles.protocol.effects import (
@@ -105,13 +106,15 @@ class Joining:
     def on_topology(self, message: m.Topology, now: float) -> LoadFrozen | None:
         """What has to be loaded before the servers are joined (`join`).
 
-        Raises RemoteProtocolError unless it has one key per server.
+        Raises RemoteProtocolError unless it has a key and a shard per server.
         """
         if self.context.retries.done("model", now) is None or self.identity is None:
             return None
         assert self.model is not None
         if len(message.keys) != len(message.addresses):
             raise RemoteProtocolError("not every server has a key")
+        if not cut.fits(message.bounds, len(message.addresses), len(self.model.parameters)):
+            raise RemoteProtocolError("the servers' shards are not the model")
         self.topology = message
         if message.frozen != self.model.ready.frozen:
             self._phase = "loading the frozen parameters"
@@ -135,10 +138,11 @@ class Joining:
             link.join(now)
         assert self.model is not None
         layout, servers = Layout.from_bytes(self.model.ready.layout), len(self.links)
+        shards = message.bounds
         for number, table in enumerate(self.shape.of_replicas()):
             clients = []
             for link in self.links:
-                client = ShardClient(link, number, *table.bounds(layout, servers, link.shard))
+                client = ShardClient(link, number, *table.bounds(layout, shards, link.shard))
                 if table.of_rows:
                     client.rows = RowSlice(RowTables(layout), servers, link.shard)
                 clients.append(client)
@@ -176,8 +180,9 @@ class Joining:
         """
         assert self.model is not None
         link = self.links[message.shard]
-        bounds = slice_bounds(len(self.model.parameters), len(self.links), message.shard)
-        if (message.lo, message.hi) != bounds:
+        assert self.topology is not None
+        shards = self.topology.bounds
+        if (message.lo, message.hi) != shards[message.shard : message.shard + 2]:
             raise RemoteProtocolError(f"its slice is {message.lo}:{message.hi}")
         if not link.on_joined(message, now):
             return False

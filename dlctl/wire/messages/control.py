@@ -86,10 +86,10 @@ class ModelReady(Message):
 
 @record
 class Assign(Message):
-    """To a server: own the elements [lo, hi) of the flat vector."""
+    """To a server: own the elements between two of the bounds, by its number."""
 
-    lo: int
-    hi: int
+    bounds: tuple[int, ...]
+    """Of the shards of all servers (`dlctl/model/cut.py`)."""
     layout: bytes
     restore: str
     """Directory of a checkpoint, or ""."""
@@ -118,6 +118,8 @@ class Topology(Message):
     addresses: tuple[str, ...]
     keys: tuple[str, ...]
     """The servers' public keys; "" for connections without."""
+    bounds: tuple[int, ...]
+    """Of their shards (`dlctl/model/cut.py`)."""
     initialise: bool
     restore: str
     under_way: bool = False

@@ -202,3 +202,72 @@ def test_a_step_along_a_gradient_from_elsewhere_takes_dense_ones() -> None:
     sparse = stepper_of(Words(is_alone=True), choice("sparseadam"))
     with pytest.raises(TaskError, match="sparseadam"):
         sparse.along(np.ones_like(sparse.replica.parameters), 0.1)
+
+
+class Sides(torch.optim.Optimizer):
+    """Keeps what Shampoo and SOAP do: matrices larger than the parameter, lists of tensors with an
+    empty one among them, and a count of steps in its group.
+    """
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            for p in group["params"]:
+                g, state = p.grad.reshape(len(p), -1), self.state[p]
+                if not state:
+                    state["left"] = torch.zeros(len(g), len(g))
+                    state["sides"] = [[], torch.zeros(g.shape[1], g.shape[1])]
+                state["left"] += g @ g.T
+                state["sides"][1] += g.T @ g
+                step = (torch.eye(len(g)) + state["left"]) @ g
+                step = step @ (torch.eye(g.shape[1]) + state["sides"][1]) / group["step"]
+                p -= group["lr"] * step.reshape(p.shape)
+
+
+class Tall:
+    """A parameter for which m * m exceeds m * n."""
+
+    def model(self) -> nn.Module:
+        return nn.Linear(2, 9)
+
+    def dataset(self) -> list[int]:
+        return [0]
+
+    def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
+        return model(torch.tensor([[0.3, -0.2]])).square().sum()
+
+
+@pytest.mark.parametrize("how", ["checkpoint", "another replica"])
+def test_an_optimiser_goes_on_whatever_it_keeps(how: str) -> None:
+    chosen = Choice(name=f"{__name__}:Sides", options={"lr": 0.1})
+    first, second = stepper_of(Tall(), chosen), stepper_of(Tall(), chosen)
+
+    def steps(stepper: Stepper) -> None:
+        stepper.step([(BATCH, 1.0)], own_lr=0.1, gather=False)
+
+    for _ in range(3):
+        steps(first)
+    second.replica.parameters[:] = first.replica.parameters
+    if how == "checkpoint":
+        saved = {name: np.array(array) for name, array in first.state().items()}
+        assert all(array.dtype != object for array in saved.values())
+        second.restore(saved)
+    else:
+        second.inner.take_packed(first.inner.packed())
+    (group,) = second.inner._optimizers[0].param_groups
+    assert group["step"] == 3
+    for stepper in (first, second):
+        steps(stepper)
+    np.testing.assert_array_equal(second.replica.parameters, first.replica.parameters)
+
+
+def test_a_forgotten_state_begins_with_the_options_of_the_first_step() -> None:
+    stepper = stepper_of(Tall(), Choice(name=f"{__name__}:Sides", options={"lr": 0.1}))
+    stepper.step([(BATCH, 1.0)], own_lr=0.1, gather=False)
+    stepper.inner.forget()
+    (group,) = stepper.inner._optimizers[0].param_groups
+    assert "step" not in group

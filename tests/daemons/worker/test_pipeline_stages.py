@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from daemons.worker import nested_tensors
 from daemons.worker.data.portion_loader import PortionLoader
-from daemons.worker.ranks import nested_tensors
 from daemons.worker.ranks.model_slices import without_values
 from daemons.worker.ranks.model_stages import cut, units
 from daemons.worker.ranks.pipeline import schedule, stage_pieces

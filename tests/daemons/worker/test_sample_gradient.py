@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from daemons.worker import sample_gradient
 from daemons.worker.building import build_replica
-from daemons.worker.sample_gradient import gradient
 from daemons.worker.task.user_task import TaskError
 from dlctl.errors import DlctlError
 from dlctl.job import config
@@ -61,6 +61,12 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     yield make
     for name in ("measured_task", "dlctl_task_measured_task"):
         sys.modules.pop(name, None)
+
+
+def gradient(job, checkpoint):
+    vector, layout = sample_gradient.gradient(job, checkpoint)
+    assert vector.shape == (layout.size(),)
+    return vector
 
 
 def test_it_is_the_sum_over_the_batches_of_one_push(job: Job) -> None:

@@ -134,7 +134,7 @@ class Asking:
         self.tell(
             ModelBuilt(m.ModelReady("", layout.to_bytes(), 8), np.zeros(1, "f4"), np.zeros(1))
         )
-        self.says(COORDINATOR, m.Topology(("ipc://x",), ("key",), False, ""))
+        self.says(COORDINATOR, m.Topology(("ipc://x",), ("key",), (0, 1), False, ""))
         self.says("server-0", m.Joined(0, 1, 5, 0, 1, True, 0))
 
     def tell(self, event: Event) -> None:

@@ -47,7 +47,7 @@ class Play:
         self.hears(m.Welcome("worker-0", 0, 1, b"", {}))
         none, layout = np.zeros(0), layout_of(SIZE).to_bytes()
         self.happens(ModelBuilt(m.ModelReady("", layout, 8), np.zeros(SIZE, np.float32), none))
-        self.hears(m.Topology(("address",), ("",), False, "ckpt/000000000120-3"))
+        self.hears(m.Topology(("address",), ("",), (0, SIZE), False, "ckpt/000000000120-3"))
 
     def happens(self, event: Event) -> None:
         self.done += self.worker.handle(event, 0.0)

@@ -138,7 +138,7 @@ class Play:
         self.hears(m.Welcome("worker-0", 0, 1, b"", {}))
         self.model = np.zeros(SIZE, np.float32)
         self.happens(ModelBuilt(m.ModelReady("", layout, 8), self.model, np.zeros(0)))
-        self.hears(m.Topology(("address",), ("",), False, ""))
+        self.hears(m.Topology(("address",), ("",), (0, SIZE), False, ""))
         self.hears(m.Joined(0, 1, 0, 0, SIZE, True, 0), "server-0")
 
     def happens(self, event: Event, now: float = 0.0) -> None:

@@ -16,7 +16,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from dlctl.errors import DlctlError
 from dlctl.job import batches, placement
 from dlctl.job.settings import EVERY_RUN
-from dlctl.model.flat import Layout, slice_bounds
+from dlctl.model.cut import Bounds
+from dlctl.model.flat import Layout
+from dlctl.optim import bounds
 from dlctl.records.memory import Entry, Memory
 from dlctl.roles.coordinator.members import daemon_states
 from dlctl.roles.coordinator.members.membership import Daemon
@@ -67,7 +69,7 @@ class Past:
 
 
 class Registration(Owner):
-    PERSISTED = frozenset({"layout"})
+    PERSISTED = frozenset({"layout", "bounds"})
 
     def __init__(self, run: RunState, past: Past) -> None:
         self.run = run
@@ -84,6 +86,8 @@ class Registration(Owner):
         self._values = ""
         """`ModelReady.values` of the first training loop that has reported them."""
         self.layout: Layout | None = None
+        self.bounds: Bounds = ()
+        """Of the servers' shards; (): the layout is not known yet."""
         self._bytes, self._samples = b"", 0
         self._before = Layout.from_rows(past.manifest["layout"]) if past.manifest else None
         self._terms = dict(past.terms)
@@ -98,16 +102,25 @@ class Registration(Owner):
 
     def memory(self) -> Iterator[Entry]:
         yield Entry("layout", None if self.layout is None else self.layout.to_rows())
+        yield Entry("bounds", [*self.bounds] or None)
 
     def recall(self, memory: Memory, now: float) -> None:
         if rows := memory.value("layout"):
+            self.bounds = tuple(memory.value("bounds", ()))
             self.keep_layout(Layout.from_rows(rows), memory.work.dataset_samples)
 
     def keep_layout(self, layout: Layout, samples: int) -> None:
         """The layout of the run's model, and the samples of its dataset."""
         if layout != self.layout:
+            self.bounds = self._shards_of(layout)
             self.layout, self._bytes = layout, layout.to_bytes()
         self._samples = samples
+
+    def _shards_of(self, layout: Layout) -> Bounds:
+        """The bounds of the servers' shards, which a run never changes; those that no predecessor
+        has recorded are computed. Raises UsageError for more servers than the model can be cut for.
+        """
+        return self.bounds or bounds.of_job(self.run.job, layout)
 
     def whose(self, peer: Peer, message: m.Message) -> str:
         """Which daemon a message is about, and its sender, for the log: "of worker-0 from agent-0".
@@ -220,7 +233,7 @@ class Registration(Owner):
 
     def check_model(self, worker: Daemon, layout: bytes) -> Layout:
         """The layout that a worker has built. Raises DlctlError if it differs from that of the
-        other workers, of this run so far or of its checkpoint.
+        other workers, of this run so far or of its checkpoint, or is too small for the servers.
         """
         built, known = Layout.from_bytes(layout), self.layout or self._before
         if known is not None and built != known:
@@ -231,6 +244,7 @@ class Registration(Owner):
                 hint=f"undo the change of {what} and start again, or start with --fresh to begin a "
                 f"new run; {what} must have the same layers in every process",
             )
+        self._shards_of(built)
         return built
 
     def check_values(self, worker: Daemon, values: str) -> None:
@@ -254,12 +268,11 @@ class Registration(Owner):
             return
         servers = self.members.of_role("server")
         for server in servers:
-            lo, hi = slice_bounds(self.layout.size(), len(servers), server.index)
             key = ("assign", server.name)
             if server.registered and not server.address and key not in self.context.retries:
                 samples = (self._samples, batches.bound(self.run.job))
                 how = (self.restore, server.has_served, *samples)
-                assign = m.Assign(lo, hi, self._bytes, *how)
+                assign = m.Assign(self.bounds, self._bytes, *how)
                 self.context.ask(key, server.name, assign, now)
 
     def on_serving(self, peer: Peer, message: m.Serving, now: float) -> None:
@@ -301,7 +314,7 @@ class Registration(Owner):
             # predecessor restored.
             initialise = worker.index == 0 and not self.restore
             topology = m.Topology(
-                addresses, keys, initialise, self.restore, self.under_way, frozen,
+                addresses, keys, self.bounds, initialise, self.restore, self.under_way, frozen,
                 batches.size(self.run.job, worker.agent),
             )  # fmt: skip
             self.context.send(worker.name, topology)

@@ -1,0 +1,37 @@
+"""The shards of a job's model, as its servers' optimiser needs them (`dlctl/model/cut.py`)."""
+
+from __future__ import annotations
+
+from dlctl import registry
+from dlctl.job.config import JobFile
+from dlctl.model.cut import Bounds, cut, units
+from dlctl.model.flat import Layout, TensorEntry
+from dlctl.optim.matrices import MatrixOptimizer
+
+FLOAT_BYTES = 4
+
+
+def of_job(job: JobFile, layout: Layout) -> Bounds:
+    """The bounds of the shards; (0,) without servers. Raises UsageError for too many servers."""
+    if not job.servers.count:
+        return (0,)
+    optimizer = _of_matrices(job)
+
+    def is_whole(entry: TensorEntry) -> bool:
+        return optimizer is not None and optimizer.is_whole(entry)
+
+    return cut(units(layout, is_whole), [1.0] * job.servers.count)
+
+
+def matrix_bytes(job: JobFile, layout: Layout, lo: int, hi: int) -> int:
+    """Bytes of all that the optimiser keeps beside the matrices of a shard."""
+    if (optimizer := _of_matrices(job)) is None:
+        return 0
+    optimizer.place(layout, lo, hi)
+    return FLOAT_BYTES * sum(cut.hi - cut.lo for cut in (optimizer.kept or {}).values())
+
+
+def _of_matrices(job: JobFile) -> MatrixOptimizer | None:
+    kind = registry.load("optimizers", job.optimizer.name)
+    optimizer = kind(kind.Options(**job.optimizer.options))
+    return optimizer if isinstance(optimizer, MatrixOptimizer) else None
