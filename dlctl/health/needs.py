@@ -8,7 +8,6 @@ from typing import NamedTuple
 from dlctl.job import placement
 from dlctl.job.config import Host, JobFile
 from dlctl.model.flat import Layout
-from dlctl.optim import bounds
 from dlctl.util.hostnames import HERE as HERE
 from dlctl.util.names import HOME_AGENT
 
@@ -106,6 +105,8 @@ def _shm_bytes(job: JobFile, model: Model | None, servers: int) -> int:
         return 0
     if model is None:
         return SHM_BYTES_MIN
+    from dlctl.optim import bounds  # imported late: it pulls in numpy
+
     beside = bounds.matrix_bytes(job, model.layout, 0, model.parameters)
     total = model.stored_bytes - model.kept_bytes + beside
     share = total * servers / job.servers.count

@@ -18,7 +18,6 @@ from dlctl.launch import launcher as launchers
 from dlctl.model.cut import Bounds
 from dlctl.ops import cases
 from dlctl.ops.decide import Action
-from dlctl.optim import bounds
 from dlctl.records.manifest import kept, layout
 from dlctl.runs import select
 
@@ -57,6 +56,8 @@ def placed(job: JobFile, model: Model | None) -> list[Placed]:
         agent: host.name or unnamed if host.is_other else HERE for agent, host in agents.items()
     }
     rows = [first, *(Placed(name, host) for name, host in hosts.items())]
+    from dlctl.optim import bounds  # imported late: it pulls in numpy
+
     shards = bounds.of_job(job, model.layout) if model is not None else ()
     for name, agent in placement.place(job).items():
         row = Placed(name, hosts[agent])
@@ -92,6 +93,8 @@ def _server(
         index = int(row.name.rpartition("-")[2])
         lo, hi = shards[index : index + 2]
         elements_bytes = (model.stored_bytes - model.kept_bytes) * (hi - lo)
+        from dlctl.optim import bounds  # imported late: it pulls in numpy
+
         matrix_bytes = bounds.matrix_bytes(job, model.layout, lo, hi)
         size_bytes = round(elements_bytes / max(1, model.parameters)) + matrix_bytes
         row = row._replace(parameters=hi - lo, size_bytes=size_bytes, matrix_bytes=matrix_bytes)
@@ -163,6 +166,8 @@ def known_model(file: Path, job: JobFile) -> Model | None:
             manifest = [*found.values()][-1]
             stored_bytes = sum(shard["nbytes"] for shard in manifest["shards"])
             ends = [cut["hi"] for cut in kept(manifest["shards"][-1]).values()]
+            from dlctl.optim import bounds  # imported late: it pulls in numpy
+
             kept_bytes = bounds.FLOAT_BYTES * sum(ends)
             return Model(layout(manifest), stored_bytes, manifest["step"], kept_bytes)
     return None

@@ -133,19 +133,20 @@ class Place:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")  # It is as it was, afterwards.
+    before = _children()  # Of other tests in this process.
     place = Place(tmp_path)
     try:
         place.begin()
         yield place
     finally:
         place.close()
-        until("no orphan is left", lambda: (reap(lambda _: False), not _children())[1])
+        until("no orphan is left", lambda: (reap(lambda _: False), _children() <= before)[1])
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-def _children() -> list[str]:
+def _children() -> set[str]:
     text = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
-    return text.split()
+    return set(text.split())
 
 
 def private_kb(pid: int) -> int:

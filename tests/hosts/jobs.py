@@ -86,12 +86,25 @@ def begin(place: Workplace, hosts: str = HOSTS, checkpoint_every_s: float = 0.0)
     place.start()
 
 
-def write_digits(place: Workplace, method: str, more: str, servers: int = 0) -> None:
+def digits_on_hosts(cluster: Cluster) -> str:
+    """The task of the digits example, with its data where every host has it."""
+    for name in cluster.names:
+        data = (DIGITS / "digits.npz").read_bytes()
+        (cluster.files(name) / "tmp/digits.npz").write_bytes(data)
+    text = (DIGITS / "train.py").read_text()
+    beside = 'Path(__file__).parent / "digits.npz"'
+    assert beside in text
+    return text.replace(beside, '"/tmp/digits.npz"')
+
+
+def write_digits(
+    cluster: Cluster, place: Workplace, method: str, more: str, servers: int = 0
+) -> None:
     """The digits example with three workers, which takes minutes until `hurry`.
 
     With servers these have the optimiser, else the replicas.
     """
-    text = (DIGITS / "train.py").read_text()
+    text = digits_on_hosts(cluster)
     begin = "        images, labels = batch\n"
     assert begin in text
     (place.path / "train.py").write_text(text.replace(begin, PAUSE + begin))

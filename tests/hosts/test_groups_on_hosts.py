@@ -53,7 +53,7 @@ def until_learned(place: Workplace) -> None:
 def test_a_group_over_hosts_is_refused_without_a_private_network(
     cluster: Cluster, place: Workplace
 ) -> None:
-    write_digits(place, "allreduce", HOSTS)
+    write_digits(cluster, place, "allreduce", HOSTS)
     for command in ("validate", "start"):
         ended = place.dlctl(command, "job.toml")
         assert ended.code == 2
@@ -62,7 +62,7 @@ def test_a_group_over_hosts_is_refused_without_a_private_network(
         assert "[network] private = true" in words
         assert "job.toml:6" in words
     for method, more in (("allreduce", PRIVATE), ("gossip", "")):
-        write_digits(place, method, HOSTS + more)
+        write_digits(cluster, place, method, HOSTS + more)
         assert place.dlctl("validate", "job.toml").code == 0
 
 
@@ -70,7 +70,7 @@ def test_a_group_over_hosts_is_refused_without_a_private_network(
 def test_replicas_learn_while_one_is_killed_and_a_host_is_cut_off(
     cluster: Cluster, place: Workplace, method: str
 ) -> None:
-    write_digits(place, method, HOSTS + PRIVATE + IMPATIENT)
+    write_digits(cluster, place, method, HOSTS + PRIVATE + IMPATIENT)
     place.start()
     place.until_step(20, LONG_S)
     for number, name in enumerate(cluster.names):
@@ -89,7 +89,7 @@ def test_a_replica_whose_host_is_lost_learns_on_at_the_address_of_another_one(
     cluster: Cluster, place: Workplace, method: str
 ) -> None:
     limits = f"{IMPATIENT}host_s = 10.0\n"
-    write_digits(place, method, at_addresses(cluster) + PRIVATE + limits)
+    write_digits(cluster, place, method, at_addresses(cluster) + PRIVATE + limits)
     place.start()
     place.until_step(20, LONG_S)
     cluster.lose("h3")
@@ -102,7 +102,7 @@ def test_both_processes_of_a_cut_replica_are_on_its_host_and_die_together(
     cluster: Cluster, place: Workplace
 ) -> None:
     cut = "[replica]\nfsdp = 2\n[timeouts]\nsilent_s = 8.0\n"
-    write_digits(place, "downpour", HOSTS + cut, servers=1)
+    write_digits(cluster, place, "downpour", HOSTS + cut, servers=1)
     assert place.dlctl("start", "--no-wait", "job.toml").code == 0
     place.until_step(10, END_S)
     for number, name in enumerate(cluster.names):
@@ -129,7 +129,7 @@ def ranks(cluster: Cluster, host: str) -> list[psutil.Process]:
 def test_a_group_that_a_firewall_divides_fails_and_says_where(
     cluster: Cluster, place: Workplace
 ) -> None:
-    write_digits(place, "allreduce", HOSTS + PRIVATE + IMPATIENT)
+    write_digits(cluster, place, "allreduce", HOSTS + PRIVATE + IMPATIENT)
     cluster.firewall("h2", ["1024-65535"])
     place.start()
     place.until_state("failed", timeout_s=2 * LONG_S)

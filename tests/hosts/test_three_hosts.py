@@ -12,7 +12,18 @@ import pytest
 from workplace import Workplace
 
 from .cluster import Cluster
-from .jobs import ENDLESS, HOSTS, LONG_S, SLOW_S, begin, daemons, host_files, kill, until_moved
+from .jobs import (
+    ENDLESS,
+    HOSTS,
+    LONG_S,
+    SLOW_S,
+    begin,
+    daemons,
+    digits_on_hosts,
+    host_files,
+    kill,
+    until_moved,
+)
 
 pytestmark = pytest.mark.root
 
@@ -31,10 +42,8 @@ def test_two_servers_and_four_workers_on_three_hosts_train_digits(
 ) -> None:
     for name in cluster.names:
         cluster.shape(name, mbit_per_s)
-    digits = PROJECT / "examples" / "digits"
-    for file in ("train.py", "job.toml"):
-        (place.path / file).write_text((digits / file).read_text())
-    text = (place.path / "job.toml").read_text()
+    (place.path / "train.py").write_text(digits_on_hosts(cluster))
+    text = (PROJECT / "examples/digits/job.toml").read_text()
     (place.path / "job.toml").write_text(f"{text}\n{HOSTS}")
     ended = place.dlctl("run", "job.toml", timeout_s=120)
     assert ended.code == 0, ended.err
