@@ -98,7 +98,7 @@ integrations: .venv-oldest/.installed .venv-newest/.installed
 	$(PY) -m venv $(@D)
 	HATCH_BUILD_NO_HOOKS=true $(@D)/bin/pip install -q --no-compile --upgrade pip
 	HATCH_BUILD_NO_HOOKS=true $(@D)/bin/pip install -q --no-compile --upgrade \
-		-e '.[torch,transformers,lightning]' --group dev $(WITH)
+		-e '.[torch,transformers,lightning]' --group dev $(WITH) "$$(grep ^torch== constraints.txt)"
 	touch $@
 
 # The digits example while somebody kills its daemons.

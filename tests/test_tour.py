@@ -103,9 +103,7 @@ def test_one_gradient_goes_from_the_loss_to_a_server_and_comes_back_as_parameter
     assert BuildModel(0, 1) in effects
     built = ModelBuilt(m.ModelReady("", layout, 5), replica.parameters, replica.averaged())
     assert sent(to_worker(built), m.ModelReady)
-    effects = to_worker(
-        m.Topology(("ipc://server-0",), ("",), (0, size), initialise=True, restore="")
-    )
+    effects = to_worker(m.Topology(("ipc://server-0",), ("",), (0, size), True, ""))
 
     # The worker joins the server and brings the initial values; then its method asks for data.
     joined = sent(to_server(sent(effects, m.Join)), m.Joined)

@@ -120,22 +120,22 @@ class Template:
         self._until = time.monotonic() + READY_S
 
     def look(self) -> None:
-        """Hear what it says, or that it is gone; call this now and then, too."""
+        """Take its answer, or notice that it is gone; call this now and then, too."""
         if self._socket is None:
             return
-        said = self._heard()
-        if said is None:
+        answer = self._answer()
+        if answer is None:
             if self.is_loading and time.monotonic() >= self._until:
                 self._give_up(f"it is not ready after {READY_S:g} s")
-        elif said == READY:
+        elif answer == READY:
             self.is_loading = False
             self.has_changed()
-        elif said:
-            self._give_up(said.decode(errors="replace"))
+        elif answer:
+            self._give_up(answer.decode(errors="replace"))
         else:
-            self._lost()
+            self._replace("has died")
 
-    def _heard(self) -> bytes | None:
+    def _answer(self) -> bytes | None:
         """None: nothing; b"": it is gone."""
         assert self._socket is not None
         try:
@@ -145,17 +145,17 @@ class Template:
         except OSError:
             return b""
 
-    def _lost(self) -> None:
-        """Start the next one: it is needed for the next death of a worker."""
+    def _replace(self, what: str) -> None:
+        """Start the next one, for the next death of a worker, unless several were of no use."""
         self._deaths += 1
         was_loading = self.is_loading
         self.end()
         if self._deaths >= DEATHS_MAX:
-            self._give_up(f"it has died {self._deaths} times in a row")
+            self._give_up(f"it {what}, {self._deaths} times in a row")
             return
-        log.warning("the template of the workers has died: starting another one")
+        log.warning("the template of the workers %s: starting another one", what)
         if was_loading:
-            self.has_changed()
+            self.has_changed()  # Who has waited for it does not wait again.
         self.begin()
 
     def _give_up(self, why: str) -> None:
@@ -197,10 +197,7 @@ class Template:
         finally:
             os.close(output)
         if pid is None:
-            self._deaths += 1
-            log.warning("the template of the workers does not fork: starting another one")
-            self.end()
-            self.begin()
+            self._replace("does not fork")
             return None
         self._deaths = 0
         return Forked(pid)
@@ -224,10 +221,10 @@ class Template:
                 with its:
                     socket.send_fds(self._socket, [request.to_bytes()], [output, its.fileno()])
                 mine.settimeout(FORK_S)
-                said = mine.recv(MESSAGE_BYTES_MAX)
-                if said:
+                pid = mine.recv(MESSAGE_BYTES_MAX)
+                if pid:
                     mine.send(credentials.to_bytes())
-                    return int(said)
+                    return int(pid)
             except OSError:  # A timeout, too: the process that it may still fork exits on its own.
                 pass
         return None

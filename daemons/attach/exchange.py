@@ -400,7 +400,7 @@ class Exchange:
         if self._evaluate is None:
             has_reported = before is not None and bool(self._reported)
             # Only rank 0 has the values.
-            if self.ranks.told(lambda: has_reported and _is_same(before, evaluation)):
+            if self.ranks.of_rank_0(lambda: has_reported and _is_same(before, evaluation)):
                 # The loop has just evaluated these values, and gets no turn between.
                 self._link.offer(EvaluationRun(evaluation.evaluation, self._reported))
             elif self.is_evaluated_by_loop:

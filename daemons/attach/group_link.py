@@ -71,7 +71,7 @@ class GroupLink:
             led: Any = InAllRanks(self._calls, "model", model)
             self._leader = link(led, self._led_own())
         leader = self._leader
-        facts: _Facts = ranks.told(partial(_facts, leader))
+        facts: _Facts = ranks.of_rank_0(partial(_facts, leader))
         self.job, self.slot, self.is_restart, self.is_alone, cuts = facts
         self.stock = GroupStock(ranks, leader, cuts=cuts)
         self.inbox = GroupInbox(ranks, leader, self._calls, self.stock)
@@ -134,11 +134,11 @@ class GroupStock:
 
     def now(self, samples: int = 0) -> Stock:
         if not self._stock.has_batch(samples):
-            self.take(self._ranks.told(self.given))
+            self.take(self._ranks.of_rank_0(self.given))
         return self._stock
 
     def wait(self, timeout_s: float) -> bool:
-        given = self._ranks.told(lambda: self.given(timeout_s))
+        given = self._ranks.of_rank_0(lambda: self.given(timeout_s))
         self.take(given)
         return bool(given)
 
@@ -163,7 +163,7 @@ class GroupInbox:
         self._calls, self._stock = calls, stock
 
     def empty(self) -> bool:
-        return self._ranks.told(lambda: self._leader is None or self._leader.inbox.empty())
+        return self._ranks.of_rank_0(lambda: self._leader is None or self._leader.inbox.empty())
 
     def get(self) -> FromRole:
         while True:
@@ -173,7 +173,7 @@ class GroupInbox:
                     mine = self._leader.inbox.get(timeout=BEAT_S)
                 except Empty:
                     mine = None
-            news = self._ranks.told(partial(self._news, mine))
+            news = self._ranks.of_rank_0(partial(self._news, mine))
             self._stock.take(news.given)
             if news.follow:
                 return InUserThread(partial(self._do, mine))

@@ -13,7 +13,7 @@ def merged(ranks: ReplicaRanks, mine: tuple[LoopStep, ...]) -> tuple[LoopStep, .
     if ranks.count == 1:
         return mine
     each = ranks.gathered(mine)
-    return ranks.told(lambda: _merge(each))
+    return ranks.of_rank_0(lambda: _merge(each))
 
 
 def _merge(each: Sequence[tuple[LoopStep, ...]]) -> tuple[LoopStep, ...]:

@@ -59,7 +59,7 @@ def begin(group: Any, processes: int | None, rank: int | None, within_s: float) 
 def check_same(ranks: ReplicaRanks, layout: Any) -> None:
     """Raises DlctlError in all ranks if their models differ. layout: `dlctl.model.flat.Layout`."""
     each = ranks.gathered(layout)
-    if said := ranks.told(lambda: _differ(each)):
+    if said := ranks.of_rank_0(lambda: _differ(each)):
         raise DlctlError(
             said, hint="every process of a replica has to make the same model, before it is cut"
         )

@@ -40,17 +40,17 @@ class LedCalls:
         try:
             yield
         finally:
-            self._ranks.told(lambda: None)
+            self._ranks.of_rank_0(lambda: None)
 
     def follow(self) -> None:
         """In the others."""
-        while (call := self._ranks.told(_nothing)) is not None:
+        while (call := self._ranks.of_rank_0(_nothing)) is not None:
             self._make(call)
 
     def make(self, call: RankCall) -> Any:
         """In rank 0. Raises what the call raises here, or DlctlError for another rank's error."""
         is_of_rank_0 = call.method in OF_RANK_0
-        self._ranks.told(lambda: call._replace(arguments=()) if is_of_rank_0 else call)
+        self._ranks.of_rank_0(lambda: call._replace(arguments=()) if is_of_rank_0 else call)
         returned, errors = self._make(call)
         if isinstance(returned, Exception):
             raise returned

@@ -48,7 +48,7 @@ class Together:
         self._left -= 1
         if self._left:
             return NONE
-        wish, self._left = self._ranks.told(lambda: (look(), self._until_next()))
+        wish, self._left = self._ranks.of_rank_0(lambda: (look(), self._until_next()))
         self._steps = self._left
         return wish
 

@@ -30,7 +30,7 @@ class ReplicaRanks(Protocol):
     rank: int
     count: int
 
-    def told(self, make: Callable[[], T]) -> T:
+    def of_rank_0(self, make: Callable[[], T]) -> T:
         """What rank 0 makes, in all ranks. Only there `make` is called."""
         ...
 
@@ -42,7 +42,7 @@ class ReplicaRanks(Protocol):
 class OneRank:
     rank, count = 0, 1
 
-    def told(self, make: Callable[[], T]) -> T:
+    def of_rank_0(self, make: Callable[[], T]) -> T:
         return make()
 
     def gathered(self, value: T) -> list[T]:
@@ -64,12 +64,12 @@ class GroupRanks:
             use_local_synchronization=True,
         )  # fmt: skip
 
-    def told(self, make: Callable[[], T]) -> T:
+    def of_rank_0(self, make: Callable[[], T]) -> T:
         box: list[Any] = [make() if self.rank == 0 else None]
-        with explained("being told what rank 0 does"):
+        with explained("taking what rank 0 has made"):
             dist.broadcast_object_list(box, group_src=0, group=self._group, device=CPU)
-        told: T = box[0]
-        return told
+        made: T = box[0]
+        return made
 
     def gathered(self, value: T) -> list[T]:
         values: list[Any] | None = [None] * self.count if self.rank == 0 else None

@@ -35,9 +35,7 @@ def write(directory: Path, outcome: Outcome, ended_at: float, mark: Json) -> Non
         _write_rows(db, outcome, begun_at, renamed)
         db.put_run(simulated=mark)
         _write_series(db, outcome, begun_at)
-        for (seconds, kind, daemon, text), _ in zip(
-            outcome.store.events, outcome.store.stamps, strict=True
-        ):
+        for seconds, kind, daemon, text in outcome.store.events:
             db.add_event(begun_at + seconds, kind, daemon, text, {})
         db.commit()
     with closing(OnDisk(directory)) as file:

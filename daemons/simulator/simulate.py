@@ -7,7 +7,7 @@ import logging
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from daemons.process import read_job
@@ -15,7 +15,7 @@ from daemons.simulator import run_directory
 from daemons.simulator.compute import TorchCompute
 from daemons.simulator.costs import Costs, Durations, Lognormal, Recorded
 from daemons.simulator.kills import Killer
-from daemons.simulator.measuring import MeasuredTimes, measure
+from daemons.simulator.measuring import measure
 from dlctl.errors import DlctlError
 from dlctl.job.config import JobFile
 from dlctl.records.work_times import WorkTimes
@@ -46,7 +46,7 @@ def simulate(request: SimulationRequest, directory: Path, job: JobFile) -> Json:
     job = replace(job, workers=replace(job.workers, loader_processes=0))
     if request.step_s is None:
         times, samples = measure(job, directory)
-        return {"measured": vars_of(times), "samples": samples}
+        return {"measured": asdict(times), "samples": samples}
     began = time.perf_counter()
     slow = {
         slot: factor for name, factor in request.slow.items() if (slot := _slot(name)) is not None
@@ -73,10 +73,6 @@ def simulate(request: SimulationRequest, directory: Path, job: JobFile) -> Json:
     }
     run_directory.write(directory, outcome, time.time(), mark)
     return {"simulated": mark}
-
-
-def vars_of(times: MeasuredTimes) -> Json:
-    return {"step_s": times.step_s, "evaluation_s": times.evaluation_s, "build_s": times.build_s}
 
 
 def _slot(name: str) -> int | None:

@@ -24,14 +24,13 @@ from dlctl.roles.protocol.effects import (
     StepAlong,
     TakeComputeState,
 )
-from dlctl.runs import paths
 from dlctl.util import cores, regular
+from dlctl.util.fsync import replacing
 from dlctl.wire.machine import Effect
 from dlctl.wire.messages import Json
 
 log = logging.getLogger("dlctl")
 WRITE_EVERY_S = 15.0
-FILE_MODE = 0o644
 KINDS: dict[type[Effect], str] = {
     BuildModel: "build", Compute: "step", NameRows: "rows", RunEngine: "engine",
     StepAlong: "own_step", ExchangeOwn: "exchange", TakeComputeState: "state",
@@ -75,7 +74,9 @@ class WorkClock:
         }
         try:
             self._path.parent.mkdir(exist_ok=True)
-            paths.write(self._path, json.dumps(values).encode(), FILE_MODE)
+            # The loop writes it, which must not wait for a busy disk.
+            with replacing(self._path, syncs=False) as file:
+                file.write(json.dumps(values).encode())
         except OSError as error:
             if not self._is_broken:
                 self._is_broken = True

@@ -104,6 +104,8 @@ class Sweep:
         """Run the open trials, rung by rung."""
         for rung, share in enumerate(RUNGS[self.plan.pruner]):
             mine = [trial for trial in self.db.trials() if trial["state"] not in ENDED]
+            if mine and min(trial["rung"] for trial in mine) > rung:
+                continue  # It was passed before the sweep was killed.
             is_last = share == 1.0
             ended = [threads.submit(self._run, trial, share, is_last) for trial in mine]
             for one in ended:
@@ -124,13 +126,15 @@ class Sweep:
         """End the worst of those that have made it here."""
         mine = [trial for trial in self.db.trials() if trial["state"] not in ENDED]
         mine.sort(key=lambda trial: (_or_worst(trial["score"]), trial["number"]))
-        for trial in mine[max(1, round(len(mine) * KEPT)) :]:
-            self.db.set(trial["number"], state="pruned", reason=f"rung {rung + 1}")
+        numbers, kept = [trial["number"] for trial in mine], max(1, round(len(mine) * KEPT))
+        self.db.prune(numbers[kept:], numbers[:kept], rung)
 
     # ------------------------------------------------------------ one trial
 
     def _run(self, trial: Json, share: float, is_last: bool) -> None:
         number = trial["number"]
+        if self._stopped.is_set():
+            return  # It stays as it is, for the next command.
         try:
             start = self._start(trial, share)
             self.db.set(number, state="running", run=start.job.job.name)
@@ -234,7 +238,7 @@ def _samples(axes: Mapping[str, space.Axis]) -> Iterator[Json]:
         yield {key: each[min(n, len(each) - 1)] for key, each in values.items()}
 
 
-def go_on(directory: Path, slots: int, show: Callable[[str], None] = notes.note) -> None:
+def resume(directory: Path, slots: int, show: Callable[[str], None] = notes.note) -> None:
     """Run a sweep until its end, or from where it was killed. Raises DlctlError if another process
     runs it.
     """

@@ -2,7 +2,8 @@
 
 A trial is `queued` when it is asked for, `running` with a run directory, then `done`, `failed` or
 `pruned`. One that was running when the sweep was killed is `preempted` when that is noticed: it is
-taken up from its run's checkpoint, and counts once.
+taken up from its run's checkpoint, and counts once. `rung` counts the looks of the pruner that it
+has passed.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,12 @@ FILE = "sweep.db"
 VERSION = 1
 ENDED = ("done", "failed", "pruned")
 Json = dict[str, Any]
-_COLUMNS = ("number", "generation", "seed", "state", "point", "run", "score", "reason")
+_COLUMNS = ("number", "generation", "seed", "state", "rung", "point", "run", "score", "reason")
 _SCHEMA = """
 CREATE TABLE plan (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE trial (number INTEGER PRIMARY KEY, generation INTEGER NOT NULL, seed INTEGER NOT NULL,
-                    state TEXT NOT NULL, point TEXT NOT NULL, run TEXT NOT NULL, score REAL,
-                    reason TEXT NOT NULL, UNIQUE (generation, point, seed, number));
+                    state TEXT NOT NULL, rung INTEGER NOT NULL DEFAULT 0, point TEXT NOT NULL,
+                    run TEXT NOT NULL, score REAL, reason TEXT NOT NULL);
 """
 
 
@@ -80,6 +81,17 @@ class SweepDb:
         query = f"UPDATE trial SET {columns} WHERE number = ?"  # noqa: S608  (our own names)
         with self._turn, self._db:
             self._db.execute(query, (*values.values(), number))
+
+    def prune(self, worst: Sequence[int], others: Sequence[int], rung: int) -> None:
+        """End the worst trials of a rung; the others have passed it. All of that, or nothing: a
+        rung is judged once, also if the sweep is killed meanwhile.
+        """
+        ended = [(f"rung {rung + 1}", number) for number in worst]
+        passed = [(rung + 1, number) for number in others]
+        with self._turn, self._db:
+            query = "UPDATE trial SET state = 'pruned', reason = ? WHERE number = ?"
+            self._db.executemany(query, ended)
+            self._db.executemany("UPDATE trial SET rung = ? WHERE number = ?", passed)
 
     def trials(self) -> list[Json]:
         """All of them, by number."""

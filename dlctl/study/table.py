@@ -21,7 +21,8 @@ def rows(record: Mapping[str, Any], by: str = "seconds") -> list[Json]:
     found = [_row(name, runs, target) for name, runs in record["runs"].items()]
     tuned = record["tuned"]
     costs = {name: _costs(runs, target, by) for name, runs in record["runs"].items()}
-    found.sort(key=lambda row: _order(row, by))
+    more = target.comparison in (">=", ">")
+    found.sort(key=lambda row: _order(row, by, is_more_better=more))
     for before, row in zip([None, *found], found, strict=False):
         row["tuned"] = tuned[row["method"]]
         row["verdict"] = _verdict(before, row, costs)
@@ -53,10 +54,16 @@ def _costs(runs: Sequence[Json | None], target: Target, measure: str) -> list[fl
     return [None if found is None else getattr(found, measure) for found in at]
 
 
-def _order(row: Json, by: str) -> tuple[float, float]:
-    """Those that reach the target with more seeds come first, then by the median."""
-    middle = row[by]
-    return -row["reached"], 0.0 if middle is None else middle["median"]
+def _order(row: Json, by: str, *, is_more_better: bool) -> tuple[float, float]:
+    """Those that reach the target with more seeds come first, then by the median; of those that
+    never do, the one that came closest.
+    """
+    if row[by] is not None:
+        return -row["reached"], row[by]["median"]
+    if row["best"] is None:
+        return 1.0, 0.0
+    best: float = row["best"]["median"]
+    return 0.0, -best if is_more_better else best
 
 
 def _verdict(before: Json | None, row: Json, costs: Mapping[str, Sequence[float | None]]) -> str:

@@ -21,9 +21,9 @@ def sync_directory(directory: Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
+def replacing(path: Path, mode: int = 0o666, *, syncs: bool = True) -> Iterator[IO[bytes]]:
     """A new file that replaces `path` when the block succeeds, and else is removed: a crash leaves
-    the old file or the new one. Raises OSError.
+    the old file or the new one. syncs: so does a power loss. Raises OSError.
 
     At no moment can it be read by users that `mode` (less the umask) excludes, and a link of
     another user at its place is not followed.
@@ -33,9 +33,11 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
         with open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if syncs:
+                os.fsync(file.fileno())
         temporary.replace(path)
-        sync_directory(path.parent)
+        if syncs:
+            sync_directory(path.parent)
     finally:
         with suppress(OSError):  # On a read-only file system, even if the file does not exist.
             temporary.unlink(missing_ok=True)

@@ -55,7 +55,7 @@ class Slow(Life):
         done, self.queue = self.queue[:count], self.queue[count:]
         self.take(self.server.handle(Committed(done[-1].number), 0.0))
 
-    def told(self) -> list[tuple[Any, list[bytes]]]:
+    def of_rank_0(self) -> list[tuple[Any, list[bytes]]]:
         return [(e.peer, [bytes(f) for f in codec.encode(e.message)]) for e in self.left]
 
 
@@ -83,7 +83,7 @@ def test_what_leaves_is_the_same_in_the_same_order(name: str) -> None:
             play(life, turn)
         while life.queue:
             life.sync()
-    at_once, *slow = (life.told() for life in lives)
+    at_once, *slow = (life.of_rank_0() for life in lives)
     assert len(at_once) > TURNS
     assert slow == [at_once, at_once]
 

@@ -112,7 +112,7 @@ class Place:
         lines = paths.log_path(self.directory, name, incarnation).read_text().splitlines()
         return [json.loads(line) for line in lines]
 
-    def told(self, name: str, incarnation: int = 1) -> dict[str, Any]:
+    def of_rank_0(self, name: str, incarnation: int = 1) -> dict[str, Any]:
         """What the program has printed."""
 
         def printed() -> list[str]:
@@ -158,7 +158,7 @@ def test_forked_workers_are_as_started_ones_in_all_but_memory(place: Place) -> N
     place.write(TELL)  # The program is read after the fork.
     pair = [place.fork("worker-0"), place.fork("worker-1")]
     alone = place.spawn("worker-2")
-    told = [place.told(f"worker-{number}") for number in range(3)]
+    told = [place.of_rank_0(f"worker-{number}") for number in range(3)]
     found = {daemon[:4] for daemon in local.living(place.directory)}
     pids = [*(each.pid for each in pair), alone.pid]
     assert found == {("worker", f"worker-{n}", 1, pid) for n, pid in enumerate(pids)}

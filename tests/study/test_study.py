@@ -112,6 +112,13 @@ def test_the_table_is_ordered_and_compares_neighbours() -> None:
     assert found[1]["seconds"]["median"] == 3.0
 
 
+def test_of_those_that_never_reach_the_target_the_closest_is_first() -> None:
+    runs = {"far": [outcome(0.1, 0.2)], "dead": [None], "near": [outcome(0.8, 0.7)]}
+    tuned = {name: {} for name in runs}
+    found = table.rows({"plan": {"target": str(TARGET)}, "runs": runs, "tuned": tuned})
+    assert [row["method"] for row in found] == ["near", "far", "dead"]
+
+
 def test_quartiles() -> None:
     assert Middle.of([1.0, 2.0, 3.0, 4.0, 5.0]) == Middle(3.0, 2.0, 4.0)
     assert Middle.of([]) is None

@@ -112,9 +112,8 @@ def _show(directory: Path, record: dict[str, Any], by: str) -> None:
     )
     data = {"directory": str(directory), "target": record["plan"]["target"], "rows": found}
     if not any(row["reached"] for row in found):
-        closest = found and max(found, key=lambda row: row["best"] is not None)["method"]
-        console.warn(f"no method reached {record['plan']['target']}; BEST shows who came closest")
-        data["closest"] = closest
+        closest = data["closest"] = found[0]["method"]
+        console.warn(f"no method reached {record['plan']['target']}; {closest} came closest")
     head = f"until {record['plan']['target']}: median and quartiles of the seeds that reached it"
     console.show("dlctl.compare/1", data, "\n".join([head, "", console.table(cells)]))
 

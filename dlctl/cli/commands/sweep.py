@@ -85,7 +85,7 @@ def run(
     chosen = sampler or ("tpe" if extras.is_there("sweep") else "random")
     plan = sweep.SweepPlan(str(file), words, trials, metric, chosen, pruner, seeds, seed)
     directory = sweep.begin(plan)
-    _go_on(directory, slots)
+    _run_on(directory, slots)
 
 
 @command.subcommand("dlctl sweep resume digits-sweep-7f3a  # after everything was killed")
@@ -96,7 +96,7 @@ def resume(name: str | None, slots: int) -> None:
     """Go on with a sweep; without a name with the newest one in ./runs."""
     from dlctl.ops import sweep
 
-    _go_on(sweep.named(name), slots)
+    _run_on(sweep.named(name), slots)
 
 
 @command.subcommand("dlctl sweep ls digits-sweep-7f3a  # its trials")
@@ -155,10 +155,10 @@ def best(name: str | None, write: bool, output: Path | None) -> None:
         console.written(output or file)
 
 
-def _go_on(directory: Path, slots: int) -> None:
+def _run_on(directory: Path, slots: int) -> None:
     from dlctl.ops import sweep
 
-    sweep.go_on(directory, slots)
+    sweep.resume(directory, slots)
     _show(directory)
 
 

@@ -25,7 +25,7 @@ class ThreadRanks:
         self.tells = 0
         self._meeting = meeting
 
-    def told(self, make: Callable[[], T]) -> T:
+    def of_rank_0(self, make: Callable[[], T]) -> T:
         self.tells += 1
         told: T = self._exchanged(make() if self.rank == 0 else None)[0]
         return told
