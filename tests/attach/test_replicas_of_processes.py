@@ -50,8 +50,9 @@ def test_two_processes_without_a_run_are_one_with_batches_of_twice_the_size(
     assert (_model(place, kind) - _model(place, "one")).abs().max() < TOLERANCE
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", ["fsdp", pytest.param("ddp", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", ["fsdp", "ddp"])
 def test_a_run_that_was_stopped_and_started_again_is_one_process_without_a_run(
     place: Workplace, kind: str
 ) -> None:

@@ -66,7 +66,7 @@ BEHIND_NAT = ADDRESS + f'bind = "{INSIDE}"\nport = {PORT}\n'
 GUEST = "root/guest"
 
 
-@pytest.fixture(params=["as it is", "behind NAT"])
+@pytest.fixture(params=["as it is", pytest.param("behind NAT", marks=pytest.mark.long)])
 def joined(
     cluster: Cluster, place: Workplace, request: pytest.FixtureRequest
 ) -> Iterator[Workplace]:
