@@ -69,7 +69,9 @@ with run:
         threading.Event().wait(PAUSE_S)
         run.step(loss=loss)
         # in the loop
-print("rank", RANK, "has made", run.steps, "steps with", run.samples, "samples:", run.ended)
+# In one write: the lines of the ranks must not mix.
+made = f"{{run.steps}} steps with {{run.samples}} samples: {{run.ended}}"
+sys.stdout.write(f"rank {{RANK}} has made {{made}}\\n")
 sys.stdout.flush()
 run.save(f"{{KIND}}.pt")
 '''
