@@ -10,15 +10,16 @@ export PYTHONDONTWRITEBYTECODE :=
 
 # Most modules of torch are never imported: compiling them all takes longer than installing them.
 # Those that are, are compiled here: the processes of a run would all do that at the same time.
-# The build hook is for wheels only; what it needs is not installed here.
+# The build hook is for wheels; of what it makes only the kernels are needed here, if they can be made.
 PIP = HATCH_BUILD_NO_HOOKS=true $(BIN)/pip install -q --no-compile -c constraints.txt
 COMPILED = daemons.worker.main, daemons.script.main, daemons.attach.begin, torch._dynamo, \
 	daemons.agent.serving, daemons.template.__main__, dlctl.ops.launch, dlctl.cli.commands.run
 
 # What training needs, and then what is tested and measured with.
-$(VENV)/.torch: pyproject.toml constraints.txt
+$(VENV)/.torch: pyproject.toml constraints.txt hatch_build.py dlctl/kernels/kernels.c
 	$(PY) -m venv $(VENV)
 	$(PIP) -e '.[torch]'
+	$(BIN)/python hatch_build.py
 	$(BIN)/python -c 'import $(COMPILED)'
 	touch $@
 

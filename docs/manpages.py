@@ -1,5 +1,4 @@
-"""Builds a wheel with the manual: `man/` as Markdown, for `dlctl man`, and as man pages,
-rendered by docutils.
+"""The manual of a wheel: `man/` as man pages, rendered by docutils (`hatch_build.py` calls it).
 
 `python docs/manpages.py FOLDER` writes them there; `make docs` does, and fails on a warning.
 """
@@ -8,34 +7,11 @@ from __future__ import annotations
 
 import re
 import sys
-import tempfile
 from pathlib import Path
-from typing import Any
-
-try:
-    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
-except ModuleNotFoundError:  # as a script, where hatchling is not installed
-    BuildHookInterface = object
 
 MANUAL = Path(__file__).parents[1] / "man"
 HEAD = re.compile(r"# (\S+)\((\d)\)\n\n(.+?)\n\n", re.DOTALL)
 """The beginning of a page: its name, its section, its summary."""
-
-
-class Manual(BuildHookInterface):  # type: ignore[misc]
-    """Adds the pages to a wheel; an editable installation reads them in place."""
-
-    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if version == "editable":
-            return
-        build_data["force_include"][str(MANUAL)] = "dlctl/manual"
-        self.folder = tempfile.TemporaryDirectory()
-        for page in write(Path(self.folder.name), self.metadata.version):
-            build_data["shared_data"][str(page)] = f"share/man/{page.parent.name}/{page.name}"
-
-    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        if version != "editable":
-            self.folder.cleanup()
 
 
 def write(folder: Path, version: str) -> list[Path]:

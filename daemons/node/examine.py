@@ -21,7 +21,7 @@ import psutil
 
 from daemons.node.firewalls import firewall
 from daemons.node.requests import Request, check, field, full_path, root
-from dlctl import __version__
+from dlctl import __version__, kernels
 from dlctl.errors import DlctlError
 from dlctl.launch.commands import LATE, wait
 from dlctl.runs import paths
@@ -66,6 +66,7 @@ def examine(request: Request) -> dict[str, Any]:
             "user": _user(),
             "python": sys.executable,
             "versions": _versions(),
+            "no_kernels": kernels.missing(),
             **folders,
             "shm": _directory(SHARED_MEMORY),
             "open_files_max": resource.getrlimit(resource.RLIMIT_NOFILE)[0],

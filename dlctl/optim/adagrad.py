@@ -19,6 +19,7 @@ from annotated_types import Ge, Le
 
 from dlctl.job.config import STRICT
 from dlctl.job.settings import Setting
+from dlctl.optim import compiled
 from dlctl.optim.base import LEARNING_RATE
 from dlctl.optim.blocks import Block, Rule
 from dlctl.util.numeric_limits import LearningRate
@@ -56,7 +57,7 @@ class Adagrad:
         self.counters: Json = {}
 
     def begin_update(self) -> Rule:
-        return self._step
+        return compiled.rule("adagrad", self._step, self.lr, self.eps)
 
     def _step(self, blocks: Iterable[Block]) -> None:
         """One step of each element at its own rate."""

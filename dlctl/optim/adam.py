@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from annotated_types import Ge, Le, Lt
 
 from dlctl.job.config import STRICT
 from dlctl.job.settings import Setting
+from dlctl.optim import compiled
 from dlctl.optim.base import LEARNING_RATE
 from dlctl.optim.blocks import Block, Rule
 from dlctl.util.numeric_limits import LearningRate, WeightDecay
@@ -76,7 +78,10 @@ class Adam:
         t = self.counters["updates"]
         rate = self.lr / (1 - self.beta1**t)
         root_of_bias = math.sqrt(1 - self.beta2**t)
-        return lambda blocks: self._step(blocks, rate, root_of_bias)
+        beta1, beta2, stays = self.beta1, self.beta2, 1 - self.lr * self.weight_decay
+        constants = rate, 1 - beta1, beta2, 1 - beta2, root_of_bias, self.eps, stays
+        by_numpy = partial(self._step, rate=rate, root_of_bias=root_of_bias)
+        return compiled.rule("adam", by_numpy, *constants)
 
     def _step(self, blocks: Iterable[Block], rate: float, root_of_bias: float) -> None:
         for _, w, g, (m, v), w_next, (m_next, v_next) in blocks:

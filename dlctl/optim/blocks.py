@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from dlctl import kernels
 from dlctl.compress.base import Delta
 from dlctl.model.vector import chosen
 from dlctl.util import threads
@@ -113,6 +114,6 @@ def update_in_place(w: Array, delta: Delta, slots: Mapping[str, Array], rule: Ru
             place = BlockPlace(at, where[cut])
             yield Block.in_place(place, touched[0], delta.values[cut], tuple(touched[1:]))
             for array, part in zip(arrays, touched, strict=True):
-                array[where[cut]] = part
+                kernels.scatter(array, where[cut], part)
 
     go_over(delta, dense if where is None else sparse, rule)

@@ -19,6 +19,7 @@ from annotated_types import Ge, Lt
 
 from dlctl.job.config import STRICT
 from dlctl.job.settings import Setting
+from dlctl.optim import compiled
 from dlctl.optim.base import LEARNING_RATE
 from dlctl.optim.blocks import Block, Rule
 from dlctl.util.numeric_limits import LearningRate, WeightDecay
@@ -56,7 +57,9 @@ class Lion:
         self.counters: Json = {}
 
     def begin_update(self) -> Rule:
-        return self._step
+        beta1, beta2, stays = self.beta1, self.beta2, 1 - self.lr * self.weight_decay
+        constants = self.lr, beta1, 1 - beta1, beta2, 1 - beta2, stays
+        return compiled.rule("lion", self._step, *constants)
 
     def _step(self, blocks: Iterable[Block]) -> None:
         """One step along the sign of the mean of m and g."""

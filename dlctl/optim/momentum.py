@@ -16,6 +16,7 @@ from annotated_types import Ge, Lt
 
 from dlctl.job.config import STRICT
 from dlctl.job.settings import Setting
+from dlctl.optim import compiled
 from dlctl.optim.base import LEARNING_RATE
 from dlctl.optim.blocks import Block, Rule
 from dlctl.util.numeric_limits import LearningRate, WeightDecay
@@ -56,7 +57,8 @@ class Momentum:
         self.counters: Json = {}
 
     def begin_update(self) -> Rule:
-        return self._step
+        constants = self.lr, self.weight_decay, self.momentum, self.nesterov
+        return compiled.rule("momentum", self._step, *constants)
 
     def _step(self, blocks: Iterable[Block]) -> None:
         """One step along the decayed sum."""

@@ -19,6 +19,7 @@ from annotated_types import Ge, Le, Lt
 
 from dlctl.job.config import STRICT
 from dlctl.job.settings import Setting
+from dlctl.optim import compiled
 from dlctl.optim.base import LEARNING_RATE
 from dlctl.optim.blocks import Block, Rule
 from dlctl.util.numeric_limits import LearningRate
@@ -59,7 +60,8 @@ class RMSprop:
         self.counters: Json = {}
 
     def begin_update(self) -> Rule:
-        return self._step
+        constants = self.lr, self.alpha, 1 - self.alpha, self.momentum, self.eps
+        return compiled.rule("rmsprop", self._step, *constants)
 
     def _step(self, blocks: Iterable[Block]) -> None:
         """One step along the decayed sum of gradients over their sizes."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from dlctl.job.config import STRICT
 from dlctl.job.settings import Setting
+from dlctl.optim import compiled
 from dlctl.optim.base import LEARNING_RATE
 from dlctl.optim.blocks import Block, Rule
 from dlctl.util.numeric_limits import LearningRate, WeightDecay
@@ -41,7 +42,7 @@ class SGD:
         self.counters: Json = {}
 
     def begin_update(self) -> Rule:
-        return self._step
+        return compiled.rule("sgd", self._step, self.lr, self.weight_decay)
 
     def _step(self, blocks: Iterable[Block]) -> None:
         """w -= lr * (g + weight_decay * w)."""

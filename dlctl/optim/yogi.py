@@ -11,11 +11,13 @@ at once where gradients are sparse. As in the paper there is no bias correction.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from annotated_types import Ge, Le
 
+from dlctl.optim import compiled
 from dlctl.optim.adam import Adam, AdamOptions
 from dlctl.optim.blocks import Rule
 from dlctl.util.numeric_limits import LearningRate
@@ -46,8 +48,9 @@ class Yogi(Adam):
         self.counters = {}
 
     def begin_update(self) -> Rule:
-        rate = self.lr
-        return lambda blocks: self._step(blocks, rate, 1.0)
+        rate, stays = self.lr, 1 - self.lr * self.weight_decay
+        constants = rate, 1 - self.beta1, 1 - self.beta2, self.eps, stays
+        return compiled.rule("yogi", partial(self._step, rate=rate, root_of_bias=1.0), *constants)
 
     def _mean_square(self, v: Array, g: Array, v_next: Array, temporary: Array) -> None:
         square = scratch(g.size, 1)

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from dlctl import kernels
 from dlctl.compress.base import Delta
 from dlctl.optim.base import Optimizer
 from dlctl.optim.blocks import Block, BlockPlace, Cut, KeptArrays, Rule, go_over, update_in_place
@@ -239,8 +240,7 @@ class Mapped:
                 indices, present = undo.cut(at, end)
                 indices[:] = chosen
                 for array, old in zip(vectors, present, strict=True):
-                    # The indices were checked on arrival; checking them again needs a copy.
-                    np.take(array, chosen, out=old, mode="clip")
+                    kernels.gather(array, chosen, old)
                 self._point("undo block written")
                 undo.mark(at, end)
                 w, *slots = present
@@ -248,7 +248,7 @@ class Mapped:
                 place, values = BlockPlace(at, chosen), delta.values[at:end]
                 yield Block(place, w, values, tuple(slots), w_next, tuple(slots_next))
                 for array, new in zip(vectors, following, strict=True):
-                    array[chosen] = new
+                    kernels.scatter(array, chosen, new)
                     self._point("block scattered")
 
         go_over(delta, saved, rule)

@@ -6,6 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
+from update_loops import loops as loops
 
 from dlctl import registry
 from dlctl.compress.base import Delta

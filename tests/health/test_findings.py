@@ -19,6 +19,7 @@ HERE_FACTS: dict[str, Any] = {
     "user": "ann",
     "python": "/venv/bin/python",
     "versions": {"dlctl": "1.2.3", "protocol": 4, "python": "3.11.7", "torch": "2.10.0"},
+    "no_kernels": "",
     "directory": {"path": "/home/ann/d", "problem": "", "fix": "", "free_bytes": 100 * GB},
     "states": None,
     "runtime": {"path": "/run/user/9/dlctl", "problem": "", "fix": "", "free_bytes": GB},
@@ -237,6 +238,13 @@ def test_processes_that_load_data_need_shared_memory_of_their_own() -> None:
 def test_gpus_of_one_kind_are_counted() -> None:
     many = {"has_tool": True, "devices": ["H200, 570.1"] * 8, "problem": ""}
     assert all_of(NEED, facts(gpu=many))["GPU"].found == "8 x H200, 570.1"
+
+
+def test_servers_without_their_loops_in_c_are_slower_and_that_is_said() -> None:
+    found = all_of(NEED, facts(no_kernels="it was not built"))["kernels"]
+    assert found.mark == WARNING
+    assert "it was not built" in found.found
+    assert "kernels" not in all_of(NEED._replace(servers=()), facts(no_kernels="it was not built"))
 
 
 def test_shared_memory_is_looked_at_only_where_shards_will_be() -> None:

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from update_loops import loops as loops
 
 from dlctl.compress.base import Delta
 from dlctl.optim.delayed_nesterov import DelayedNesterov

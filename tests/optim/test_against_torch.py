@@ -8,6 +8,7 @@ its way: about eight units in the last place of float32.
 import numpy as np
 import pytest
 import torch
+from update_loops import loops as loops
 
 from dlctl.compress.base import Delta
 from dlctl.optim.adagrad import Adagrad

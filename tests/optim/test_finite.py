@@ -10,6 +10,7 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 import pytest
 from annotated_types import Ge, Le
+from update_loops import loops as loops
 
 from dlctl import registry
 from dlctl.compress.base import Delta

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kept_states import dense, snapshot, sparse
+from update_loops import loops as loops
 
 from dlctl import registry
 from dlctl.compress.base import Delta

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from update_loops import loops as loops
 
 from dlctl.compress.base import Delta
 from dlctl.optim.adagrad import Adagrad

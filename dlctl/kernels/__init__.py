@@ -1,0 +1,104 @@
+"""Loops in C for the servers, where they were built; numpy does the same without them, but slower.
+
+The build (`hatch_build.py`) compiles `kernels.c` into this folder and records what it has built
+from what. A library that is missing, damaged, or built from another source is not loaded:
+`missing()` says why. `DLCTL_KERNELS=off` leaves it unused. The results are the same to the bit, so
+servers with and without it may follow each other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dlctl.util import regular
+
+SWITCH = "DLCTL_KERNELS"
+FOLDER = Path(__file__).parent
+SOURCE = FOLDER / "kernels.c"
+LIBRARY = FOLDER / "_kernels.abi3.so"
+RECORD = FOLDER / "built.json"
+"""{"source": SHA-256, "library": SHA-256} of what was built from what."""
+
+Array = npt.NDArray[Any]
+Step = Callable[[tuple[float, ...], Array, Array, Array, Sequence[Array], Sequence[Array]], bool]
+"""step(constants, w, g, w_next, slots, slots_next), contiguous arrays of float32 and of one length:
+one update of these elements. Returns whether an operation overflowed, divided by zero or was
+invalid. An output is its input, or memory that does not overlap."""
+
+
+def missing() -> str:
+    """Why nothing runs in C; empty: it does."""
+    return _loaded()[1]
+
+
+def step(name: str) -> Step | None:
+    """The rule of this name; None: there is none in C."""
+    return _steps().get(name)
+
+
+def gather(array: Array, positions: Array, out: Array) -> None:
+    """out[:] = array[positions], contiguous, elements and positions of 4 or 8 bytes.
+
+    The positions are within the array: they were checked on arrival. (C raises IndexError.)
+    """
+    if (module := _loaded()[0]) is None:
+        np.take(array, positions, out=out, mode="clip")  # To check again, it would copy `out`.
+    else:
+        module.gather(array, positions, out)
+
+
+def scatter(array: Array, positions: Array, values: Array) -> None:
+    """array[positions] = values, as in `gather`."""
+    if (module := _loaded()[0]) is None:
+        array[positions] = values
+    else:
+        module.scatter(array, positions, values)
+
+
+@cache
+def _steps() -> dict[str, Step]:
+    module = _loaded()[0]
+    return {} if module is None else {name: getattr(module, name) for name in module.RULES.split()}
+
+
+@cache
+def _loaded() -> tuple[Any, str]:
+    """(the module or None, why it is missing)."""
+    if os.environ.get(SWITCH) == "off":
+        return None, f"{SWITCH}=off"
+    if why := _fault():
+        return None, why
+    try:
+        return importlib.import_module("dlctl.kernels._kernels"), ""
+    except ImportError as error:
+        return None, f"it cannot be loaded: {error}"
+
+
+def _fault() -> str:
+    """Why the library must not be loaded; empty: it may be."""
+    if not (LIBRARY.is_file() and RECORD.is_file()):
+        return "it was not built: there was no C compiler, or no Python.h"
+    try:
+        built = json.loads(regular.read_bytes(RECORD))
+        found = {"source": digest(SOURCE), "library": digest(LIBRARY)}
+    except (OSError, ValueError) as error:
+        return f"it cannot be read: {error}"
+    if not isinstance(built, dict) or built.get("library") != found["library"]:
+        return "the library is damaged"
+    if built.get("source") != found["source"]:
+        return "it was built from another version of dlctl"
+    return ""
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(regular.read_bytes(path)).hexdigest()

@@ -1,0 +1,374 @@
+/* One pass over memory for each update of the servers' optimisers, and for the elements that a
+ * sparse push touches. numpy makes one pass per operation.
+ *
+ * The results are numpy's, bit for bit: every operation is rounded to float32 on its own. So build
+ * it with -ffp-contract=off, and keep the order of the operations of the rules in dlctl/optim/.
+ * Loops are plain C that compilers vectorise. The interpreter's lock is released in long ones.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <fenv.h>
+#include <math.h>
+#include <stdint.h>
+
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+/* A processor without AVX2 takes the other version; the choice is made when this is loaded. */
+#define FOR_EACH_PROCESSOR __attribute__((target_clones("avx2", "default")))
+#else
+#define FOR_EACH_PROCESSOR
+#endif
+
+#if defined(__GNUC__) && !defined(__clang__)
+#define NO_DEPENDENCE _Pragma("GCC ivdep")
+#elif defined(__clang__)
+#define NO_DEPENDENCE _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define NO_DEPENDENCE
+#endif
+
+enum { LOCK_MAX = 1 << 12, SLOTS_MAX = 2, CONSTANTS_MAX = 8 };
+/* LOCK_MAX: elements of a loop that is shorter than giving the lock to another thread. */
+
+/* ------------------------------------------------------------------ rules of optimisers */
+
+/* The elements of one block. An output is the memory of its input, or does not overlap it. */
+typedef struct {
+    Py_ssize_t size;
+    const float *w, *g, *slots[SLOTS_MAX];
+    float *w_next, *slots_next[SLOTS_MAX];
+} Block;
+
+typedef void Step(const Block *, const float *);
+
+static inline float sign(float x) {
+    return x > 0 ? 1.0f : x < 0 ? -1.0f : x == 0 ? 0.0f : x;
+}
+
+#define UNPACK                                                                                     \
+    const Py_ssize_t n = block->size;                                                              \
+    const float *w = block->w, *g = block->g;                                                      \
+    float *w_next = block->w_next;
+
+FOR_EACH_PROCESSOR void dlctl_sgd(const Block *block, const float *constants) {
+    const float lr = constants[0], decay = constants[1];
+    UNPACK
+    if (decay == 0) {
+        NO_DEPENDENCE
+        for (Py_ssize_t i = 0; i < n; i++)
+            w_next[i] = w[i] - g[i] * lr;
+    } else {
+        NO_DEPENDENCE
+        for (Py_ssize_t i = 0; i < n; i++)
+            w_next[i] = w[i] - (w[i] * decay + g[i]) * lr;
+    }
+}
+
+FOR_EACH_PROCESSOR void dlctl_momentum(const Block *block, const float *constants) {
+    const float lr = constants[0], decay = constants[1], momentum = constants[2];
+    const int is_nesterov = constants[3] != 0, decays = decay != 0;
+    const float *m = block->slots[0];
+    float *m_next = block->slots_next[0];
+    UNPACK
+    NO_DEPENDENCE
+    for (Py_ssize_t i = 0; i < n; i++) {
+        float x = decays ? w[i] * decay + g[i] : g[i];
+        float sum = m[i] * momentum + x;
+        m_next[i] = sum;
+        w_next[i] = w[i] - (is_nesterov ? sum * momentum + x : sum) * lr;
+    }
+}
+
+FOR_EACH_PROCESSOR void dlctl_adagrad(const Block *block, const float *constants) {
+    const float lr = constants[0], eps = constants[1];
+    const float *G = block->slots[0];
+    float *G_next = block->slots_next[0];
+    UNPACK
+    NO_DEPENDENCE
+    for (Py_ssize_t i = 0; i < n; i++) {
+        float sum = G[i] + g[i] * g[i];
+        G_next[i] = sum;
+        w_next[i] = w[i] - g[i] / (sqrtf(sum) + eps) * lr;
+    }
+}
+
+FOR_EACH_PROCESSOR void dlctl_rmsprop(const Block *block, const float *constants) {
+    const float lr = constants[0], alpha = constants[1], rest = constants[2];
+    const float momentum = constants[3], eps = constants[4];
+    const float *v = block->slots[0], *b = block->slots[1];
+    float *v_next = block->slots_next[0], *b_next = block->slots_next[1];
+    UNPACK
+    NO_DEPENDENCE
+    for (Py_ssize_t i = 0; i < n; i++) {
+        float square = v[i] * alpha + g[i] * g[i] * rest;
+        float sum = b[i] * momentum + g[i] / (sqrtf(square) + eps);
+        v_next[i] = square;
+        b_next[i] = sum;
+        w_next[i] = w[i] - sum * lr;
+    }
+}
+
+FOR_EACH_PROCESSOR void dlctl_adam(const Block *block, const float *constants) {
+    const float rate = constants[0], rest1 = constants[1], beta2 = constants[2];
+    const float rest2 = constants[3], root_of_bias = constants[4], eps = constants[5];
+    const float stays = constants[6];
+    const float *m = block->slots[0], *v = block->slots[1];
+    float *m_next = block->slots_next[0], *v_next = block->slots_next[1];
+    UNPACK
+    NO_DEPENDENCE
+    for (Py_ssize_t i = 0; i < n; i++) {
+        float mean = m[i] + (g[i] - m[i]) * rest1;
+        float square = v[i] * beta2 + g[i] * g[i] * rest2;
+        m_next[i] = mean;
+        v_next[i] = square;
+        w_next[i] = w[i] * stays - mean / (sqrtf(square) / root_of_bias + eps) * rate;
+    }
+}
+
+FOR_EACH_PROCESSOR void dlctl_yogi(const Block *block, const float *constants) {
+    const float rate = constants[0], rest1 = constants[1], rest2 = constants[2];
+    const float eps = constants[3], stays = constants[4];
+    const float *m = block->slots[0], *v = block->slots[1];
+    float *m_next = block->slots_next[0], *v_next = block->slots_next[1];
+    UNPACK
+    NO_DEPENDENCE
+    for (Py_ssize_t i = 0; i < n; i++) {
+        float mean = m[i] + (g[i] - m[i]) * rest1;
+        float pushed = g[i] * g[i];
+        float square = v[i] - sign(v[i] - pushed) * pushed * rest2;
+        m_next[i] = mean;
+        v_next[i] = square;
+        w_next[i] = w[i] * stays - mean / (sqrtf(square) + eps) * rate;
+    }
+}
+
+FOR_EACH_PROCESSOR void dlctl_lion(const Block *block, const float *constants) {
+    const float lr = constants[0], beta1 = constants[1], rest1 = constants[2];
+    const float beta2 = constants[3], rest2 = constants[4], stays = constants[5];
+    const float *m = block->slots[0];
+    float *m_next = block->slots_next[0];
+    UNPACK
+    NO_DEPENDENCE
+    for (Py_ssize_t i = 0; i < n; i++) {
+        float along = sign(m[i] * beta1 + g[i] * rest1);
+        m_next[i] = m[i] * beta2 + g[i] * rest2;
+        w_next[i] = w[i] * stays - along * lr;
+    }
+}
+
+/* name, number of slots, number of constants */
+#define RULES(RULE)                                                                                \
+    RULE(sgd, 0, 2)                                                                                \
+    RULE(momentum, 1, 4)                                                                           \
+    RULE(adagrad, 1, 2)                                                                            \
+    RULE(rmsprop, 2, 5)                                                                            \
+    RULE(adam, 2, 7)                                                                               \
+    RULE(yogi, 2, 5)                                                                               \
+    RULE(lion, 1, 6)
+
+/* ------------------------------------------------------------------ memory of arrays */
+
+/* The memory of all arrays of a call. They are contiguous, of machine values; the caller has
+ * checked their types. */
+typedef struct {
+    Py_buffer views[2 * SLOTS_MAX + 3];
+    int count;
+} Arrays;
+
+static void let_go(Arrays *arrays) {
+    while (arrays->count > 0)
+        PyBuffer_Release(&arrays->views[--arrays->count]);
+}
+
+/* The memory of an array of `size_bytes` bytes (any, if negative), or NULL with an exception. */
+static void *memory(Arrays *arrays, PyObject *array, Py_ssize_t size_bytes, int flags) {
+    Py_buffer *view = &arrays->views[arrays->count];
+    if (PyObject_GetBuffer(array, view, flags) < 0)
+        return NULL;
+    arrays->count++;
+    if (size_bytes >= 0 && view->len != size_bytes) {
+        PyErr_Format(PyExc_ValueError, "an array has %zd bytes, not %zd", view->len, size_bytes);
+        return NULL;
+    }
+    return view->buf;
+}
+
+static Py_ssize_t length_bytes(const Arrays *arrays) {
+    return arrays->views[arrays->count - 1].len;
+}
+
+/* ------------------------------------------------------------------ step */
+
+static int read_block(Block *block, Arrays *arrays, PyObject *const *args, Py_ssize_t slots) {
+    const int in = PyBUF_SIMPLE, out = PyBUF_WRITABLE;
+    if (!(block->w = memory(arrays, args[0], -1, in)))
+        return -1;
+    const Py_ssize_t bytes = length_bytes(arrays);
+    block->size = bytes / (Py_ssize_t)sizeof(float);
+    if (!(block->g = memory(arrays, args[1], bytes, in)) ||
+        !(block->w_next = memory(arrays, args[2], bytes, out)))
+        return -1;
+    if (PyTuple_Size(args[3]) != slots || PyTuple_Size(args[4]) != slots) {
+        if (!PyErr_Occurred())
+            PyErr_Format(PyExc_ValueError, "this rule has %zd slots", slots);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < slots; i++) {
+        PyObject *now = PyTuple_GetItem(args[3], i), *next = PyTuple_GetItem(args[4], i);
+        if (!(block->slots[i] = memory(arrays, now, bytes, in)) ||
+            !(block->slots_next[i] = memory(arrays, next, bytes, out)))
+            return -1;
+    }
+    return 0;
+}
+
+static int read_constants(float *constants, PyObject *found, Py_ssize_t count) {
+    if (PyTuple_Size(found) != count) {
+        if (!PyErr_Occurred())
+            PyErr_Format(PyExc_ValueError, "this rule has %zd constants", count);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        double value = PyFloat_AsDouble(PyTuple_GetItem(found, i));
+        if (value == -1.0 && PyErr_Occurred())
+            return -1;
+        constants[i] = (float)value;
+    }
+    return 0;
+}
+
+static PyObject *update(PyObject *const *args, Py_ssize_t count, Step *step, Py_ssize_t slots,
+                        Py_ssize_t constants_count) {
+    if (count != 6) {
+        PyErr_SetString(PyExc_TypeError, "takes (constants, w, g, w_next, slots, slots_next)");
+        return NULL;
+    }
+    Arrays arrays = {.count = 0};
+    Block block;
+    float constants[CONSTANTS_MAX];
+    if (read_constants(constants, args[0], constants_count) < 0 ||
+        read_block(&block, &arrays, args + 1, slots) < 0) {
+        let_go(&arrays);
+        return NULL;
+    }
+    PyThreadState *thread = block.size > LOCK_MAX ? PyEval_SaveThread() : NULL;
+    feclearexcept(FE_OVERFLOW | FE_INVALID | FE_DIVBYZERO);
+    step(&block, constants);
+    const int flags = fetestexcept(FE_OVERFLOW | FE_INVALID | FE_DIVBYZERO);
+    if (thread)
+        PyEval_RestoreThread(thread);
+    let_go(&arrays);
+    return PyBool_FromLong(flags);
+}
+
+#define METHOD(name, slots, constants)                                                             \
+    static PyObject *name(PyObject *self, PyObject *const *args, Py_ssize_t count) {               \
+        return update(args, count, dlctl_##name, slots, constants);                                \
+    }
+RULES(METHOD)
+
+/* ------------------------------------------------------------------ gather, scatter */
+
+/* Both copy between `all`, an array of `size` elements of 4 or 8 bytes, and `some`, one element
+ * for each of `count` positions. They return -1 and stop at a position that is not in `all`. */
+#define COPIES(name, Value, Position)                                                              \
+    static int gather_##name(const void *from, Py_ssize_t size, const void *at, void *to,          \
+                             Py_ssize_t count) {                                                   \
+        const Value *all = from;                                                                   \
+        const Position *positions = at;                                                            \
+        Value *some = to;                                                                          \
+        for (Py_ssize_t i = 0; i < count; i++) {                                                   \
+            if ((uint64_t)positions[i] >= (uint64_t)size)                                          \
+                return -1;                                                                         \
+            some[i] = all[positions[i]];                                                           \
+        }                                                                                          \
+        return 0;                                                                                  \
+    }                                                                                              \
+    static int scatter_##name(void *to, Py_ssize_t size, const void *at, const void *from,         \
+                              Py_ssize_t count) {                                                  \
+        Value *all = to;                                                                           \
+        const Position *positions = at;                                                            \
+        const Value *some = from;                                                                  \
+        for (Py_ssize_t i = 0; i < count; i++) {                                                   \
+            if ((uint64_t)positions[i] >= (uint64_t)size)                                          \
+                return -1;                                                                         \
+            all[positions[i]] = some[i];                                                           \
+        }                                                                                          \
+        return 0;                                                                                  \
+    }
+
+COPIES(4_by_4, uint32_t, uint32_t)
+COPIES(4_by_8, uint32_t, int64_t)
+COPIES(8_by_4, uint64_t, uint32_t)
+COPIES(8_by_8, uint64_t, int64_t)
+
+static PyObject *copied(PyObject *const *args, Py_ssize_t count, int is_gather) {
+    if (count != 3) {
+        PyErr_SetString(PyExc_TypeError, "takes 3 arguments");
+        return NULL;
+    }
+    Arrays arrays = {.count = 0};
+    void *all = memory(&arrays, args[0], -1, is_gather ? PyBUF_SIMPLE : PyBUF_WRITABLE);
+    void *at = all ? memory(&arrays, args[1], -1, PyBUF_SIMPLE) : NULL;
+    void *some = at ? memory(&arrays, args[2], -1, is_gather ? PyBUF_WRITABLE : PyBUF_SIMPLE) : NULL;
+    if (!some) {
+        let_go(&arrays);
+        return NULL;
+    }
+    const Py_ssize_t value = arrays.views[0].itemsize, position = arrays.views[1].itemsize;
+    const Py_ssize_t size = arrays.views[0].len / value, elements = arrays.views[1].len / position;
+    if ((value != 4 && value != 8) || (position != 4 && position != 8) ||
+        arrays.views[2].len != elements * value) {
+        let_go(&arrays);
+        PyErr_SetString(PyExc_ValueError, "positions and values are not of one length");
+        return NULL;
+    }
+    PyThreadState *thread = elements > LOCK_MAX ? PyEval_SaveThread() : NULL;
+    int result;
+    if (is_gather)
+        result = (value == 4 ? position == 4 ? gather_4_by_4 : gather_4_by_8
+                  : position == 4 ? gather_8_by_4 : gather_8_by_8)(all, size, at, some, elements);
+    else
+        result = (value == 4 ? position == 4 ? scatter_4_by_4 : scatter_4_by_8
+                  : position == 4 ? scatter_8_by_4 : scatter_8_by_8)(all, size, at, some, elements);
+    if (thread)
+        PyEval_RestoreThread(thread);
+    let_go(&arrays);
+    if (result < 0) {
+        PyErr_Format(PyExc_IndexError, "a position is not within %zd elements", size);
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* gather(array, positions, out): out[:] = array[positions] */
+static PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    return copied(args, count, 1);
+}
+
+/* scatter(array, positions, values): array[positions] = values */
+static PyObject *scatter(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    return copied(args, count, 0);
+}
+
+/* ------------------------------------------------------------------ the module */
+
+static PyMethodDef METHODS[] = {
+#define ENTRY(name, ...) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL},
+    RULES(ENTRY)
+    ENTRY(gather)
+    ENTRY(scatter)
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef MODULE = {
+    PyModuleDef_HEAD_INIT, "_kernels", "Loops of dlctl's servers.", -1, METHODS,
+};
+
+PyMODINIT_FUNC PyInit__kernels(void) {
+    PyObject *module = PyModule_Create(&MODULE);
+#define NAME(name, ...) " " #name
+    if (module && PyModule_AddStringConstant(module, "RULES", &(RULES(NAME))[1]) < 0)
+        return NULL;
+    return module;
+}

@@ -1,0 +1,30 @@
+"""Update rules in C where they were built (`dlctl/kernels/`), with numpy's results to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from dlctl import kernels
+from dlctl.optim.blocks import Block, Rule
+
+_ZERO = np.zeros(1, np.float32)
+
+
+def rule(name: str, by_numpy: Rule, *constants: float) -> Rule:
+    """The rule `name` of `kernels.c` with these constants; else `by_numpy`, which does the same."""
+    step = kernels.step(name)
+    if step is None:
+        return by_numpy
+
+    def in_c(blocks: Iterable[Block]) -> None:
+        for block in blocks:
+            _, w, g, slots, w_next, slots_next = block
+            if w.dtype != np.float32 or g.dtype != np.float32:
+                by_numpy([block])
+            elif step(constants, w, g, w_next, slots, slots_next):
+                # Whatever `np.errstate` says is done about it, as after an operation of numpy's.
+                np.divide(_ZERO, _ZERO)
+
+    return in_c

@@ -1,0 +1,130 @@
+"""The loops in C give numpy's results to the bit, and refuse what they must not touch."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dlctl import kernels, registry
+from dlctl.optim.blocks import Block, BlockPlace
+
+pytestmark = pytest.mark.skipif(bool(kernels.missing()), reason=f"no kernels: {kernels.missing()}")
+RULES = [
+    ("sgd", {}),
+    ("sgd", {"weight_decay": 0.1}),
+    ("momentum", {}),
+    ("momentum", {"weight_decay": 0.1}),
+    ("momentum", {"nesterov": True}),
+    ("momentum", {"nesterov": True, "weight_decay": 0.1}),
+    ("adagrad", {}),
+    ("rmsprop", {}),
+    ("rmsprop", {"momentum": 0.9}),
+    ("adam", {}),
+    ("adamw", {}),
+    ("yogi", {}),
+    ("lion", {}),
+    ("lion", {"weight_decay": 0.1}),
+]
+SIZE = 10_007
+"""Longer than a loop that holds the interpreter's lock, and no multiple of a vector's length."""
+
+
+def gradients(scale: float) -> list[Any]:
+    rng = np.random.default_rng(3)
+    found = [(rng.standard_normal(SIZE) * scale).astype(np.float32) for _ in range(6)]
+    for i, g in enumerate(found):
+        g[i::7] = 0
+        g[i::11] = -0.0
+    return found
+
+
+def updates(name: str, options: dict[str, Any], pushed: list[Any]) -> tuple[list[Any], list[bool]]:
+    """(w and the slots after these pushes, whether numpy was told of each), in place and not."""
+    kind = registry.load("optimizers", name)
+    optimizer = kind(kind.Options(**options))
+    w = np.random.default_rng(4).standard_normal(SIZE).astype(np.float32)
+    w[::13] = -0.0
+    now = [w, *(np.full(SIZE, value, np.float32) for value in optimizer.slots.values())]
+    told: list[bool] = []
+    for i, g in enumerate(pushed):
+        told.append(False)
+
+        def hear(what: str, flag: int) -> None:
+            told[-1] = True
+
+        following = now if i % 2 else [np.empty_like(array) for array in now]
+        block = Block(BlockPlace(0), now[0], g, tuple(now[1:]), following[0], tuple(following[1:]))
+        with np.errstate(over="call", divide="call", invalid="call", call=hear):
+            optimizer.begin_update()([block])
+        now = following
+    return now, told
+
+
+def bits(array: Any) -> Any:
+    """Of each value; every NaN has the same."""
+    return np.where(np.isnan(array), np.uint32(0x7FC00000), array.view(np.uint32))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-22, 1e17, 1e30])
+@pytest.mark.parametrize(("name", "options"), RULES)
+def test_every_rule_equals_numpys_to_the_bit(
+    name: str, options: dict[str, Any], scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With values that become denormal, or overflow: then numpy is told, in the same updates."""
+    pushed = gradients(scale)
+    in_c, told = updates(name, options, pushed)
+    monkeypatch.setattr(kernels, "step", lambda name: None)
+    by_numpy, told_by_numpy = updates(name, options, pushed)
+    for one, other in zip(in_c, by_numpy, strict=True):
+        assert np.array_equal(bits(one), bits(other))
+    assert told == told_by_numpy
+    assert any(told) == any(not np.isfinite(array).all() for array in in_c) or scale == 1e30
+
+
+def test_there_is_a_test_of_each_rule() -> None:
+    assert set(kernels._steps()) <= {name for name, _ in RULES}
+
+
+@pytest.mark.parametrize("positions", [np.int64, np.uint32])
+@pytest.mark.parametrize("values", [np.float32, np.float64])
+def test_elements_at_positions_are_copied_out_and_in(positions: Any, values: Any) -> None:
+    rng = np.random.default_rng(5)
+    array = rng.standard_normal(50_000).astype(values)
+    where = np.flatnonzero(rng.random(array.size) < 0.2).astype(positions)
+    out = np.empty(where.size, values)
+    kernels.gather(array, where, out)
+    assert np.array_equal(out, array[where])
+    wanted = array.copy()
+    wanted[where] = -out
+    kernels.scatter(array, where, -out)
+    assert np.array_equal(array, wanted)
+
+
+@pytest.mark.parametrize("position", [-1, 100, 2**40])
+def test_a_position_outside_is_an_error_and_touches_nothing_else(position: int) -> None:
+    array, some = np.zeros(100, np.float32), np.ones(1, np.float32)
+    where = np.array([position], np.int64)
+    with pytest.raises(IndexError):
+        kernels.scatter(array, where, some)
+    with pytest.raises(IndexError):
+        kernels.gather(array, where, some)
+    assert not array.any()
+
+
+def test_arrays_of_other_lengths_are_refused() -> None:
+    step = kernels.step("adagrad")
+    assert step is not None
+    a, b = np.zeros(10, np.float32), np.zeros(11, np.float32)
+    with pytest.raises(ValueError, match="bytes"):
+        step((0.1, 1e-10), a, b, a, (a,), (a,))
+    with pytest.raises(ValueError, match="bytes"):
+        step((0.1, 1e-10), a, a, a, (a,), (b,))
+    with pytest.raises(ValueError, match="slots"):
+        step((0.1, 1e-10), a, a, a, (), ())
+    with pytest.raises(ValueError, match="constants"):
+        step((0.1,), a, a, a, (a,), (a,))
+    with pytest.raises(ValueError, match="contiguous"):
+        step((0.1, 1e-10), a[::2], a[:5], a[:5], (a[:5],), (a[:5],))
+    a.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        step((0.1, 1e-10), a, a, a, (a,), (a,))
