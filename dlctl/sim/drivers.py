@@ -72,7 +72,7 @@ from dlctl.sim.shared_models import SharedModels
 from dlctl.sim.store import Store
 from dlctl.util import listing
 from dlctl.util.names import HOME_AGENT
-from dlctl.wire.machine import Exit, Send
+from dlctl.wire.machine import Exit, Send, StopRequested
 from dlctl.wire.messages import Array, ModelReady, ProcessExited, Spawned
 
 SPAWN_S = 0.05
@@ -462,6 +462,14 @@ class ChildrenDriver:
         child.ended = lambda status: self.process.post(
             ProcessEnded(ProcessExited(name, incarnation, status, tuple(child.last_lines))), REAP_S
         )
+
+    def end_all(self, why: str) -> None:
+        """Stop what it has started, as each does itself when its parent is gone
+        (`daemons/parent_watch.py`).
+        """
+        for child in self._children.values():
+            if child.alive:
+                child.post(StopRequested(why), REAP_S)
 
     def _start(self, effect: StartProcess) -> None:
         spawn = effect.spawn

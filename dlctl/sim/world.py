@@ -283,17 +283,12 @@ class World:
         return self.spawn("guest", name, self._guests, secret, key)
 
     def _guest(self, process: Process, registration: Register) -> Machine:
-        ChildrenDriver(process, self.spawn)
+        driver = ChildrenDriver(process, self.spawn)
         find = hostfiles.on_host(self.host_disks.of(process.name), self.processes)
         hostfiles.OutgoingDriver(process, find, partial(self.host_disks.remove, process.name))
-        process.ended = lambda _: self._end_children_of(process.name)
+        # A second process with the same invitation has a worker of its own.
+        process.ended = lambda _: driver.end_all("its guest is gone")
         return Guest(registration, self.job.timeouts.resend_s)
-
-    def _end_children_of(self, guest: str) -> None:
-        """Stop a worker whose guest is gone (`daemons/parent_watch.py`)."""
-        for child in self.children("worker"):
-            if child.agent == guest:
-                child.post(StopRequested("its guest is gone"), REAP_S)
 
     def _supervise(self, agent: Process) -> None:
         """An agent detects the coordinator's exit, and starts the next one; it terminates a
