@@ -17,7 +17,7 @@ in attributes, so that it can be saved, restored and changed live between two ne
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
@@ -419,9 +419,27 @@ class Decision(NamedTuple):
     """The used processes that have died since: they do not resend a push that a shard has lost."""
 
 
+class _Fixed:
+    """The options of a method without those that change live, but elsewhere."""
+
+    def __init__(self, options: Any, elsewhere: frozenset[str]) -> None:
+        self._options = options
+        self._elsewhere = elsewhere
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._elsewhere:
+            raise TypeError(
+                f"{name} changes live, and does not change here: name it in ShardSide.live, or let "
+                "the replicas send it with their pushes"
+            )
+        return getattr(self._options, name)
+
+
 class ShardSide(ABC):
     """One shard. Every method returns the pushes that it settled, in order."""
 
+    live: ClassVar[tuple[str, ...]] = ()
+    """The live options that this side reads: `dlctl set` changes them in the servers, too."""
     takes_pushes: ClassVar[bool] = True
     """Whether replicas push to the table at all."""
     applies_as_pushed: ClassVar[bool] = False
@@ -746,7 +764,21 @@ class Method:
     @property
     def live(self) -> Mapping[str, Setting]:
         """The options that may change during the run, and how users write them."""
-        return of_options(self.Options)
+        return {
+            key: replace(own, roles=("worker", "server")) if key in self.live_in_shards else own
+            for key, own in of_options(self.Options).items()
+        }
+
+    @property
+    def live_in_shards(self) -> tuple[str, ...]:
+        return self.shard.live if self.shard is not None else ()
+
+    def without_live(self, options: Any, but: Collection[str] = ()) -> Any:
+        """The options for a side that live changes do not reach, but for those named: to read one
+        of the others raises TypeError.
+        """
+        elsewhere = frozenset(of_options(self.Options)) - frozenset(but)
+        return _Fixed(options, elsewhere) if elsewhere else options
 
     @property
     def is_driven(self) -> bool:

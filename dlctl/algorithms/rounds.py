@@ -141,6 +141,7 @@ class Rounds(Reference):
         placed: they contain steps that are dropped here. So no step follows until all slices were
         fetched again.
         """
+        assert not self.is_open, "`Rounds.steps` is called once a round: `end` or `close` it first"
         if self.vector is None:
             self.vector = copy_of(self.side.parameters)
         self.is_open, made = True, StepsMade(0, 0, is_diverged=True)

@@ -59,6 +59,9 @@ def faults_of(method: Method) -> list[str]:
         found.append('what is pushed to tables of rows is added: their rule is "add"')
     if method.is_driven != any(table.rule == "lead" for table in shape.tables):
         found.append('it needs tables of rule "lead" if the coordinator drives it, and none else')
+    unknown = [key for key in method.live_in_shards if key not in method.live]
+    if unknown:
+        found.append(f"its shard side reads live options that are none: {', '.join(unknown)}")
     asks = method.shard is not None and method.shard.of(method.Options()).asks_lead
     if asks and not method.lead.chooses:
         found.append(
@@ -66,6 +69,10 @@ def faults_of(method: Method) -> list[str]:
         )
     if method.mean is not Mean and not (method.shard is not None and method.shard.averages):
         found.append("it says how pushes are averaged, and its shard side averages none")
+    if method.shard is not None:
+        pushed = method.push_kind(method.Options())
+        if not (pushed.is_all or pushed.is_displacement):
+            found.append("a part of its steps is pushed (is_all=False) that is no displacement")
     if bool(shape.engine) != bool(shape.twin):
         found.append("it needs an engine and its twin, or neither")
     if shape.ranks and not shape.engine:

@@ -155,12 +155,13 @@ def living(snapshot: Snapshot) -> list[Mapping[str, Any]]:
 def _record_end(directory: Path, state: str, reason: str) -> None:
     """Record that the run is over: in this state, for this reason, without any daemon.
 
-    From then on no agent restarts its coordinator. If the database cannot be written (a frozen
+    From then on no agent restarts its coordinator. A run that has just ended by itself keeps its
+    end. If the database cannot be written (a frozen
     coordinator has it locked, the disk is full, a page is damaged), it warns and leaves it as is.
     """
     try:
         with closing(database.RunDb(directory)) as db:
-            if db.run().get("state") != state:
+            if db.run().get("state") not in (state, "finished", "stopped"):
                 db.put_end(state, reason, time.time())
             for row in db.daemons():
                 if not processes.is_alive(row.get("pid"), row.get("pid_start")):

@@ -140,7 +140,10 @@ def test_a_replica_has_nothing_left_when_it_asks_again_after_hearing_that_there_
             assert player.samples_pushed == player.samples
         if algorithm.shape.needs_servers and holds_all:
             all_of_it = rate * of_portions(*done)
-            why = "pushes hold another sum than all steps: PushKind(is_all=False) if that is meant"
+            why = "pushes hold another sum than all steps: are they displacements, which a"
+            why += (
+                " PushKind(is_displacement=True) declares, or only a part of them (is_all=False)?"
+            )
             np.testing.assert_allclose(player.pushed, all_of_it, 1e-5, 1e-6, err_msg=why)
 
 

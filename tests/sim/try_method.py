@@ -9,7 +9,9 @@ deaths in every seed. Exits 1 if a run fails, stands still, does not learn, or l
   them unchanged; nor what one process makes of the same batches, if the method declares that a step
   is the mean of gradients.
 
-KEY is one of `[algorithm]`; `lr` is the servers' rate, `inner_lr` that of the replicas.
+Whatever else a shard side or a replica computes is not compared with anything: it says so, and a
+loop of your own has to. KEY is one of `[algorithm]`; `lr` is the servers' rate, `inner_lr` that of
+the replicas.
 """
 
 from __future__ import annotations
@@ -20,10 +22,14 @@ import sys
 from typing import Any
 
 from account import Account, Recorded
+from pydantic import TypeAdapter
 from simulated import job_file
 
 from dlctl import registry
+from dlctl.algorithms.base import Method
+from dlctl.algorithms.means import Mean
 from dlctl.errors import DlctlError
+from dlctl.job.inner import NONE
 from dlctl.sim.checkers import LivenessChecker
 from dlctl.sim.checkers.base import PromiseBroken
 from dlctl.sim.faults import Faults
@@ -58,22 +64,59 @@ def tried(name: str, options: dict[str, Any], seed: int, faults: Faults | None, 
     return "" if loss <= LEARNT * first else f"it has not learnt: loss {loss:.4g} of {first:.4g}"
 
 
+def not_compared(method: Method, options: dict[str, Any]) -> list[str]:
+    """What no run shows to be right."""
+    found = []
+    given = method.Options(**options)
+    if method.shard is not None:
+        side = method.shard.of(given)
+        if not (side.averages or side.applies_as_pushed):
+            found.append(
+                "the parameters with what the pushes add up to: the rule is the side's own"
+            )
+        elif method.mean is not Mean:
+            found.append(
+                f"{method.mean.__name__} with the mean it stands for: it is taken as it is"
+            )
+        if not method.push_kind(given).is_all:
+            found.append("a push with all steps of its replica (is_all=False)")
+    return found
+
+
+def options_of(name: str, given: list[str]) -> tuple[Method, dict[str, Any], dict[str, float]]:
+    """(the method, its options, the rates). Raises what `registry.load`, or wrong values, raise."""
+    method: Method = registry.load("algorithms", name)
+    pairs = dict(option.partition("=")[::2] for option in given)
+    rates = {key: float(pairs.pop(key)) for key in ("lr", "inner_lr") if key in pairs}
+    if "inner_lr" in rates and method.inner.name == NONE:
+        raise TypeError("inner_lr: the method declares no optimiser of the replicas (Method.inner)")
+    options = {key: _value(text) for key, text in pairs.items()}
+    TypeAdapter(method.Options).validate_python(options)
+    return method, options, rates
+
+
+def _value(text: str) -> Any:
+    """As in a job file; a word needs no quotes."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("name")
     parser.add_argument("options", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--seeds", type=int, default=20)
     given = parser.parse_args()
-    pairs = (option.split("=", 1) for option in given.options)
-    options = {key: json.loads(value) for key, value in pairs}
     try:
-        method = registry.load("algorithms", given.name)
-        method.Options(
-            **{key: value for key, value in options.items() if key not in ("lr", "inner_lr")}
-        )
-    except (DlctlError, ImportError, TypeError) as error:
+        method, options, rates = options_of(given.name, given.options)
+    except (DlctlError, ImportError, TypeError, ValueError) as error:
         parser.error(f"{error}")
-    lr, wrong = options.pop("lr", method.optimizer.options.get("lr", 0.03)), 0
+    lr, wrong = rates.pop("lr", method.optimizer.options.get("lr", 0.03)), 0
+    for what in not_compared(method, options):
+        print(f"not compared: {what}")
+    options |= rates
     for seed in range(given.seeds):
         for what, faults in (("alone", None), ("with deaths", DEATHS)):
             if fault := tried(given.name, options, seed, faults, lr):

@@ -158,7 +158,7 @@ class SettingChanges:
         values = {
             key: {server.name: _value(server, key) for server in servers}
             for key, setting in self.live.by_key.items()
-            if setting.roles == ("server",)
+            if "server" in setting.roles and key in self.live.section
         }
         return {key: of for key, of in values.items() if len({*of.values()} - {None}) > 1}
 

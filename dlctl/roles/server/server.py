@@ -40,7 +40,7 @@ from dlctl.roles.protocol.effects import (
     SavedTable,
 )
 from dlctl.roles.protocol.files import FileSealed, FilesMissing, saved_file
-from dlctl.roles.protocol.live_values import LiveValues
+from dlctl.roles.protocol.live_values import LiveValues, Place
 from dlctl.roles.protocol.saving import Restoring, Saving
 from dlctl.roles.protocol.watchdog import Watchdog
 from dlctl.roles.server.abuse_guard import AbuseGuard
@@ -95,7 +95,10 @@ class Server:
         self.commits = Commits(self.context)
         self.lr = self.job.optimizer.options.get("lr")
         """The learning rate, as long as there is no shard that has it."""
-        self.live = LiveValues(self.context, self.registration.name, {"lr": (self, "lr")})
+        places: dict[str, Place] = {
+            key: (self.options, key) for key in self.algorithm.live_in_shards
+        }
+        self.live = LiveValues(self.context, self.registration.name, {"lr": (self, "lr"), **places})
         self.authz = Authz(self.context)
         self._waste = AbuseGuard(self.context)
         self._allowed_number = 0
@@ -292,7 +295,8 @@ class Server:
                 shard.follow(factor)
             gradient = self.job.gradient
             shard.clip_norm = gradient.clip_norm if gradient.clip == "global" else 0.0
-        side = side_of(table, self.algorithm, self.options, shard)
+        options = self.algorithm.without_live(self.options, self.algorithm.live_in_shards)
+        side = side_of(table, self.algorithm, options, shard)
         side.lo = lo
         side.measures_noise = not number and takes_gradients
         if side.shared_norm is not None:

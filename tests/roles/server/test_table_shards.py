@@ -590,10 +590,9 @@ def test_a_buffered_push_is_settled_and_not_yet_in_the_values(durability: str) -
     assert second.push(4) == [(4, BUFFERED)]
 
 
-def test_more_pushes_may_be_buffered_than_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    method = registry.load("algorithms", BUFFER)
-    monkeypatch.setattr(f"{method.shard.__module__}.CAPACITY", 3 * HELD_REACH)
+def test_more_pushes_may_be_buffered_than_held() -> None:
     life = buffering(Keeping())
+    life.tell(m.ChangeSettings(1, {"capacity": 3 * HELD_REACH}))
     kinds = [life.push(seq)[0][1] for seq in range(3 * HELD_REACH)]
     assert kinds == [BUFFERED] * (3 * HELD_REACH - 1) + [APPLIED]
 

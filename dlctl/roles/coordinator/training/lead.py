@@ -17,7 +17,7 @@ from dlctl.wire.messages import Json
 class MethodLead:
     def __init__(self, run: RunState) -> None:
         options = run.algorithm.Options(**run.job.algorithm.options)
-        self.side: Lead = run.algorithm.lead(options)
+        self.side: Lead = run.algorithm.lead(run.algorithm.without_live(options))
         self.cuts_epochs = self.side.cuts_epochs
         self.driven: Driven | None = None
         """The method, if the coordinator drives it."""
