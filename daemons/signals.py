@@ -1,4 +1,4 @@
-"""SIGTERM to a server or an agent stops the whole run, in order.
+"""What SIGTERM does to a daemon; to a server or an agent it stops the whole run, in order.
 
 If only that process exited, its shard or its daemons would be lost. When a machine shuts down,
 every process gets the signal at the same time: this way the servers run until the shards are saved.

@@ -1,5 +1,5 @@
 """A problem of a run as a value. The coordinator finds problems and records them with the status;
-`dlctl.ops.problems` adds those that no living coordinator can report; `dlctl.ops.codes` has their
+`dlctl.ops.problems` adds those that no living coordinator can report; `dlctl.ops.problem_texts` has their
 texts.
 """
 

@@ -24,7 +24,7 @@ from dlctl.cli.app import SECTIONS, cli
 from dlctl.cli.commands.algorithms import default_of
 from dlctl.cli.group import Documented, summary_and_body
 from dlctl.job.config import Choice, JobFile, Launch
-from dlctl.ops.codes import CODES
+from dlctl.ops.problem_texts import CODES
 from dlctl.util.keydocs import KeyDoc, keys
 
 ROOT = Path(__file__).parent.parent

@@ -12,7 +12,7 @@ from pathlib import Path
 from daemons import parent_watch, process
 from daemons.coordinator import exports
 from daemons.coordinator.agents import Agents
-from daemons.coordinator.directories import Directories
+from daemons.coordinator.checkpoint_directories import Directories
 from daemons.coordinator.past import read_past
 from daemons.coordinator.records import RunRecords
 from daemons.files.file_receiver import FileReceiver

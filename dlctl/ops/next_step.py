@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from dlctl.control import unresponsive
 from dlctl.errors import DlctlError
-from dlctl.ops import codes, other_hosts
+from dlctl.ops import other_hosts, problem_texts
 from dlctl.problems import of_reason
 from dlctl.records.manifest import Manifest, has_updates, is_suspect
 from dlctl.runs import database, facts, lineage, lock, select
@@ -74,7 +74,7 @@ def without(snapshot: Snapshot, hosts: list[str]) -> str:
 def _fix(snapshot: Snapshot) -> str:
     known = of_reason(snapshot.reason)
     if place := known.get("place"):
-        return f"fix {codes.place(str(place))}"
+        return f"fix {problem_texts.place(str(place))}"
     if known.get("cause") == "task":
         return f"find what ends the process in {task_file(snapshot)} and fix it"
     return ""

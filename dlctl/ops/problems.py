@@ -1,6 +1,6 @@
 """The problems of a run: those that its coordinator recorded, and those it cannot report itself.
 
-`status`, `why`, `logs --failed` and every `--json` show them; `dlctl.ops.codes` has their texts.
+`status`, `why`, `logs --failed` and every `--json` show them; `dlctl.ops.problem_texts` has their texts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from dlctl import problems as values_of
 from dlctl.control import unresponsive
-from dlctl.ops import codes, next_step, other_hosts
+from dlctl.ops import next_step, other_hosts, problem_texts
 from dlctl.problems import Code, Problem, known, names_in
 from dlctl.runs import facts, lock, paths
 from dlctl.runs.snapshot import GONE, SILENT, Snapshot, natural
@@ -54,7 +54,7 @@ def found(snapshot: Snapshot) -> list[Problem]:
 
 def lines(snapshot: Snapshot) -> list[str]:
     """What is wrong with a run, a line each."""
-    return [codes.text(problem, snapshot.now) for problem in found(snapshot)]
+    return [problem_texts.text(problem, snapshot.now) for problem in found(snapshot)]
 
 
 def _recorded(snapshot: Snapshot) -> Iterator[Problem]:
@@ -148,9 +148,9 @@ def _of_folder(snapshot: Snapshot, cause: str, why: str) -> dict[str, str]:
 
 def fix(snapshot: Snapshot, problem: Problem) -> str:
     """The command that fixes the problem or shows more, as a hint; "" if no action is needed."""
-    fixes = codes.CODES[problem.code].fixes
+    fixes = problem_texts.CODES[problem.code].fixes
     template = fixes.get(str(problem.facts.get("cause")), fixes[""])
-    shown = codes.shown(problem, snapshot.now) | {"run": snapshot.run_id}
+    shown = problem_texts.shown(problem, snapshot.now) | {"run": snapshot.run_id}
     if "{next}" in template:
         step = next_step.of(snapshot)
         shown["next"] = step.text() if step is not None else ""
@@ -162,15 +162,15 @@ def fix(snapshot: Snapshot, problem: Problem) -> str:
         if other_hosts.have_copies(snapshot):
             again = f"dlctl stop {job}\ndlctl start {shown['job_file']}"
         shown |= {"task": next_step.task_file(snapshot), "again": again}
-    return codes.fill(template, shown)
+    return problem_texts.fill(template, shown)
 
 
 def as_data(snapshot: Snapshot, problem: Problem) -> dict[str, Any]:
     """A problem as JSON."""
     return {
         **problem.to_json(),
-        "level": codes.level(problem),
-        "text": codes.text(problem, snapshot.now),
+        "level": problem_texts.level(problem),
+        "text": problem_texts.text(problem, snapshot.now),
         **hints.as_data(fix(snapshot, problem)),
     }
 

@@ -16,7 +16,7 @@ from process_identity import identity
 from stand_in_jobs import JOB, STAND_IN
 
 from dlctl.launch import local
-from dlctl.ops.codes import CODES
+from dlctl.ops.problem_texts import CODES
 from dlctl.util import processes
 
 BEGUN_S = 10.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlctl.cli import app
-from dlctl.ops import codes
+from dlctl.ops import problem_texts
 
 
 def test_a_code_stands_behind_its_problem(run_directory, daemon, capsys):
@@ -18,9 +18,9 @@ def test_a_code_stands_behind_its_problem(run_directory, daemon, capsys):
 
 
 def test_explain_says_cause_and_remedy_and_suggests(dlctl_command):
-    assert dlctl_command("explain").out.count("\n") == len(codes.CODES) + 1
+    assert dlctl_command("explain").out.count("\n") == len(problem_texts.CODES) + 1
     said = dlctl_command("explain", "worker-stuck").out
-    entry = codes.CODES["worker-stuck"]
+    entry = problem_texts.CODES["worker-stuck"]
     assert all(text in said for text in (entry.what, entry.cause, entry.remedy))
     code, _, err = dlctl_command("explain", "worker-stack")
     assert (code, '"worker-stuck"' in err) == (4, True)

@@ -9,8 +9,8 @@ from typing import Any, get_args
 import pytest
 from process_identity import ME
 
-from dlctl.ops import codes, problems
-from dlctl.ops.codes import fill
+from dlctl.ops import problem_texts, problems
+from dlctl.ops.problem_texts import fill
 from dlctl.problems import Code, Problem, read
 
 pytestmark = pytest.mark.usefixtures("clock_stands")
@@ -115,12 +115,12 @@ def test_every_code_has_a_line_and_a_command(run, code, facts, text, fix):
         if value is not None
     }
     problem = Problem(code, "worker-1", now - 8.0, known)
-    assert codes.text(problem, now) == f"worker-1: {text}"
+    assert problem_texts.text(problem, now) == f"worker-1: {text}"
     assert problems.fix(load(run.path), problem) == fix
 
 
 def test_no_code_is_left_out():
-    assert codes.CODES.keys() == set(get_args(Code)) == {code for code, *_ in TABLE}
+    assert problem_texts.CODES.keys() == set(get_args(Code)) == {code for code, *_ in TABLE}
 
 
 def test_a_fact_is_text_and_no_template():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from guarded_port import GUEST, KEYS, House
 
-from daemons.coordinator.directories import Directories
+from daemons.coordinator.checkpoint_directories import Directories
 from daemons.coordinator.records import RunRecords
 from daemons.loop import Loop
 from dlctl.runs.database import RunDb

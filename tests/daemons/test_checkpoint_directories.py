@@ -6,7 +6,7 @@ import os
 import threading
 from pathlib import Path
 
-from daemons.coordinator.directories import Directories
+from daemons.coordinator.checkpoint_directories import Directories
 from daemons.loop import Loop
 from dlctl.roles.coordinator import records as j
 from dlctl.wire.machine import Effect, Event, Exit, Started

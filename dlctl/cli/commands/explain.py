@@ -8,7 +8,7 @@ from dlctl.cli.group import make_command
 from dlctl.cli.options import completing, json_option
 from dlctl.cli.ui import console
 from dlctl.errors import NotFound
-from dlctl.ops.codes import CODES
+from dlctl.ops.problem_texts import CODES
 from dlctl.util.did_you_mean import meant
 
 

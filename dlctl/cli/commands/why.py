@@ -10,7 +10,7 @@ from dlctl.cli import daemon_names
 from dlctl.cli.group import make_command
 from dlctl.cli.options import job_option, json_option
 from dlctl.cli.ui import attention, console
-from dlctl.ops import codes, next_step, problems
+from dlctl.ops import next_step, problem_texts, problems
 from dlctl.ops.problems import Cause
 from dlctl.runs import facts, select
 from dlctl.runs.snapshot import Snapshot
@@ -32,7 +32,7 @@ def command(name: str | None, job: str | None) -> None:
     """
     snapshot = select.look(job)
     chosen = daemon_names.match([name], snapshot.roles()) if name is not None else []
-    found = [p for p in problems.found(snapshot) if codes.level(p) != "over"]
+    found = [p for p in problems.found(snapshot) if problem_texts.level(p) != "over"]
     causes = problems.forest(found) if snapshot.is_live or snapshot.is_gone else []
     if chosen and not any(cause.problem.daemon == COORDINATOR for cause in causes):
         causes = [cause for cause in causes if set(cause.names()) & set(chosen)]
@@ -70,7 +70,7 @@ def _lines(snapshot: Snapshot, causes: list[Cause], chosen: list[str]) -> list[s
 def _waiting(snapshot: Snapshot, cause: Cause, depth: int) -> list[str]:
     lines = []
     for other in cause.waiting:
-        text = console.escape(codes.text(other.problem, snapshot.now))
+        text = console.escape(problem_texts.text(other.problem, snapshot.now))
         lines.append(f"{'   ' * depth}└─ {text}")
         lines += _waiting(snapshot, other, depth + 1)
     return lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from dlctl.cli.ui import console
-from dlctl.ops import codes, next_step, problems
+from dlctl.ops import next_step, problem_texts, problems
 from dlctl.problems import RUN, Problem
 from dlctl.runs import facts
 from dlctl.runs.facts import Row
@@ -25,20 +25,25 @@ def lines(snapshot: Snapshot, rows: Sequence[Row], *, has_next: bool = True) -> 
         problem
         for problem in problems.found(snapshot)
         if problem.daemon in chosen
-        and codes.level(problem) != "wait"
+        and problem_texts.level(problem) != "wait"
         and problem.code != "run-failed"  # The first line of `status` has it.
     ]
     step = next_step.of(snapshot) if has_next else None
     shown: list[str] = []
     quoted: list[list[str]] = []
     for problem, fix in with_fixes(snapshot, found):
-        mark = console.style("!", fg="red") if codes.level(problem) == "error" else "·"
+        mark = console.style("!", fg="red") if problem_texts.level(problem) == "error" else "·"
         shown.append(f"{mark} {line(_without_reason(problem, snapshot), snapshot.now)}")
         words = _last_log_lines(problem, chosen[problem.daemon])
         shown += [f"       | {console.escape(word)}" for word in words if words not in quoted]
         quoted.append(words)
         is_shown_below = step is not None and step.command in fix
-        if fix and snapshot.is_live and codes.level(problem) != "notice" and not is_shown_below:
+        if (
+            fix
+            and snapshot.is_live
+            and problem_texts.level(problem) != "notice"
+            and not is_shown_below
+        ):
             shown.append(console.next_lines(fix, " " * 7))
     if there := [] if snapshot.is_live else processes.living(snapshot.daemons):
         left = [f"{row['name']} (pid {row['pid']})" for row in there]
@@ -61,7 +66,7 @@ def _without_reason(problem: Problem, snapshot: Snapshot) -> Problem:
 
 def line(problem: Problem, now: float) -> str:
     """A problem and its code, which `dlctl explain` knows."""
-    text = console.escape(codes.text(problem, now))
+    text = console.escape(problem_texts.text(problem, now))
     return text + console.style(f"  [{problem.code}]", dim=True)
 
 
@@ -84,8 +89,8 @@ def _last_log_lines(problem: Problem, row: Row) -> list[str]:
 
 def errors(snapshot: Snapshot) -> list[str]:
     """The texts of the problems that are errors, without the run's failure."""
-    ill = [p for p in problems.found(snapshot) if codes.level(p) == "error"]
-    return [codes.text(p, snapshot.now) for p in ill if p.code != "run-failed"]
+    ill = [p for p in problems.found(snapshot) if problem_texts.level(p) == "error"]
+    return [problem_texts.text(p, snapshot.now) for p in ill if p.code != "run-failed"]
 
 
 def unwell(snapshot: Snapshot) -> str:
@@ -93,8 +98,8 @@ def unwell(snapshot: Snapshot) -> str:
     if snapshot.silent_s is None and snapshot.state not in ("running", "checkpointing"):
         return f"{snapshot.run_id} {facts.became(snapshot.state)}"
     for problem in problems.found(snapshot):
-        if codes.level(problem) == "error" and problem.code != "heartbeat-late":
-            return f"{snapshot.run_id}: {codes.text(problem, snapshot.now)}"
+        if problem_texts.level(problem) == "error" and problem.code != "heartbeat-late":
+            return f"{snapshot.run_id}: {problem_texts.text(problem, snapshot.now)}"
     if snapshot.stale_s is not None:
         return f"the state of {snapshot.run_id} is {values.duration(snapshot.stale_s)} old"
     return ""

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 from dlctl.cli.ui import console, live
-from dlctl.ops import codes, next_step, problems
+from dlctl.ops import next_step, problem_texts, problems
 from dlctl.problems import RUN
 from dlctl.runs import facts, logs
 from dlctl.runs.logs import TEXT, Line
@@ -104,7 +104,7 @@ def show_failed(
         return not is_evaluation and (wanted is None or wanted(line))
 
     # If a run failed without an unhealthy daemon, its own problems.
-    ill = [p for p in problems.found(snapshot) if codes.level(p) in ("error", "over")]
+    ill = [p for p in problems.found(snapshot) if problem_texts.level(p) in ("error", "over")]
     ill = [p for p in ill if p.daemon != RUN] or ill
     # The coordinator's log has more about the run itself.
     found = [(COORDINATOR if p.daemon == RUN else p.daemon, p) for p in ill]
@@ -117,7 +117,7 @@ def show_failed(
         if printer.shape == "json":
             data = problems.as_data(snapshot, problem)
             console.out_json("dlctl.problem/1", values.timed(data))
-        printer.mark(name, problem.since, codes.words(problem, snapshot.now))
+        printer.mark(name, problem.since, problem_texts.words(problem, snapshot.now))
     if not found:
         console.note(f"no daemon is in trouble: {snapshot.run_id} {facts.became(snapshot.state)}")
     elif (step := next_step.of(snapshot)) is not None:

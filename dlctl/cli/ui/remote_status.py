@@ -12,7 +12,7 @@ from dlctl import problems
 from dlctl.cli.ui import attention, console, report
 from dlctl.control import reader
 from dlctl.errors import UsageError
-from dlctl.ops import codes
+from dlctl.ops import problem_texts
 from dlctl.util import values
 
 SCHEMA = "dlctl.status-from/1"
@@ -33,7 +33,9 @@ def show(file: Path, address: str | None) -> None:
             raise UsageError(f'"{address:.80}" is not an address', hint="--from tcp://HOST:PORT")
         key = key._replace(address=address)
     answer = reader.status(key)
-    ill = [p for p in problems.read(answer["run"].get("problems")) if codes.level(p) != "wait"]
+    ill = [
+        p for p in problems.read(answer["run"].get("problems")) if problem_texts.level(p) != "wait"
+    ]
     rows = ({name: row.get(name) for name in COLUMNS} for row in answer["daemons"])
     cells = ({k.upper(): None if v == "" else v for k, v in row.items()} for row in rows)
     lines = [_head(answer["run"]), console.table(cells)]
