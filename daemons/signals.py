@@ -6,6 +6,9 @@ every process gets the signal at the same time: this way the servers run until t
 On other machines than the coordinator's the signal ends only that daemon, like a crash: an agent
 with the daemons of its host, a server with its shard. The coordinator restarts it, or continues
 without that host.
+
+At the end of a run daemons are asked to exit by a message; only one that is not connected gets a
+signal (`dlctl/roles/coordinator/shutdown.py`).
 """
 
 from __future__ import annotations

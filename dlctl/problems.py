@@ -1,6 +1,6 @@
 """A problem of a run as a value. The coordinator finds problems and records them with the status;
-`dlctl.ops.problems` adds those that no living coordinator can report; `dlctl.ops.problem_texts` has their
-texts.
+`dlctl.ops.problems` adds those that no living coordinator can report; `dlctl.ops.problem_texts` has
+their texts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The problems of a run: those that its coordinator recorded, and those it cannot report itself.
 
-`status`, `why`, `logs --failed` and every `--json` show them; `dlctl.ops.problem_texts` has their texts.
+`status`, `why`, `logs --failed` and every `--json` show them; `dlctl.ops.problem_texts` has their
+texts.
 """
 
 from __future__ import annotations
