@@ -19,6 +19,39 @@ def rewritten(text: str, changes: Mapping[str, Any]) -> str:
     return text
 
 
+def retabled(text: str, tables: Mapping[str, Mapping[str, Any] | None]) -> str:
+    """The text with these tables in place of those of the same name, or at its end; None: without
+    the table. Comments within a replaced table are lost. Raises UsageError for a table that is
+    written in another way than below a header of its own.
+    """
+    for name, values in tables.items():
+        text = _retabled(text, name, values)
+    return text
+
+
+def _retabled(text: str, name: str, values: Mapping[str, Any] | None) -> str:
+    lines, keys = text.split("\n"), find_keys(text)
+    headers = sorted(
+        (spot.key.line - 1, path)
+        for path, spot in keys.items()
+        if spot.value is None and lines[spot.key.line - 1].lstrip()[:1] == "["
+    )
+    own = [index for index, (_, path) in enumerate(headers) if path[0] == name]
+    if (name,) in keys and not own:
+        raise UsageError(f"{name} is no table of its own in the job file: change it there")
+    at = len(lines)
+    for index in reversed(own):
+        at = headers[index][0]
+        end = headers[index + 1][0] if index + 1 < len(headers) else len(lines)
+        while index + 1 < len(headers) and lines[end - 1].strip()[:1] in ("", "#") and end > at + 1:
+            end -= 1  # A comment above the next header belongs to that.
+        del lines[at:end]
+    if values is not None:
+        made = [f"[{name}]", *(f"{key} = {_written(value)}" for key, value in values.items())]
+        lines[at:at] = made if own else [*([""] if lines[-1:] != [""] else []), *made, ""]
+    return "\n".join(lines)
+
+
 def _with(text: str, path: tuple[str, ...], value: str) -> str:
     lines, keys = text.split("\n"), find_keys(text)
     spot = keys.get(path)
@@ -47,4 +80,6 @@ def _written(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, int | float):
         return repr(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_written, value))}]"
     return json.dumps(str(value), ensure_ascii=False)

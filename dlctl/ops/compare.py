@@ -139,7 +139,8 @@ class Comparison:
             "job.stop.target": self.plan.target,
         }
         if run_dir is not None:  # A name of its own: it is not the newest run of the user's job.
-            name = f"{run_dir.name}-{trial.method}"[-NAME_CHARS_MAX:].lstrip("-._")
+            words = f"{run_dir.name}-{trial.method}".replace(variants.WITH, "-")
+            name = words[-NAME_CHARS_MAX:].lstrip("-._")
             changes |= {"job.run_dir": str(run_dir), "job.name": name}
         try:
             start = simulate.read(self.plan.file, changes)

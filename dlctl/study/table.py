@@ -20,13 +20,24 @@ def rows(record: Mapping[str, Any], by: str = "seconds") -> list[Json]:
     target = Target.parse(record["plan"]["target"])
     found = [_row(name, runs, target) for name, runs in record["runs"].items()]
     tuned = record["tuned"]
-    costs = {name: _costs(runs, target, by) for name, runs in record["runs"].items()}
+    costs = costs_of(record, by)
     more = target.comparison in (">=", ">")
     found.sort(key=lambda row: _order(row, by, is_more_better=more))
     for before, row in zip([None, *found], found, strict=False):
         row["tuned"] = tuned[row["method"]]
         row["verdict"] = _verdict(before, row, costs)
     return found
+
+
+def costs_of(record: Mapping[str, Any], by: str = "seconds") -> dict[str, list[float | None]]:
+    """Method -> the cost to the target with each seed; None: not reached."""
+    target = Target.parse(record["plan"]["target"])
+    return {name: _costs(runs, target, by) for name, runs in record["runs"].items()}
+
+
+def is_slower(costs: Mapping[str, Sequence[float | None]], first: Json, second: Json) -> bool:
+    """Whether the seeds say that the second row's method costs more."""
+    return bool(is_better(costs[first["method"]], costs[second["method"]]))
 
 
 def _row(name: str, runs: Sequence[Json | None], target: Target) -> Json:
@@ -71,5 +82,4 @@ def _verdict(before: Json | None, row: Json, costs: Mapping[str, Sequence[float 
         return "never"
     if before is None:
         return ""
-    first, second = costs[before["method"]], costs[row["method"]]
-    return "slower" if is_better(first, second) else "undecided"
+    return "slower" if is_slower(costs, before, row) else "undecided"

@@ -1,4 +1,7 @@
-"""The job of another method: the user's job file with that method in place of its own."""
+"""The job of another method: the user's job file with that method in place of its own.
+
+"downpour+topk" is a method with another compression of its pushes.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,25 @@ OF_METHODS = ("inner", "optimizer", "compression")
 """Sections whose defaults belong to the method."""
 
 
+WITH = "+"
+
+
 def overrides(document: Mapping[str, Any], name: str) -> Json:
-    """The keys to change in a job file for the method `name` (`jobfile.load`; None removes one).
+    """The keys to change in a job file for the variant `name` (`jobfile.load`; None removes one).
 
     The file's own method stays as it is. Another one gets its own defaults: rates and intervals of
     one method mean nothing to another. All else stays: data, model, batch sizes, workers, limits.
-    Raises DlctlError for a method that does not exist.
+    Raises DlctlError for a method or compression that does not exist.
     """
+    name, _, compression = name.partition(WITH)
+    changes = _of_method(document, name)
+    if compression:
+        registry.load("compressors", compression)
+        changes["compression"] = {"name": compression}
+    return changes
+
+
+def _of_method(document: Mapping[str, Any], name: str) -> Json:
     method = registry.load("algorithms", name)
     defaults: Json = {}
     for section in OF_METHODS:

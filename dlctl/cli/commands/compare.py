@@ -118,6 +118,11 @@ def _show(directory: Path, record: dict[str, Any], by: str) -> None:
     console.show("dlctl.compare/1", data, "\n".join([head, "", console.table(cells)]))
 
 
+def in_time(middle: dict[str, Any]) -> str:
+    """A median and its quartiles, in seconds."""
+    return str(_middle(middle, _seconds))
+
+
 def _seconds(value: float) -> str:
     return f"{value:.3g}s" if value < 10 else values.duration(value)
 

@@ -1,0 +1,143 @@
+"""Advise on the method of a job: measure its step and its links, simulate a shortlist, and compare.
+
+It is a comparison (`compare.py`) with the methods chosen, and one answer in place of the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlctl.errors import DlctlError, UsageError
+from dlctl.ops import compare, doctor, simulate
+from dlctl.ops.compare import Plan
+from dlctl.runs import paths
+from dlctl.sim.request import LinkSpeed
+from dlctl.study import advice, variants
+from dlctl.study.advice import Advice
+from dlctl.util import notes, regular
+
+if TYPE_CHECKING:
+    from dlctl.job.config import JobFile
+
+Json = dict[str, Any]
+FILE_MODE = 0o644
+VALUE_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Advised:
+    directory: Path
+    """Of the comparison."""
+    record: Json
+    left_out: Mapping[str, str]
+    """Method of the shortlist -> why it was not compared."""
+    link: LinkSpeed | None
+    advice: Advice | None
+    """None: no method reached the target."""
+
+
+def advise(plan: Plan, slots: int) -> Advised:
+    """Compare the methods of the plan or, if it names none, a shortlist. Raises UsageError for a
+    job that cannot be simulated, or of which no method of the list can.
+    """
+    job = simulate.read(plan.file, plan.changes).job
+    document = compare.document_of(plan.file)
+    link = plan.request.link
+    if link is None and job.hosts:
+        link = _measured(plan.file, job)
+    own = job.algorithm.name
+    names = plan.methods or advice.shortlist(
+        own, _model_bytes(plan.file, job), None if link is None else link.bytes_per_s
+    )
+    request = replace(plan.request, link=link)
+    chosen, left_out = [], {}
+    for name in names:
+        try:
+            changes = {**variants.overrides(document, name), **plan.changes}
+            simulate.check(simulate.read(plan.file, changes).job, request)
+            chosen.append(name)
+        except UsageError as error:
+            left_out[name] = error.message
+    if not chosen:
+        first = next(iter(left_out.items()))
+        raise UsageError(f"no method can be simulated: {first[0]}: {first[1]}")
+    plan = replace(plan, methods=tuple(chosen), request=request)
+    directory, record = compare.compare(plan, slots)
+    return Advised(directory, record, left_out, link, advice.of(record))
+
+
+def _measured(file: Path, job: JobFile) -> LinkSpeed | None:
+    """The slowest link between the hosts of the job; None: it could not be measured."""
+    found = [finding.facts for finding in doctor.findings(file, job, None)]
+    rates = [
+        float(facts[key])
+        for facts in found
+        for key in ("up_bytes_per_s", "down_bytes_per_s")
+        if facts.get(key)
+    ]
+    trips = [float(facts["round_trip_s"]) for facts in found if facts.get("round_trip_s")]
+    if not rates or not trips:
+        notes.warn("the links between the hosts could not be measured: give --link")
+        return None
+    return LinkSpeed(bytes_per_s=min(rates), latency_s=max(trips) / 2)
+
+
+def _model_bytes(file: Path, job: JobFile) -> float:
+    """Bytes of the trained parameters, if an earlier checkpoint or the task says; else 0."""
+    from dlctl.ops import plan
+
+    try:
+        model = plan.known_model(file, job)
+    except DlctlError:
+        return 0.0
+    return 0.0 if model is None else float(VALUE_BYTES * model.parameters)
+
+
+def write(file: Path, record: Mapping[str, Any], method: str) -> Sequence[str]:
+    """Put the method and its tuned values into the job file; returns the changed sections. All else
+    of the text stays. Raises UsageError if the result would be another job than was simulated.
+    """
+    from dlctl.jobfile import rewriting
+
+    document = compare.document_of(file)
+    tuned: Mapping[str, Any] = record["tuned"][method]
+    changes = variants.overrides(document, method)
+    is_own = method == document.get("algorithm", {}).get("name")
+    tables = {} if is_own else {k: v for k, v in changes.items() if "." not in k}
+    if (servers := tables.get("servers")) and servers["count"]:
+        del tables["servers"]
+        tuned = {**tuned, "servers.count": servers["count"]}
+    dotted: dict[str, Any] = {}
+    for key, value in tuned.items():
+        section, _, name = key.partition(".")
+        if section not in tables and section in changes:  # Of the method's own defaults.
+            tables[section] = changes[section]
+        if tables.get(section) is not None:
+            tables[section] = {**tables[section], name: value}
+        else:
+            dotted[key] = value
+    text = regular.read_bytes(file).decode()
+    made = rewriting.rewritten(rewriting.retabled(text, tables), dotted)
+    _check(file, made, {**changes, **record["tuned"][method]})
+    paths.write(file, made.encode(), FILE_MODE)
+    return sorted({*tables, *(key.partition(".")[0] for key in dotted)})
+
+
+def _check(file: Path, made: str, changes: Mapping[str, Any]) -> None:
+    """Raises UsageError unless this text is the job of the file with these changes."""
+    wanted = simulate.read(file, changes).content
+    trial = file.with_name(f".{file.name}.advised")
+    paths.write(trial, made.encode(), FILE_MODE)
+    try:
+        is_that = simulate.read(trial, {}).content == wanted
+    finally:
+        trial.unlink()
+    if not is_that:
+        shown = ", ".join(f"{key} = {value}" for key, value in changes.items())
+        raise UsageError(
+            "the job file is written in a way that this cannot change", where=str(file),
+            hint=f"write by hand: {shown}",
+        )  # fmt: skip

@@ -1,0 +1,90 @@
+"""What `dlctl advise --write` does to a job file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlctl import jobfile
+from dlctl.errors import UsageError
+from dlctl.jobfile.rewriting import retabled
+from dlctl.ops import advise
+
+TEXT = """# mine
+[job]
+name = "digits"   # a name
+task = "train.py:task"
+stop = { epochs = 2 }
+
+[algorithm]
+name = "downpour"
+push_every_steps = 2
+
+# what is pushed
+[compression]
+name = "topk"
+density = 0.05
+
+[workers]
+count = 2   # two
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text("task = None\n")
+    found = tmp_path / "job.toml"
+    found.write_text(TEXT)
+    return found
+
+
+def advised(file: Path, method: str, **tuned: Any) -> Any:
+    values = {key.replace("__", "."): value for key, value in tuned.items()}
+    advise.write(file, {"tuned": {method: values}}, method)
+    return jobfile.load(file)
+
+
+def test_another_method_replaces_its_own_sections_and_nothing_else(file: Path) -> None:
+    job = advised(file, "diloco", algorithm__local_steps=30, inner__lr=0.002)
+    assert (job.algorithm.name, job.algorithm.options["local_steps"]) == ("diloco", 30)
+    assert job.inner.options["lr"] == 0.002
+    assert job.compression.name != "topk"
+    text = file.read_text()
+    assert "push_every_steps" not in text
+    for kept in ("# mine", '"digits"   # a name', "# what is pushed", "count = 2   # two"):
+        assert kept in text
+
+
+def test_its_own_method_gets_the_tuned_values_in_place(file: Path) -> None:
+    job = advised(file, "downpour", algorithm__push_every_steps=6, optimizer__lr=0.1)
+    assert job.algorithm.options["push_every_steps"] == 6
+    assert job.optimizer.options["lr"] == 0.1
+    assert (job.compression.name, job.compression.options["density"]) == ("topk", 0.05)
+
+
+def test_a_method_without_servers_and_back(file: Path) -> None:
+    job = advised(file, "allreduce", inner__lr=0.05)
+    assert (job.algorithm.name, job.servers.count) == ("allreduce", 0)
+    job = advised(file, "sync+int8", optimizer__lr=0.2)
+    assert (job.servers.count, job.compression.name) == (1, "int8")
+
+
+def test_what_cannot_be_changed_is_left_as_it_is(file: Path) -> None:
+    file.write_text(TEXT.replace('[algorithm]\nname = "downpour"\npush_every_steps = 2\n', "", 1)
+                    .replace("# mine", 'algorithm = { name = "downpour" }', 1))  # fmt: skip
+    before = file.read_text()
+    with pytest.raises(UsageError):
+        advised(file, "diloco", inner__lr=0.002)
+    assert file.read_text() == before
+    assert [path.name for path in file.parent.glob(".*")] == []
+
+
+def test_a_table_in_the_middle_is_replaced_and_one_is_removed() -> None:
+    text = "[a]\nx = 1\n[b]\ny = 2\n[b.c]\nz = 3\n\n# of d\n[d]\nw = 4\n"
+    assert retabled(text, {"b": {"v": [1, 2.5]}}) == (
+        "[a]\nx = 1\n[b]\nv = [1, 2.5]\n\n# of d\n[d]\nw = 4\n"
+    )
+    assert retabled(text, {"b": None}) == "[a]\nx = 1\n\n# of d\n[d]\nw = 4\n"
+    assert retabled("[a]\nx = 1\n", {"e": {"t": "s"}}) == '[a]\nx = 1\n\n[e]\nt = "s"\n'
