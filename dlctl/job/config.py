@@ -286,8 +286,10 @@ class Workers:
     restarts_max: Annotated[int, Ge(0)] = 8
     """How often in a row a worker is replaced that has died before it started training, or within
     10 s of its start, or that has trained for up to 10 min and exited on its own like its
-    predecessor (same exit code, or crash). At the next such death it is quarantined: the others
-    continue without it until "dlctl restart". A run that still waits for its workers fails.
+    predecessor (same exit code, or crash), or whose script has left its training loop without
+    having trained. Each restart in a row comes later, by up to 30 s. At the next such death it is
+    quarantined: the others continue without it until "dlctl restart". A run that still waits for
+    its workers fails.
     """
     nonfinite_steps_max: Annotated[int, Ge(1)] = 20
     """Steps in a row with a NaN or infinite loss or gradient, or a gradient above

@@ -523,8 +523,9 @@ class Coordinator:
             self.context.send(receiver.name, members)
 
     def _on_portion_done(self, peer: Peer, done: m.PortionDone, now: float) -> None:
-        if self._worker(peer, done.slot, done.term):
+        if worker := self._worker(peer, done.slot, done.term):
             self.leases.settle(done, now)
+            worker.has_settled |= done.samples > 0
             self.context.send(peer, m.PortionNoted(done.data_epoch, done.portion))
 
     def _on_sample_failed(self, peer: Peer, message: m.SampleFailed, now: float) -> None:
