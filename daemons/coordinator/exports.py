@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 from daemons.coordinator.records import Exporter
+from daemons.coordinator.trackers import Trackers
 from daemons.loop import Loop
 from dlctl.job.config import JobFile
 from dlctl.util import extras
@@ -28,6 +29,9 @@ def begin(directory: Path, job: JobFile, loop: Loop) -> list[Exporter]:
         served = Prometheus(directory.name, job)
         loop.chores.append(served.listen_if_due)
         found.append(served)
+    chosen = {"wandb": job.log.wandb != "off", "mlflow": bool(job.log.mlflow)}
+    if names := [name for name, is_chosen in chosen.items() if is_chosen and _is_there(name)]:
+        found.append(Trackers(directory, names, loop))
     return found
 
 

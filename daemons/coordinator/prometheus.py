@@ -23,7 +23,7 @@ from prometheus_client.core import (
 )
 
 from daemons.coordinator.metrics_server import MetricsServer
-from daemons.coordinator.records import Exporter
+from daemons.coordinator.records import Exporter, Outcome
 from dlctl import __version__
 from dlctl.job.config import JobFile
 from dlctl.records.series import RUN
@@ -89,7 +89,7 @@ class Prometheus(Exporter):
         self.trouble = ""
         log.info("serving Prometheus metrics at %s port %d", address, port)
 
-    def close(self) -> None:
+    def close(self, outcome: Outcome | None) -> None:
         if self._server is not None:
             self._server.close()
 

@@ -15,9 +15,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from workplace import TASK, Workplace
 
 from daemons.coordinator.prometheus import COUNTERS, GAUGES, Prometheus
-from daemons.coordinator.tensorboard import LINES
 from dlctl.job.config import Job, JobFile, Log
 from dlctl.observe import history, plot
+from dlctl.observe.tags import LINES
 from dlctl.records.series import EVALUATION, RUN
 from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX, METRICS_MAX
 from dlctl.runs import checkpoints

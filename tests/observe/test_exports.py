@@ -50,11 +50,11 @@ def test_tensorboard_reads_what_several_coordinators_have_written(tmp_path: Path
         first.add_row(*row(second, second * 10))
     first.add_row(START + 6, EVALUATION, 30, Result(30, {"accuracy": 0.5}).to_json())
     first.add_row(START + 6, "worker-0", 30, {"samples": 1})
-    first.close()
+    first.close("finished")
     second_one = TensorBoard(tmp_path)
     second_one.add_row(*row(7, 20, loss=float("nan")))
     second_one.add_row(*row(8, 40, task={"error": 0.25}))
-    second_one.close()
+    second_one.close("finished")
     found = EventAccumulator(str(tmp_path / FOLDER))
     found.Reload()
     assert [event.step for event in found.Scalars("train/loss")] == [0, 10, 40]
@@ -72,7 +72,7 @@ def test_a_disk_that_takes_no_event_files_is_one_warning(tmp_path: Path, caplog)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     (tmp_path / FOLDER).unlink()
     written.add_row(*row(3, 30))
-    written.close()
+    written.close("finished")
     found = EventAccumulator(str(tmp_path / FOLDER))
     found.Reload()
     assert [event.step for event in found.Scalars("train/loss")] == [30]
@@ -100,7 +100,7 @@ def served() -> Iterator[Prometheus]:
     exporter.take_snapshot(RUN, [WORKER])
     exporter.add_row(*row(1, 10))
     yield exporter
-    exporter.close()
+    exporter.close("finished")
 
 
 def scrape(exporter: Prometheus) -> str:

@@ -66,7 +66,14 @@ from dlctl.roles.coordinator.training.run_progress import RunProgress
 from dlctl.roles.coordinator.training.scaled_rate import ScaledRate
 from dlctl.roles.coordinator.training.supply import DataSupply
 from dlctl.roles.protocol.authz import CLIENT, GUEST, READER, Authz, keys_of
-from dlctl.roles.protocol.effects import AgentWaits, HostsTaken, OnRecord, ProcessEnded, Unwritten
+from dlctl.roles.protocol.effects import (
+    AgentWaits,
+    HostsTaken,
+    OnRecord,
+    ProcessEnded,
+    TrackerTrouble,
+    Unwritten,
+)
 from dlctl.roles.protocol.files import (
     CHECKPOINTS,
     FROZEN,
@@ -261,6 +268,9 @@ class Coordinator:
                 self.context.unwritten = error
                 if not error:
                     self._forgive(now)
+            case TrackerTrouble():
+                self.context.track(event, now)
+                self.run.status_due_at = now
             case OnRecord() if self.run.shutdown is not None:
                 self.run.shutdown.is_on_record = True
             case Started():

@@ -27,7 +27,7 @@ class Run:
         self.members = Membership(AGENTS, PLACED, {})
         self.state, self.reason = "running", ""
         self.row: dict[str, Any] = {}
-        self.context, self.shutdown = SimpleNamespace(unwritten=""), None
+        self.context, self.shutdown = SimpleNamespace(unwritten="", untracked={}), None
         self.job = SimpleNamespace(timeouts=SimpleNamespace(silent_s=30.0))
         self.lacking = lambda: ""
         for daemon in self.members.daemons.values():
