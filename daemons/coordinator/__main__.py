@@ -77,7 +77,7 @@ def _lead(context: process.DaemonContext, db: RunDb, lock: int) -> int:
     address = before.get("control") or addresses.of_coordinator(directory.name, job).bind
     control = loop.transport.listen(address, CONTROL_FRAME_BYTES_MAX)
     records = RunRecords(directory, db, loop)
-    records.exporters = exports.begin(directory, job, loop)
+    records.exporters = exports.begin(directory, job, loop, db)
     Directories(directory, loop)
     FileSender(loop, directory, COORDINATOR, AT_HOME)
     FileReceiver(loop, directory)

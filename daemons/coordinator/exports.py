@@ -9,12 +9,13 @@ from daemons.coordinator.records import Exporter
 from daemons.coordinator.trackers import Trackers
 from daemons.loop import Loop
 from dlctl.job.config import JobFile
+from dlctl.runs.database import RunDb
 from dlctl.util import extras
 
 log = logging.getLogger("dlctl")
 
 
-def begin(directory: Path, job: JobFile, loop: Loop) -> list[Exporter]:
+def begin(directory: Path, job: JobFile, loop: Loop, db: RunDb) -> list[Exporter]:
     """Start the exporters. `dlctl start` has already refused a missing package; if it was removed
     since, training continues without the exporter.
     """
@@ -31,7 +32,7 @@ def begin(directory: Path, job: JobFile, loop: Loop) -> list[Exporter]:
         found.append(served)
     chosen = {"wandb": job.log.wandb != "off", "mlflow": bool(job.log.mlflow)}
     if names := [name for name, is_chosen in chosen.items() if is_chosen and _is_there(name)]:
-        found.append(Trackers(directory, names, loop))
+        found.append(Trackers(directory, names, loop, db))
     return found
 
 

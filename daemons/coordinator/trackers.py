@@ -7,11 +7,13 @@ in a bounded queue (`dlctl/observe/delivery.py`).
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
 import select
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -22,9 +24,12 @@ from typing import Any
 
 from daemons.coordinator.records import Exporter, Outcome
 from daemons.loop import Loop
+from daemons.tracker.notes import FOLDER, noted
 from dlctl.observe.delivery import Delivery
 from dlctl.observe.tags import TaggedRows
+from dlctl.records.series import EVALUATION, RUN
 from dlctl.roles.protocol.effects import TrackerTrouble
+from dlctl.runs.database import RunDb
 from dlctl.util.redact import redacted
 from dlctl.util.text import plural
 from dlctl.util.values import exit_in_words
@@ -38,15 +43,27 @@ EXIT_S = 1.0
 """Of it, at least, for a process to exit once it has answered everything."""
 LOOK_S = 0.1
 PIECE_BYTES = 1 << 16
-SAID_BYTES = 2000
-"""The end of what a process has printed is kept, for the case that it dies."""
+SAID_BYTES, PRINTED_BYTES_MAX = 2000, 1 << 20
+"""Of what a process has printed the end is read if it dies; so much is kept."""
 
 
 class Trackers(Exporter):
-    def __init__(self, directory: Path, names: Sequence[str], loop: Loop) -> None:
+    def __init__(self, directory: Path, names: Sequence[str], loop: Loop, db: RunDb) -> None:
+        """db: of the run; its rows that a tracker has not got from an earlier coordinator are sent
+        first.
+        """
         self._rows = TaggedRows()
         self._trackers = [TrackerLink(directory, name, loop.post) for name in names]
+        self._recall(db)
         loop.chores.append(self.tend)
+
+    def _recall(self, db: RunDb) -> None:
+        for series in (RUN, EVALUATION):
+            try:
+                for row in db.metrics(series):
+                    self._send(row["at"], series, row["step"], row, is_recalled=True)
+            except (sqlite3.Error, ValueError, TypeError, KeyError) as error:
+                log.warning("trackers do not get all earlier rows: run.db is damaged: %s", error)
 
     def tend(self) -> None:
         """Start what is to be started, send what waits, and take the answers."""
@@ -55,22 +72,30 @@ class Trackers(Exporter):
             tracker.tend(now)
 
     def add_row(self, at: float, name: str, step: int, values: Json) -> None:
-        if found := self._rows.values(at, name, step, values):
-            for tracker in self._trackers:
-                tracker.add({"series": name, "at": at, "step": step, "values": found})
+        self._send(at, name, step, values)
+
+    def _send(
+        self, at: float, name: str, step: int, values: Json, *, is_recalled: bool = False
+    ) -> None:
+        if not (found := self._rows.values(at, name, step, values)):
+            return
+        row = {"series": name, "at": at, "step": step, "values": found}
+        for tracker in self._trackers:
+            if not is_recalled:
+                tracker.add(row)
+            elif not tracker.has(name, at):
+                tracker.add({**row, "is_recalled": True})
 
     def close(self, outcome: Outcome | None) -> None:
         until = time.monotonic() + CLOSE_S
         for tracker in self._trackers:
             tracker.hurry()
-            if outcome is not None:
-                tracker.add({"outcome": outcome})
-        while left := [tracker for tracker in self._trackers if tracker.pending]:
-            now = time.monotonic()
-            if now >= until:
-                break
+            tracker.add({"outcome": outcome or ""})
+        left = self._trackers
+        while left and (now := time.monotonic()) < until:
             for tracker in left:
                 tracker.tend(now)
+            left = [tracker for tracker in left if tracker.pending and not tracker.has_failed(now)]
             select.select([fd for tracker in left for fd in tracker.fds], [], [], LOOK_S)
         for tracker in self._trackers:
             tracker.close(until)
@@ -87,8 +112,14 @@ class TrackerLink:
         self._told = ("", 0)
         """Why rows do not arrive, and how many never will, as posted last."""
         self._process: subprocess.Popen[bytes] | None = None
-        self._unwritten = self._unread = self._said = b""
-        """The rest of a row, of an answer, and the end of what else the process has printed."""
+        self._last = noted(directory / FOLDER / f"{name}.json")["last"]
+        """Series -> time and step of the last row that the tracker had when this began."""
+        self._printed = os.memfd_create(name)
+        """What processes print besides: a pipe would break for one that outlives this."""
+        fcntl.fcntl(self._printed, fcntl.F_SETFL, os.O_APPEND)
+        self._unwritten = self._unread = b""
+        """The rest of a row, and of an answer."""
+        self._is_over = False
         self._error = ""
         """What the process has given as the reason for its end."""
 
@@ -102,11 +133,24 @@ class TrackerLink:
         process = self._process
         return [process.stdout.fileno()] if process is not None and process.stdout else []
 
+    def has(self, series: str, at: float) -> bool:
+        """Whether the tracker has had the row of this time from an earlier coordinator."""
+        last = self._last.get(series)
+        return last is not None and at <= last[0]
+
     def add(self, row: Json) -> None:
+        """A killed coordinator loses no row that it has stored: it is in the pipe before."""
         self._delivery.add(json.dumps(row).encode())
+        self._is_over |= "outcome" in row
+        if self._process is not None:
+            self._write(time.monotonic())
 
     def hurry(self) -> None:
         self._delivery.hurry()
+
+    def has_failed(self, now: float) -> bool:
+        """Whether there is no process, nor a reason to start one now."""
+        return self._process is None and not self._delivery.may_start(now)
 
     def tend(self, now: float) -> None:
         if self._delivery.may_start(now):
@@ -119,18 +163,20 @@ class TrackerLink:
 
     def close(self, until: float) -> None:
         """End the process: in order if it has answered everything, and does so in time."""
-        if left := self.pending:
-            why = self._delivery.why or f"not in {CLOSE_S:g} s"
-            log.error("%s did not get the last %s: %s", self._name, plural(left, "row"), why)
-        process = self._process
-        if process is None:
+        left, process = plural(self.pending, "row") if self.pending else "", self._process
+        is_new = not self._delivery.has_begun and not self._delivery.why
+        if process is not None and left and is_new:
+            # To kill it may break a database that it makes. It ends by itself (`daemons/tracker/`).
+            log.warning("%s is still starting: its process goes on with %s", self._name, left)
+            self._close_pipes(process)
             return
-        assert process.stdin is not None
-        with suppress(OSError):
-            process.stdin.close()  # At that it leaves.
-        if not left:
-            self._has_ended(process, max(until - time.monotonic(), EXIT_S))
-        self._kill(process)
+        if left:
+            why = self._delivery.why or f"not in {CLOSE_S:g} s"
+            log.error("%s did not get the last %s: %s", self._name, left, why)
+        if process is not None:
+            if not left:
+                self._has_ended(process, max(until - time.monotonic(), EXIT_S))
+            self._kill(process)
 
     # ------------------------------------------------------------ the process
 
@@ -139,16 +185,17 @@ class TrackerLink:
         try:
             self._process = subprocess.Popen(
                 [*command, str(self._directory), self._name],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._printed,
                 start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             self._delivery.ended(f"cannot start its process: {error.strerror}", now)
             return
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+        for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
-        self._unwritten = self._unread = self._said = b""
+        os.ftruncate(self._printed, 0)
+        self._unwritten = self._unread = b""
         self._error = ""
         self._delivery.started(now)
 
@@ -158,6 +205,8 @@ class TrackerLink:
         assert process is not None
         if self._has_ended(process, 0.0):
             self._read(now)
+            if self._is_over and not self.pending:
+                return  # It has answered the outcome, its last row.
             how, last = exit_in_words(self._kill(process)), self._last_words()
             why = self._error or "; ".join(filter(None, (f"its process ended: {how}", last)))
         elif self._delivery.is_late(now):
@@ -182,15 +231,19 @@ class TrackerLink:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         self._process = None
-        for pipe in (process.stdin, process.stdout, process.stderr):
+        self._close_pipes(process)
+        return process.wait()
+
+    def _close_pipes(self, process: subprocess.Popen[bytes]) -> None:
+        for pipe in (process.stdin, process.stdout):
             with suppress(OSError):
                 if pipe is not None:
                     pipe.close()
-        return process.wait()
 
     def _last_words(self) -> str:
-        said = redacted(self._said.decode(errors="replace")).split("\n")
-        return next((line.strip() for line in reversed(said) if line.strip()), "")
+        end = max(os.fstat(self._printed).st_size - SAID_BYTES, 0)
+        said = redacted(os.pread(self._printed, SAID_BYTES, end).decode(errors="replace"))
+        return next((line.strip() for line in reversed(said.split("\n")) if line.strip()), "")
 
     # ------------------------------------------------------------ pipes
 
@@ -217,7 +270,8 @@ class TrackerLink:
         *lines, self._unread = (self._unread + _whatever_is_in(process.stdout)).split(b"\n")
         for line in lines:
             self._take(json.loads(line), now)
-        self._said = (self._said + _whatever_is_in(process.stderr))[-SAID_BYTES:]
+        if os.fstat(self._printed).st_size > PRINTED_BYTES_MAX:
+            os.ftruncate(self._printed, 0)
 
     def _take(self, answer: Json, now: float) -> None:
         if "number" in answer:

@@ -2,12 +2,16 @@
 
 It takes rows from standard input and answers on standard output, a line of JSON each:
 
-    {"number", "series", "at", "step", "values"}   -> {"number"}: the tracker has it, and all before
-    {"number", "outcome"}                          -> {"number"}: the run has ended so
-    (at the start)                                 -> {"begun": true}
-    (whenever that fails)                          -> {"error": text}, and the process exits
+    {"number", "series", "at", "step", "values"}  -> {"number"}: this and all before are written
+    {"number", "outcome"}                         -> the same; the run has ended so, or goes on
+                                                     with another coordinator: ""
+    (at the start)                                -> {"begun": true}
+    (whenever that fails)                         -> {"error": text}, and the process exits
 
-At the end of its input without an outcome it leaves the tracker's run open: another coordinator
-goes on with it. So does the next process, if this one dies: `<tracker>.json` has the tracker's run,
-and the last step of each series.
+With the outcome "", and at the end of its input, it leaves the tracker's run open for the next
+process. That one also goes on if this one dies: `<tracker>.json` has the tracker's run, and the
+last step of each series.
+
+If its coordinator is gone it delivers what has come, within limits. A database that a package is
+making is finished first: it may be broken otherwise.
 """

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import select
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from daemons.process import read_job
+from daemons.tracker.answers import TrackerAnswers
 from daemons.tracker.client import TrackerClient
 from daemons.tracker.notes import TrackerNotes
 from dlctl.errors import DlctlError
 from dlctl.job.config import JobFile
+from dlctl.observe.delivery import BEGIN_S
 from dlctl.util.redact import redacted
 
 LEAVE_S = 10.0
@@ -25,19 +30,22 @@ ERROR_CHARS_MAX = 500
 
 
 def main(directory: Path, tracker: str) -> int:
-    asked, answers = os.dup(0), os.dup(1)
+    asked, told = os.dup(0), os.dup(1)
     os.dup2(2, 1)  # What the package prints is no answer, and it is to ask for nothing.
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    threading.Thread(target=_end_without, args=(os.getppid(),), daemon=True).start()
+    has_begun = threading.Event()
+    threading.Thread(target=_end_without, args=(os.getppid(), has_begun), daemon=True).start()
+    notes = TrackerNotes(directory, tracker)
+    answers = TrackerAnswers(told, notes)
     try:
-        notes = TrackerNotes(directory, tracker)
         with notes.held():
             client = _client(tracker, directory, read_job(directory), notes)
-            _answer(answers, begun=True)
+            has_begun.set()
+            answers.say(begun=True)
             _serve(client, notes, asked, answers)
     except Exception as error:  # Libraries raise anything.
-        _answer(answers, error=_words(error))
+        answers.say(error=_words(error))
         return 1
     return 0
 
@@ -56,48 +64,46 @@ def _client(tracker: str, directory: Path, job: JobFile, notes: TrackerNotes) ->
     return client
 
 
-def _serve(client: TrackerClient, notes: TrackerNotes, asked: int, answers: int) -> None:
+def _serve(client: TrackerClient, notes: TrackerNotes, asked: int, answers: TrackerAnswers) -> None:
+    outcome = None
     for lines in _pieces(asked):
         rows = [json.loads(line) for line in lines]
-        new = [row for row in rows if "step" in row and notes.is_new(row)]
-        if new := _without_repeats(new):
+        if new := _new(rows, notes):
             client.log(new)
-            for row in new:
-                notes.add(row)
-            notes.write()
-        outcome = next((row["outcome"] for row in rows if "outcome" in row), "")
-        if outcome:
-            client.end(outcome)
         if rows:
-            _answer(answers, number=rows[-1]["number"])
-        if outcome:
-            return
-    client.leave()
+            answers.hold(rows[-1]["number"], time.monotonic() + client.holds_s)
+        answers.release(time.monotonic())
+        outcome = next((row["outcome"] for row in rows if "outcome" in row), None)
+        if outcome is not None:
+            break
+    if outcome:
+        client.end(outcome)
+    else:
+        client.leave()
+    answers.release(math.inf)
 
 
-def _without_repeats(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of rows of a series with one step in a row only the last, which has the newest values."""
-    last: dict[str, dict[str, Any]] = {}
-    kept = []
-    for row in reversed(rows):
-        after = last.get(row["series"])
-        if after is None or after["step"] != row["step"]:
-            kept.append(row)
-        last[row["series"]] = row
-    return kept[::-1]
+def _new(rows: list[dict[str, Any]], notes: TrackerNotes) -> list[dict[str, Any]]:
+    """The rows that the tracker does not have; from now on it has them."""
+    found = []
+    for row in rows:
+        if "step" in row and notes.is_new(row):
+            notes.add(row)
+            found.append(row)
+    return found
 
 
 def _pieces(asked: int) -> Iterator[list[bytes]]:
-    """Whole lines of the input, as many as are there."""
+    """Whole lines of the input, as many as are there; none now and then."""
     rest = b""
-    while piece := os.read(asked, PIECE_BYTES):
+    while True:
+        if not select.select([asked], [], [], LOOK_S)[0]:
+            yield []
+            continue
+        if not (piece := os.read(asked, PIECE_BYTES)):
+            return
         *lines, rest = (rest + piece).split(b"\n")
         yield lines
-
-
-def _answer(answers: int, **facts: Any) -> None:
-    """Raises OSError if the coordinator is gone."""
-    os.write(answers, json.dumps(facts).encode() + b"\n")
 
 
 def _words(error: Exception) -> str:
@@ -107,11 +113,12 @@ def _words(error: Exception) -> str:
     return line[:ERROR_CHARS_MAX]
 
 
-def _end_without(coordinator: int) -> None:
+def _end_without(coordinator: int, has_begun: threading.Event) -> None:
     """End this process a while after its coordinator, whatever the package is waiting for."""
     never = threading.Event()
     while os.getppid() == coordinator:
         never.wait(LOOK_S)
+    has_begun.wait(BEGIN_S)
     never.wait(LEAVE_S)
     os._exit(1)
 

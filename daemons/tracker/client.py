@@ -19,6 +19,9 @@ class TrackerClient(Protocol):
     raises.
     """
 
+    holds_s: float
+    """The longest that the package keeps a row in memory before it is written or sent."""
+
     def log(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Rows with "at" (seconds since 1970), "step" and "values" (tag -> number)."""
 

@@ -5,6 +5,7 @@ of each series that it has.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +30,8 @@ class TrackerNotes:
         """directory: that of the run. Raises OSError."""
         self._path = directory / FOLDER / f"{tracker}.json"
         self._path.parent.mkdir(mode=paths.PRIVATE, exist_ok=True)
-        self._steps: dict[str, int] = {}
+        self._last: dict[str, tuple[float, int]] = {}
+        """Series -> time and step of its last row that the tracker has."""
         self.run: dict[str, str] = {}
         """How the tracker names this run; {} before it has one."""
         self.rows = 0
@@ -48,30 +50,41 @@ class TrackerNotes:
             os.close(lock)
 
     def _read(self) -> None:
-        try:
-            found = json.loads(regular.read_bytes(self._path))
-        except FileNotFoundError:
-            return
-        self.run, self._steps = dict(found["run"]), dict(found["steps"])
-        self.rows = int(found["rows"])
+        found = noted(self._path)
+        self.run, self.rows = dict(found["run"]), int(found["rows"])
+        self._last = {name: (at, step) for name, (at, step) in found["last"].items()}
 
     def name(self, **run: str) -> None:
-        """Note how the tracker names this run. Raises OSError."""
+        """Note how the tracker names this run, so that it outlives a power loss. Raises OSError."""
         self.run |= run
-        self.write(syncs=True)
+        self.write(self.known(), syncs=True)
 
     def is_new(self, row: dict[str, Any]) -> bool:
-        """Whether the tracker does not have this row: steps of a series that it got from another
-        process may come again. Lower ones are new: the run was rolled back to a checkpoint.
+        """Whether the tracker does not have this row. A step in a row that repeats is not new; a
+        lower one is: the run was rolled back to a checkpoint. Rows from the run's database, which a
+        coordinator may never have sent, are compared by their times.
         """
-        return bool(row["step"] != self._steps.get(row["series"]))
+        at, step = self._last.get(row["series"], (-math.inf, None))
+        return bool(row["step"] != step and not (row.get("is_recalled") and row["at"] <= at))
 
     def add(self, row: dict[str, Any]) -> None:
-        self._steps[row["series"]] = row["step"]
+        self._last[row["series"]] = row["at"], row["step"]
         self.rows += 1
 
-    def write(self, *, syncs: bool = False) -> None:
-        """syncs: also outlives a power loss. Raises OSError."""
+    def known(self) -> dict[str, Any]:
+        """All of it, as it is written."""
+        return {"run": dict(self.run), "last": dict(self._last), "rows": self.rows}
+
+    def write(self, known: dict[str, Any], *, syncs: bool = False) -> None:
+        """Raises OSError."""
         with replacing(self._path, MODE, syncs=syncs) as file:
-            known = {"run": self.run, "steps": self._steps, "rows": self.rows}
             file.write(json.dumps(known).encode())
+
+
+def noted(path: Path) -> dict[str, Any]:
+    """What a file of notes has. Raises OSError and ValueError."""
+    try:
+        found: dict[str, Any] = json.loads(regular.read_bytes(path))
+    except FileNotFoundError:
+        return {"run": {}, "last": {}, "rows": 0}
+    return found

@@ -33,6 +33,8 @@ _NOT_ALLOWED = re.compile(r"[^\w\-. /]", re.ASCII)
 
 
 class MlflowRun:
+    holds_s = 0.0
+
     def __init__(self, directory: Path, job: JobFile, notes: TrackerNotes) -> None:
         """Raises what the package raises, and DlctlError."""
         for name, value in DEFAULTS.items():

@@ -23,6 +23,9 @@ AXIS = "step"
 
 
 class WandbRun:
+    holds_s = 20.0
+    """Its service writes every 15 s."""
+
     def __init__(self, directory: Path, job: JobFile, notes: TrackerNotes) -> None:
         """Raises what the package raises, and OSError."""
         for name, value in DEFAULTS.items():
@@ -47,7 +50,7 @@ class WandbRun:
         self._run.define_metric("*", step_metric=AXIS)
 
     def log(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        for number, row in enumerate(rows, self._notes.rows):
+        for number, row in enumerate(rows, self._notes.rows - len(rows)):
             self._run.log({AXIS: row["step"], **row["values"]}, step=number, commit=True)
 
     def end(self, outcome: str) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 
-ROWS_MAX = 1000
-"""Rows that wait: about 17 minutes, one a second."""
+ROWS_MAX = 2000
+"""Rows that wait: about half an hour, one a second."""
 WINDOW = 64
 """Rows at most that are under way, unanswered."""
-BEGIN_S = 120.0
-"""From the start of a process until its tracker has answered: imports, a login, an upload."""
+BEGIN_S = 300.0
+"""From the start of a process until its tracker has answered: imports, a login, a new database,
+which may be broken if it is not finished.
+"""
 ANSWER_S = 60.0
 """From the oldest row under way to the next answer."""
 PAUSE_FIRST_S, PAUSE_MAX_S = 1.0, 300.0
@@ -40,7 +42,8 @@ class Delivery:
         self._start_at: float | None = 0.0
         """When a process is to be started; None: there is one."""
         self._heard_at = 0.0
-        self._has_begun = False
+        self.has_begun = False
+        """The process has its tracker."""
 
     @property
     def pending(self) -> int:
@@ -60,10 +63,13 @@ class Delivery:
 
     def take(self, now: float) -> tuple[int, bytes] | None:
         """The next row to send, which is under way from now on; None for now."""
-        is_full = self._under_way >= WINDOW
-        if not self._has_begun or is_full or self._under_way == len(self._rows):
+        if (
+            self._start_at is not None
+            or self._under_way >= WINDOW
+            or self._under_way == len(self._rows)
+        ):
             return None
-        if self._under_way == 0:
+        if self.has_begun and self._under_way == 0:
             self._heard_at = now
         row = self._rows[self._under_way]
         self._under_way += 1
@@ -76,11 +82,10 @@ class Delivery:
 
     def started(self, now: float) -> None:
         self._start_at, self._heard_at = None, now
-        self._has_begun, self._under_way = False, 0
+        self.has_begun, self._under_way = False, 0
 
     def begun(self, now: float) -> None:
-        """The process has its tracker."""
-        self._has_begun, self._heard_at = True, now
+        self.has_begun, self._heard_at = True, now
         if not self._under_way and not self._rows:
             self.why = ""
 
@@ -97,7 +102,7 @@ class Delivery:
         if self._start_at is not None:
             return False
         waited_s = now - self._heard_at
-        if not self._has_begun:
+        if not self.has_begun:
             return waited_s > BEGIN_S
         return self._under_way > 0 and waited_s > ANSWER_S
 
@@ -105,7 +110,7 @@ class Delivery:
         """The process is gone, or could not be started."""
         pause_s = min(PAUSE_FIRST_S * 2**self._failures, PAUSE_MAX_S)
         self._failures = min(self._failures + 1, 16)
-        self._start_at, self._under_way, self._has_begun = now + pause_s, 0, False
+        self._start_at, self._under_way, self.has_begun = now + pause_s, 0, False
         self.why = why
 
     def hurry(self) -> None:

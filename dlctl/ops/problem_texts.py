@@ -262,8 +262,8 @@ CODES: Mapping[Code, CodeEntry] = {
         "{tracker} does not take the run's figures[ for {age}][: {why}][; {dropped} rows dropped]",
         "A tracker of `[log]` does not take the run's figures; training goes on.",
         "Its server is away or refuses them, its package raises an error, or its process died.",
-        "None is needed: dlctl tries again, and keeps the newest figures for about 17 minutes. "
-        "`run.db` has all of them.",
+        "Repair what it names: dlctl tries again, and keeps the figures of about half an hour. The "
+        "next coordinator sends what is missing (`dlctl restart coordinator`).",
         {"": "dlctl logs coordinator -l warning -j {run}"},
     ),
     "loss-noisy": CodeEntry(

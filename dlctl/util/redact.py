@@ -30,6 +30,8 @@ def has_credentials(address: str) -> bool:
         found = urlsplit(address)
     except ValueError:
         return True
+    if not found.netloc:  # As of sqlite:///me@home.db.
+        return False
     return bool(found.password) or found.scheme in _HTTP or "@" not in found.netloc
 
 
