@@ -26,7 +26,15 @@ from dlctl.runs.database import RunDb
 PAUSE_S = 0.02
 BEGIN_S = 90.0
 """A tracker's package is imported, and a database made, on a busy machine."""
+SERVER_S = 240.0
+"""It imports far more than a client, in two processes one after the other."""
 LOSS, ACCURACY = "train/loss", "eval/accuracy"
+
+LATER = """threading.Event().wait(PAUSE_S)
+        self.calls = getattr(self, "calls", 0) + 1
+        if self.calls > 500:
+            raise ValueError("enough")"""
+"""In every worker, after some time."""
 
 
 @pytest.fixture
@@ -84,6 +92,7 @@ def test_killed_stopped_and_resumed_it_is_one_run_of_each_tracker(place: Workpla
     log = '[log]\nwandb = "offline"\nmlflow = "sqlite:///mlflow.db"\n'
     place.job(stop=ENDLESS, workers=2, more=log)
     store = f"sqlite:///{place.path}/mlflow.db"
+    assert MlflowClient(tracking_uri=store).search_experiments()  # The database is there.
     place.start()
     has_begun(place, "wandb", "mlflow")
     more_steps(place)
@@ -126,10 +135,11 @@ def server(place: Workplace, port: int) -> Iterator[subprocess.Popen[bytes]]:
     command += ["--backend-store-uri", f"sqlite:///{place.path}/server.db", "--workers", "1"]
     with (place.path / "server.log").open("ab") as said:
         process = subprocess.Popen(
-            command, stdout=said, stderr=said, cwd=place.path, start_new_session=True
-        )
+            command, stdout=said, stderr=said, cwd=place.path, start_new_session=True,
+            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+        )  # fmt: skip
     try:
-        place.until("the server answers", lambda: _answers(port), BEGIN_S)
+        place.until("the server answers", lambda: _answers(port), SERVER_S)
         yield process
     finally:
         with suppress(ProcessLookupError):
@@ -155,7 +165,7 @@ def problems(place: Workplace) -> list[dict[str, Any]]:
     return [problem for problem in found if problem["code"] == "tracker-failed"]
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_server_that_is_away_for_a_while_gets_all_rows(place: Workplace) -> None:
     port = free_port()
     address = f"http://127.0.0.1:{port}"
@@ -168,7 +178,7 @@ def test_a_server_that_is_away_for_a_while_gets_all_rows(place: Workplace) -> No
     assert "mlflow" in place.dlctl("status").out
     more_steps(place, 50)
     with server(place, port):
-        place.until("the problem is over", lambda: not problems(place), 200)
+        place.until("the problem is over", lambda: not problems(place), 300)
         assert place.dlctl("stop").code == 0
         is_whole(steps_in(address), steps_on_record(place))
         assert only_run(address).info.status == "KILLED"
@@ -176,14 +186,24 @@ def test_a_server_that_is_away_for_a_while_gets_all_rows(place: Workplace) -> No
     place.nothing_left()
 
 
-@pytest.mark.timeout(200)
-def test_a_run_that_finishes_and_one_that_fails_say_so(place: Workplace) -> None:
-    place.job(stop="{ steps = 400 }", workers=2, more='[log]\nmlflow = "sqlite:///good.db"\n')
-    ended = place.dlctl("run", "job.toml", timeout_s=120)
-    assert ended.code == 0, ended.err
-    good = f"sqlite:///{place.path}/good.db"
-    assert only_run(good).info.status == "FINISHED"
-    is_whole(steps_in(good), steps_on_record(place))
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("outcome", ["finished", "failed"])
+def test_the_end_of_a_run_is_told(place: Workplace, outcome: str) -> None:
+    store = f"sqlite:///{place.path}/mlflow.db"
+    assert MlflowClient(tracking_uri=store).search_experiments()  # The database is there.
+    if outcome == "failed":
+        path = place.path / "train.py"
+        path.write_text(path.read_text().replace("threading.Event().wait(PAUSE_S)", LATER))
+    log = '[log]\nwandb = "offline"\nmlflow = "sqlite:///mlflow.db"\n'
+    place.job(stop="{ steps = 1500 }", workers=2, more=log)
+    ended = place.dlctl("run", "job.toml", timeout_s=200)
+    assert ended.code == (0 if outcome == "finished" else 7), ended.err
+    place.until("it is told", lambda: only_run(store).info.status == outcome.upper(), BEGIN_S)
+    is_whole(steps_in(store), steps_on_record(place))
+    (written,) = read_all(place.directory)
+    assert (written.exit_code, written.is_preempted) == (int(outcome == "failed"), False)
+    is_whole([row["step"] for row in written.rows if LOSS in row], steps_on_record(place))
+    place.nothing_left()
 
 
 @pytest.mark.timeout(200)
