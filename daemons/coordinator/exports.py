@@ -27,12 +27,10 @@ def begin(directory: Path, job: JobFile, loop: Loop, db: RunDb) -> list[Exporter
     if job.log.prometheus_port and _is_there("prometheus"):
         from daemons.coordinator.prometheus import Prometheus
 
-        served = Prometheus(directory.name, job)
-        loop.chores.append(served.listen_if_due)
-        found.append(served)
+        found.append(Prometheus(directory.name, job))
     chosen = {"wandb": job.log.wandb != "off", "mlflow": bool(job.log.mlflow)}
     if names := [name for name, is_chosen in chosen.items() if is_chosen and _is_there(name)]:
-        found.append(Trackers(directory, names, loop, db))
+        found.append(Trackers(directory, names, loop.post, db))
     return found
 
 

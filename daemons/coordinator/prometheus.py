@@ -71,7 +71,7 @@ class Prometheus(Exporter):
         self.trouble = ""
         """Why the port is not open; "" if it is."""
 
-    def listen_if_due(self) -> None:
+    def tend(self) -> None:
         """Start to listen unless already done; a failed attempt is retried after `RETRY_S`."""
         if self._server is not None or time.monotonic() < self._retry_at:
             return

@@ -56,6 +56,9 @@ class Exporter:
     def take_snapshot(self, run: Json, daemons: Sequence[Json]) -> None:
         """Store the state that `status` shows now."""
 
+    def tend(self) -> None:
+        """About once a second: whatever else is due."""
+
     def close(self, outcome: Outcome | None) -> None:
         """Write what is left and close. outcome: how the run has ended; None: it goes on with
         another coordinator.
@@ -106,6 +109,7 @@ class RunRecords:
         loop.perform(j.StatusSnapshot, self._on_snapshot)
         loop.perform(j.RecordCheckpoint, self._on_checkpoint)
         loop.after_events = self.commit
+        loop.chores.append(lambda: export(self.exporters, lambda exporter: exporter.tend()))
 
     # ------------------------------------------------------------ rows
 

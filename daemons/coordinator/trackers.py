@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from daemons.coordinator.records import Exporter, Outcome
-from daemons.loop import Loop
 from daemons.tracker.notes import FOLDER, noted
 from dlctl.observe.delivery import Delivery
 from dlctl.observe.tags import TaggedRows
@@ -46,16 +45,17 @@ PIECE_BYTES = 1 << 16
 SAID_BYTES, PRINTED_BYTES_MAX = 2000, 1 << 20
 """Of what a process has printed the end is read if it dies; so much is kept."""
 
+Post = Callable[[TrackerTrouble], None]
+
 
 class Trackers(Exporter):
-    def __init__(self, directory: Path, names: Sequence[str], loop: Loop, db: RunDb) -> None:
+    def __init__(self, directory: Path, names: Sequence[str], post: Post, db: RunDb) -> None:
         """db: of the run; its rows that a tracker has not got from an earlier coordinator are sent
         first.
         """
         self._rows = TaggedRows()
-        self._trackers = [TrackerLink(directory, name, loop.post) for name in names]
+        self._trackers = [TrackerLink(directory, name, post) for name in names]
         self._recall(db)
-        loop.chores.append(self.tend)
 
     def _recall(self, db: RunDb) -> None:
         for series in (RUN, EVALUATION):
@@ -87,10 +87,14 @@ class Trackers(Exporter):
                 tracker.add({**row, "is_recalled": True})
 
     def close(self, outcome: Outcome | None) -> None:
+        if outcome is None:
+            for tracker in self._trackers:
+                tracker.let_go()
+            return
         until = time.monotonic() + CLOSE_S
         for tracker in self._trackers:
             tracker.hurry()
-            tracker.add({"outcome": outcome or ""})
+            tracker.add({"outcome": outcome})
         left = self._trackers
         while left and (now := time.monotonic()) < until:
             for tracker in left:
@@ -104,7 +108,7 @@ class Trackers(Exporter):
 class TrackerLink:
     """The process of one tracker, as long as it lives, and then the next one."""
 
-    def __init__(self, directory: Path, name: str, post: Callable[[TrackerTrouble], None]) -> None:
+    def __init__(self, directory: Path, name: str, post: Post) -> None:
         self._directory = directory
         self._name = name
         self._post = post
@@ -112,8 +116,10 @@ class TrackerLink:
         self._told = ("", 0)
         """Why rows do not arrive, and how many never will, as posted last."""
         self._process: subprocess.Popen[bytes] | None = None
-        self._last = noted(directory / FOLDER / f"{name}.json")["last"]
+        self._last: Json = {}
         """Series -> time and step of the last row that the tracker had when this began."""
+        with suppress(OSError, ValueError, KeyError):  # Its process says what is wrong with them.
+            self._last = noted(directory / FOLDER / f"{name}.json")["last"]
         self._printed = os.memfd_create(name)
         """What processes print besides: a pipe would break for one that outlives this."""
         fcntl.fcntl(self._printed, fcntl.F_SETFL, os.O_APPEND)
@@ -160,6 +166,11 @@ class TrackerLink:
             self._write(now)
             self._look(now)
         self._tell()
+
+    def let_go(self) -> None:
+        """The process delivers what it has, and leaves. The next coordinator sends the rest."""
+        if self._process is not None:
+            self._close_pipes(self._process)
 
     def close(self, until: float) -> None:
         """End the process: in order if it has answered everything, and does so in time."""

@@ -39,7 +39,9 @@ class TrackerNotes:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Exclusive use, and what was noted before. Raises DlctlError if another process has it."""
+        """Exclusive use, and what was noted before. Raises DlctlError if another process has it, or
+        it is damaged.
+        """
         lock = regular.descriptor(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, MODE)
         try:
             if not is_locked_within(PREDECESSOR_S, lock):
@@ -50,9 +52,12 @@ class TrackerNotes:
             os.close(lock)
 
     def _read(self) -> None:
-        found = noted(self._path)
-        self.run, self.rows = dict(found["run"]), int(found["rows"])
-        self._last = {name: (at, step) for name, (at, step) in found["last"].items()}
+        try:
+            found = noted(self._path)
+            self.run, self.rows = dict(found["run"]), int(found["rows"])
+            self._last = {name: (at, step) for name, (at, step) in found["last"].items()}
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise DlctlError(f"{self._path} is damaged: move it away for a new run") from error
 
     def name(self, **run: str) -> None:
         """Note how the tracker names this run, so that it outlives a power loss. Raises OSError."""

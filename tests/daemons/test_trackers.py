@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,9 +71,8 @@ class Place:
         (folder / "__init__.py").write_text(text)
 
     def begin(self) -> Trackers:
-        loop: Any = SimpleNamespace(chores=[], post=self.posted.append)
         with closing(RunDb(self.directory)) as db:
-            return Trackers(self.directory, ["wandb"], loop, db)
+            return Trackers(self.directory, ["wandb"], self.posted.append, db)
 
     def add(self, exporter: Trackers, count: int = 1) -> None:
         for _ in range(count):
@@ -87,6 +85,14 @@ class Place:
     def facts(self, key: str) -> list[Any]:
         lines = self.said.read_text().splitlines() if self.said.exists() else []
         return [facts[key] for facts in map(json.loads, lines) if key in facts]
+
+    def let_go(self, exporter: Trackers) -> None:
+        """The coordinator leaves for another one."""
+        (link,) = exporter._trackers
+        assert link._process is not None
+        exporter.close(None)
+        assert link._process.wait(PATIENCE_S) == 0
+        assert self.facts("left") == [True]
 
     def until(self, exporter: Trackers, condition: Callable[[], Any]) -> None:
         deadline = time.monotonic() + PATIENCE_S
@@ -149,8 +155,8 @@ def test_another_coordinator_goes_on_with_the_run_and_repeats_no_step(place: Pla
     place.package(WRITES)
     first = place.begin()
     place.add(first, 2)
-    first.close(None)
-    assert place.facts("left") == [True]
+    first.tend()
+    place.let_go(first)
     place.step = 10
     second = place.begin()
     place.add(second, 2)
@@ -161,6 +167,7 @@ def test_another_coordinator_goes_on_with_the_run_and_repeats_no_step(place: Pla
     assert place.posted == []
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("phase", ["at the import", "in a row"])
 def test_a_package_that_hangs_holds_up_nobody(
     place: Place, phase: str, monkeypatch: pytest.MonkeyPatch
@@ -182,20 +189,24 @@ def test_a_package_that_hangs_holds_up_nobody(
     exporter.close("finished")
 
 
-def test_what_was_not_written_when_its_coordinator_died_is_written_yet(place: Place) -> None:
+def test_what_had_come_when_its_coordinator_went_is_delivered(place: Place) -> None:
     """The process outlives it for a while."""
     place.package(WRITES)
     exporter = place.begin()
     place.add(exporter, 3)
     exporter.tend()
-    (link,) = exporter._trackers
-    assert link._process is not None
-    with link._process as process:  # Closes the pipes, as when the coordinator is gone.
-        pass
-    assert process.returncode == 0
-    link._process = None
+    place.let_go(exporter)
     assert place.facts("step") == [10, 20, 30]
-    assert place.facts("left") == [True]
+
+
+def test_damaged_notes_are_a_problem_that_names_them(place: Place) -> None:
+    place.package(WRITES)
+    (place.directory / "trackers").mkdir()
+    (place.directory / "trackers" / "wandb.json").write_text('{"run": 7')
+    exporter = place.begin()
+    place.until(exporter, lambda: place.posted)
+    assert "wandb.json is damaged" in place.posted[0].why
+    exporter.close("finished")
 
 
 def test_one_that_is_still_starting_at_the_end_delivers_alone(
@@ -221,7 +232,8 @@ def test_rows_that_no_coordinator_has_sent_come_from_the_runs_database(place: Pl
     place.package(WRITES)
     first = place.begin()
     place.add(first, 2)
-    first.close(None)
+    first.tend()
+    place.let_go(first)
     with closing(RunDb(place.directory)) as db:
         for step in (10, 20, 30, 40):
             db.add_metric(*place.row(step))

@@ -129,7 +129,7 @@ def test_prometheus_has_them(finished: Workplace) -> None:
     job = JobFile(job=Job(name="clouds", task="train.py:task"), log=Log(prometheus_port=port))
     exporter, run = Prometheus("clouds-1", job), finished.run()
     exporter.take_snapshot(run, run.pop("daemons"))
-    exporter.listen_if_due()
+    exporter.tend()
     with closing(exporter), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         families = {f.name: f for f in text_string_to_metric_families(answer.read().decode())}
     for family, table in (("dlctl_task", FURTHER), ("dlctl_evaluation", EVALUATED)):
