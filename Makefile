@@ -90,7 +90,7 @@ slurm: install
 # Training loops of other packages in runs, and trackers: with the oldest versions that pyproject.toml
 # allows, and with the newest.
 OLDEST = transformers==4.57.1 accelerate==1.10.1 peft==0.17.1 lightning==2.5.0 wandb==0.19.11 \
-	mlflow==3.1.0
+	mlflow==3.9.0
 integrations: .venv-oldest/.installed .venv-newest/.installed
 	$(foreach venv,$(^D),DLCTL_INTEGRATIONS=1 HF_HUB_OFFLINE=1 \
 		$(venv)/bin/python -m pytest -W ignore --timeout 300 tests/integrations &&) true
