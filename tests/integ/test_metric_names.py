@@ -130,8 +130,11 @@ def test_prometheus_has_them(finished: Workplace) -> None:
     exporter, run = Prometheus("clouds-1", job), finished.run()
     exporter.take_snapshot(run, run.pop("daemons"))
     exporter.tend()
-    with closing(exporter), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-        families = {f.name: f for f in text_string_to_metric_families(answer.read().decode())}
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            families = {f.name: f for f in text_string_to_metric_families(answer.read().decode())}
+    finally:
+        exporter.close("finished")
     for family, table in (("dlctl_task", FURTHER), ("dlctl_evaluation", EVALUATED)):
         samples = families[family].samples
         assert {sample.labels["metric"]: sample.value for sample in samples} == table
