@@ -74,6 +74,11 @@ def is_whole(found: list[int], recorded: list[int]) -> None:
     assert len(found) <= len(recorded) + 2  # A killed coordinator had sent what it had not stored.
 
 
+def is_told(place: Workplace, store: str, status: str) -> None:
+    """A tracker that is still starting at the end delivers after its coordinator."""
+    place.until(f"it is {status}", lambda: only_run(store).info.status == status, BEGIN_S)
+
+
 def has_begun(place: Workplace, *trackers: str) -> None:
     folder = place.directory / "trackers"
 
@@ -100,13 +105,15 @@ def test_killed_stopped_and_resumed_it_is_one_run_of_each_tracker(place: Workpla
     more_steps(place)
     assert only_run(store).info.status == "RUNNING"
     assert place.dlctl("stop").code == 0
-    assert only_run(store).info.status == "KILLED"
+    is_told(place, store, "KILLED")
     before = place.directory
     place.start()
     assert place.directory == before
+    is_told(place, store, "RUNNING")
     more_steps(place)
     ended = place.dlctl("stop")
     assert ended.code == 0, ended.err
+    is_told(place, store, "KILLED")
     is_whole(steps_in(store), steps_on_record(place))
     assert steps_in(store, ACCURACY)
     written = read_all(before)
@@ -125,7 +132,7 @@ def test_killed_stopped_and_resumed_it_is_one_run_of_each_tracker(place: Workpla
     assert written[0].config["algorithm.push_every_steps"] == 2
     assert params["workers.count"] == "2"
     assert "tracker-failed" not in str(place.run()["problems"])
-    place.nothing_left()
+    place.nothing_left(BEGIN_S)
 
 
 @contextmanager
@@ -198,12 +205,12 @@ def test_the_end_of_a_run_is_told(place: Workplace, outcome: str) -> None:
     place.job(stop="{ steps = 1500 }", workers=2, more=log)
     ended = place.dlctl("run", "job.toml", timeout_s=200)
     assert ended.code == (0 if outcome == "finished" else 7), ended.err
-    place.until("it is told", lambda: only_run(store).info.status == outcome.upper(), BEGIN_S)
+    is_told(place, store, outcome.upper())
     is_whole(steps_in(store), steps_on_record(place))
     (written,) = read_all(place.directory)
     assert (written.exit_code, written.is_preempted) == (int(outcome == "failed"), False)
     is_whole([row["step"] for row in written.rows if LOSS in row], steps_on_record(place))
-    place.nothing_left()
+    place.nothing_left(BEGIN_S)
 
 
 @pytest.mark.timeout(200)
