@@ -87,9 +87,10 @@ hosts: install
 slurm: install
 	$(BIN)/python -m pytest -m "long or not long" --timeout 400 tests/slurm
 
-# Training loops of other packages in runs: with the oldest versions that pyproject.toml allows, and
-# with the newest.
-OLDEST = transformers==4.57.1 accelerate==1.10.1 peft==0.17.1 lightning==2.5.0
+# Training loops of other packages in runs, and trackers: with the oldest versions that pyproject.toml
+# allows, and with the newest.
+OLDEST = transformers==4.57.1 accelerate==1.10.1 peft==0.17.1 lightning==2.5.0 wandb==0.19.11 \
+	mlflow==3.9.0
 integrations: .venv-oldest/.installed .venv-newest/.installed
 	$(foreach venv,$(^D),DLCTL_INTEGRATIONS=1 HF_HUB_OFFLINE=1 \
 		$(venv)/bin/python -m pytest -W ignore --timeout 300 tests/integrations &&) true
@@ -99,7 +100,7 @@ integrations: .venv-oldest/.installed .venv-newest/.installed
 	$(PY) -m venv $(@D)
 	HATCH_BUILD_NO_HOOKS=true $(@D)/bin/pip install -q --no-compile --upgrade pip
 	HATCH_BUILD_NO_HOOKS=true $(@D)/bin/pip install -q --no-compile --upgrade \
-		-e '.[torch,transformers,lightning]' --group dev $(WITH) "$$(grep ^torch== constraints.txt)"
+		-e '.[torch,transformers,lightning,wandb,mlflow]' --group dev $(WITH) "$$(grep ^torch== constraints.txt)"
 	touch $@
 
 # The digits example while somebody kills its daemons.

@@ -40,6 +40,7 @@ Code = Literal[
     "checkpoint-late",
     "checkpoint-failed",
     "target-unreachable",
+    "tracker-failed",
     "loss-noisy",
     "disk-full",
     "disk-stalled",
@@ -68,6 +69,7 @@ class Problem(NamedTuple):
     exit            how the process exited, as in "killed by SIGKILL"
     in_row          how often in a row it has exited in this way
     incarnation     the process whose log has details
+    tracker         "wandb" or "mlflow"
     cause           the cause: "task", "not finite", "full" (the disk) ...
     place           the line of the task, as in "/home/me/train.py:45"
     phase           what the daemon is doing

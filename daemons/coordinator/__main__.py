@@ -8,13 +8,14 @@ import sqlite3
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
 from daemons import parent_watch, process
 from daemons.coordinator import exports
 from daemons.coordinator.agents import Agents
 from daemons.coordinator.checkpoint_directories import Directories
 from daemons.coordinator.past import read_past
-from daemons.coordinator.records import RunRecords
+from daemons.coordinator.records import Outcome, RunRecords
 from daemons.files.file_receiver import FileReceiver
 from daemons.files.file_sender import AT_HOME, FileSender
 from daemons.files.log_mirror import Mirrored
@@ -76,7 +77,7 @@ def _lead(context: process.DaemonContext, db: RunDb, lock: int) -> int:
     address = before.get("control") or addresses.of_coordinator(directory.name, job).bind
     control = loop.transport.listen(address, CONTROL_FRAME_BYTES_MAX)
     records = RunRecords(directory, db, loop)
-    records.exporters = exports.begin(directory, job, loop)
+    records.exporters = exports.begin(directory, job, loop, db)
     Directories(directory, loop)
     FileSender(loop, directory, COORDINATOR, AT_HOME)
     FileReceiver(loop, directory)
@@ -100,8 +101,9 @@ def _lead(context: process.DaemonContext, db: RunDb, lock: int) -> int:
         )  # fmt: skip
     past = read_past(directory, db, agents.adopt(db))
     algorithm = registry.load("algorithms", job.algorithm.name)
-    code = loop.run(Coordinator(directory.name, job, keyring, algorithm, past))
-    records.finish()
+    coordinator = Coordinator(directory.name, job, keyring, algorithm, past)
+    code = loop.run(coordinator)
+    records.finish(None if code == EXIT_RESTART else cast(Outcome, coordinator.run.state))
     if code != EXIT_RESTART:
         agents.close()
     return code

@@ -6,14 +6,16 @@ import logging
 from pathlib import Path
 
 from daemons.coordinator.records import Exporter
+from daemons.coordinator.trackers import Trackers
 from daemons.loop import Loop
 from dlctl.job.config import JobFile
+from dlctl.runs.database import RunDb
 from dlctl.util import extras
 
 log = logging.getLogger("dlctl")
 
 
-def begin(directory: Path, job: JobFile, loop: Loop) -> list[Exporter]:
+def begin(directory: Path, job: JobFile, loop: Loop, db: RunDb) -> list[Exporter]:
     """Start the exporters. `dlctl start` has already refused a missing package; if it was removed
     since, training continues without the exporter.
     """
@@ -25,9 +27,10 @@ def begin(directory: Path, job: JobFile, loop: Loop) -> list[Exporter]:
     if job.log.prometheus_port and _is_there("prometheus"):
         from daemons.coordinator.prometheus import Prometheus
 
-        served = Prometheus(directory.name, job)
-        loop.chores.append(served.listen_if_due)
-        found.append(served)
+        found.append(Prometheus(directory.name, job))
+    chosen = {"wandb": job.log.wandb != "off", "mlflow": bool(job.log.mlflow)}
+    if names := [name for name, is_chosen in chosen.items() if is_chosen and _is_there(name)]:
+        found.append(Trackers(directory, names, loop.post, db))
     return found
 
 

@@ -23,7 +23,7 @@ from prometheus_client.core import (
 )
 
 from daemons.coordinator.metrics_server import MetricsServer
-from daemons.coordinator.records import Exporter
+from daemons.coordinator.records import Exporter, Outcome
 from dlctl import __version__
 from dlctl.job.config import JobFile
 from dlctl.records.series import RUN
@@ -71,7 +71,7 @@ class Prometheus(Exporter):
         self.trouble = ""
         """Why the port is not open; "" if it is."""
 
-    def listen_if_due(self) -> None:
+    def tend(self) -> None:
         """Start to listen unless already done; a failed attempt is retried after `RETRY_S`."""
         if self._server is not None or time.monotonic() < self._retry_at:
             return
@@ -89,7 +89,7 @@ class Prometheus(Exporter):
         self.trouble = ""
         log.info("serving Prometheus metrics at %s port %d", address, port)
 
-    def close(self) -> None:
+    def close(self, outcome: Outcome | None) -> None:
         if self._server is not None:
             self._server.close()
 

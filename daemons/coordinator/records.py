@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from daemons.loop import Loop
 from dlctl.launch import base
@@ -43,6 +43,10 @@ ROWS_KEPT = 1000
 """Rows of history that are kept in memory while the database cannot be written."""
 
 
+Outcome = Literal["finished", "failed", "stopped"]
+"""The final states of a run."""
+
+
 class Exporter:
     """Exports the records to another system. It never blocks; `export` calls it, as it may fail."""
 
@@ -52,8 +56,13 @@ class Exporter:
     def take_snapshot(self, run: Json, daemons: Sequence[Json]) -> None:
         """Store the state that `status` shows now."""
 
-    def close(self) -> None:
-        """Write what is left and close: the run is over."""
+    def tend(self) -> None:
+        """About once a second: whatever else is due."""
+
+    def close(self, outcome: Outcome | None) -> None:
+        """Write what is left and close. outcome: how the run has ended; None: it goes on with
+        another coordinator.
+        """
 
 
 def export(exporters: list[Exporter], what: Callable[[Exporter], None]) -> None:
@@ -100,6 +109,7 @@ class RunRecords:
         loop.perform(j.StatusSnapshot, self._on_snapshot)
         loop.perform(j.RecordCheckpoint, self._on_checkpoint)
         loop.after_events = self.commit
+        loop.chores.append(lambda: export(self.exporters, lambda exporter: exporter.tend()))
 
     # ------------------------------------------------------------ rows
 
@@ -166,9 +176,9 @@ class RunRecords:
             self.trouble = trouble
             self.loop.post(Unwritten(trouble))
 
-    def finish(self) -> None:
+    def finish(self, outcome: Outcome | None) -> None:
         """Write the last rows at the end of the run: without them, a reader takes the run for one
-        whose coordinator died.
+        whose coordinator died. outcome: None if another coordinator continues.
         """
         until = time.monotonic() + FINISH_S
         while True:
@@ -180,7 +190,7 @@ class RunRecords:
                 log.error("the end of the run is not on record: %s", self.trouble)
                 break
             time.sleep(FINISH_RETRY_S)
-        export(self.exporters, lambda exporter: exporter.close())
+        export(self.exporters, lambda exporter: exporter.close(outcome))
         self._terms_file.close()
 
     def _on_remember(self, effect: j.Remember) -> None:

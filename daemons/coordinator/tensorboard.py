@@ -11,8 +11,6 @@ import logging
 import os
 import socket
 import time
-from collections import deque
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,58 +19,25 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog, SourceMetadata
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from daemons.coordinator.records import Exporter
-from dlctl.observe.history import Point, RunHistory, point_of
-from dlctl.records.evaluated import Result
-from dlctl.records.series import EVALUATION, RUN
+from daemons.coordinator.records import Exporter, Outcome
+from dlctl.observe.tags import TaggedRows
 from dlctl.wire.messages import Json
 
 log = logging.getLogger("dlctl")
 FOLDER = "tensorboard"
 """The directory of the event files in the run directory."""
-RECENT = 32
-"""Rows that rates are measured over."""
-LINES = {
-    "loss": "train/loss",
-    "lr": "rate/lr",
-    "inner_lr": "rate/inner_lr",
-    "samples_per_s": "run/samples_per_s",
-    "staleness": "run/staleness",
-    "push_bytes_per_s": "run/push_bytes_per_s",
-    "fetch_bytes_per_s": "run/fetch_bytes_per_s",
-    "workers": "run/workers",
-    "noise_scale": "run/noise_scale",
-}
-"""Line of a history -> its tag."""
-TASK, EVALUATED, METHOD = "task/", "eval/", "method/"
-"""Tags of the task's further metrics of its loss, of those of its evaluate, and of the method's
-figures about the evaluated model: names that others have chosen, and no tag of ours begins so."""
 
 
 class TensorBoard(Exporter):
     def __init__(self, directory: Path) -> None:
         self._folder = directory / FOLDER
-        self._recent: deque[Point] = deque(maxlen=RECENT)
+        self._rows = TaggedRows()
         self._writer: Any = None
         self._has_failed = False
 
     def add_row(self, at: float, name: str, step: int, values: Json) -> None:
-        if name == EVALUATION:
-            found = Result.from_json(values)
-            self._write(at, step, _under(EVALUATED, found.metrics) | _under(METHOD, found.method))
-        elif name == RUN:
-            self._recent.append(point_of({**values, "at": at, "step": step}))
-            recent = RunHistory(run_id="", job={}, job_text="", run={}, points=list(self._recent))
-            newest = {LINES[name]: line[-1] for name, line in recent.lines().items()}
-            self._write(at, step, newest | _under(TASK, self._recent[-1].task))
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-
-    def _write(self, at: float, step: int, values: Mapping[str, float | None]) -> None:
-        """Write one event with all values that are not None."""
-        known = {tag: value for tag, value in values.items() if value is not None}
+        """Write one event with all values of the row."""
+        known = self._rows.values(at, name, step, values)
         if not known:
             return
         scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in known.items()]
@@ -82,6 +47,10 @@ class TensorBoard(Exporter):
             self._put(Event(wall_time=at, step=step, summary=Summary(value=scalars)))
         except OSError as error:
             self._fail(error)
+
+    def close(self, outcome: Outcome | None) -> None:
+        if self._writer is not None:
+            self._writer.close()
 
     def _begin(self, at: float, step: int) -> None:
         """Start a new file. TensorBoard drops rows of earlier files beyond this step: the run was
@@ -107,7 +76,3 @@ class TensorBoard(Exporter):
         if writer is not None:
             with suppress(OSError):  # Its buffer is lost, too.
                 writer.close()
-
-
-def _under(prefix: str, table: Mapping[str, float]) -> dict[str, float | None]:
-    return {prefix + name: value for name, value in table.items()}

@@ -13,7 +13,8 @@ In a run
   makes by itself, with the values that this worker's replica has then.
 - worker 0 writes checkpoints and logs. The run continues from its own checkpoints.
 - where data ends, a step may have less batches than accumulate_grad_batches, as at the end of an
-  epoch.
+  epoch. limit_train_batches makes epochs shorter, and leaves no sample out.
+- what ends the training of one worker alone is refused: max_time, EarlyStopping.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import dlctl
 from dlctl.integrations.epochs import EpochShare, refuse
 
 try:
+    from lightning.pytorch.callbacks import EarlyStopping, Timer
     from lightning.pytorch.strategies import SingleDeviceStrategy
     from lightning.pytorch.trainer.states import TrainerFn
     from lightning.pytorch.utilities import rank_zero_only
@@ -67,6 +69,27 @@ REFUSED: tuple[tuple[str, Callable[[Any], Any], str, str], ...] = (
         "give a smaller dataset",
     ),
     (
+        "limit_train_batches=0",
+        lambda trainer: trainer.limit_train_batches == 0,
+        "this worker would never train",
+        "remove it",
+    ),
+    (
+        "max_time",
+        lambda trainer: any(
+            isinstance(each, Timer) and each.time_remaining() is not None
+            for each in trainer.callbacks
+        ),
+        "it would end the training of this worker, which the run starts again",
+        "write stop = { seconds = 3600 } into [job] of the job file",
+    ),
+    (
+        "EarlyStopping",
+        lambda trainer: any(isinstance(each, EarlyStopping) for each in trainer.callbacks),
+        "it would end the training of this worker, which the run starts again",
+        'write stop = { target = "val_loss <= 0.1" } into [job] of the job file',
+    ),
+    (
         "barebones=True",
         lambda trainer: trainer.barebones,
         "it counts no losses",
@@ -94,7 +117,9 @@ class DlctlStrategy(SingleDeviceStrategy):
         self.run: Any = None
         """What `dlctl.attach` has returned; None: it is not training in a run."""
         self._loss: torch.Tensor | None = None
-        """Of the batches since the last step."""
+        """Of the batches since the last step, summed as Lightning divides them."""
+        self._batches = 0
+        """That have a part in it."""
         self._ends_step = False
         """The batch that is computed is the last one of its step, as no more come for now."""
         self._rates: list[float] = []
@@ -191,6 +216,7 @@ class DlctlStrategy(SingleDeviceStrategy):
         if self.run is not None:
             loss = closure_loss.detach()
             self._loss = loss if self._loss is None else self._loss + loss
+            self._batches += 1
         computed: torch.Tensor = super().backward(closure_loss, *args, **kwargs)
         return computed
 
@@ -199,7 +225,10 @@ class DlctlStrategy(SingleDeviceStrategy):
         run = self.run
         if run is None:
             return returned
-        loss, self._loss = self._loss, None
+        loss, count = self._loss, self._batches
+        self._loss, self._batches = None, 0
+        if loss is not None and count:  # Of a short step Lightning has divided by more.
+            loss = loss * (self._trainer.accumulate_grad_batches / count)
         run.step(loss=loss)
         self.optimizers[0].zero_grad()  # Lightning does it by the number of the batch.
         for group, rate in zip(self.optimizers[0].param_groups, self._rates, strict=False):

@@ -286,8 +286,10 @@ class Workers:
     restarts_max: Annotated[int, Ge(0)] = 8
     """How often in a row a worker is replaced that has died before it started training, or within
     10 s of its start, or that has trained for up to 10 min and exited on its own like its
-    predecessor (same exit code, or crash). At the next such death it is quarantined: the others
-    continue without it until "dlctl restart". A run that still waits for its workers fails.
+    predecessor (same exit code, or crash), or whose script has left its training loop without
+    having trained. Each restart in a row comes later, by up to 30 s. At the next such death it is
+    quarantined: the others continue without it until "dlctl restart". A run that still waits for
+    its workers fails.
     """
     nonfinite_steps_max: Annotated[int, Ge(1)] = 20
     """Steps in a row with a NaN or infinite loss or gradient, or a gradient above
@@ -481,6 +483,17 @@ class Log:
     """Address of this machine for that port. The metrics are neither encrypted nor protected: any
     process that can connect to the address can read them; with the default only those on this
     machine."""
+    wandb: Literal["off", "offline", "online"] = "off"
+    """Whether to log to Weights & Biases, through its own package: "online", as the user that
+    WANDB_API_KEY or "wandb login" names; "offline": into the directory `wandb` of the run, from
+    which "wandb sync" uploads it. The project is WANDB_PROJECT, else the name of the job. Needs
+    "pip install 'dlctl[wandb]'"."""
+    mlflow: str = ""
+    """Address of an MLflow tracking server or store, as "http://mlflow:5000",
+    "sqlite:///mlflow.db" or "file:mlruns" (paths are relative to the job file); "": none. It has no
+    password: "env:NAME" takes the address from an environment variable of `dlctl start`, and for
+    http MLFLOW_TRACKING_USERNAME, _PASSWORD and _TOKEN count. The experiment is
+    MLFLOW_EXPERIMENT_NAME, else the name of the job. Needs "pip install 'dlctl[mlflow]'"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

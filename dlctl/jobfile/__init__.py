@@ -7,6 +7,7 @@
     programs.py   what workers run        task, script or module, and what goes with each
     hosts.py      checks of [[hosts]]     names, addresses, daemons on each
     launchers.py  [launcher]              its older forms, options, abilities, hosts
+    stores.py     [log] mlflow            the address of a store
     faults.py     faults -> JobFileError  all of them at once, each with its line
     replicas.py   checks of [replica]     conflicts
     no_effect.py  warnings                valid settings without an effect
@@ -28,7 +29,7 @@ from dlctl import registry
 from dlctl.errors import UsageError
 from dlctl.job import batches, inner, placement, schedule
 from dlctl.job.config import COUNT_MAX, DEFAULT_ALGORITHM, Choice, JobFile
-from dlctl.jobfile import checks, launchers, programs, reading, replicas, schema
+from dlctl.jobfile import checks, launchers, programs, reading, replicas, schema, stores
 from dlctl.jobfile.faults import Fault as Fault
 from dlctl.jobfile.faults import JobFileError as JobFileError
 from dlctl.jobfile.faults import JobFileProblem as JobFileProblem
@@ -89,10 +90,11 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> JobFile:
         options = effective_options(registry.SECTIONS[section], choice)
         resolved[section] = Choice(name=choice.name, options=options)
     # Daemons run elsewhere, so they get the job's files by their full paths.
-    located = programs.located(job.job, path.parent.resolve())
+    home = path.parent.resolve()
+    located, logs = programs.located(job.job, home), stores.located(job.log, home)
     assert launcher is not None
     chosen = {**resolved, "launcher": launchers.resolved(launcher)}
-    whole: JobFile = dataclasses.replace(job, job=located, **chosen)  # type: ignore[arg-type]
+    whole: JobFile = dataclasses.replace(job, job=located, log=logs, **chosen)  # type: ignore[arg-type]
     if faults := _own_checks(whole, document):
         raise JobFileError(path, locate(path, text, find_keys(text), form.as_written(faults)))
     return whole

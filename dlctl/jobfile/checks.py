@@ -15,7 +15,7 @@ from typing import Any
 
 from dlctl.job.config import Network, Servers
 from dlctl.job.settings import GENERAL
-from dlctl.jobfile import hosts, launchers, programs
+from dlctl.jobfile import hosts, launchers, programs, stores
 from dlctl.jobfile.faults import Fault
 from dlctl.jobfile.positions import KeyPath, get
 from dlctl.records.best import Best, Target
@@ -24,6 +24,7 @@ from dlctl.util.regular import NotRegular
 
 JOB_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 PORT_MAX = 65535
+OFF = "off"
 
 
 def check(document: dict[str, Any], directory: Path) -> Iterator[Fault]:
@@ -35,6 +36,7 @@ def check(document: dict[str, Any], directory: Path) -> Iterator[Fault]:
     yield from _check_text(document, ("job", "stop", "target"), _target)
     yield from _check_text(document, ("checkpoints", "best"), _best)
     yield from _check_text(document, ("servers", "state_dir"), _state_dir)
+    yield from _check_text(document, ("log", "mlflow"), stores.verdict)
     for key in ("push", "fetch", "push_window"):
         yield from _check_text(document, ("limits", key), partial(_setting, key))
     yield from _check_ports(document)
@@ -142,9 +144,13 @@ def _check_ports(document: dict[str, Any]) -> Iterator[Fault]:
 
 def _check_extras(document: dict[str, Any]) -> Iterator[Fault]:
     """The coordinator, which writes these, runs on this machine with this Python."""
-    wanted = {"tensorboard": "tensorboard", "prometheus_port": "prometheus"}
+    wanted = {
+        "tensorboard": "tensorboard", "prometheus_port": "prometheus", "wandb": "wandb",
+        "mlflow": "mlflow",
+    }  # fmt: skip
     for key, extra in wanted.items():
-        if get(document, ("log", key)) and (why := extras.missing(extra)):
+        value = get(document, ("log", key))
+        if value and value != OFF and (why := extras.missing(extra)):
             yield Fault(("log", key), why, extras.how_to_install(extra))
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from dlctl.errors import UsageError
 from dlctl.jobfile.positions import KeyPath, Spot, TextPlace
+from dlctl.util.redact import redacted
 from dlctl.util.text import escape
 
 UNREADABLE = "cannot read the job file"
@@ -78,8 +79,9 @@ def _locate(
     dotted = ".".join(str(part) for part in fault.path)
     if place is None:
         return JobFileProblem(file, dotted, fault.message, fault.suggestion)
-    source = lines[place.line - 1].removesuffix("\r")
-    width = max(1, min(place.end, len(source)) - place.start)
+    line = lines[place.line - 1].removesuffix("\r")
+    source = redacted(line)
+    width = max(1, min(place.end, len(line)) - place.start - len(line) + len(source))
     return JobFileProblem(
         file, dotted, fault.message, fault.suggestion, place.line, place.start, width, source
     )

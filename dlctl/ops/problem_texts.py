@@ -257,6 +257,15 @@ CODES: Mapping[Code, CodeEntry] = {
         "Fix `target` in `[job]`, or return that metric.",
         {"": "dlctl stop -j {run}"},
     ),
+    "tracker-failed": CodeEntry(
+        "error",
+        "{tracker} does not take the run's figures[ for {age}][: {why}][; {dropped} rows dropped]",
+        "A tracker of `[log]` does not take the run's figures; training goes on.",
+        "Its server is away or refuses them, its package raises an error, or its process died.",
+        "Repair what it names: dlctl tries again, and keeps the figures of about half an hour. The "
+        "next coordinator sends what is missing (`dlctl restart coordinator`).",
+        {"": "dlctl logs coordinator -l warning -j {run}"},
+    ),
     "loss-noisy": CodeEntry(
         "error",
         "the loss depends on chance[: {why}]",

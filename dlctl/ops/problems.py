@@ -31,6 +31,7 @@ LASTING: Mapping[Code, Code] = {
     "daemon-failed": "daemon-failed",
     "daemon-quarantined": "daemon-quarantined",
     "daemon-restarting": "daemon-failed",
+    "tracker-failed": "tracker-failed",
     "worker-crash-loop": "daemon-failed",
 }
 """Problems that persist after the coordinator is gone -> their code then."""

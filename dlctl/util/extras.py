@@ -7,10 +7,12 @@ from importlib import util
 from dlctl.errors import DlctlError
 
 PACKAGES = {
+    "mlflow": "mlflow",
     "plot": "matplotlib",
     "prometheus": "prometheus_client",
     "sweep": "optuna",
     "tensorboard": "tensorboard",
+    "wandb": "wandb",
 }
 """Extra of dlctl -> the module that it installs."""
 

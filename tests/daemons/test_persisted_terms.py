@@ -214,7 +214,7 @@ def test_a_coordinator_that_leaves_waits_for_its_terms_to_be_put_on_record(tmp_p
     other.put_run(state="running")
     assert coordinator.do(j.IssueTerm("worker-0", 5), WELCOME) == []
     monkeypatch.setattr(records.time, "sleep", lambda _: other.commit())
-    coordinator.writer.finish()
+    coordinator.writer.finish(None)
     assert coordinator.found()[0] == {"worker-0": 5}
     coordinator.close()
     other.close()

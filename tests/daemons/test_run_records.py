@@ -274,7 +274,7 @@ class LastMoments:
     def finish(self) -> str | None:
         """The state that is on record when the coordinator has left."""
         try:
-            self.records.finish()
+            self.records.finish("stopped")
         finally:
             self.loop.transport.close()
             self.db.close()

@@ -15,9 +15,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from workplace import TASK, Workplace
 
 from daemons.coordinator.prometheus import COUNTERS, GAUGES, Prometheus
-from daemons.coordinator.tensorboard import LINES
 from dlctl.job.config import Job, JobFile, Log
 from dlctl.observe import history, plot
+from dlctl.observe.tags import LINES
 from dlctl.records.series import EVALUATION, RUN
 from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX, METRICS_MAX
 from dlctl.runs import checkpoints
@@ -129,9 +129,12 @@ def test_prometheus_has_them(finished: Workplace) -> None:
     job = JobFile(job=Job(name="clouds", task="train.py:task"), log=Log(prometheus_port=port))
     exporter, run = Prometheus("clouds-1", job), finished.run()
     exporter.take_snapshot(run, run.pop("daemons"))
-    exporter.listen_if_due()
-    with closing(exporter), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-        families = {f.name: f for f in text_string_to_metric_families(answer.read().decode())}
+    exporter.tend()
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            families = {f.name: f for f in text_string_to_metric_families(answer.read().decode())}
+    finally:
+        exporter.close("finished")
     for family, table in (("dlctl_task", FURTHER), ("dlctl_evaluation", EVALUATED)):
         samples = families[family].samples
         assert {sample.labels["metric"]: sample.value for sample in samples} == table

@@ -16,7 +16,12 @@ sys.path.append(str(Path(__file__).parents[1] / "integ"))  # `workplace`
 collect_ignore = (
     []
     if "DLCTL_INTEGRATIONS" in os.environ
-    else ["test_trainer.py", "test_strategy.py", "test_runs_of_frameworks.py"]
+    else [
+        "test_trainer.py",
+        "test_strategy.py",
+        "test_runs_of_frameworks.py",
+        "test_trackers.py",
+    ]
 )
 
 

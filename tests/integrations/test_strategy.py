@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from fake_run import RATE, Attached, FakeRun, Points, equal_after, line, trained
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch.utils.data import DataLoader
 
 from dlctl.errors import DlctlError
@@ -157,6 +157,9 @@ class Batches:
 REFUSED: dict[str, tuple[dict[str, Any], Any]] = {
     "reload_dataloaders_every_n_epochs": ({"reload_dataloaders_every_n_epochs": 1}, data()),
     "overfit_batches": ({"overfit_batches": 2}, data()),
+    "max_time": ({"max_time": "00:00:10:00"}, data()),
+    "EarlyStopping": ({"callbacks": [EarlyStopping("val_loss")]}, data()),
+    "limit_train_batches=0": ({"limit_train_batches": 0}, data()),
     "batch_sampler": ({}, DataLoader(Points(8), batch_sampler=[[0, 1], [2, 3]])),
     "Batches": ({}, Batches()),
 }
@@ -172,6 +175,35 @@ def test_what_does_not_work_in_a_run_is_refused_by_name(
         trainer(tmp_path, **options).fit(Regression(), loader)
     assert raised.value.hint
     assert not run.steps
+
+
+@pytest.mark.parametrize("limit", [4, 0.25])
+def test_with_a_limit_an_epoch_is_shorter_and_no_sample_is_left_out(
+    tmp_path: Path, attached: Attached, limit: float
+) -> None:
+    attached.run = run = FakeRun(10)
+    module, expected = Regression(), line()
+    mine = trainer(tmp_path, limit_train_batches=limit)
+    with equal_after(module.line, expected):
+        mine.fit(module, data())
+        trained(expected, Points(64), SIZE, [1] * 10)
+    assert run.steps == [1] * 10
+    # The last epoch ends with the run.
+    assert mine.current_epoch == 3
+
+
+def test_a_short_step_reports_the_mean_of_its_batches(tmp_path: Path, attached: Attached) -> None:
+    """The last one of a limited epoch is short, as that of any epoch is."""
+    attached.run = run = FakeRun(8)
+    module = Regression()
+    torch.nn.init.zeros_(module.line.weight)
+    torch.nn.init.zeros_(module.line.bias)
+    module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), lr=0.0)
+    trainer(tmp_path, limit_train_batches=4, accumulate_grad_batches=3).fit(module, data())
+    assert run.steps == [3, 1, 3, 1]
+    batches = Points(64).y[: 8 * SIZE].view(8, SIZE).square().mean(1).tolist()
+    means = [sum(batches[:3]) / 3, batches[3], sum(batches[4:7]) / 3, batches[7]]
+    assert run.losses == pytest.approx(means, rel=1e-5)
 
 
 def test_several_optimizers_are_refused_by_name(tmp_path: Path, attached: Attached) -> None:

@@ -50,11 +50,11 @@ def test_tensorboard_reads_what_several_coordinators_have_written(tmp_path: Path
         first.add_row(*row(second, second * 10))
     first.add_row(START + 6, EVALUATION, 30, Result(30, {"accuracy": 0.5}).to_json())
     first.add_row(START + 6, "worker-0", 30, {"samples": 1})
-    first.close()
+    first.close("finished")
     second_one = TensorBoard(tmp_path)
     second_one.add_row(*row(7, 20, loss=float("nan")))
     second_one.add_row(*row(8, 40, task={"error": 0.25}))
-    second_one.close()
+    second_one.close("finished")
     found = EventAccumulator(str(tmp_path / FOLDER))
     found.Reload()
     assert [event.step for event in found.Scalars("train/loss")] == [0, 10, 40]
@@ -72,7 +72,7 @@ def test_a_disk_that_takes_no_event_files_is_one_warning(tmp_path: Path, caplog)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     (tmp_path / FOLDER).unlink()
     written.add_row(*row(3, 30))
-    written.close()
+    written.close("finished")
     found = EventAccumulator(str(tmp_path / FOLDER))
     found.Reload()
     assert [event.step for event in found.Scalars("train/loss")] == [30]
@@ -100,7 +100,7 @@ def served() -> Iterator[Prometheus]:
     exporter.take_snapshot(RUN, [WORKER])
     exporter.add_row(*row(1, 10))
     yield exporter
-    exporter.close()
+    exporter.close("finished")
 
 
 def scrape(exporter: Prometheus) -> str:
@@ -110,7 +110,7 @@ def scrape(exporter: Prometheus) -> str:
 
 
 def test_prometheus_parses_what_it_scrapes(served: Prometheus) -> None:
-    served.listen_if_due()
+    served.tend()
     families = list(text_string_to_metric_families(scrape(served)))
     samples = {(s.name, *s.labels.values()): s.value for f in families for s in f.samples}
     assert samples[("dlctl_steps_total",)] == 120
@@ -138,11 +138,11 @@ def test_a_port_that_is_taken_is_tried_again_and_a_client_that_says_nothing_give
     monkeypatch.setattr(prometheus, "RETRY_S", 0.0)
     monkeypatch.setattr(metrics_server, "REQUEST_S", 0.2)
     with socket.create_server(served._where):
-        served.listen_if_due()
-        served.listen_if_due()
+        served.tend()
+        served.tend()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert os.strerror(errno.EADDRINUSE) in served.trouble
-    served.listen_if_due()
+    served.tend()
     assert served.trouble == ""
     with clients(served, 1) as (silent,):
         assert is_dropped(silent)
@@ -185,7 +185,7 @@ def is_dropped(client: socket.socket) -> bool:
 
 def test_others_are_served_while_clients_drip(served: Prometheus, monkeypatch) -> None:
     monkeypatch.setattr(metrics_server, "REQUEST_S", 1000.0)
-    served.listen_if_due()
+    served.tend()
     threads = threading.active_count()
     with dripping(served, 20):
         assert threading.active_count() == threads + 1, "only the one that drips"
@@ -196,7 +196,7 @@ def test_a_client_whose_request_does_not_end_is_dropped_though_it_sends(
     served: Prometheus, monkeypatch
 ) -> None:
     monkeypatch.setattr(metrics_server, "REQUEST_S", 0.2)
-    served.listen_if_due()
+    served.tend()
     with dripping(served, 1) as (client,):
         assert is_dropped(client)
     with clients(served, 1) as (endless,):
@@ -209,7 +209,7 @@ def test_a_client_whose_request_does_not_end_is_dropped_though_it_sends(
 def test_of_too_many_clients_the_oldest_is_dropped(served: Prometheus, monkeypatch) -> None:
     monkeypatch.setattr(metrics_server, "REQUEST_S", 1000.0)
     monkeypatch.setattr(metrics_server, "CLIENTS_MAX", 4)
-    served.listen_if_due()
+    served.tend()
     with clients(served, 5) as (oldest, *others):
         assert is_dropped(oldest)
         assert "dlctl_loss 0.5" in scrape(served)

@@ -14,6 +14,7 @@ from dlctl import jobfile, registry
 from dlctl.cli.app import cli
 from dlctl.job.config import ReplicaProcesses
 from dlctl.jobfile import replicas
+from dlctl.util import extras
 
 ROOT = Path(__file__).parents[2]
 SITE, MANUAL = ROOT / "docs", ROOT / "man"
@@ -129,7 +130,11 @@ def test_every_example_is_a_valid_job(path: Path) -> None:
     assert jobfile.load(path).workers.count >= 1
 
 
-def test_every_job_file_in_the_documents_is_valid(tmp_path: Path) -> None:
+def test_every_job_file_in_the_documents_is_valid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the packages that it needs."""
+    monkeypatch.setattr(extras, "is_there", lambda _: True)
     blocks = [
         (text, block)
         for text in TEXTS

@@ -66,7 +66,14 @@ from dlctl.roles.coordinator.training.run_progress import RunProgress
 from dlctl.roles.coordinator.training.scaled_rate import ScaledRate
 from dlctl.roles.coordinator.training.supply import DataSupply
 from dlctl.roles.protocol.authz import CLIENT, GUEST, READER, Authz, keys_of
-from dlctl.roles.protocol.effects import AgentWaits, HostsTaken, OnRecord, ProcessEnded, Unwritten
+from dlctl.roles.protocol.effects import (
+    AgentWaits,
+    HostsTaken,
+    OnRecord,
+    ProcessEnded,
+    TrackerTrouble,
+    Unwritten,
+)
 from dlctl.roles.protocol.files import (
     CHECKPOINTS,
     FROZEN,
@@ -261,6 +268,9 @@ class Coordinator:
                 self.context.unwritten = error
                 if not error:
                     self._forgive(now)
+            case TrackerTrouble():
+                self.context.track(event, now)
+                self.run.status_due_at = now
             case OnRecord() if self.run.shutdown is not None:
                 self.run.shutdown.is_on_record = True
             case Started():
@@ -523,8 +533,9 @@ class Coordinator:
             self.context.send(receiver.name, members)
 
     def _on_portion_done(self, peer: Peer, done: m.PortionDone, now: float) -> None:
-        if self._worker(peer, done.slot, done.term):
+        if worker := self._worker(peer, done.slot, done.term):
             self.leases.settle(done, now)
+            worker.has_settled |= done.samples > 0
             self.context.send(peer, m.PortionNoted(done.data_epoch, done.portion))
 
     def _on_sample_failed(self, peer: Peer, message: m.SampleFailed, now: float) -> None:

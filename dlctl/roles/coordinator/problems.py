@@ -66,6 +66,10 @@ def _of_run(run: RunState, row: Json, now: float) -> Iterator[Problem]:
         yield Problem("checkpoint-late", problems.RUN, saving["at"], late)
     if why := row.get("target_error"):
         yield Problem("target-unreachable", problems.RUN, None, {"why": why})
+    for tracker, facts in run.context.untracked.items():
+        since, why, dropped = facts["since"], facts["why"], facts["dropped"]
+        trouble = known(tracker=tracker, why=why, dropped=dropped or None)
+        yield Problem("tracker-failed", problems.RUN, float(since), trouble)
     if why := row.get("loss_noise"):
         yield Problem("loss-noisy", problems.RUN, None, {"why": why})
     ending = run.shutdown.state if run.shutdown is not None else run.state

@@ -9,15 +9,18 @@ database can be written; the others a little later.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 
+from dlctl.problems import Fact
 from dlctl.records.memory import Entry, Fields, Memory
 from dlctl.roles.coordinator.members import daemon_states
 from dlctl.roles.coordinator.members.membership import Daemon
 from dlctl.roles.protocol.context import COORDINATOR, EXIT_RESTART, Context
+from dlctl.roles.protocol.effects import TrackerTrouble
 from dlctl.util.record import record
-from dlctl.util.text import of_daemon
+from dlctl.util.text import of_daemon, plural
 from dlctl.wire.machine import Effect, Event, Exit
 from dlctl.wire.messages import Drain, Json, Kill
 
@@ -141,6 +144,7 @@ class KeyRenewed(Event):
 
 WARNINGS = (
     "exit", "error", "lost", "silent", "late", "checkpoint", "target", "sample", "stream", "data",
+    "tracker",
 )  # fmt: skip
 """Kinds of events that are logged as warnings."""
 
@@ -184,6 +188,8 @@ class EventContext(Context):
 
     unwritten = ""
     """Why the run's database cannot be written; "" while it can."""
+    untracked: Mapping[str, Mapping[str, Fact]] = MappingProxyType({})
+    """Tracker that does not take the run's figures -> since when, and why."""
     number = 0
     """The newest number that identifies an evaluation, a change, a list or a group."""
 
@@ -212,6 +218,22 @@ class EventContext(Context):
         level = "warning" if kind in WARNINGS else "info"
         self.note(level, of_daemon(daemon, text))
         self.do(AddEvent(kind, daemon, text, data))
+
+    def track(self, trouble: TrackerTrouble, now: float) -> None:
+        """Note whether a tracker takes the run's figures; an event tells it once."""
+        name, why = trouble.tracker, trouble.why
+        rest = {key: facts for key, facts in self.untracked.items() if key != name}
+        if not why:
+            lost = f"; {plural(trouble.dropped, 'row')} dropped" if trouble.dropped else ""
+            self.event("tracker", COORDINATOR, f"{name} takes the run's figures again{lost}")
+            self.untracked = rest
+            return
+        before = self.untracked.get(name)
+        if before is None:
+            text = f"{name} does not take the run's figures: {why}; training goes on"
+            self.event("tracker", COORDINATOR, text, code="tracker-failed")
+        since = before["since"] if before is not None else now
+        self.untracked = rest | {name: {"since": since, "why": why, "dropped": trouble.dropped}}
 
     def kill(self, daemon: Daemon, signal: int, now: float) -> None:
         """Kill a daemon's process; a request to an agent is resent until the process has ended."""

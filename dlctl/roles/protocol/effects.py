@@ -32,6 +32,17 @@ class Unwritten(Event):
     """Why it is unwritable; "": it is writable."""
 
 
+@record
+class TrackerTrouble(Event):
+    """A tracker (wandb, mlflow) has stopped to take the run's figures, or takes them again."""
+
+    tracker: str
+    why: str
+    """"": it takes them again."""
+    dropped: int
+    """Rows that it will never get, so far."""
+
+
 # ---------------------------------------------------------------- borrowed hosts (coordinator)
 
 

@@ -27,7 +27,7 @@ class Run:
         self.members = Membership(AGENTS, PLACED, {})
         self.state, self.reason = "running", ""
         self.row: dict[str, Any] = {}
-        self.context, self.shutdown = SimpleNamespace(unwritten=""), None
+        self.context, self.shutdown = SimpleNamespace(unwritten="", untracked={}), None
         self.job = SimpleNamespace(timeouts=SimpleNamespace(silent_s=30.0))
         self.lacking = lambda: ""
         for daemon in self.members.daemons.values():
@@ -333,3 +333,13 @@ def test_a_database_that_cannot_be_written_is_told_to_whoever_asks_over_the_netw
     (found,) = run.find()
     assert (found.code, found.daemon) == ("coordinator-unwritable", "coordinator")
     assert found.facts == {"why": "database or disk is full"}
+
+
+def test_a_tracker_that_takes_no_figures_is_a_problem_until_it_does() -> None:
+    run = Run()
+    facts: dict[str, Any] = {"since": NOW - 5.0, "why": "no such host", "dropped": 0}
+    run.context.untracked = {"wandb": facts, "mlflow": facts | {"dropped": 7}}
+    assert [(p.code, p.since, dict(p.facts)) for p in run.find()] == [
+        ("tracker-failed", NOW - 5.0, {"tracker": "wandb", "why": "no such host"}),
+        ("tracker-failed", NOW - 5.0, {"tracker": "mlflow", "why": "no such host", "dropped": 7}),
+    ]

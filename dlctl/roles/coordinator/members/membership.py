@@ -24,7 +24,7 @@ from dlctl.roles.coordinator.members.selections import (
 )
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.util.names import HOME_AGENT
-from dlctl.util.text import NO_WORKER
+from dlctl.util.text import HAS_LEFT, NO_WORKER
 from dlctl.util.values import exit_in_words
 from dlctl.wire.machine import Peer
 from dlctl.wire.messages import Json, ProcessExited
@@ -35,6 +35,8 @@ ROLES = (*BACKOFF_S, "guest")
 LIFE_S = {"agent": 3.0, "server": 1.0, "worker": 10.0, "guest": 0.0}
 """A process that was ready and lived longer did not die of its start: its death does not count
 with earlier ones, unless it exited on its own in the same way (`crash_loops`)."""
+LEFT = "left"
+"""Why a worker drains that nobody has asked to: its script has left the training loop."""
 
 _SHOWN = (
     "name", "role", "host", "agent", "pid", "state", "phase", "waiting_for", "waiting_since",
@@ -100,7 +102,9 @@ class Daemon(Observed):
     asked_for_data: bool = False
     drained: bool = False
     leaving: str = ""
-    """Why a worker drains while the run continues: "restart" or "removal"."""
+    """Why a worker drains while the run continues: "restart", "removal" or `LEFT`."""
+    has_settled: bool = False
+    """Something that this process has trained is settled."""
     agent_incarnation: int = 0
     """Incarnation of the agent that was asked to start this process."""
     killed_for: str = ""
@@ -113,7 +117,7 @@ class Daemon(Observed):
     """Deadline of a worker that leaves or has failed, after which it is killed."""
     deaths_in_row: int = 0
     """Consecutive deaths of processes that lived only briefly, or exited on their own in the same
-    way; the newest included."""
+    way, or whose script left its training loop without having trained; the newest included."""
 
     @property
     def state(self) -> str:
@@ -171,6 +175,7 @@ class Daemon(Observed):
         self.metrics, self.error = {}, ""
         self.address = ""
         self.registered = self.model_ready = self.asked_for_data = self.drained = False
+        self.has_settled = False
         self.leaving = self.killed_for = ""
 
     def heard(self, peer: Peer, now: float) -> None:
@@ -188,6 +193,9 @@ class Daemon(Observed):
         """`error`: the one that it logged before its exit. is_planned: it was asked to exit."""
         status, cause, lived_s = end.status, end.cause, now - (self.started_at or now)
         has_lived = lived_s > LIFE_S[self.role] and self.state != "starting"
+        has_left = self.leaving == LEFT and status == 0
+        if has_left:  # A script that leaves at once may take long to get there.
+            has_lived = self.has_settled
         is_worker = self.role == "worker"  # Only workers run the user's code.
         alike = crash_loops.in_row(self.last_exit, status, cause, lived_s) if is_worker else 0
         counts = not has_lived or alike > 1
@@ -198,6 +206,7 @@ class Daemon(Observed):
         self.pid = self.peer = self.kill_at = None
         is_ours = self.killed_for and status in (-9, STATUS_UNKNOWN)
         text = self.killed_for if is_ours else describe_exit(status, cause)
+        text = HAS_LEFT if has_left else text
         self.last_exit = {"code": status, "text": text, "at": now, "last_lines": [*end.last_lines]}
         if alike:
             self.last_exit |= {"in_row": alike, "had_lived": has_lived}

@@ -28,7 +28,7 @@ from dlctl.roles.coordinator.training.leases import Leases
 from dlctl.roles.protocol.context import EXIT_FENCED, EXIT_POISONED
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.util.names import HOME_AGENT, WAITS_FOR_SPACE
-from dlctl.util.text import ENDED_BY_ITSELF, plural
+from dlctl.util.text import ENDED_BY_ITSELF, HAS_LEFT, plural
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Peer
 
@@ -391,6 +391,8 @@ class FailureDetector(CoordinatorPart):
         last = worker.last_exit or {}
         died = plural(worker.deaths_in_row, "time")
         words = f"it died {died} before or soon after it was ready: {_text(worker)}{blame(last)}"
+        if last.get("text") == HAS_LEFT:
+            words = f"{HAS_LEFT} {died} in a row without having trained"
         if last.get("had_lived") and last["in_row"] > 1:
             words = f"{ENDED_BY_ITSELF} ({_text(worker)}){blame(last)}"
             words = ": ".join(filter(None, (words, cause)))

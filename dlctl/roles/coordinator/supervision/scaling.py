@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dlctl.errors import DlctlError
-from dlctl.roles.coordinator.members.membership import Daemon
+from dlctl.roles.coordinator.members.membership import LEFT, Daemon
 from dlctl.roles.coordinator.run_state import CoordinatorPart
 from dlctl.roles.coordinator.training.leases import Leases
 from dlctl.roles.coordinator.training.scaled_rate import ScaledRate
@@ -103,18 +103,22 @@ class Scaling(CoordinatorPart):
             self.context.kill(daemon, 9, now)
 
     def on_drained(self, worker: Daemon, now: float) -> None:
-        """All its pushes are in the shards: it may exit. If we did not ask it to drain, an earlier
-        coordinator did and could not record that: the worker takes no more data.
+        """All its pushes are in the shards: it may exit. If we did not ask it to drain, its script
+        has left the training loop, or an earlier coordinator asked and could not record that: the
+        worker takes no more data, and another process follows.
         """
         if self.run.shutdown is None:
-            worker.leaving = worker.leaving or RESTART
+            worker.leaving = worker.leaving or LEFT
             worker.kill_at = now + self.run.job.timeouts.grace_s
-            shutdown = m.Shutdown(worker.leaving)
+            shutdown = m.Shutdown(REMOVAL if worker.leaving == REMOVAL else RESTART)
             self.context.ask(("shutdown", worker.name), worker.name, shutdown, now)
 
     def on_exit(self, daemon: Daemon, now: float) -> bool:
         """Whether this exit was requested, so that it is no failure."""
         if not daemon.leaving or self.run.shutdown is not None:
+            return False
+        if daemon.leaving == LEFT:
+            daemon.leaving = ""
             return False
         self._gone(daemon, now)
         return True

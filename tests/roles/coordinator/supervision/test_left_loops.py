@@ -1,0 +1,72 @@
+"""Scripts that leave their training loop while the run goes on: started again, not for ever."""
+
+from __future__ import annotations
+
+from training_coordinator import AtWork, sent
+
+from dlctl.problems import Problem
+from dlctl.util.text import HAS_LEFT
+from dlctl.wire import messages as m
+
+LIFE_S = 12.0
+"""From the start of a script until it breaks: longer than a death at the start would take."""
+RESTARTS_MAX = 8
+
+
+def life(run: AtWork, slot: int = 1, portions: int = 0) -> float:
+    """One life of a script that leaves by itself; returns the pause before the next one."""
+    for _ in range(portions):
+        taken, term = run.lease(slot), run.worker(slot).term
+        done = m.PortionDone(slot, term, taken.data_epoch, taken.portion, 2, 16, 1.0)
+        assert sent(run.hear(slot, done), m.PortionNoted)
+    run.wait(LIFE_S)
+    (shutdown,) = sent(run.hear(slot, m.Drained(f"worker-{slot}")), m.Shutdown)
+    assert shutdown.ended == ""
+    run.exits(slot, status=0)
+    left_at, worker = run.now, run.worker(slot)
+    if worker.state == "backoff":
+        assert worker.retry_at is not None
+        run.wait(worker.retry_at - run.now + 0.01)
+    if worker.state == "starting":
+        run.joins(worker)
+    return round(run.now - left_at, 1)
+
+
+def test_one_that_never_trains_waits_longer_each_time_and_is_given_up() -> None:
+    run = AtWork(3)
+    assert [life(run) for _ in range(RESTARTS_MAX)] == [0, 0.5, 1, 2, 4, 8, 16, 30]
+    life(run)
+    worker = run.worker(1)
+    assert (run.works, worker.state) == (True, "quarantined")
+    assert worker.error.startswith(HAS_LEFT)
+    problem = run.problems()["worker-1"]
+    assert problem["code"] == "daemon-quarantined"
+    assert Problem(problem["code"], "worker-1", None, problem["facts"]).facts["error"]
+
+
+def test_one_that_has_trained_is_started_at_once_and_begins_a_new_row() -> None:
+    run = AtWork(3)
+    assert [life(run) for _ in range(4)] == [0, 0.5, 1, 2]
+    assert life(run, portions=1) == 0
+    assert life(run) == 0.5
+    assert run.worker(1).restarts == 6
+
+
+def test_a_run_all_of_whose_scripts_leave_without_training_fails() -> None:
+    run = AtWork(1)
+    for _ in range(RESTARTS_MAX + 1):
+        assert run.state != "failed"
+        life(run, slot=0)
+    assert run.state == "failed"
+    assert HAS_LEFT in run.reason
+
+
+def test_a_worker_that_was_asked_to_drain_has_not_left_by_itself() -> None:
+    run = AtWork(3)
+    for _ in range(RESTARTS_MAX + 2):
+        run.machine.scaling.restart(["worker-1"], run.now)
+        run.hear(1, m.Drained("worker-1"))
+        run.exits(1, status=0)
+        assert run.worker(1).state == "starting"
+        run.joins(run.worker(1))
+    assert run.worker(1).deaths_in_row == 0
