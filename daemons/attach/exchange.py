@@ -301,8 +301,8 @@ class Exchange:
             raise DlctlError(
                 f"the rate of run.optimizer(model) was set to {factor:g}, and the servers have "
                 "their own",
-                hint="leave it at 1: lr under [optimizer] of the job file is the rate, and "
-                "[schedule] its course",
+                hint="leave it at 1, and remove the script's learning rate scheduler: lr under "
+                "[optimizer] of the job file is the rate, and [schedule] its course",
             )
         return pending
 

@@ -74,5 +74,6 @@ def _knock(socket: zmq.Socket[bytes], made: InvitationFile, address: str) -> Non
     raise Unreachable(
         "there is no run at this address, or it cannot be reached from here",
         where=address,
-        hint="is the run live, and is this port open in its firewall?",
+        hint="is the run live, and is this port open in its firewall? After a stop or restart of "
+        f"the run, {ASK}",
     )

@@ -119,6 +119,8 @@ def quoted(snapshot: Snapshot) -> str:
     name, recorded = str(row["name"]), last.get("last_lines")
     words = recorded or logs.last_log_lines(snapshot.directory, name, LAST_LINES)
     new = [str(line) for line in words if not _is_known(str(line), snapshot.reason)]
+    if new and new[-1] != words[-1]:  # The exception below its traceback, though it is known.
+        new.append(str(words[-1]))
     return "\n    ".join([f"\n  last lines of {name}:", *new]) if new else ""
 
 

@@ -138,7 +138,7 @@ def invite(name: str, hours: float, force: bool, job: str | None) -> None:
     The file has all that "dlctl join" needs: the address, the coordinator's public key and a secret
     key. Only you can read it (mode 0600); hand it over through a channel that you trust. It is for
     one worker, which may train, and nothing else. It is valid until it expires, "dlctl keys
-    revoke", "dlctl keys rotate", or the end of the run; then its worker is sent away, too. The run
+    revoke", "dlctl keys rotate", or a stop of the run; then its worker is sent away, too. The run
     needs transport = "tcp", an address that is reachable from there, a training script ([job]
     script or module), and room for it: max in [workers].
     """
@@ -236,7 +236,8 @@ def _readers_key(snapshot: Snapshot) -> ReaderKey:
         raise DlctlError(
             f"the connections of {snapshot.run_id} have no keys: only you can reach it",
             where=str(snapshot.directory),
-            hint='set transport = "tcp" in [network] and start the run',
+            hint='set transport = "tcp" in [network] and start the run; for guests also max in '
+            "[workers], larger than count",
         )
     secret = keys.CurveKeys(keys.read(snapshot.directory)).secret(READER)
     return ReaderKey(snapshot.run_id, address, coordinator, secret)

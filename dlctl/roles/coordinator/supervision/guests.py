@@ -126,7 +126,8 @@ class Guests(CoordinatorPart):
         if not self.run.keyring.public(""):
             raise DlctlError(
                 "the connections of this run have no keys, so nobody can be invited",
-                hint='set transport = "tcp" in [network], and encryption = "curve"',
+                hint='set transport = "tcp" in [network], encryption = "curve", and max in '
+                "[workers] to more than count; then stop the run and start it again",
             )
         if shape.links:
             raise DlctlError(
@@ -137,7 +138,7 @@ class Guests(CoordinatorPart):
         if self.run.most_workers() <= job.workers.count:
             raise DlctlError(
                 f"the run takes {plural(job.workers.count, 'worker')}, which it starts itself",
-                hint="set max in [workers] to more than count",
+                hint="set max in [workers] to more than count, stop the run and start it again",
             )
 
     def _next_slot(self) -> int:
