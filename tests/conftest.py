@@ -17,6 +17,7 @@ import golden as golden_files
 import oracles
 import pytest
 from hypothesis import HealthCheck, settings
+from workplace import Workplace
 from xdist.scheduler import LoadScopeScheduling
 
 from dlctl.job import config
@@ -242,6 +243,24 @@ def dlctl_command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
     def command(*arguments: str) -> Ended:
         code = app.run(list(arguments))
         return Ended(code, *capsys.readouterr())
+
+    return command
+
+
+@pytest.fixture
+def command_at(
+    dlctl_command: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Ended]:
+    """The same in a workplace, for commands that start no daemon: their own processes would mostly
+    import what is there already. `command_at(place, "status", "--json").out`.
+    """
+
+    def command(place: Workplace, *arguments: str) -> Ended:
+        monkeypatch.chdir(place.path)
+        monkeypatch.delenv("DLCTL_JOB", raising=False)
+        for variable in ("XDG_STATE_HOME", "XDG_RUNTIME_DIR"):
+            monkeypatch.setenv(variable, place.env[variable])
+        return dlctl_command(*arguments)
 
     return command
 

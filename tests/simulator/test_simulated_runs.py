@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -103,18 +103,20 @@ def test_a_seed_gives_the_same_run_and_readers_take_its_directory(place: Workpla
     ],
 )
 def test_what_cannot_be_simulated_is_refused(
-    place: Workplace, arguments: list[str], word: str
+    place: Workplace, command_at: Callable[..., Any], arguments: list[str], word: str
 ) -> None:
     place.job()
-    ended = place.dlctl("simulate", "job.toml", *arguments)
+    ended = command_at(place, "simulate", "job.toml", *arguments)
     assert ended.code == 2, ended.err
     assert word in ended.err
     assert not list(place.path.glob("runs/*"))
 
 
-def test_a_method_with_shared_memory_is_refused(place: Workplace) -> None:
+def test_a_method_with_shared_memory_is_refused(
+    place: Workplace, command_at: Callable[..., Any]
+) -> None:
     place.job(servers=0, algorithm='name = "hogwild"', more="[inner]\nname = 'sgd'\nlr = 0.1\n")
-    ended = place.dlctl("simulate", "job.toml")
+    ended = command_at(place, "simulate", "job.toml")
     assert ended.code == 2
     assert "memory" in ended.err
 
