@@ -32,7 +32,7 @@ with dlctl.attach(model, optimizer, evaluate=lambda model: {"fine": 1.0}) as run
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        threading.Event().wait(0.02)
+        threading.Event().wait(0.05)
         run.step(loss=loss)
 """
 BEGIN_GROUP = """import dlctl
@@ -94,7 +94,7 @@ def problems(place: Workplace) -> list[Any]:
     return [p["code"] for p in json.loads(place.dlctl("status", "--json").out)["problems"]]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(200)
 def test_a_worker_joins_is_killed_returns_leaves_and_is_revoked(joined: Workplace) -> None:
     """One run for all of it: each life of the worker takes as long as the start of a run."""
     place = joined
