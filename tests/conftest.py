@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import golden as golden_files
 import oracles
 import pytest
 from hypothesis import HealthCheck, settings
+from workplace import Workplace
 from xdist.scheduler import LoadScopeScheduling
 
 from dlctl.job import config
@@ -63,8 +65,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure() -> None:
     """Ctrl-C is tried on commands: a shell that has us in the background has it ignored."""
+    gc.disable()  # Modules and tests stay: each collection would look at all of them.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -235,6 +243,24 @@ def dlctl_command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
     def command(*arguments: str) -> Ended:
         code = app.run(list(arguments))
         return Ended(code, *capsys.readouterr())
+
+    return command
+
+
+@pytest.fixture
+def command_at(
+    dlctl_command: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Ended]:
+    """The same in a workplace, for commands that start no daemon: their own processes would mostly
+    import what is there already. `command_at(place, "status", "--json").out`.
+    """
+
+    def command(place: Workplace, *arguments: str) -> Ended:
+        monkeypatch.chdir(place.path)
+        monkeypatch.delenv("DLCTL_JOB", raising=False)
+        for variable in ("XDG_STATE_HOME", "XDG_RUNTIME_DIR"):
+            monkeypatch.setenv(variable, place.env[variable])
+        return dlctl_command(*arguments)
 
     return command
 

@@ -24,6 +24,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
+from daemons.imports import without_collections
 from daemons.process import print_error
 from dlctl.errors import DlctlError
 from dlctl.model import frozen
@@ -151,7 +152,8 @@ def _cast(torch: Any, values: Tensor, entry: TensorEntry, directory: Path) -> Te
 
 def _torch() -> Any:
     try:
-        import torch
+        with without_collections():
+            import torch
     except ImportError as error:
         raise DlctlError(
             f"an export needs torch: {error}", hint="pip install 'dlctl[torch]'"

@@ -16,6 +16,7 @@ import signal
 import sys
 from pathlib import Path
 
+from daemons import imports
 from daemons.attach import context as attached
 from daemons.attach.context import LaterProcess, ProgramEnd
 from daemons.process import read_job
@@ -43,6 +44,7 @@ def main() -> None:
     process = attached.begin_later(job, int(sys.argv[4]))
     is_home = not (directory / HOST_FILE).exists()
     mine = os.getpid()
+    imports.quicken()
     end = program.run(job.job, directory if is_home else None)
     is_mine = os.getpid() == mine
     code = _report(process, end, fd) if is_mine else end.code

@@ -13,7 +13,7 @@ import threading
 from functools import partial
 from typing import NoReturn
 
-from daemons import parent_watch, process
+from daemons import imports, parent_watch, process
 from daemons.attach import context as attached
 from daemons.attach.context import ProgramEnd, ScriptProcess
 from daemons.loop import Loop
@@ -42,6 +42,7 @@ def run(context: process.DaemonContext) -> int:
     started = attached.begin(context)
     mine = os.getpid()
     rank_environment.leave(os.environ)
+    imports.quicken()
     others = None
     if workers.processes > 1:
         from daemons.script.later_ranks import LaterRanks  # Loads torch.

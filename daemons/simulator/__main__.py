@@ -7,12 +7,16 @@ that is forked from this one: torch is imported once, and no task sees what anot
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
 import sys
 
-from daemons.simulator.simulate import answer
+from daemons.imports import without_collections
+
+with without_collections():
+    from daemons.simulator.simulate import answer
 
 
 def main(slots: int) -> None:
@@ -21,10 +25,12 @@ def main(slots: int) -> None:
     requests, sys.stdin = sys.stdin, None
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    gc.freeze()  # A collection would write to, and so copy, what the processes share.
     context = multiprocessing.get_context("fork")
     with context.Pool(slots, maxtasksperchild=1) as pool:
         for line in pool.imap_unordered(answer, requests):
             print(json.dumps(line), file=answers, flush=True)
+    os._exit(0)  # What torch has loaded takes a while to be taken down.
 
 
 main(int(sys.argv[1]))

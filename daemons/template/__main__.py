@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
+from daemons.imports import without_collections
 from daemons.template.command_line import rewrite
 from daemons.template.forked import become
 from daemons.template.words import MESSAGE_BYTES_MAX, READY, read_request
@@ -53,16 +54,15 @@ def _end_with(agent: int) -> None:
 
 def prepare(modules: Sequence[str]) -> str:
     """Import these. Returns why this process must not fork; "" if it may."""
-    gc.disable()  # The modules stay: each collection would look at all of them.
     try:
-        importlib.import_module(BLAS)
-        threads = _threads()
-        for name in modules:
-            importlib.import_module(name)
+        with without_collections():
+            importlib.import_module(BLAS)
+            threads = _threads()
+            for name in modules:
+                importlib.import_module(name)
     except Exception as error:  # The worker itself says what is wrong, and where.
         return f"an import fails: {type(error).__name__}: {error}"
     gc.freeze()  # A collection in a worker would write to, and so copy, what it shares with others.
-    gc.enable()
     if _threads() > threads:
         return "an import has started a thread"
     if uses_gpu():

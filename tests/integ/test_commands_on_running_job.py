@@ -19,13 +19,13 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from workplace import COMMAND, Workplace
+from workplace import COMMAND, SLOW_S, Workplace
 
 
 @pytest.fixture(scope="module")
 def at_work(shared_place: Workplace) -> Iterator[Workplace]:
     place = shared_place
-    place.task(pause_s=0.02)
+    place.task(pause_s=SLOW_S)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     log = f"[log]\ntensorboard = true\nprometheus_port = {port}"

@@ -10,8 +10,10 @@ import json
 import shlex
 import sqlite3
 import tarfile
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,9 +69,11 @@ def copied(old: Workplace) -> Workplace:
     return old
 
 
-def test_every_command_that_reads_reads_them(relocated: Workplace) -> None:
+def test_every_command_that_reads_reads_them(
+    relocated: Workplace, command_at: Callable[..., Any]
+) -> None:
     def output_of(*command: str) -> str:
-        ended = relocated.dlctl(*command)
+        ended = command_at(relocated, *command)
         assert ended.code == 0, (command, ended.err)
         return ended.out
 
@@ -149,11 +153,13 @@ def test_who_has_copied_them_is_told_how_a_new_run_goes_on(copied: Workplace) ->
 
 
 @pytest.mark.parametrize("command", ["status", "recover", "verify", "report", "stop", "why"])
-def test_a_run_of_a_newer_version_is_one_clear_error(relocated: Workplace, command: str) -> None:
+def test_a_run_of_a_newer_version_is_one_clear_error(
+    relocated: Workplace, command_at: Callable[..., Any], command: str
+) -> None:
     directory = relocated.path / "runs" / KILLED
     with closing(sqlite3.connect(directory / database.FILE)) as db:
         db.execute(f"PRAGMA user_version={SCHEMA_VERSION + 1}")
-    ended = relocated.dlctl(*command.split(), "-j", KILLED)
+    ended = command_at(relocated, *command.split(), "-j", KILLED)
     assert ended.code == 1
     assert ended.err.count("error: ") == 1
     assert f" version {SCHEMA_VERSION + 1}" in ended.err

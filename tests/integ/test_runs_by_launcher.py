@@ -50,7 +50,12 @@ def launcher() -> str:
 
 
 @pytest.fixture
-def place(place: Workplace, launcher: str) -> Workplace:
+def workers() -> int:
+    return 2
+
+
+@pytest.fixture
+def place(place: Workplace, launcher: str, workers: int) -> Workplace:
     """The same with the toys installed, and a job on two hosts."""
     place.env["PYTHONPATH"] += os.pathsep + str(TOYS)
     place.env["PATH"] = f"{fake_launchers.install(place.path)}:{place.env['PATH']}"
@@ -59,7 +64,7 @@ def place(place: Workplace, launcher: str) -> Workplace:
     wrapper.chmod(0o755)
     place.task(pause_s=SLOW_S)
     section = SECTIONS[launcher].format(place.path)
-    place.job(stop=ENDLESS, servers=2, workers=2, more=section)
+    place.job(stop=ENDLESS, servers=2, workers=workers, more=section)
     return place
 
 
@@ -113,6 +118,7 @@ def test_two_hosts_train_and_survive_the_deaths_of_worker_agent_and_coordinator(
     assert in_boxes(place) == [], "nothing is left there"
 
 
+@pytest.mark.parametrize("workers", [1])
 @pytest.mark.parametrize("launcher", ["toy-boxes", pytest.param("ssh", marks=pytest.mark.long)])
 def test_hosts_on_which_no_process_is_left_go_on_where_they_were(place: Workplace) -> None:
     place.start()

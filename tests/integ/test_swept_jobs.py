@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +69,11 @@ def test_a_sweep_that_was_killed_with_everything_goes_on(place: Workplace) -> No
         (["--set", "optimizer.lr=0.1,0.3"], "metric"),
     ],
 )
-def test_what_cannot_be_swept_is_refused(place: Workplace, arguments: list[str], word: str) -> None:
+def test_what_cannot_be_swept_is_refused(
+    place: Workplace, command_at: Callable[..., Any], arguments: list[str], word: str
+) -> None:
     place.job()
-    ended = place.dlctl("sweep", "job.toml", *arguments)
+    ended = command_at(place, "sweep", "job.toml", *arguments)
     assert ended.code == 2, ended.err
     assert word in ended.err
     assert not list(place.path.glob("runs/*"))

@@ -23,14 +23,14 @@ def size_of(units):
     return sum(unit.size for unit in units)
 
 
-@times(60)
+@times(4)
 @given(st.integers(0, 10_000), st.integers(1, 40), st.floats(1e-3, 1e3))
 def test_equal_weights_without_matrices_are_slices_of_equal_length(size, servers, weight):
     bounds = cut([Unit("a", size // 3), Unit("b", size - size // 3)], [weight] * servers)
     assert list(pairwise(bounds)) == [slice_bounds(size, servers, k) for k in range(servers)]
 
 
-@times(60)
+@times(4)
 @given(st.integers(1, 10_000), WEIGHTS)
 def test_without_matrices_each_load_is_its_share_but_for_one_element(size, weights):
     bounds = cut([Unit("a", size)], weights)
@@ -39,7 +39,7 @@ def test_without_matrices_each_load_is_its_share_but_for_one_element(size, weigh
     assert all(abs(load - share) < 1.001 for load, share in zip(loads, shares, strict=True))
 
 
-@times(200)
+@times(8)
 @given(UNITS, WEIGHTS)
 def test_no_matrix_is_divided_and_no_load_exceeds_its_share_by_more_than_one(units, weights):
     atoms = sum(unit.size if not unit.is_whole else 1 for unit in units if unit.size)
@@ -61,7 +61,7 @@ def test_no_matrix_is_divided_and_no_load_exceeds_its_share_by_more_than_one(uni
         assert not has_matrix or lo < hi
 
 
-@times(100)
+@times(6)
 @given(st.lists(st.integers(1, 30), min_size=2, max_size=9), st.integers(1, 4))
 def test_the_largest_load_is_as_small_as_among_all_cuts(sizes, servers):
     servers = min(servers, len(sizes))

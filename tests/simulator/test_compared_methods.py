@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from workplace import Workplace
@@ -46,9 +47,9 @@ def test_a_comparison_is_repeated_exactly(place: Workplace) -> None:
     ],
 )
 def test_what_cannot_be_compared_is_refused_at_once(
-    place: Workplace, arguments: list[str], word: str
+    place: Workplace, command_at: Callable[..., Any], arguments: list[str], word: str
 ) -> None:
-    ended = place.dlctl("compare", "job.toml", *arguments)
+    ended = command_at(place, "compare", "job.toml", *arguments)
     assert ended.code == 2, ended.err
     assert word in ended.err
     assert not list(place.path.glob("runs/*"))
