@@ -37,6 +37,7 @@ Code = Literal[
     "daemon-slow",
     "rate-limit",
     "interval-at-limit",
+    "update-slow",
     "checkpoint-late",
     "checkpoint-failed",
     "target-unreachable",

@@ -63,6 +63,10 @@ BUILT_IN: dict[str, dict[str, Component]] = {
             "dlctl.algorithms.methods.sync:SYNC",
             "a barrier in the servers, averaged by samples; backup workers (Chen 2016)",
         ),
+        "target-batch": Component(
+            "dlctl.algorithms.methods.target_batch:TARGET_BATCH",
+            "a step per so many samples, of whoever takes part (DeDLOC, Diskin 2021)",
+        ),
         "dgc": Component(
             "dlctl.algorithms.methods.dgc:DGC",
             "sync with momentum in the replicas and 0.1 % of it sent (Lin 2018)",

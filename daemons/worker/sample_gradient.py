@@ -65,7 +65,8 @@ def gradient(job: JobFile, checkpoint: Path | None) -> tuple[Array, Layout]:
     options = method.Options(**job.algorithm.options)
     push = method.push_kind(options)
     step_samples = loader.batch_size * job.gradient.accumulate
-    wanted = push.batches * step_samples
+    of_all = push.target or push.batches * step_samples * job.workers.count
+    wanted = math.ceil(of_all / job.workers.count)
     samples = min(loader.order.length or wanted, wanted)
     own_lr = job.inner.options["lr"] if push.is_displacement else None
     total = np.zeros(replica.layout.size(), np.float32)
@@ -76,7 +77,8 @@ def gradient(job: JobFile, checkpoint: Path | None) -> tuple[Array, Layout]:
             continue  # All samples are bad, or the stream has ended.
         step = stepper.step(loaded, own_lr=own_lr, gather=own_lr is None)
         if step.gradient is not None:
-            total += to_host(step.gradient)
+            weight = sum(of for _, of in loaded) if push.target else 1
+            total += weight * to_host(step.gradient)
         if not (step.is_usable and math.isfinite(euclidean_norm(total))):
             raise TaskError(
                 f"batch {number} has the loss {step.loss:g} and a gradient that is not finite, or "
@@ -84,6 +86,8 @@ def gradient(job: JobFile, checkpoint: Path | None) -> tuple[Array, Layout]:
                 where=replica.task.place("loss"),
                 hint="torch.autograd.set_detect_anomaly(True) shows where a NaN comes from",
             )
+    if push.target:
+        total /= samples
     push_of = before - to_host(replica.parameters) if push.is_displacement else total
     return push_of, replica.layout
 

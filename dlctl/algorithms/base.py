@@ -242,6 +242,9 @@ class PushKind(NamedTuple):
     the servers' optimiser takes no gradients and follows no schedule."""
     is_all: bool = True
     """False: a part of that displacement stays in the replica's position, and no push holds it."""
+    target: int = 0
+    """Samples of all replicas that one update is made of, by as many batches of each as it takes;
+    then a push holds the mean of their gradients by samples. 0: a push holds `batches`."""
 
 
 Start = Literal["new", "joins", "restored"]

@@ -219,6 +219,13 @@ class Servers:
     count: Annotated[int, Ge(0), Le(256)] = 1
     """Parameter servers; each owns one contiguous shard of every table. 0 only with a method that
     needs no servers, where it is the default."""
+    layout: Literal["equal", "bandwidth", "shared-bandwidth"] = "equal"
+    """How large the servers' parts of the model are. "equal": all alike. "bandwidth": as the links
+    of their hosts allow, so that a round of pushes and fetches of all workers takes as short as
+    possible; each of [[hosts]] needs its `bandwidth`, which each direction of its link has.
+    "shared-bandwidth": the same if both directions of a link together have that rate, as on a
+    wireless one, or in the sums of DeDLOC. A server may get nothing. The parts are computed when a
+    run starts, and again when it is resumed from a checkpoint with another job file."""
     durability: Literal["process", "none", "disk"] = "process"
     """What an acknowledged push survives. "process": the death of its server at any instant; the
     shard is in mapped memory, twice. "disk": also a power loss; every push is on the disk before it
@@ -548,6 +555,8 @@ class Host:
     """Samples of one batch of each worker on this host; default: `workers.batch_size`. A batch is
     weighted by its samples. Where the job file converts steps to samples, as in [schedule], a step
     has the mean batch size over all workers; `job.stop` counts the actual steps."""
+    bandwidth: str = ""
+    """The rate of this host's link, as "100Mbit/s" or "5MB/s"; for `servers.layout`."""
     python: str = ""
     """The Python on this host that has dlctl and torch; "": at the same path as on the
     coordinator's machine."""

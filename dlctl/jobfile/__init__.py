@@ -27,7 +27,7 @@ from typing import Any
 
 from dlctl import registry
 from dlctl.errors import UsageError
-from dlctl.job import batches, inner, placement, schedule
+from dlctl.job import batches, inner, placement, schedule, shard_weights
 from dlctl.job.config import COUNT_MAX, DEFAULT_ALGORITHM, Choice, JobFile
 from dlctl.jobfile import checks, launchers, programs, reading, replicas, schema, stores
 from dlctl.jobfile.faults import Fault as Fault
@@ -126,6 +126,7 @@ def _own_checks(job: JobFile, document: dict[str, Any]) -> list[Fault]:
     found += [*_average_faults(job, method), *_scaling_faults(job, method)]
     found += [*_link_faults(job, method), *_replica_faults(job, method)]
     found += [*_guest_faults(job, method)]
+    found += shard_weights.faults(job)
     found += programs.faults(job, method)
     steps = _gradient_steps(job, method)
     is_unused = not steps and not job.has_loop  # A script has its rate by `run.lr_factor`.

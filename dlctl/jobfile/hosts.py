@@ -8,6 +8,7 @@ from typing import Any
 from dlctl.job.config import Servers, Workers
 from dlctl.jobfile.faults import Fault
 from dlctl.jobfile.positions import KeyPath, get
+from dlctl.util import units
 from dlctl.util.hostnames import FULL_PATH, address_fault, ssh_fault
 
 
@@ -40,11 +41,22 @@ def _check_host(path: KeyPath, host: dict[str, Any]) -> Iterator[Fault]:
         text = host.get(key)
         if isinstance(text, str) and text and not FULL_PATH.fullmatch(text):
             yield Fault((*path, key), "must be a full path on that host")
+    rate = host.get("bandwidth")
+    if isinstance(rate, str) and rate and (message := _rate_fault(rate)):
+        yield Fault((*path, "bandwidth"), message)
     if "batch_size" in host and host.get("workers") == 0:
         yield Fault((*path, "batch_size"), "has a meaning only with workers here", at_key=True)
     for key in ("python", "dir"):
         if host.get(key) and not host.get("ssh"):
             yield Fault((*path, key), "has a meaning only with ssh", at_key=True)
+
+
+def _rate_fault(text: str) -> str:
+    """What is wrong with the rate of a link; "" if nothing is."""
+    try:
+        return "" if units.parse_rate(text) else 'a link has a rate, as "100Mbit/s"'
+    except ValueError as error:
+        return str(error)
 
 
 def _check_counts(

@@ -64,7 +64,10 @@ def _work(job: JobFile) -> str:
     step = batches.mean(job)
     lengths = [stop.samples / step] if stop.samples else []
     lengths += [stop.steps] if stop.steps else []
-    push = method.push_kind(method.Options(**job.algorithm.options)).batches
+    kind = method.push_kind(method.Options(**job.algorithm.options))
+    if kind.target:
+        return f" (about {_count(round(min(lengths) * step / kind.target), 'update')})"
+    push = kind.batches
     if method.shard.averages:
         # Some methods make updates without all workers, with fewer samples.
         least = "at least " if method.lead.chooses else ""

@@ -41,13 +41,15 @@ def units(layout: Layout, is_whole: Callable[[TensorEntry], bool]) -> list[Unit]
 def cut(units: Sequence[Unit], weights: Sequence[float]) -> Bounds:
     """One shard for each weight, in proportion to it: the largest load / weight is minimal among
     contiguous cuts between units, and no load exceeds its share by more than the largest whole
-    unit. A shard that would be empty gets one unit.
+    unit. A shard that would be empty gets one unit; one with a weight of zero is empty.
 
     Without a whole unit, shards with equal weights differ by at most one element (`slice_bounds`).
     Raises UsageError, naming units, if there are too few for a shard each.
     """
     assert weights, "no shard to cut"
-    assert all(0 < weight < math.inf for weight in weights), f"weights {weights}"
+    assert all(0 <= weight < math.inf for weight in weights), f"weights {weights}"
+    if not all(weights):
+        return _with_empty(cut(units, [weight for weight in weights if weight]), weights)
     places = _Places([unit for unit in units if unit.size])
     if not places.largest:
         return _proportional(places.size, weights)
@@ -65,6 +67,15 @@ def cut(units: Sequence[Unit], weights: Sequence[float]) -> Bounds:
         found = _filled(places, caps)
         low, high, best = (middle, high, best) if found is None else (low, middle, found)
     return _none_empty(places, best)
+
+
+def _with_empty(bounds: Bounds, weights: Sequence[float]) -> Bounds:
+    """The bounds of the shards with a weight, with empty ones between them."""
+    ends = iter(bounds[1:])
+    found = [0]
+    for weight in weights:
+        found.append(next(ends) if weight else found[-1])
+    return tuple(found)
 
 
 def fits(bounds: Sequence[int], parts: int, size: int) -> bool:

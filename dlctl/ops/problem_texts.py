@@ -233,6 +233,14 @@ CODES: Mapping[Code, CodeEntry] = {
         "`dlctl set 'worker-*' KEY=STEPS` with a longer interval, or a compressor.",
         {"": "dlctl set --list -j {run}"},
     ),
+    "update-slow": CodeEntry(
+        "notice",
+        "an update takes {update_s} at the present rate",
+        "The workers need very long for the samples of one update.",
+        "Too few workers take part, or they are too slow, for `target_samples`.",
+        "Add workers, or `dlctl set target_samples=...` with fewer samples and a smaller lr.",
+        {"": "dlctl set --list -j {run}"},
+    ),
     "checkpoint-late": CodeEntry(
         "error",
         "a checkpoint takes {age}[; waits for {waiting}][, {gives_up_at} at most]",

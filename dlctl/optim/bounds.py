@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dlctl import registry
+from dlctl.job import shard_weights
 from dlctl.job.config import JobFile
 from dlctl.model.cut import Bounds, cut, units
 from dlctl.model.flat import Layout, TensorEntry
@@ -20,7 +21,7 @@ def of_job(job: JobFile, layout: Layout) -> Bounds:
     def is_whole(entry: TensorEntry) -> bool:
         return optimizer is not None and optimizer.is_whole(entry)
 
-    return cut(units(layout, is_whole), [1.0] * job.servers.count)
+    return cut(units(layout, is_whole), shard_weights.of_job(job, layout.size()))
 
 
 def matrix_bytes(job: JobFile, layout: Layout, lo: int, hi: int) -> int:

@@ -1,6 +1,6 @@
 """Network cards in virtual time: what flows at the same time shares them fairly.
 
-Each machine has one card, full duplex. A flow is one direction of a connection; its messages go one
+Each machine has one card, full duplex unless both directions share its rate. A flow is one direction of a connection; its messages go one
 after the other. The rates of all flows are max-min fair (Bertsekas and Gallager, Data Networks,
 section 6.5.2): they grow together, and a flow stops growing when a card on its way is full. They
 change only when a flow begins or ends, so a large message costs two events, not one per packet.
@@ -9,7 +9,7 @@ change only when a flow begins or ends, so a large message costs two events, not
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 
 from dlctl.sim.timeline import Timeline
@@ -34,13 +34,24 @@ class _Flow:
 
 
 class Fabric:
-    """bytes_per_s: of every card, in each direction."""
+    """bytes_per_s: of every card, in each direction, but those of `rates`, by their machines.
+    is_duplex: False: both directions of a card together have its rate.
+    """
 
-    def __init__(self, timeline: Timeline, bytes_per_s: float) -> None:
+    def __init__(
+        self,
+        timeline: Timeline,
+        bytes_per_s: float,
+        rates: Mapping[str, float] | None = None,
+        *,
+        is_duplex: bool = True,
+    ) -> None:
         self.timeline = timeline
         self.bytes_per_s = bytes_per_s
+        self._rates = rates or {}
+        self._ways = ("out", "in") if is_duplex else ("both", "both")
         self.busy_bytes: dict[tuple[str, str], float] = {}
-        """(machine, "out" or "in") -> bytes through its card so far."""
+        """(machine, "out" or "in", or "both") -> bytes through its card so far."""
         self._flows: dict[Hashable, _Flow] = {}
         self._active: list[_Flow] = []
         self._at = 0.0
@@ -48,12 +59,15 @@ class Fabric:
 
     def send(self, flow: Hashable, source: str, target: str, nbytes: int, sent: Sent) -> None:
         """Call `sent` when the last byte has left. flow: messages of one flow keep their order."""
-        cards = (source, "out"), (target, "in")
+        out, come = self._ways
+        cards = (source, out), (target, come)
         for card in cards:
             self.busy_bytes[card] = self.busy_bytes.get(card, 0.0) + nbytes
         found = self._flows.setdefault(flow, _Flow(cards))
         if nbytes <= SMALL_BYTES and not found.queue:
-            found.free_at = max(self.timeline.now, found.free_at) + nbytes / self.bytes_per_s
+            found.free_at = max(self.timeline.now, found.free_at) + nbytes / min(
+                map(self._rate, cards)
+            )
             self.timeline.at(found.free_at, sent)
             return
         found.queue.append((nbytes, sent))
@@ -62,6 +76,9 @@ class Fabric:
             self._advance()
             self._active.append(found)
             self._share()
+
+    def _rate(self, card: tuple[str, str]) -> float:
+        return self._rates.get(card[0], self.bytes_per_s)
 
     def _advance(self) -> None:
         """What was sent since the rates were last changed."""
@@ -75,7 +92,7 @@ class Fabric:
         users: dict[tuple[str, str], list[_Flow]] = {}
         for flow in self._active:
             for card in flow.cards:
-                room[card] = self.bytes_per_s
+                room[card] = self._rate(card)
                 users.setdefault(card, []).append(flow)
         waiting = {id(flow) for flow in self._active}
         while waiting:

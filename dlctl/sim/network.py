@@ -62,6 +62,10 @@ class NetworkOptions:
     card_bytes_per_s: float | None = None
     """The rate of each machine's network card, which its messages share (`fabric.py`); then nothing
     is lost, duplicated or delivered in parts."""
+    cards: Mapping[str, float] = field(default_factory=dict)
+    """Machine -> the rate of its card, if it is another one."""
+    cards_are_duplex: bool = True
+    """Whether each direction of a card has its rate; else both together have it."""
     machines: Mapping[str, str] = field(default_factory=dict)
     """Daemon -> the machine that it is on, if that is not one of its own."""
 
@@ -146,7 +150,10 @@ class SimNetwork:
         self._cuts: Counter[tuple[str, str]] = Counter()
         self._ids = 0
         rate = options.card_bytes_per_s
-        self.fabric = None if rate is None else Fabric(timeline, rate)
+        self.fabric = None
+        if rate is not None:
+            is_duplex = options.cards_are_duplex
+            self.fabric = Fabric(timeline, rate, options.cards, is_duplex=is_duplex)
 
     # ------------------------------------------------------------ connections
 

@@ -270,7 +270,11 @@ class Player:
         """Computed; likewise those that were pushed, and those of portions that are done."""
         self.samples_pushed = self.samples_done = 0
         self.pushed = np.zeros(shards.size)
-        """float64[d], the sum of all that was pushed to the parameters."""
+        """float64[d], the sum of all that was pushed to the parameters; a mean counts once for each
+        of its samples.
+        """
+        kind = algorithm.push_kind(options if options is not None else algorithm.Options())
+        self._pushes_means = bool(kind.target)
         self.fetches = 0
         of_servers = algorithm.shape.needs_servers
         self._progress = algorithm.shape.table(algorithm.shape.progress) if of_servers else 0
@@ -453,7 +457,8 @@ class Player:
         if push.table == self._progress:
             lo, length = self.shards.bounds[index][0] + push.at, push.delta.length
             if push.delta.arrays[0].size:  # Else nothing was pushed.
-                self.pushed[lo : lo + length] += push.delta.arrays[0]
+                times = push.samples if self._pushes_means else 1
+                self.pushed[lo : lo + length] += times * push.delta.arrays[0]
             self.samples_pushed += push.samples if index == 0 else 0
         self.shards.take(index, push)
 

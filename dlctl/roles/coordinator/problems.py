@@ -33,6 +33,8 @@ STALLED_S = 10.0
 waits for it only for seconds: then a disk that is slow is a problem at once."""
 LOOKED_AT = 64
 """How many targets of a daemon's wait are inspected: in a large group all may wait for all."""
+UPDATE_S_MAX = 600.0
+"""An update that takes longer is reported."""
 AT_LIMIT = 0.8
 """Fraction of a rate limit above which the limit is taken to hold a worker back."""
 
@@ -48,7 +50,8 @@ def find(run: RunState, row: Json, now: float) -> list[Problem]:
     ill = {problem.daemon for problem in found if problem.code != "daemon-restarted"}
     if not run.lacking():
         found += _waits(members, ill, names_in(waiting), now)
-    found += [*_limits(members.of_role("worker")), *_intervals(members.of_role("worker"))]
+    workers = members.of_role("worker")
+    found += [*_limits(workers), *_intervals(workers), *_slow_updates(workers)]
     reported = {problem.daemon for problem in found}
     if waiting and not (reported and reported >= set(names_in(waiting))):
         found.append(Problem("run-waiting", problems.RUN, None, {"waiting": waiting}))
@@ -324,6 +327,14 @@ def _intervals(workers: Iterable[Daemon]) -> Iterator[Problem]:
     for (key, steps), names in found.items():
         facts: dict[str, Fact] = {"key": key, "steps": steps, "workers": ", ".join(names)}
         yield Problem("interval-at-limit", problems.RUN, None, facts)
+
+
+def _slow_updates(workers: Iterable[Daemon]) -> Iterator[Problem]:
+    """Replicas that find that all of them together need too long for one update."""
+    reported = [_number(w.metrics.get("method"), "update_s") for w in workers if w.alive]
+    longest = max(reported, default=0.0)
+    if longest > UPDATE_S_MAX:
+        yield Problem("update-slow", problems.RUN, None, {"update_s": longest})
 
 
 def _number(metrics: Any, key: str) -> float:

@@ -1,0 +1,241 @@
+"""Whole runs of target-batch: who comes, leaves or dies changes no step but for who computes it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from simulated import Watcher, job_file
+
+from dlctl.job.config import Host
+from dlctl.roles.protocol.rows import rows_in
+from dlctl.sim.checkers import LivenessChecker, NothingLeft, SamplesChecker, TermsChecker
+from dlctl.sim.drivers import ComputeOptions
+from dlctl.sim.network import NetworkOptions, SimLink
+from dlctl.sim.objectives import Batch, LeastSquares
+from dlctl.sim.simulation import Outcome, Simulation
+from dlctl.wire import messages as m
+from dlctl.wire.messages import Array
+
+SAMPLES, EPOCHS, TARGET, BATCH, LR = 256, 12, 96, 4, 0.1
+
+
+class ByProcess(LeastSquares):
+    """Keeps the rows of every batch, by the process that has computed it. With much noise the
+    parameters stay in motion: two different ways do not end at one solution.
+    """
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(noise=0.5, **more)
+        self.batches: defaultdict[tuple[int, int], list[Array]] = defaultdict(list)
+
+    def gradient(self, w: Array, batch: Batch) -> tuple[float, Array]:
+        self.batches[batch.slot, batch.term].append(batch.rows)
+        return super().gradient(w, batch)
+
+
+class OneStep(NamedTuple):
+    clock: int
+    rows: Array
+    members: int
+
+
+class Run:
+    def __init__(
+        self, workers: int = 3, compute: ComputeOptions | None = None, **options: Any
+    ) -> None:
+        self.problem = ByProcess(samples=SAMPLES)
+        self.watcher = Watcher(m.Push, m.Decided)
+        method = {"target_samples": TARGET, **options}
+        job = job_file(
+            workers, 2, algorithm=("target-batch", method), optimizer=("sgd", {"lr": LR}),
+            batch_size=BATCH, portion_batches=2, epochs=float(EPOCHS), restarts_max=20,
+            workers_max=8,
+        )  # fmt: skip
+        self.simulation = Simulation(
+            replace(job, job=replace(job.job, task="none")), self.problem, 1,
+            compute=compute or ComputeOptions(step_s=0.1, spread=0.3, slow={2: 3.0}),
+            checkers=(
+                TermsChecker(), SamplesChecker(SAMPLES, EPOCHS, once=False), LivenessChecker(0.0),
+                NothingLeft(), self.watcher,
+            ),
+        )  # fmt: skip
+
+    def finished(self) -> Outcome:
+        outcome = self.simulation.run(400.0)
+        assert outcome.state == "finished", outcome.reason
+        return outcome
+
+    def steps(self) -> list[OneStep]:
+        """The steps that the shards have made, by what was decided and pushed."""
+        decided: dict[int, list[list[int]]] = {}
+        rows: dict[tuple[int, int, int], Array] = {}
+        left = {process: list(batches) for process, batches in self.problem.batches.items()}
+        seen = set()
+        for message in self.watcher.messages():
+            if isinstance(message, m.Decided):
+                decided[message.clock] = rows_in(message.used, 2)
+                continue
+            process = message.slot, message.term
+            if message.table or not message.samples or (*process, message.clock) in seen:
+                continue
+            seen.add((*process, message.clock))
+            found: list[Array] = []
+            while sum(map(len, found)) < message.samples:
+                found.append(left[process].pop(0))
+            rows[(*process, message.clock)] = np.concatenate(found)
+        made = []
+        for clock, processes in sorted(decided.items()):
+            used = [rows[s, t, clock] for s, t in processes if (s, t, clock) in rows]
+            if used:
+                made.append(OneStep(clock, np.concatenate(used), len(processes)))
+        return made
+
+    def in_one_process(self) -> Array:
+        """Large-batch SGD over the same samples."""
+        w = self.problem.initial()
+        for step in self.steps():
+            w -= (
+                np.float32(LR)
+                * LeastSquares.gradient(self.problem, w, Batch(step.rows, 0, 0, 0))[1]
+            )
+        return w
+
+
+def churn(run: Run) -> None:
+    """Workers join, leave and die, one of them between its push and the step."""
+    simulation, world = run.simulation, run.simulation.world
+    simulation.request(3.0, "scale", {"workers": 5})
+    simulation.at(5.05, lambda: world.kill("worker-1"))
+    simulation.at(8.0, lambda: world.kill("worker-3"))
+    simulation.request(10.0, "scale", {"workers": 2})
+    simulation.at(12.0, lambda: world.kill("worker-0"))
+
+
+@pytest.mark.oracle("target-batch", "one process over the same samples, while workers come and go")
+@pytest.mark.parametrize("comes_and_goes", [False, True])
+def test_the_steps_are_those_of_one_process_whoever_takes_part(comes_and_goes, agree) -> None:
+    run = Run()
+    if comes_and_goes:
+        churn(run)
+    outcome = run.finished()
+    agree(outcome.weights, run.in_one_process(), rtol=1e-6, atol=1e-6)
+    assert run.simulation.world.store.run["samples"] >= SAMPLES * EPOCHS - TARGET * 2
+
+
+def test_a_step_has_the_target_and_at_most_a_batch_of_each_more() -> None:
+    run = Run()
+    run.finished()
+    *steps, _ = run.steps()  # The data ends in the last one.
+    assert len(steps) > 20
+    for step in steps:
+        assert TARGET <= len(step.rows) <= TARGET + BATCH * step.members, step.clock
+
+
+def test_a_silent_worker_holds_a_step_no_longer_than_the_deadline() -> None:
+    run = Run(deadline_s=2.0)
+    world = run.simulation.world
+    run.simulation.at(6.0, lambda: world.freeze("worker-1"))
+    run.simulation.at(14.0, lambda: world.thaw("worker-1"))
+    outcome = run.finished()
+    times = [t for t, *_, message in run.watcher.sent if isinstance(message, m.Decided)]
+    assert max(np.diff(times)) < 6.0
+    agree_to = run.in_one_process()
+    np.testing.assert_allclose(outcome.weights, agree_to, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["worker-0", "coordinator", "server-1"])
+def test_a_death_stops_nobody(name: str) -> None:
+    run = Run()
+    run.simulation.at(4.03, lambda: run.simulation.world.kill(name))
+    outcome = run.finished()
+    np.testing.assert_allclose(outcome.weights, run.in_one_process(), rtol=1e-6, atol=1e-6)
+
+
+def test_the_target_changes_while_the_run_goes_on() -> None:
+    run = Run()
+    run.simulation.request(4.0, "set", {"names": [], "settings": {"target_samples": "24"}})
+    run.finished()
+    sizes = [len(step.rows) for step in run.steps()]
+    assert sizes[0] >= TARGET
+    assert sizes[-2] < TARGET / 2
+
+
+def test_replicas_say_how_long_a_step_takes() -> None:
+    run = Run(compute=ComputeOptions(step_s=0.1, spread=0.0))
+    found: list[float] = []
+    world = run.simulation.world
+
+    def look() -> None:
+        found.extend(
+            machine.training.side.figures()["update_s"]
+            for n in range(3)
+            if (machine := world.machine(f"worker-{n}"))
+        )
+
+    run.simulation.at(6.0, look)
+    run.finished()
+    expected_s = TARGET / (3 * BATCH / 0.1)
+    np.testing.assert_allclose(found, [expected_s] * 3, rtol=0.1)
+
+
+# ---------------------------------------------------------------- links of unequal hosts
+
+V = 40_000
+"""Parameters."""
+CARD = 1e6
+STEPS = 10
+
+
+def seconds(layout: str, rates: tuple[float, ...], *, beside: bool, is_duplex: bool) -> float:
+    """Of a run whose time is that of its links. beside: worker i is on the host of server i."""
+    count = len(rates)
+    servers = [
+        Host(ssh=f"h{n}", servers=1, workers=int(beside), bandwidth=f"{rate}MB/s")
+        for n, rate in enumerate(rates)
+    ]
+    workers = () if beside else tuple(
+        Host(ssh=f"w{n}", servers=0, workers=1, bandwidth="100MB/s") for n in range(count)
+    )  # fmt: skip
+    job = job_file(
+        count, count, algorithm=("target-batch", {"target_samples": count * BATCH}),
+        batch_size=BATCH, portion_batches=2, steps=STEPS * count,
+        hosts=(*servers, *workers), timeouts={"resend_s": 100.0, "silent_s": 100.0},
+    )  # fmt: skip
+    job = replace(job, servers=replace(job.servers, layout=layout))
+    cards = {f"h{n}": rate * CARD for n, rate in enumerate(rates)}
+    machines = {f"server-{n}": f"h{n}" for n in range(count)}
+    machines |= {f"worker-{n}": f"h{n}" for n in range(count)} if beside else {}
+    simulation = Simulation(
+        job, LeastSquares(samples=512, size=V), 1,
+        compute=ComputeOptions(step_s=0.001, spread=0.0),
+        network=NetworkOptions(
+            link=SimLink(latency_s=0.0001), card_bytes_per_s=100 * CARD, cards=cards,
+            cards_are_duplex=is_duplex, machines=machines,
+        ),
+    )  # fmt: skip
+    watcher = Watcher(m.Decided)
+    simulation.world.observers.append(watcher)
+    assert simulation.run(1e5).state == "finished"
+    times = sorted({round(t, 9) for t, *_ in watcher.sent})
+    return (times[-2] - times[1]) / (len(times) - 3)
+
+
+RATES = (10.0, 10.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("layout", "beside", "is_duplex", "least", "most"),
+    [
+        ("bandwidth", False, True, 0.1, 0.6),  # 4 / 22 without the workers' own links
+        ("shared-bandwidth", True, False, 0.6, 0.75),  # 2 / 3
+        ("bandwidth", True, True, 0.98, 1.02),  # Nothing is better than equal parts.
+    ],
+)
+def test_parts_by_bandwidth_against_equal_ones(layout, beside, is_duplex, least, most) -> None:
+    equal = seconds("equal", RATES, beside=beside, is_duplex=is_duplex)
+    by_links = seconds(layout, RATES, beside=beside, is_duplex=is_duplex)
+    assert least <= by_links / equal <= most
