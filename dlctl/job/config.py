@@ -224,8 +224,8 @@ class Servers:
     of their hosts allow, so that a round of pushes and fetches of all workers takes as short as
     possible; each of [[hosts]] needs its `bandwidth`, which each direction of its link has.
     "shared-bandwidth": the same if both directions of a link together have that rate, as on a
-    wireless one, or in the sums of DeDLOC. A server may get nothing. The parts are computed when a
-    run starts, and again when it is resumed from a checkpoint with another job file."""
+    wireless one. A server may get nothing. The parts are computed when a run starts, and again when
+    it is resumed from a checkpoint; they do not change in between."""
     durability: Literal["process", "none", "disk"] = "process"
     """What an acknowledged push survives. "process": the death of its server at any instant; the
     shard is in mapped memory, twice. "disk": also a power loss; every push is on the disk before it

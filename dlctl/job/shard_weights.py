@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from dlctl.job import placement
 from dlctl.job.config import JobFile
-from dlctl.model.link_shares import HostLink, Kind, shares
+from dlctl.job.link_shares import HostLink, Kind, shares
 from dlctl.util import units
 
 EQUAL = "equal"

@@ -1,9 +1,10 @@
 """Network cards in virtual time: what flows at the same time shares them fairly.
 
-Each machine has one card, full duplex unless both directions share its rate. A flow is one direction of a connection; its messages go one
-after the other. The rates of all flows are max-min fair (Bertsekas and Gallager, Data Networks,
-section 6.5.2): they grow together, and a flow stops growing when a card on its way is full. They
-change only when a flow begins or ends, so a large message costs two events, not one per packet.
+Each machine has one card, full duplex unless both directions share its rate. A flow is one
+direction of a connection; its messages go one after the other. The rates of all flows are max-min
+fair (Bertsekas and Gallager, Data Networks, section 6.5.2): they grow together, and a flow stops
+growing when a card on its way is full. They change only when a flow begins or ends, so a large
+message costs two events, not one per packet.
 """
 
 from __future__ import annotations

@@ -277,6 +277,18 @@ def backups(seed: int) -> Simulation:
     )  # fmt: skip
 
 
+def target_batch(seed: int) -> Simulation:
+    """Steps of many gradients of whoever takes part, some of them so slow that the deadline passes;
+    two of three runs also lose servers and coordinators.
+    """
+    faults = recovery_faults(seed) if seed % 3 else mixed_faults(seed)
+    method = {"target_samples": (8, 24, 64)[seed // 2 % 3], "deadline_s": (0.15, 5.0)[seed % 2]}
+    return _ledger(
+        seed, faults, averages=True, shares=True, durabilities=("process", "process", "disk"),
+        algorithm=("target-batch", method),
+    )  # fmt: skip
+
+
 def local_sgd(seed: int) -> Simulation:
     """Replicas that go some steps alone between two barriers, with dense and with sparse pushes;
     every third also loses servers.
@@ -741,6 +753,7 @@ SCENARIOS: dict[str, Callable[[int], Simulation]] = {
     "downpour-topk": downpour_topk,
     "sync": sync,
     "backups": backups,
+    "target-batch": target_batch,
     "local-sgd": local_sgd,
     "ways": ways,
     "sandblaster": sandblaster,

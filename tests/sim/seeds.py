@@ -15,8 +15,8 @@ from dlctl.sim.disk import NO_SPACE
 from dlctl.sim.simulation import Outcome, Simulation
 
 PER_COMMIT = {
-    "downpour": 9, "downpour-topk": 7, "sync": 5, "backups": 4, "local-sgd": 9, "ways": 7,
-    "sandblaster": 5, "recovery": 8, "commits": 7, "sync-recovery": 6, "full-disks": 8,
+    "downpour": 9, "downpour-topk": 7, "sync": 5, "backups": 4, "target-batch": 3, "local-sgd": 9,
+    "ways": 7, "sandblaster": 5, "recovery": 8, "commits": 7, "sync-recovery": 6, "full-disks": 8,
     "stops": 9, "streams": 6, "toys": 7, "serverless": 5, "liars": 8, "stolen-keys": 5,
     "loops": 9, "joins": 6,
 }  # fmt: skip

@@ -18,26 +18,27 @@ each replica, which it was computing when the others had enough.
   servers, and reads the rows of all replicas that take part now. This read is in flight during the
   next batch, so it is old by one: the replica adds what the others compute in two of its batches at
   their rates. Only if that comes to B does it wait for the newest rows, which decide.
+- The first replica that finds enough samples says so in its row: all others push after the batch in
+  progress, whatever they find.
 - A replica that joins takes part from the step on that the shards are at; what it adds makes the
   step come sooner. One that dies or leaves is not counted any more: the others make up for it, and
-  its batches are computed again. If it dies after the others have pushed, the step has fewer
-  samples than B.
+  its batches are computed again. If it dies when the first replica has found enough, the step has
+  fewer samples than B.
 - The coordinator decides which pushes a step uses, for all shards (`quorum.py`): those of all
-  replicas that take part; and `deadline_s` seconds after the first replica has found that there are
-  enough samples, those that have arrived. So nobody who is silent holds a step.
+  replicas that take part; and `deadline_s` seconds after the first push with enough samples, those
+  that have arrived. So nobody who is silent holds a step.
 - A push that comes later is LATE: it is dropped, never mixed into a later step, and its samples do
-  not count as trained. Its replica reads the newest parameters and goes on. In hivemind it downloads
-  the state of a peer first: here the optimiser is on the servers.
+  not count as trained. Its replica reads the newest parameters and goes on. In hivemind it first
+  downloads the state of a peer: here the optimiser is on the servers.
 - A replica whose data has ended pushes what it has, and the step waits for the others, without a
-  deadline. When the data of all has ended, or all save their state before a stop, the step is made
-  with what there is.
-- At a checkpoint no step is forced: G_i is in no checkpoint, and a run that resumes from one computes
-  these batches again.
+  deadline. When the data of all has ended, or all stop, the step is made with what there is.
+- G_i is in no checkpoint: a run that resumes from one computes these batches again. The first step
+  after that may have fewer samples than B.
 - `dlctl set target_samples=...` takes effect in the step that is under way.
 - hivemind begins to average when it expects B to be reached, and may have less; here at least B
-  samples have been reported. Its averaging between peers is a push to the servers and a fetch;
-  `[servers] layout` divides the model between them by their bandwidths, as in section 3.2 of the
-  paper.
+  samples have been reported. Its averaging between peers is a push to the servers and a fetch.
+  `[servers] layout` divides the model between them by the bandwidths of their hosts, which is what
+  section 3.2 of the paper is about.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ from dlctl.wire.messages import Json
 
 PROGRESS = "progress"
 ROW = 4
-"""Elements of a replica's row; the last one is free, so that a row is rarely on two shards."""
+"""Elements of a replica's row: (clock, samples, samples/s, whether it has found enough)."""
 EXACT = 2**24
 """Up to this number float32 has every integer: rows have the clock modulo this."""
 BATCHES_AHEAD = 2.0
@@ -105,7 +106,7 @@ class Progress(NamedTuple):
     rate: float
     """Samples per second of all of them; 0: not known yet."""
     is_over: bool
-    """Some replica is at a later step."""
+    """Some replica has found enough, or is at a later step."""
 
 
 class Replica(ReplicaSide):
@@ -141,6 +142,8 @@ class Replica(ReplicaSide):
         while True:
             yield self._report(clock)  # Without samples: a row of an earlier process may be there.
             is_full = yield from self._fill(clock)
+            if is_full:
+                yield self._report(clock, is_full=True)
             yield self._push(clock, is_full=is_full)
             clock = yield from barrier.next_chosen(clock)
 
@@ -168,11 +171,12 @@ class Replica(ReplicaSide):
         self._samples += samples
         self._rate = samples / self.step_s if self.step_s else 0.0
 
-    def _report(self, clock: int) -> Write:
-        row = np.array([clock % EXACT, min(self._samples, EXACT), self._rate], np.float32)
+    def _report(self, clock: int, *, is_full: bool = False) -> Write:
+        row = [clock % EXACT, min(self._samples, EXACT), self._rate, is_full]
         at = ROW * self.slot
         return Write(
-            table=PROGRESS, vector=row, ranges=((at, at + len(row)),), holds_steps=False
+            table=PROGRESS, vector=np.array(row, np.float32), ranges=((at, at + ROW),),
+            holds_steps=False,
         )  # fmt: skip
 
     def _push(self, clock: int, *, is_full: bool) -> Write:
@@ -192,7 +196,7 @@ class Replica(ReplicaSide):
     # ------------------------------------------------------------ the progress of all
 
     def _is_full(self, clock: int) -> Generator[Read, View, bool]:
-        """Whether all replicas together have enough samples, or are at a later step already."""
+        """Whether all replicas together have enough samples, or some replica has found so."""
         where, target = self._where(), self.options.target_samples
         if self._prefetched == where:
             view = yield Read(table=PROGRESS, wait=True, ranges=where, into="beside")
@@ -223,9 +227,9 @@ class Replica(ReplicaSide):
             at = ROW * slot - lo
             if not 0 <= at < len(view.values):
                 continue  # It has joined since.
-            of_clock, reported, rate = view.values[at : at + 3].tolist()
+            of_clock, reported, rate, is_full = view.values[at : at + ROW].tolist()
             lead = (int(of_clock) - clock) % EXACT
-            is_over |= 0 < lead < EXACT // 2
+            is_over |= 0 < lead < EXACT // 2 or (lead == 0 and is_full > 0)
             count = int(reported) if lead == 0 else 0
             samples += count
             ahead += count + (rate or self._rate) * BATCHES_AHEAD * self.step_s

@@ -59,10 +59,12 @@ class ClockChecker(Checker):
                 self._on_compute(process, is_own=own_lr is not None)
             case LendModel(steps_own=is_own):
                 self._on_compute(process, is_own=is_own)
-            case Send(_, m.Parameters(shard) | m.SparseParameters(shard) as answer):
+            case Send(
+                _, m.Parameters(shard, table=0) | m.SparseParameters(shard, table=0) as answer
+            ):
                 sent = self._versions.of(process, answer.version).exact
                 self._states[shard, sent.tobytes()].add(answer.version)
-            case Send(peer, m.Push() as push):
+            case Send(peer, m.Push(table=0) as push):
                 self._on_push(process, int(str(peer).rpartition("-")[2]), push)
 
     def _on_compute(self, worker: Process, *, is_own: bool) -> None:

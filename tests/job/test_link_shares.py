@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dlctl.model.link_shares import HostLink, Kind, round_time, shares
+from dlctl.job.link_shares import HostLink, Kind, round_time, shares
 
 CASES = 400
 
@@ -94,7 +94,7 @@ def test_two_hosts_share_like_their_bandwidths() -> None:
 
 
 def test_with_a_rate_for_each_direction_equal_shares_are_best() -> None:
-    """The slowest host sends what it does not serve, or receives what it serves, from all others."""
+    """The slowest host sends what it does not serve, or receives what it serves."""
     links = [HostLink(b) for b in (10.0, 10.0, 1.0, 1.0)]
     found = shares(links, "each way")
     np.testing.assert_allclose(found, [0.25] * 4)

@@ -74,7 +74,7 @@ def shares(links: Sequence[HostLink], kind: Kind, *, least: float = 0.0) -> list
 
 
 def round_time(links: Sequence[HostLink], given: Sequence[float], kind: Kind) -> float:
-    """The time in which all workers push all parameters, in d / bandwidth; to fetch takes the same."""
+    """The time of a push by all workers, in d / bandwidth; their fetch takes the same."""
     total = sum(link.workers for link in links)
     return max(
         _load(link, share, total, kind) / link.bandwidth
