@@ -40,6 +40,7 @@ OPTIONS: dict[str, Any] = {
 """For every method with such a key: the defaults are for runs a hundred times as long."""
 ONLY: dict[str, dict[str, Any]] = {
     "epoch-cut": {"fraction": 0.75}, "loscar": {"density": 0.25}, "sparseloco": {"mean": "senders"},
+    "target-batch": {"target_samples": 256},
 }  # fmt: skip
 RATES: dict[str, tuple[str, dict[str, Any]]] = {
     "demo": ("lion", {"lr": 0.03, "beta1": 0.0, "beta2": 0.0}),

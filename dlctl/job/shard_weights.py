@@ -19,7 +19,7 @@ LAYOUT = ("servers", "layout")
 Fault = tuple[tuple[str, ...], str, str]
 
 
-class Links(NamedTuple):
+class HostLinks(NamedTuple):
     """The hosts with daemons, by their agents."""
 
     agents: tuple[str, ...]
@@ -43,7 +43,7 @@ def of_job(job: JobFile, size: int) -> list[float]:
     return [each[placed[f"server-{index}"]] for index in range(count)]
 
 
-def of_links(job: JobFile) -> Links:
+def of_links(job: JobFile) -> HostLinks:
     """The hosts of a job whose layout is by their bandwidths; these are known."""
     hosts, placed = placement.agents(job.places), placement.place(job)
     servers, workers = Counter[str](), Counter[str]()
@@ -54,7 +54,7 @@ def of_links(job: JobFile) -> Links:
         HostLink(units.parse_rate(hosts[name].bandwidth) or 0.0, workers[name], servers[name] > 0)
         for name in names
     )
-    return Links(names, links, servers)
+    return HostLinks(names, links, servers)
 
 
 def faults(job: JobFile) -> Iterator[Fault]:

@@ -73,6 +73,8 @@ TABLE: list[tuple[str, dict[str, Any], str, str]] = [
      "push_every_steps = auto is at its maximum, 64 steps: the link needs more "
      "(worker-0, worker-1)",
      "dlctl set --list -j digits-7f3a"),
+    ("update-slow", {"update_s": 2048.0}, "an update takes 34m08s at the present rate",
+     "dlctl set --list -j digits-7f3a"),
     ("checkpoint-late", {"waiting": "worker-1", "gives_up_at": 95.7},
      "a checkpoint takes 8.0s; waits for worker-1, 1m35s at most",
      "dlctl logs coordinator -j digits-7f3a"),

@@ -33,6 +33,7 @@ GOOD = {
     "rate": ["0.1"],
     "contact_every_steps": ["1", "100"],
     "steps_at_once": ["1", "1000"],
+    "target_samples": ["1", "4096"],
 }
 BAD = [
     ("push_every_steps", "0"),
@@ -61,6 +62,8 @@ BAD = [
     ("local_steps", "1.5"),
     ("contact_every_steps", "0"),
     ("steps_at_once", "0"),
+    ("target_samples", "0"),
+    ("target_samples", "16777217"),
     ("staleness", "-1"),
     ("staleness", "all"),
     ("clock_steps", "0"),

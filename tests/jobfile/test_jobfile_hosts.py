@@ -124,3 +124,49 @@ def test_what_cannot_be_is_said_with_its_line(problem, text, line, message):
     found = problem(text)
     assert found.message.startswith(message), found
     assert found.line == line, found
+
+
+# ---------------------------------------------------------------- parts of the model by bandwidth
+
+LAYOUT = '[servers]\ncount = 2\nlayout = "{}"\n'
+
+
+@pytest.fixture
+def lay_out(tmp_path: Path):
+    (tmp_path / "train.py").write_text("task = None\n")
+
+    def load_text(layout: str, hosts: str) -> JobFile:
+        file = tmp_path / "job.toml"
+        text = JOB.replace("[servers]\ncount = 2\n", LAYOUT.format(layout))
+        file.write_text(f"{text}{hosts}")
+        return jobfile.load(file)
+
+    return load_text
+
+
+FAST = '[[hosts]]\nssh = "a"\nbandwidth = "1Gbit/s"\n'
+SLOW = '[[hosts]]\nssh = "b"\nbandwidth = "100Mbit/s"\n'
+
+
+@pytest.mark.parametrize("layout", ["bandwidth", "shared-bandwidth"])
+def test_a_layout_by_bandwidth_takes_that_of_the_hosts(lay_out, layout):
+    assert lay_out(layout, FAST + SLOW).servers.layout == layout
+
+
+@pytest.mark.parametrize(
+    ("hosts", "key", "word"),
+    [
+        ("", "servers.layout", "machine"),
+        (FAST + '[[hosts]]\nssh = "c"\n', "servers.layout", "c"),
+        (FAST + '[[hosts]]\nssh = "c"\nbandwidth = "12"\n', "hosts.1.bandwidth", "unit"),
+        (FAST + '[[hosts]]\nssh = "c"\nbandwidth = "off"\n', "hosts.1.bandwidth", "rate"),
+        # All of them are clients only.
+        (FAST + "servers = 0\n" + SLOW + "servers = 0\n", "hosts.0.servers", "servers"),
+    ],
+)
+def test_a_layout_without_what_it_follows_is_refused(lay_out, hosts, key, word):
+    with pytest.raises(jobfile.JobFileError) as refused:
+        lay_out("bandwidth", hosts)
+    (found,) = refused.value.problems
+    assert found.key == key
+    assert word in found.message

@@ -75,6 +75,21 @@ def test_the_largest_load_is_as_small_as_among_all_cuts(sizes, servers):
     assert found == best or max(sizes) == 1
 
 
+@times(60)
+@given(UNITS, st.lists(st.sampled_from([0.0, 0.0, 1.0, 2.5]), min_size=1, max_size=6))
+def test_who_has_no_weight_has_nothing_and_the_others_are_cut_as_without_it(units, weights):
+    positive = [weight for weight in weights if weight]
+    parts = sum(unit.size if not unit.is_whole else 1 for unit in units if unit.size)
+    if not positive or parts < len(positive):
+        return
+    bounds = cut(units, weights)
+    loads = [hi - lo for lo, hi in pairwise(bounds)]
+    alone = [hi - lo for lo, hi in pairwise(cut(units, positive))]
+    assert [load for load, weight in zip(loads, weights, strict=True) if weight] == alone
+    assert not any(load for load, weight in zip(loads, weights, strict=True) if not weight)
+    assert fits(bounds, len(weights), size_of(units))
+
+
 def test_weights_count():
     units = [Unit(f"m{n}", 10, True) for n in range(10)]
     assert cut(units, [1.0, 4.0]) == (0, 20, 100)

@@ -11,10 +11,14 @@ RATE = 1e6
 MB = 1_000_000
 
 
-def sent_at(*messages: tuple[float, str, str, str, int]) -> list[float]:
+def sent_at(
+    *messages: tuple[float, str, str, str, int],
+    rates: dict[str, float] | None = None,
+    is_duplex: bool = True,
+) -> list[float]:
     """(when, flow, source, target, bytes) of each message -> when its last byte is sent."""
     timeline = Timeline()
-    fabric = Fabric(timeline, RATE)
+    fabric = Fabric(timeline, RATE, rates, is_duplex=is_duplex)
     found = [0.0] * len(messages)
 
     def send(number: int) -> None:
@@ -43,6 +47,18 @@ def test_messages_to_one_machine_share_its_card() -> None:
 
 def test_both_directions_are_separate() -> None:
     assert sent_at((0.0, "f", "a", "b", MB), (0.0, "g", "b", "a", MB)) == pytest.approx([1.0, 1.0])
+
+
+def test_both_directions_may_share_one_rate() -> None:
+    both = ((0.0, "f", "a", "b", MB), (0.0, "g", "b", "a", MB))
+    assert sent_at(*both, is_duplex=False) == pytest.approx([2.0, 2.0])
+
+
+def test_a_card_may_have_a_rate_of_its_own() -> None:
+    both = ((0.0, "f", "a", "b", MB), (0.0, "g", "a", "c", MB))
+    assert sent_at(*both, rates={"b": RATE / 4}) == pytest.approx([4.0, 4 / 3])
+    small = (0.0, "f", "a", "b", 1000)
+    assert sent_at(small, rates={"b": RATE / 4}) == pytest.approx([0.004])
 
 
 def test_who_leaves_gives_its_share_to_the_others() -> None:

@@ -96,7 +96,7 @@ class Options:
     samples. A replica that takes longer is left out of the step."""
 
 
-class Progress(NamedTuple):
+class StepProgress(NamedTuple):
     """What all replicas that take part have computed for one step."""
 
     samples: int
@@ -123,7 +123,7 @@ class Replica(ReplicaSide):
         """n_i."""
         self._rate = 0.0
         """Samples per second of this replica; 0: not known yet."""
-        self._seen = Progress(0, 0.0, 0.0, is_over=False)
+        self._seen = StepProgress(0, 0.0, 0.0, is_over=False)
         self._prefetched: tuple[Range, ...] = ()
         """The rows that are being read."""
 
@@ -219,7 +219,7 @@ class Replica(ReplicaSide):
         slots = self.members | {self.slot}
         return ((ROW * min(slots), ROW * (max(slots) + 1)),)
 
-    def _progress(self, clock: int, where: tuple[Range, ...], view: View) -> Progress:
+    def _progress(self, clock: int, where: tuple[Range, ...], view: View) -> StepProgress:
         assert view.values is not None
         ((lo, _),) = where
         samples, ahead, rates, is_over = self._samples, float(self._samples), self._rate, False
@@ -234,7 +234,7 @@ class Replica(ReplicaSide):
             samples += count
             ahead += count + (rate or self._rate) * BATCHES_AHEAD * self.step_s
             rates += rate
-        return Progress(samples, ahead if self._rate else math.inf, rates, is_over)
+        return StepProgress(samples, ahead if self._rate else math.inf, rates, is_over)
 
 
 class ByActualSamples(Mean):

@@ -285,6 +285,20 @@ def test_an_automatic_interval_that_is_too_short_has_all_of_its_workers() -> Non
     assert found.facts == {"key": "push_every_steps", "steps": 64, "workers": "worker-0, worker-2"}
 
 
+@pytest.mark.parametrize("method", [7, {"update_s": "long"}, {"update_s": 59.0}, {}])
+def test_an_update_that_takes_seconds_is_no_problem(method: object) -> None:
+    assert Run().change("worker-0", metrics={"method": method}).find() == []
+
+
+def test_a_target_that_the_living_workers_cannot_reach_soon_says_how_long_it_takes() -> None:
+    run = Run()
+    for name, update_s in (("worker-0", 1900.0), ("worker-2", 2000.0)):
+        run.change(name, metrics={"method": {"update_s": update_s}})
+    (found,) = run.find()
+    assert (found.code, found.daemon) == ("update-slow", "run")
+    assert found.facts == {"update_s": 2000.0}
+
+
 # ---------------------------------------------------------------- the run
 
 
