@@ -39,6 +39,7 @@ CHAPTERS = {
     "methods_slow": "a small GPT behind 100 Mbit/s while a worker and a server are killed",
     "topologies": "one run for each topology on the digits, with a member killed halfway",
     "cut_memory": "peak memory of each process of a replica of two, against one process",
+    "target_batch": "a round with parts of the model by bandwidth, against equal parts",
     "straggler": "sandblaster with one of eight workers ten times slower, against the ideal time",
     "quality": "the loss of a small GPT after the same samples, against one process; 45 minutes",
 }

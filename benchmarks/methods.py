@@ -60,6 +60,7 @@ class Setting(NamedTuple):
 DIGITS = {
     "downpour": Setting("push_every_steps = 2", OWN_SGD.format(lr=0.05) + SGD.format(lr=0.05)),
     "sync": Setting("backup_workers = 1", SGD.format(lr=0.2)),
+    "target-batch": Setting("target_samples = 64", SGD.format(lr=0.2)),
     "dgc": Setting("", SGD.format(lr=0.05)),
     "demo": Setting(epochs=40),
     "local-sgd": Setting("local_steps = 8", OWN_SGD.format(lr=0.1)),
@@ -101,6 +102,7 @@ OF_WAYS = '[inner]\nname = "adamw"\nlr = 2e-3\nbetas = [0.9, 0.95]\nweight_decay
 GPT = {
     "downpour": Setting("overlap = false", '[inner]\nname = "none"\n' + OF_GRADIENTS),
     "epoch-cut": Setting("overlap = false", '[inner]\nname = "none"\n' + OF_GRADIENTS),
+    "target-batch": Setting("target_samples = 16", OF_GRADIENTS),
     "dgc": Setting("", SGD.format(lr=0.1)),
     "demo": Setting(),
     "local-sgd": Setting("local_steps = 10", OF_WAYS),

@@ -21,7 +21,10 @@ from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.store import Store
 
-FIXED = {"overlap": False, "local_steps": 4, "exchange_every_steps": 1, "buffer_pushes": 3}
+FIXED = {
+    "overlap": False, "local_steps": 4, "exchange_every_steps": 1, "buffer_pushes": 3,
+    "target_samples": 1,
+}  # fmt: skip
 """Options with which a trajectory does not depend on how long things take, and with which a portion
 is a whole round."""
 

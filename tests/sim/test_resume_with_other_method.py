@@ -25,8 +25,8 @@ from dlctl.wire.messages import Array
 ADAM, OWN = ("adam", {"lr": 0.02}), ("adam", {"lr": 0.02})
 MOMENTUM, OWN_MOMENTUM = ("momentum", {"lr": 0.01}), ("sgd", {"lr": 0.01, "momentum": 0.9})
 SAMPLES, EPOCHS = 128, 3
-OPTIONS = {"fedbuff": {"buffer_pushes": 2}}
-"""So short a run has not pushes enough for the buffer that the method comes with."""
+OPTIONS = {"fedbuff": {"buffer_pushes": 2}, "target-batch": {"target_samples": 32}}
+"""So short a run has not pushes enough for what the method comes with."""
 COSINE = config.Schedule(kind="cosine", warmup="10%", over=f"{EPOCHS * SAMPLES} samples")
 
 

@@ -277,7 +277,7 @@ def cells(layout: Layout) -> int:
 
 
 def check(job: JobFile) -> list[Fault]:
-    target = job.algorithm.options["target_samples"]
+    target = Options(**job.algorithm.options).target_samples
     where = ("algorithm", "target_samples")
     if batches.is_open(job) or job.has_loop:
         return []
@@ -292,7 +292,7 @@ def check(job: JobFile) -> list[Fault]:
 
 
 def check_steps(job: JobFile, steps: float) -> list[Fault]:
-    target = job.algorithm.options["target_samples"]
+    target = Options(**job.algorithm.options).target_samples
     if batches.is_open(job) or job.has_loop or steps * batches.largest(job) >= target:
         return []
     most = int(steps * batches.largest(job))
