@@ -109,7 +109,7 @@ class Store:
             for s in sorted(shards, key=lambda s: int(s["lo"]))
             if s["lo"] < hi and lo < s["hi"]
         ]
-        return np.concatenate(parts)
+        return np.concatenate([np.zeros(0, np.float32), *parts])
 
     def read_table(
         self, directory: str, name: str, size: int, lo: int, hi: int, dtype: str = "float32"

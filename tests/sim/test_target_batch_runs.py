@@ -11,11 +11,13 @@ import pytest
 from simulated import Watcher, job_file
 
 from benchmarks.target_batch import CASES, Case, simulated_s
+from dlctl.job.config import Host
 from dlctl.roles.protocol.rows import rows_in
 from dlctl.sim.checkers import LivenessChecker, NothingLeft, SamplesChecker, TermsChecker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.objectives import Batch, LeastSquares
 from dlctl.sim.simulation import Outcome, Simulation
+from dlctl.sim.store import Store
 from dlctl.wire import messages as m
 from dlctl.wire.messages import Array
 
@@ -193,3 +195,34 @@ def test_parts_by_bandwidth_against_equal_ones(case: Case) -> None:
     ratio = simulated_s(case.layout, case) / simulated_s("equal", case)
     assert case.asked is not None
     assert least - 0.02 <= ratio <= case.asked
+
+
+def test_a_run_that_is_started_again_is_cut_by_the_bandwidths_that_its_job_has_then() -> None:
+    """With the state of the optimiser: the steps are the same to the last bit."""
+    weights, bounds = {}, {}
+    for layout in ("equal", "bandwidth"):
+        store = Store()
+        for epochs, chosen in ((1.0, "equal"), (3.0, layout)):
+            hosts = [
+                Host(ssh=f"h{n}", servers=1, workers=0, bandwidth=f"{rate}MB/s")
+                for n, rate in enumerate((10, 1))
+            ]
+            job = job_file(
+                2, 2, algorithm=("target-batch", {"target_samples": 1}), batch_size=BATCH,
+                optimizer=("adam", {"lr": 0.02}), epochs=epochs, portion_batches=2,
+                hosts=(*hosts, Host(ssh="w", servers=0, bandwidth="100MB/s")),
+            )  # fmt: skip
+            job = replace(
+                job, servers=replace(job.servers, layout=chosen),
+                data=replace(job.data, lease_ahead_s=0.0),
+            )  # fmt: skip
+            problem = LeastSquares(samples=64, size=1100)
+            outcome = Simulation(
+                job, problem, 1, store=store, compute=ComputeOptions(spread=0.0)
+            ).run()
+            assert outcome.state == "finished", outcome.reason
+        weights[layout] = outcome.weights
+        serving = outcome.world.machine("server-0").serving
+        bounds[layout] = serving.assigned.bounds
+    assert bounds == {"equal": (0, 550, 1100), "bandwidth": (0, 1100, 1100)}
+    np.testing.assert_array_equal(weights["equal"], weights["bandwidth"])
