@@ -26,7 +26,6 @@ from dlctl.sim.simulation import Simulation
 METHODS: dict[str, tuple[dict[str, Any], tuple[type[Checker], ...]]] = {
     "easgd": ({"exchange_every_steps": 3, "inner_lr": 0.1}, ()),
     "fedbuff": ({"local_steps": 2, "buffer_pushes": 3, "inner_lr": 0.1}, (BufferedChecker,)),
-    "target-batch": ({"target_samples": 24, "deadline_s": 0.5}, ()),
 }
 SEEDS = [range(1), *(pytest.param(range(n, n + 4), marks=pytest.mark.long) for n in (1, 5, 9))]
 

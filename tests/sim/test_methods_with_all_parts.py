@@ -76,7 +76,7 @@ def test_it_learns_with_what_its_shape_allows(name: str, compressor: str, optimi
     method = registry.load("algorithms", name)
     wanted = {
         "local_steps": 4, "exchange_every_steps": 2, "buffer_pushes": 2, "density": 0.5,
-        "quorum": 2,
+        "quorum": 2, "target_samples": 16,
     }  # fmt: skip
     options: dict[str, Any] = {key: wanted[key] for key in wanted if has(method, key)}
     push = method.replica.one_push(method.Options(**options))
@@ -126,8 +126,9 @@ def changed(name: str, key: str, text: str) -> tuple[Outcome, list[tuple[Any, An
     method = registry.load("algorithms", name)
     options = {"buffer_pushes": 2} if has(method, "buffer_pushes") else {}
     servers = 2 if method.shape.needs_servers else 0
+    epochs = 72.0 if has(method, "target_samples") else 24.0  # One step with its default.
     simulation = Simulation(
-        job_file(2, servers, algorithm=(name, options), epochs=24.0),
+        job_file(2, servers, algorithm=(name, options), epochs=epochs),
         LeastSquares(samples=64),
         compute=ComputeOptions(step_s=0.05, spread=0.0, slow={1: 2.5}),
     )

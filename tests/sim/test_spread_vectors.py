@@ -75,6 +75,7 @@ class Replicas:
 def test_every_method_comes_to_the_same_in_parts(name: str, monkeypatch) -> None:
     known = registry.load("algorithms", name).Options.__dataclass_fields__
     wanted = {"local_steps": 4, "exchange_every_steps": 2, "buffer_pushes": 2}
+    wanted |= {"target_samples": 24}
     options = {key: wanted[key] for key in wanted if key in known}
 
     def weights() -> Any:

@@ -27,7 +27,7 @@ from dlctl.wire.messages import Push
 
 SHORT: dict[str, Any] = {
     "local_steps": 4, "exchange_every_steps": 2, "buffer_pushes": 2, "quorum": 2, "fragments": 2,
-    "warmup_density": [], "clock_steps": 2,
+    "warmup_density": [], "clock_steps": 2, "target_samples": 24,
 }  # fmt: skip
 """For every method with such a key."""
 VARIANTS: dict[str, dict[str, Any]] = {
