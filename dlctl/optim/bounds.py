@@ -15,12 +15,13 @@ def of_job(job: JobFile, layout: Layout) -> Bounds:
     """The bounds of the shards; (0,) without servers. Raises UsageError for too many servers."""
     if not job.servers.count:
         return (0,)
+    weights = job.servers.weights or [1.0] * job.servers.count
     optimizer = _of_matrices(job)
 
     def is_whole(entry: TensorEntry) -> bool:
         return optimizer is not None and optimizer.is_whole(entry)
 
-    return cut(units(layout, is_whole), [1.0] * job.servers.count)
+    return cut(units(layout, is_whole), weights)
 
 
 def matrix_bytes(job: JobFile, layout: Layout, lo: int, hi: int) -> int:
