@@ -43,6 +43,13 @@ class Model(NamedTuple):
         }
 
 
+class ShardBytes(NamedTuple):
+    parameters: int
+    total: int
+    beside_matrices: int
+    """Bytes among them of what the optimiser keeps beside matrices, as the job has it now."""
+
+
 class HostNeed(NamedTuple):
     name: str
     """The agent's name in the job file, or `HERE`."""
@@ -95,22 +102,30 @@ def _need(
         loader_processes=job.workers.loader_processes,
         device=job.workers.device,
         daemons=total if agent == HOME_AGENT else len(daemons) + 1,
-        shm_bytes=_shm_bytes(job, model, len(servers)),
+        shm_bytes=_shm_bytes(job, model, servers),
         is_model_known=model is not None,
     )
 
 
-def _shm_bytes(job: JobFile, model: Model | None, servers: int) -> int:
+def _shm_bytes(job: JobFile, model: Model | None, servers: Sequence[str]) -> int:
     if not servers or job.servers.state_dir or job.servers.durability != "process":
         return 0
     if model is None:
         return SHM_BYTES_MIN
+    sizes = (shard_bytes(job, model, int(name.rpartition("-")[2])) for name in servers)
+    return (
+        round(sum(size.total for size in sizes) * STATE_PARTS) + len(servers) * STATE_MARGIN_BYTES
+    )
+
+
+def shard_bytes(job: JobFile, model: Model, index: int) -> ShardBytes:
+    """What a server stores. Raises UsageError for more servers than the model can be cut for."""
     from dlctl.optim import bounds  # imported late: it pulls in numpy
 
-    beside = bounds.matrix_bytes(job, model.layout, 0, model.parameters)
-    total = model.stored_bytes - model.kept_bytes + beside
-    share = total * servers / job.servers.count
-    return round(share * STATE_PARTS) + servers * STATE_MARGIN_BYTES
+    lo, hi = bounds.of_job(job, model.layout)[index : index + 2]
+    elements_bytes = (model.stored_bytes - model.kept_bytes) * (hi - lo)
+    beside = bounds.matrix_bytes(job, model.layout, lo, hi)
+    return ShardBytes(hi - lo, round(elements_bytes / max(1, model.parameters)) + beside, beside)
 
 
 class NeededLink(NamedTuple):
