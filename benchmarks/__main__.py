@@ -38,7 +38,7 @@ CHAPTERS = {
     "methods": "every method on digits and on a small GPT: how good, bytes, seconds; 45 minutes",
     "methods_slow": "a small GPT behind 100 Mbit/s while a worker and a server are killed",
     "topologies": "one run for each topology on the digits, with a member killed halfway",
-    "decentralised": "servers beside workers: bytes per host link, a step at 100 Mbit/s; virtual time",
+    "decentralised": "servers beside workers, simulated: bytes per host link, steps at 100 Mbit/s",
     "cut_memory": "peak memory of each process of a replica of two, against one process",
     "straggler": "sandblaster with one of eight workers ten times slower, against the ideal time",
     "quality": "the loss of a small GPT after the same samples, against one process; 45 minutes",

@@ -20,13 +20,13 @@ STATE_MARGIN_BYTES = 16 << 20
 
 
 class Model(NamedTuple):
-    """Size of the model, from an earlier checkpoint of the same job."""
+    """Size of the model, from an earlier checkpoint of the same job, or as the task builds it."""
 
     layout: Layout
     stored_bytes: int
     """Bytes of all parameters and optimiser slots in the checkpoint."""
-    step: int
-    """The step at which the checkpoint was made."""
+    step: int | None
+    """The step at which the checkpoint was made; None: there is none, the task has built it."""
     kept_bytes: int = 0
     """Those of the stored bytes that the optimiser keeps beside matrices."""
 
@@ -35,7 +35,7 @@ class Model(NamedTuple):
         """Trainable ones."""
         return self.layout.size()
 
-    def figures(self) -> dict[str, int]:
+    def figures(self) -> dict[str, int | None]:
         return {
             "parameters": self.parameters,
             "stored_bytes": self.stored_bytes,

@@ -161,3 +161,10 @@ def known_model(file: Path, job: JobFile) -> Model | None:
             kept_bytes = bounds.FLOAT_BYTES * sum(ends)
             return Model(layout(manifest), stored_bytes, manifest["step"], kept_bytes)
     return None
+
+
+def remarks(job: JobFile, model: Model | None) -> list[str]:
+    """What a user should know about how the servers step this model, a sentence each."""
+    from dlctl.optim import bounds  # imported late: it pulls in numpy
+
+    return [] if model is None else bounds.remarks(job, model.layout)
