@@ -16,11 +16,11 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -82,6 +82,8 @@ every_s = 0
 """
 APPLIES = 20
 """Timed updates of each; SOAP and Shampoo have a slow one in ten."""
+AT_A_TIME = 4
+"""Simulations."""
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Threads of numpy's products that wait for each other would be measured, not the products."""
 
@@ -93,17 +95,23 @@ def measure(*, quick: bool) -> list[Figure]:
     """quick: few updates, one seed, no tuning."""
     updates, seeds = (20, 1) if quick else (UPDATES, SEEDS)
     with _simulator(updates) as run:
-        rates = {
-            name: rates[0] if quick else _best(run, name) for name, (_, rates) in RATES.items()
-        }
-        runs = {
-            name: [run(name, rate, seed) for seed in range(seeds)] for name, rate in rates.items()
-        }
+        rates = {name: found[0] for name, (_, found) in RATES.items()}
+        if not quick:
+            tried = [Trial(name, rate, TUNING_SEED) for name in RATES for rate in RATES[name][1]]
+            rates = _best(run(tried))
+        trials = [Trial(name, rates[name], seed) for name in RATES for seed in range(seeds)]
+        found = run(trials)
+    runs = {name: [found[t] for t in trials if t.name == name] for name in RATES}
     return [*_updates(rates, runs, quick=quick), *_times(quick=quick)]
 
 
-Run = Callable[[str, float, int], Losses]
-"""(optimiser, rate, seed) -> what it has come to."""
+class Trial(NamedTuple):
+    name: str
+    rate: float
+    seed: int
+
+
+Run = Callable[[Sequence[Trial]], dict[Trial, Losses]]
 
 
 @contextmanager
@@ -118,38 +126,53 @@ def _simulator(updates: int) -> Iterator[Run]:
         sizes = {"steps": updates * WORKERS, "every": EVERY * WORKERS}
         file.write_text(JOB.format(workers=WORKERS, batch=BATCH, **sizes))
         os.environ.update(ONE_THREAD)
-        with simulators.opened(1, file) as process:
-            yield lambda name, rate, seed: _losses(process, directory, name, rate, seed)
+        with simulators.opened(AT_A_TIME, file) as process:
+            yield lambda trials: _losses(process, directory, trials)
 
 
-def _losses(process: Any, directory: Path, name: str, rate: float, seed: int) -> Losses:
-    """Raises DlctlError for what fails in the run."""
-    chosen = {"name": name, "lr": rate, **RATES[name][0]}
-    overrides = {f"optimizer.{key}": value for key, value in chosen.items()}
-    start = simulate.read(directory / "job.toml", {**overrides, "job.seed": seed})
-    place = directory / f"{name}-{rate:g}-{seed}"
-    simulate.prepare(place, start)
-    request = SimulationRequest(directory=str(place), seed=seed, step_s=0.02)
-    (answer,) = process.ask([request])
-    if (error := simulators.error_in(answer)) is not None:
-        raise error
-    points = history.read(place).evaluations
-    found = {round(point.step / WORKERS): point.metrics["val_loss"] for point in points}
-    last = [*found.values()][-1]
-    print(f"  {name}, rate {rate:g}, seed {seed}: {last:.3f}", file=sys.stderr, flush=True)
+def _losses(process: Any, directory: Path, trials: Sequence[Trial]) -> dict[Trial, Losses]:
+    """Raises DlctlError for what fails in a run."""
+    places = {}
+    for trial in trials:
+        chosen = {"name": trial.name, "lr": trial.rate, **RATES[trial.name][0]}
+        overrides = {f"optimizer.{key}": value for key, value in chosen.items()}
+        start = simulate.read(directory / "job.toml", {**overrides, "job.seed": trial.seed})
+        places[trial] = directory / f"{trial.name}-{trial.rate:g}-{trial.seed}"
+        simulate.prepare(places[trial], start)
+    requests = [
+        SimulationRequest(directory=str(place), seed=trial.seed, step_s=0.02)
+        for trial, place in places.items()
+    ]
+    found = {}
+    for (trial, place), answer in zip(places.items(), process.ask(requests), strict=True):
+        if (error := simulators.error_in(answer)) is not None:
+            raise error
+        points = history.read(place).evaluations
+        found[trial] = {round(p.step / WORKERS): p.metrics["val_loss"] for p in points}
+        print(f"  {trial}: {_end(found[trial]):.3f}", file=sys.stderr, flush=True)
     return found
 
 
-def _best(run: Run, name: str) -> float:
-    ends = {rate: [*run(name, rate, TUNING_SEED).values()][-1] for rate in RATES[name][1]}
-    return min(ends, key=lambda rate: ends[rate] if ends[rate] == ends[rate] else np.inf)
+def _end(losses: Losses) -> float:
+    return [*losses.values()][-1]
+
+
+def _best(found: dict[Trial, Losses]) -> dict[str, float]:
+    """Optimiser -> the rate that ends lowest; a NaN is no loss."""
+    ends = {trial: _end(losses) for trial, losses in found.items()}
+    return {
+        name: min(
+            (t for t in ends if t.name == name and ends[t] < np.inf), key=ends.__getitem__
+        ).rate
+        for name in RATES
+    }
 
 
 def _updates(
     rates: dict[str, float], runs: dict[str, list[Losses]], *, quick: bool
 ) -> list[Figure]:
     """The updates of each until AdamW's loss, as a multiple of AdamW's."""
-    targets = [[*losses.values()][-1] for losses in runs["adamw"]]
+    targets = [_end(losses) for losses in runs["adamw"]]
     of_adamw = [
         _first(losses, target) for losses, target in zip(runs["adamw"], targets, strict=True)
     ]
@@ -160,7 +183,7 @@ def _updates(
             (ours if ours is not None else np.inf) / (theirs or 1)
             for ours, theirs in zip(taken, of_adamw, strict=True)
         )
-        ends = median([*losses.values()][-1] for losses in runs[name])
+        ends = median(_end(losses) for losses in runs[name])
         said = (
             f"updates {', '.join('never' if n is None else str(n) for n in taken)}; AdamW "
             f"{', '.join(map(str, of_adamw))}; ends with {ends:.3f}, AdamW with "
