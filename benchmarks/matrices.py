@@ -45,12 +45,12 @@ WORKERS, BATCH, UPDATES, EVERY = 2, 8, 80, 4
 SEEDS, TUNING_SEED = 5, 100
 NO_MATRICES = ["character.weight", "position.weight"]
 RATES: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
-    "adamw": ({"beta2": 0.95, "weight_decay": 0.1}, (2e-3, 4e-3, 8e-3)),
+    "adamw": ({"beta2": 0.95, "weight_decay": 0.1}, (4e-3, 8e-3, 1.6e-2)),
     "muon": (
         {"weight_decay": 0.1, "beta2": 0.95, "adamw_lr_scale": 0.2, "elementwise": NO_MATRICES},
         (0.02, 0.04, 0.08),
     ),
-    "soap": ({"weight_decay": 0.1}, (4e-3, 8e-3, 1.6e-2)),
+    "soap": ({"weight_decay": 0.1}, (8e-3, 1.6e-2, 3.2e-2)),
 }
 """Optimiser -> its options, and the rates that are tried."""
 TIMED = ("adamw", "muon", "soap", "shampoo", "lmo")
