@@ -65,7 +65,8 @@ def by_hand(problem: Matrices) -> np.ndarray:
             inner = torch.optim.SGD([local], lr=INNER_LR)
             for rows in problem.rows[slot][first : first + STEPS]:
                 inner.zero_grad()
-                error = x[rows] @ local - y[rows]
+                of = torch.from_numpy(rows.copy())
+                error = x[of] @ local - y[of]
                 (error @ error / (2 * len(rows))).backward()
                 inner.step()
             ways.append(theta - local.detach())
