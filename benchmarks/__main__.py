@@ -38,6 +38,8 @@ CHAPTERS = {
     "methods": "every method on digits and on a small GPT: how good, bytes, seconds; 45 minutes",
     "methods_slow": "a small GPT behind 100 Mbit/s while a worker and a server are killed",
     "topologies": "one run for each topology on the digits, with a member killed halfway",
+    "decentralised": "servers beside workers, simulated: bytes per host link, steps at 100 Mbit/s",
+    "matrices": "Muon, SOAP, Shampoo on servers beside AdamW: updates to a loss, time of an update",
     "cut_memory": "peak memory of each process of a replica of two, against one process",
     "target_batch": "a round with parts of the model by bandwidth, against equal parts",
     "straggler": "sandblaster with one of eight workers ten times slower, against the ideal time",

@@ -65,6 +65,9 @@ DIGITS = {
     "demo": Setting(epochs=40),
     "local-sgd": Setting("local_steps = 8", OWN_SGD.format(lr=0.1)),
     "diloco": Setting("local_steps = 8", ADAMW),
+    "isoloco": Setting(
+        "local_steps = 8", ADAMW + '[optimizer]\nname = "isotropic"\nlr = 0.7\nmomentum = 0.6\n'
+    ),
     "async-diloco": Setting("local_steps = 10", ADAMW, epochs=30),
     "streaming-diloco": Setting(
         "local_steps = 12\nfragments = 3", ADAMW + '[compression]\nname = "e3m0"\n', epochs=30
@@ -88,6 +91,7 @@ DIGITS = {
     "softsync": Setting("", SGD.format(lr=0.1)),
     "dc-asgd": Setting("", SGD.format(lr=0.05)),
     "ringmaster": Setting("", SGD.format(lr=0.05)),
+    "ringmaster-lmo": Setting("", '[optimizer]\nname = "lmo"\nlr = 0.01\n'),
     "ringleader": Setting("", SGD.format(lr=0.1)),
     "epoch-cut": Setting("", SGD.format(lr=0.05)),
     "allreduce": Setting("", ADAMW),
@@ -107,6 +111,11 @@ GPT = {
     "demo": Setting(),
     "local-sgd": Setting("local_steps = 10", OF_WAYS),
     "diloco": Setting("local_steps = 10", OF_WAYS),
+    "isoloco": Setting(
+        "local_steps = 10",
+        OF_WAYS + '[optimizer]\nname = "isotropic"\nlr = 0.7\nmomentum = 0.6\n',
+    ),
+    "ringmaster-lmo": Setting("", '[optimizer]\nname = "lmo"\nlr = 0.01\n'),
     "async-diloco": Setting("local_steps = 10", OF_WAYS),
     "streaming-diloco": Setting(
         "local_steps = 12\nfragments = 3", OF_WAYS + '[compression]\nname = "e3m0"\n'

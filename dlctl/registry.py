@@ -83,6 +83,10 @@ BUILT_IN: dict[str, dict[str, Component]] = {
             "dlctl.algorithms.methods.local_sgd:DILOCO",
             "AdamW in the replicas, Nesterov on the mean of their updates (Douillard 2023)",
         ),
+        "isoloco": Component(
+            "dlctl.algorithms.methods.isoloco:ISOLOCO",
+            "DiLoCo whose outer steps are equally long in all directions of a matrix (2026)",
+        ),
         "async-diloco": Component(
             "dlctl.algorithms.methods.async_diloco:ASYNC_DILOCO",
             "DiLoCo without waiting: delayed momentum, steps by speed (Liu 2024)",
@@ -137,6 +141,10 @@ BUILT_IN: dict[str, dict[str, Component]] = {
         "ringmaster": Component(
             "dlctl.algorithms.methods.ringmaster:RINGMASTER",
             "stale gradients are dropped (Maranjyan 2025)",
+        ),
+        "ringmaster-lmo": Component(
+            "dlctl.algorithms.methods.ringmaster_lmo:RINGMASTER_LMO",
+            "ringmaster with steps along orthogonal matrices (Maranjyan 2026)",
         ),
         "ringleader": Component(
             "dlctl.algorithms.methods.ringleader:RINGLEADER",
@@ -238,6 +246,13 @@ BUILT_IN: dict[str, dict[str, Component]] = {
         "soap": Component("dlctl.optim.soap:Soap", "Adam in the eigenbasis of Shampoo (Vyas 2025)"),
         "shampoo": Component(
             "dlctl.optim.shampoo:Shampoo", "a preconditioner per side of a matrix (Gupta 2018)"
+        ),
+        "lmo": Component(
+            "dlctl.optim.lmo:Lmo", "matrices along orthogonal ones, momentum else (Maranjyan 2026)"
+        ),
+        "isotropic": Component(
+            "dlctl.optim.isotropic:Isotropic",
+            "Nesterov on matrices with equal singular values (IsoLoCo)",
         ),
         "yogi": Component(
             "dlctl.optim.yogi:Yogi", "Adam, its second moment additive (Zaheer 2018)"

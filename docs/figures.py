@@ -23,6 +23,8 @@ from dlctl import registry
 from dlctl.algorithms.base import Method
 from dlctl.job import config
 from dlctl.jobfile import effective_options
+from dlctl.model.flat import TRAINED, Layout, TensorEntry
+from dlctl.optim.matrices import MatrixOptimizer
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.network import NetworkOptions, SimLink
 from dlctl.sim.objectives import LeastSquares
@@ -44,6 +46,8 @@ ONLY: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 RATES: dict[str, tuple[str, dict[str, Any]]] = {
     "demo": ("lion", {"lr": 0.03, "beta1": 0.0, "beta2": 0.0}),
+    "ringmaster-lmo": ("lmo", {"lr": 0.015}),
+    "isoloco": ("isotropic", {"lr": 0.7, "momentum": 0.5}),
     "async-diloco": ("delayed-nesterov", {"lr": 0.7, "momentum": 0.5, "every": 4}),
 }
 COMPRESSION: dict[str, dict[str, Any]] = {
@@ -52,6 +56,8 @@ COMPRESSION: dict[str, dict[str, Any]] = {
     "dct": {"side": 8, "keep": 8, "dense_below": 0},
 }
 LR, LOCAL_LR = 0.03, 0.03
+SIDE = 16
+"""Of the square that the parameters are, for optimisers of matrices: each server has half of it."""
 
 
 class Curve(NamedTuple):
@@ -91,8 +97,11 @@ def job_of(name: str) -> config.JobFile:
 
 def curve_of(name: str) -> Curve:
     """Loss of the run's model, and total bytes sent, every `EVERY_S` simulated seconds."""
-    problem = LeastSquares(**PROBLEM)
-    simulation = Simulation(job_of(name), problem, network=NETWORK, compute=COMPUTE)
+    problem, job = LeastSquares(**PROBLEM), job_of(name)
+    if issubclass(registry.load("optimizers", job.optimizer.name), MatrixOptimizer):
+        halves = (TensorEntry(half, TRAINED, (SIDE, SIDE // 2), "float32") for half in "ab")
+        problem.layout = Layout(tuple(halves))
+    simulation = Simulation(job, problem, network=NETWORK, compute=COMPUTE)
     model = registry.load("algorithms", name).shape.model
     curve = Curve([], [], [])
 

@@ -12,6 +12,7 @@ from dlctl.records.memory import Memory
 from dlctl.roles.coordinator.supervision.registration import Past
 from dlctl.runs import checkpoints, paths, terms
 from dlctl.runs.database import RunDb
+from dlctl.util.names import LINKS
 
 
 def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:
@@ -51,6 +52,7 @@ def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:
         gone_s=gone_s,
         unwritten_s=gone_s - beat_age_s if gone_s and beat_age_s else 0.0,
         totals=db.run().get("totals") or {},
+        links=db.run().get(LINKS) or {},
         # The other way round: from wall-clock time.
         daemons={row["name"]: to_wall_clock(row, clock_s - now) for row in db.daemons()},
     )

@@ -29,6 +29,7 @@ from dlctl.job.config import JobFile
 from dlctl.records.series import RUN
 from dlctl.roles.coordinator.members.daemon_states import ALIVE
 from dlctl.roles.coordinator.run_state import NEXT
+from dlctl.util.names import LINKS
 from dlctl.wire.messages import Json
 
 log = logging.getLogger("dlctl")
@@ -127,6 +128,7 @@ def _of_run(run: Json) -> Iterator[Metric]:
     staleness = SummaryMetricFamily("dlctl_staleness", "Updates by others, for each push.")
     staleness.add_metric([], totals.get("pushes", 0), totals.get("staleness_sum", 0))
     yield staleness
+    yield _links(run.get(LINKS) or {})
     yield _table("task", "What else the task's loss returns.", "metric", run.get("metrics") or {})
     text = "Newest evaluation of the model."
     yield _table("evaluation", text, "metric", run.get("evaluation") or {})
@@ -135,6 +137,16 @@ def _of_run(run: Json) -> Iterator[Metric]:
     saved = run.get("checkpoint") or {}
     text = "When the newest checkpoint was made."
     yield _gauge("checkpoint_timestamp_seconds", text, saved.get("at"))
+
+
+def _links(rows: Json) -> Metric:
+    """The bytes of pushes and fetches between hosts."""
+    text = "Bytes over the link of a host, those within a host not counted."
+    counted = CounterMetricFamily("dlctl_link_bytes", text, labels=["agent", "host", "direction"])
+    for agent, row in rows.items():
+        for direction in ("out", "in"):
+            counted.add_metric([agent, row["host"], direction], row[f"{direction}_bytes"])
+    return counted
 
 
 def _of_daemons(daemons: Sequence[Json]) -> Iterator[Metric]:

@@ -20,13 +20,13 @@ STATE_MARGIN_BYTES = 16 << 20
 
 
 class Model(NamedTuple):
-    """Size of the model, from an earlier checkpoint of the same job."""
+    """Size of the model, from an earlier checkpoint of the same job, or as the task builds it."""
 
     layout: Layout
     stored_bytes: int
     """Bytes of all parameters and optimiser slots in the checkpoint."""
-    step: int
-    """The step at which the checkpoint was made."""
+    step: int | None
+    """The step at which the checkpoint was made; None: there is none, the task has built it."""
     kept_bytes: int = 0
     """Those of the stored bytes that the optimiser keeps beside matrices."""
 
@@ -35,12 +35,19 @@ class Model(NamedTuple):
         """Trainable ones."""
         return self.layout.size()
 
-    def figures(self) -> dict[str, int]:
+    def figures(self) -> dict[str, int | None]:
         return {
             "parameters": self.parameters,
             "stored_bytes": self.stored_bytes,
             "step": self.step,
         }
+
+
+class ShardBytes(NamedTuple):
+    parameters: int
+    total: int
+    beside_matrices: int
+    """Bytes among them of what the optimiser keeps beside matrices, as the job has it now."""
 
 
 class HostNeed(NamedTuple):
@@ -95,22 +102,30 @@ def _need(
         loader_processes=job.workers.loader_processes,
         device=job.workers.device,
         daemons=total if agent == HOME_AGENT else len(daemons) + 1,
-        shm_bytes=_shm_bytes(job, model, len(servers)),
+        shm_bytes=_shm_bytes(job, model, servers),
         is_model_known=model is not None,
     )
 
 
-def _shm_bytes(job: JobFile, model: Model | None, servers: int) -> int:
+def _shm_bytes(job: JobFile, model: Model | None, servers: Sequence[str]) -> int:
     if not servers or job.servers.state_dir or job.servers.durability != "process":
         return 0
     if model is None:
         return SHM_BYTES_MIN
+    sizes = (shard_bytes(job, model, int(name.rpartition("-")[2])) for name in servers)
+    return (
+        round(sum(size.total for size in sizes) * STATE_PARTS) + len(servers) * STATE_MARGIN_BYTES
+    )
+
+
+def shard_bytes(job: JobFile, model: Model, index: int) -> ShardBytes:
+    """What a server stores. Raises UsageError for more servers than the model can be cut for."""
     from dlctl.optim import bounds  # imported late: it pulls in numpy
 
-    beside = bounds.matrix_bytes(job, model.layout, 0, model.parameters)
-    total = model.stored_bytes - model.kept_bytes + beside
-    share = total * servers / job.servers.count
-    return round(share * STATE_PARTS) + servers * STATE_MARGIN_BYTES
+    lo, hi = bounds.of_job(job, model.layout)[index : index + 2]
+    elements_bytes = (model.stored_bytes - model.kept_bytes) * (hi - lo)
+    beside = bounds.matrix_bytes(job, model.layout, lo, hi)
+    return ShardBytes(hi - lo, round(elements_bytes / max(1, model.parameters)) + beside, beside)
 
 
 class NeededLink(NamedTuple):

@@ -218,7 +218,19 @@ class Servers:
 
     count: Annotated[int, Ge(0), Le(256)] = 1
     """Parameter servers; each owns one contiguous shard of every table. 0 only with a method that
-    needs no servers, where it is the default."""
+    needs no servers, where it is the default. With placement = "workers" the default follows from
+    the hosts."""
+    placement: Literal["spread", "workers"] = "spread"
+    """"spread": servers are on the hosts that ask for them, else evenly on all. "workers": every
+    host with workers serves a part of the model beside them, by one server, or by as many as its
+    `servers` in [[hosts]]; on this machine alone there is one server for each worker. So no host
+    carries the traffic of all: with equal parts and as many workers on each, all links carry the
+    same (`dlctl status`). A host that is lost takes its shard along, as that of any lost server:
+    see `timeouts.host_s`."""
+    weights: tuple[Annotated[float, Gt(0), Le(1e6)], ...] = ()
+    """The servers' shares of the model, in proportion, one number for each: [2, 1, 1] gives half of
+    it to server-0. (): equal shares. An optimiser of matrices moves the bounds to the next matrix.
+    """
     layout: Literal["equal", "bandwidth", "shared-bandwidth"] = "equal"
     """How large the servers' parts of the model are. "equal": all alike. "bandwidth": as the links
     of their hosts allow, so that a round of pushes and fetches of all workers takes as short as
@@ -547,7 +559,8 @@ class Host:
     """Address at which its daemons listen, if it is not `data`: behind port forwarding, for
     example."""
     servers: Annotated[int, Ge(0), Le(256)] | None = None
-    """Parameter servers on this host; default: an even share of those not assigned to a host."""
+    """Parameter servers on this host; default: an even share of those not assigned to a host. See
+    also `servers.placement`."""
     workers: Annotated[int, Ge(0), Le(COUNT_MAX)] | None = None
     """Workers on this host; likewise. 0: none, and none are added as long as there is another
     host."""

@@ -29,10 +29,30 @@ def agents(hosts: Sequence[Host]) -> dict[str, Host]:
 def place(job: JobFile) -> dict[str, str]:
     """Daemon -> the agent that starts it, for all servers and workers of a job."""
     hosts = _with_daemons(job)
-    servers = _spread(job.servers.count, {name: host.servers for name, host in hosts.items()})
     workers = _spread(job.workers.count, {name: host.workers for name, host in hosts.items()})
+    servers = _spread(
+        job.servers.count,
+        {
+            name: 0 if is_beside(job) and name not in workers else host.servers
+            for name, host in hosts.items()
+        },
+    )
     placed = {f"server-{i}": name for i, name in enumerate(servers)}
     return placed | {f"worker-{i}": name for i, name in enumerate(workers)}
+
+
+def is_beside(job: JobFile) -> bool:
+    """Whether only hosts with workers have servers, and all of these."""
+    return job.servers.placement == "workers"
+
+
+def servers_beside(job: JobFile) -> int:
+    """How many servers the hosts with workers have if the job file states no number."""
+    hosts = _with_daemons(job)
+    workers = _spread(job.workers.count, {name: host.workers for name, host in hosts.items()})
+    of_each = 1 if job.has_other_hosts else job.workers.count
+    found = (hosts[name].servers for name in dict.fromkeys(workers))
+    return sum(of_each if number is None else number for number in found)
 
 
 def takes_workers(job: JobFile) -> dict[str, bool]:

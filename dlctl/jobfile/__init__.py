@@ -10,6 +10,7 @@
     stores.py     [log] mlflow            the address of a store
     faults.py     faults -> JobFileError  all of them at once, each with its line
     replicas.py   checks of [replica]     conflicts
+    shares.py     checks of [servers]     servers beside workers, their shares of the model
     no_effect.py  warnings                valid settings without an effect
 
 Nothing of the job is imported or started here, and torch is not needed.
@@ -29,7 +30,7 @@ from dlctl import registry
 from dlctl.errors import UsageError
 from dlctl.job import batches, inner, placement, schedule, shard_weights
 from dlctl.job.config import COUNT_MAX, DEFAULT_ALGORITHM, Choice, JobFile
-from dlctl.jobfile import checks, launchers, programs, reading, replicas, schema, stores
+from dlctl.jobfile import checks, launchers, programs, reading, replicas, schema, shares, stores
 from dlctl.jobfile.faults import Fault as Fault
 from dlctl.jobfile.faults import JobFileError as JobFileError
 from dlctl.jobfile.faults import JobFileProblem as JobFileProblem
@@ -95,6 +96,8 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> JobFile:
     assert launcher is not None
     chosen = {**resolved, "launcher": launchers.resolved(launcher)}
     whole: JobFile = dataclasses.replace(job, job=located, log=logs, **chosen)  # type: ignore[arg-type]
+    if get(document, ("servers", "count")) is None:
+        whole = shares.counted(whole)
     if faults := _own_checks(whole, document):
         raise JobFileError(path, locate(path, text, find_keys(text), form.as_written(faults)))
     return whole
@@ -125,6 +128,7 @@ def _own_checks(job: JobFile, document: dict[str, Any]) -> list[Fault]:
     found: list[tuple[KeyPath, str, str]] = [*_clip_faults(job, method)]
     found += [*_average_faults(job, method), *_scaling_faults(job, method)]
     found += [*_link_faults(job, method), *_replica_faults(job, method)]
+    found += shares.faults(job)
     found += [*_guest_faults(job, method)]
     found += shard_weights.faults(job)
     found += programs.faults(job, method)

@@ -65,6 +65,8 @@ def _check_counts(
     """The hosts' numbers have to match the total number of servers and workers."""
     for section, default in (("servers", Servers().count), ("workers", Workers().count)):
         count = get(document, (section, "count"))
+        if section == "servers" and count is None and _is_beside(document):
+            continue  # It follows from these numbers.
         count = count if type(count) is int else default
         asked = [(path, host.get(section)) for path, host in tables]
         numbers = [number for _, number in asked if type(number) is int]
@@ -74,3 +76,7 @@ def _check_counts(
             path = next((*path, section) for path, number in asked if type(number) is int)
             message = f"the hosts ask for {sum(numbers)} {section}; count in [{section}] is {count}"
             yield Fault(path, message)
+
+
+def _is_beside(document: dict[str, Any]) -> bool:
+    return bool(get(document, ("servers", "placement")) == "workers")

@@ -8,7 +8,7 @@ from dlctl.job.inner import NONE, OF_SCRIPT
 from dlctl.util.text import escape
 
 if TYPE_CHECKING:
-    from dlctl.job.config import Choice, JobFile, ReplicaProcesses, Stop
+    from dlctl.job.config import Choice, JobFile, ReplicaProcesses, Servers, Stop
 
 
 def of(job: JobFile) -> str:
@@ -23,12 +23,19 @@ def of(job: JobFile) -> str:
             job.algorithm.name,
             *filter(None, [_inner(job.inner)]),
             *([*rule, _compression(job.compression)] if job.servers.count else []),
-            _count(job.servers.count, "server") if job.servers.count else "no servers",
+            _servers(job.servers) if job.servers.count else "no servers",
             _count(job.workers.count, "worker") + _cut(job.replica),
             *_where(job),
             _stop(job.job.stop, ends=method.is_driven) + _work(job),
         ]
     )
+
+
+def _servers(servers: Servers) -> str:
+    """As in "3 servers beside the workers (2 : 1 : 1 of the model)"."""
+    where = " beside the workers" if servers.placement == "workers" else ""
+    parts = " : ".join(f"{weight:g}" for weight in servers.weights)
+    return _count(servers.count, "server") + where + (f" ({parts} of the model)" if parts else "")
 
 
 def _where(job: JobFile) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from dlctl import __version__
 from dlctl.observe.history import Line, Point, RunEvent, RunHistory
+from dlctl.util.names import LINKS
 from dlctl.util.text import escape
 from dlctl.util.units import format_duration, short_size
 
@@ -118,7 +119,18 @@ def _summary(history: RunHistory) -> Iterable[tuple[str, str]]:
     if last.pushes:
         yield "pushed", f"{short_size(last.push_bytes)} in {last.pushes:,} pushes"
         yield "fetched", short_size(last.fetch_bytes)
+        yield from _links(history)
         yield "mean staleness", f"{last.staleness_sum / last.pushes:.3g}"
+
+
+def _links(history: RunHistory) -> Iterable[tuple[str, str]]:
+    """The bytes over the links of hosts, if there are several."""
+    found = history.run.get(LINKS)
+    for row in found.values() if isinstance(found, Mapping) else ():
+        sizes = [row.get(key) for key in ("out_bytes", "in_bytes")]
+        if all(type(size) is int for size in sizes):
+            out, into = map(short_size, sizes)
+            yield f"link of {row.get('host')}", f"{out} out, {into} in"
 
 
 def _sources(history: RunHistory) -> Json:

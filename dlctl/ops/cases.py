@@ -228,6 +228,9 @@ def _with_checkpoint(case: Case, run: Snapshot) -> Case:
 
 def check_fits(run_id: str, good: Good, job: JobFile) -> None:
     """Raises UsageError if a job cannot resume from a checkpoint of this run."""
+    from dlctl.optim import bounds  # imported late: it pulls in numpy
+
+    bounds.of_job(job, manifest.layout(good[1]))
     if manifest.otherwise(good[1], job):
         from dlctl.ops import translation
 

@@ -68,7 +68,9 @@ def job_file(snapshot: Snapshot) -> str:
 def without(snapshot: Snapshot, hosts: list[str]) -> str:
     """How to continue without lost hosts: "without: remove h2 from job.toml, then ..."."""
     then = f"from {job_file(snapshot)}, then\n{_start(snapshot).text()}"
-    return f"without: remove {' and '.join(hosts)} {then}"
+    weights = read_job(snapshot.directory).get("servers", {}).get("weights")
+    also = " and the weights of its servers" if weights else ""
+    return f"without: remove {' and '.join(hosts)}{also} {then}"
 
 
 def _fix(snapshot: Snapshot) -> str:

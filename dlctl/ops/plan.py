@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dlctl.errors import DlctlError
-from dlctl.health.needs import CONTROL, HERE, Model
+from dlctl.health.needs import CONTROL, HERE, Model, shard_bytes
 from dlctl.job import batches, placement
 from dlctl.launch import launcher as launchers
-from dlctl.model.cut import Bounds
 from dlctl.ops import cases
 from dlctl.ops.decide import Action
 from dlctl.records.manifest import kept, layout
@@ -56,13 +55,10 @@ def placed(job: JobFile, model: Model | None) -> list[Placed]:
         agent: host.name or unnamed if host.is_other else HERE for agent, host in agents.items()
     }
     rows = [first, *(Placed(name, host) for name, host in hosts.items())]
-    from dlctl.optim import bounds  # imported late: it pulls in numpy
-
-    shards = bounds.of_job(job, model.layout) if model is not None else ()
     for name, agent in placement.place(job).items():
         row = Placed(name, hosts[agent])
         if name.startswith("server-"):
-            rows.append(_server(job, row, agents[agent], model, shards, first.address))
+            rows.append(_server(job, row, agents[agent], model, first.address))
         else:
             size = batches.AUTO if batches.is_open(job) else batches.size(job, agent)
             rows.append(row._replace(batch_size=size))
@@ -83,21 +79,15 @@ def _coordinator(job: JobFile) -> Placed:
     return Placed(CONTROL, HERE, address, job.network.port or None)
 
 
-def _server(
-    job: JobFile, row: Placed, host: Host, model: Model | None, shards: Bounds, control: str
-) -> Placed:
+def _server(job: JobFile, row: Placed, host: Host, model: Model | None, control: str) -> Placed:
     """The row of a server with its address and its shard; `control`: the coordinator's address."""
     from dlctl.launch import addresses
 
     if model is not None:
-        index = int(row.name.rpartition("-")[2])
-        lo, hi = shards[index : index + 2]
-        elements_bytes = (model.stored_bytes - model.kept_bytes) * (hi - lo)
-        from dlctl.optim import bounds  # imported late: it pulls in numpy
-
-        matrix_bytes = bounds.matrix_bytes(job, model.layout, lo, hi)
-        size_bytes = round(elements_bytes / max(1, model.parameters)) + matrix_bytes
-        row = row._replace(parameters=hi - lo, size_bytes=size_bytes, matrix_bytes=matrix_bytes)
+        size = shard_bytes(job, model, int(row.name.rpartition("-")[2]))
+        row = row._replace(
+            parameters=size.parameters, size_bytes=size.total, matrix_bytes=size.beside_matrices
+        )
     if not job.uses_tcp:
         return row._replace(address=UNIX)
     own = OWN_ADDRESS if host.is_other else control
@@ -171,3 +161,10 @@ def known_model(file: Path, job: JobFile) -> Model | None:
             kept_bytes = bounds.FLOAT_BYTES * sum(ends)
             return Model(layout(manifest), stored_bytes, manifest["step"], kept_bytes)
     return None
+
+
+def remarks(job: JobFile, model: Model | None) -> list[str]:
+    """What a user should know about how the servers step this model, a sentence each."""
+    from dlctl.optim import bounds  # imported late: it pulls in numpy
+
+    return [] if model is None else bounds.remarks(job, model.layout)

@@ -95,7 +95,9 @@ CODES: Mapping[Code, CodeEntry] = {
         "The agent of a host is unreachable.",
         "The network, the host, or its ssh login is down.",
         "`dlctl doctor JOBFILE` shows what is wrong. After the timeout, the host's workers start "
-        "on other hosts; if it ran a server, the run fails.",
+        "on other hosts; if it ran a server, the run fails. Then `dlctl recover` continues it once "
+        "the host is back; without the host remove it from the job file, and `dlctl start` resumes "
+        "from the newest checkpoint on the others.",
         {"": "dlctl doctor {job_file}"},
     ),
     "daemon-unreachable": CodeEntry(

@@ -1,4 +1,4 @@
-"""The shards of a job's model, as its servers' optimiser needs them (`dlctl/model/cut.py`)."""
+"""What the servers' optimiser of a job needs: shards cut for it (`dlctl/model/cut.py`), memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dlctl.job import shard_weights
 from dlctl.job.config import JobFile
 from dlctl.model.cut import Bounds, cut, units
 from dlctl.model.flat import Layout, TensorEntry
+from dlctl.optim.base import Optimizer
 from dlctl.optim.matrices import MatrixOptimizer
 
 FLOAT_BYTES = 4
@@ -16,12 +17,13 @@ def of_job(job: JobFile, layout: Layout) -> Bounds:
     """The bounds of the shards; (0,) without servers. Raises UsageError for too many servers."""
     if not job.servers.count:
         return (0,)
+    weights = job.servers.weights or shard_weights.of_job(job, layout.size())
     optimizer = _of_matrices(job)
 
     def is_whole(entry: TensorEntry) -> bool:
         return optimizer is not None and optimizer.is_whole(entry)
 
-    return cut(units(layout, is_whole), shard_weights.of_job(job, layout.size()))
+    return cut(units(layout, is_whole), weights)
 
 
 def matrix_bytes(job: JobFile, layout: Layout, lo: int, hi: int) -> int:
@@ -32,7 +34,21 @@ def matrix_bytes(job: JobFile, layout: Layout, lo: int, hi: int) -> int:
     return FLOAT_BYTES * sum(cut.hi - cut.lo for cut in (optimizer.kept or {}).values())
 
 
-def _of_matrices(job: JobFile) -> MatrixOptimizer | None:
+def remarks(job: JobFile, layout: Layout) -> list[str]:
+    """What a user should know about the optimiser of this model's matrices, a sentence each."""
+    if (optimizer := _of_matrices(job)) is None or not job.servers.count:
+        return []
+    optimizer.place(layout, 0, layout.size())
+    return optimizer.remarks()
+
+
+def made(job: JobFile) -> Optimizer:
+    """The servers' optimiser, which is on no shard."""
     kind = registry.load("optimizers", job.optimizer.name)
-    optimizer = kind(kind.Options(**job.optimizer.options))
+    found: Optimizer = kind(kind.Options(**job.optimizer.options))
+    return found
+
+
+def _of_matrices(job: JobFile) -> MatrixOptimizer | None:
+    optimizer = made(job)
     return optimizer if isinstance(optimizer, MatrixOptimizer) else None

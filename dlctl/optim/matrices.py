@@ -3,7 +3,7 @@
 A two-dimensional parameter is on one server, never divided (`dlctl/model/cut.py`). Its rule is
 called once per update, with all of it, and may keep arrays of any shape beside it: they survive
 with the shard, are in its checkpoints, and go wherever the matrix goes when a run resumes with
-another number of servers. AdamW steps everything else, element by element.
+another number of servers. Everything else has a rule of elements (`MatrixOptimizer.rest`).
 
 An update is one block of all elements: a sparse push is made dense, with zeros. It is not
 bit-identical on all machines, as matrix products and decompositions are rounded differently: a
@@ -20,14 +20,13 @@ from fnmatch import fnmatchcase
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
-from annotated_types import Ge, Le, Lt
+from annotated_types import Ge, Lt
 
 from dlctl.job.config import STRICT, ParameterGroup
 from dlctl.job.settings import Setting
 from dlctl.model import parameter_groups
 from dlctl.model.flat import TRAINED, Layout, TensorEntry
 from dlctl.model.vector import all_finite
-from dlctl.optim.adam import Adam, AdamOptions
 from dlctl.optim.base import LEARNING_RATE
 from dlctl.optim.blocks import Block, Rule
 from dlctl.util.numeric_limits import LearningRate, WeightDecay
@@ -41,21 +40,15 @@ _HUGE = np.full(1, np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MatrixOptions:
+class WholeOptions:
     __pydantic_config__ = STRICT
 
     lr: LearningRate = 0.001
     """Learning rate of matrices. Changes live."""
-    beta1: Decay = 0.9
-    """Decay of the mean gradient per update."""
-    beta2: Decay = 0.999
-    """Decay of the mean square per update."""
-    eps: Annotated[float, Ge(1e-12), Le(1)] = 1e-8
-    """Added to the root of the mean square."""
-    weight_decay: WeightDecay = 0.01
+    weight_decay: WeightDecay = 0.0
     """w shrinks by lr times this at each update, which is at most 1."""
     elementwise: tuple[str, ...] = ()
-    """Patterns of the names of matrices that AdamW steps instead, such as embeddings."""
+    """Patterns of the names of matrices that are stepped as all else, such as embeddings."""
 
 
 class Whole(NamedTuple):
@@ -103,21 +96,18 @@ class KeptRange(NamedTuple):
 
 
 class MatrixOptimizer(ABC):
-    """Slots "mean" and a second one; what else a matrix needs is kept beside it.
+    """An optimiser that was not placed on a shard knows no matrices: its rule is `rest`."""
 
-    An optimiser that was not placed on a shard knows no matrices: it is AdamW.
-    """
-
-    Options: ClassVar[type[Any]] = MatrixOptions
+    Options: ClassVar[type[Any]] = WholeOptions
     live: ClassVar[Mapping[str, Setting]] = {"lr": LEARNING_RATE}
-    SQUARE: ClassVar[str] = "square"
     WARMUP: ClassVar[int] = 0
     """Updates at the start that step nothing."""
 
-    def __init__(self, options: MatrixOptions) -> None:
+    def __init__(self, options: WholeOptions, *slots: str) -> None:
+        """slots: those of a matrix, and of all else, zeros at first."""
         self.options = options
         self.lr = options.lr
-        self.slots: Mapping[str, float] = {"mean": 0.0, self.SQUARE: 0.0}
+        self.slots: Mapping[str, float] = dict.fromkeys(slots, 0.0)
         self.counters: Json = {UPDATES: 0}
         self.kept: Mapping[str, KeptRange] | None = None
         """Name -> the kept arrays of the shard; None: it is not placed on one."""
@@ -125,17 +115,22 @@ class MatrixOptimizer(ABC):
 
     # ------------------------------------------------------------ for the kind
 
-    @abstractmethod
+    def is_matrix(self, entry: TensorEntry) -> bool:
+        """Whether a tensor is stepped as a matrix, unless the options name it."""
+        return len(entry.shape) == 2 and min(entry.shape) > 1
+
     def shapes(self, entry: TensorEntry) -> Shapes:
         """Name -> shape of the arrays that are kept beside this matrix."""
+        return {}
 
     @abstractmethod
     def step(self, at: Whole) -> Next:
         """One update of a matrix."""
 
-    def adam_rate(self) -> float:
-        """The rate of AdamW, for everything else, relative to that of matrices."""
-        return 1.0
+    @abstractmethod
+    def rest(self, lr_scale: float, weight_decay: float, number: int) -> Rule:
+        """The rule of everything else for the shard's update of this number, from 1 on. lr_scale:
+        of its group of parameters."""
 
     def remarks(self) -> list[str]:
         """What a user should know about the matrices of this shard, a sentence each."""
@@ -145,9 +140,12 @@ class MatrixOptimizer(ABC):
 
     def is_whole(self, entry: TensorEntry) -> bool:
         """Whether it is stepped as a matrix, so that one server must have all of it."""
+        return self.is_matrix(entry) and not self.is_left(entry)
+
+    def is_left(self, entry: TensorEntry) -> bool:
+        """Whether the options name it as one that is no matrix."""
         names = (entry.name, *entry.aliases)
-        is_left = any(fnmatchcase(n, p) for n in names for p in self.options.elementwise)
-        return len(entry.shape) == 2 and min(entry.shape) > 1 and not is_left
+        return any(fnmatchcase(n, p) for n in names for p in self.options.elementwise)
 
     def place(
         self, layout: Layout, lo: int, hi: int, groups: Sequence[ParameterGroup] = ()
@@ -183,9 +181,9 @@ class MatrixOptimizer(ABC):
         return self.kept is not None
 
     @property
-    def matrices(self) -> list[TensorEntry]:
-        """Those of the shard."""
-        return [piece.entry for piece in self._pieces if self.is_whole(piece.entry)]
+    def entries(self) -> list[TensorEntry]:
+        """The tensors of the shard."""
+        return [piece.entry for piece in self._pieces]
 
     # ------------------------------------------------------------ updates
 
@@ -193,11 +191,10 @@ class MatrixOptimizer(ABC):
         self.counters[UPDATES] += 1
         number = self.counters[UPDATES]
         if self.kept is None:
-            plain = self._adam(1.0, self.options.weight_decay, number)
-            return lambda blocks: plain(blocks)
+            return self.rest(1.0, self.options.weight_decay, number)
         rates = {(p.lr_scale, p.weight_decay) for p in self._pieces}
         steps = number - self.WARMUP
-        adams = {rate: self._adam(*rate, steps) if steps > 0 else _rest for rate in rates}
+        rests = {rate: self.rest(*rate, steps) if steps > 0 else _unchanged for rate in rates}
 
         def update(blocks: Iterable[Block]) -> None:
             for block in blocks:
@@ -205,19 +202,10 @@ class MatrixOptimizer(ABC):
                     if self.is_whole(piece.entry):
                         self._step_whole(piece, block, number)
                     else:
-                        rule = adams[piece.lr_scale, piece.weight_decay]
+                        rule = rests[piece.lr_scale, piece.weight_decay]
                         rule(_parts(block, piece.lo, piece.hi))
 
         return update
-
-    def _adam(self, lr_scale: float, weight_decay: float, number: int) -> Rule:
-        """AdamW's rule for its update of this number."""
-        o = self.options
-        of = {"beta1": o.beta1, "beta2": o.beta2, "eps": o.eps, "weight_decay": weight_decay}
-        adam = Adam(AdamOptions(lr=o.lr, **of))
-        adam.lr = self.lr * lr_scale * self.adam_rate()
-        adam.counters[UPDATES] = number - 1
-        return adam.begin_update()
 
     def _step_whole(self, piece: _Piece, block: Block, number: int) -> None:
         assert self.kept is not None and block.place.kept is not None  # noqa: PT018
@@ -227,7 +215,7 @@ class MatrixOptimizer(ABC):
             name: slice(lo - self.kept[name].lo, hi - self.kept[name].lo)
             for name, (lo, hi) in piece.kept.items()
         }
-        matrix = piece.entry.shape
+        matrix = matrix_shape(piece.entry)
         at = Whole(
             piece.entry, part.w.reshape(matrix), part.g.reshape(matrix),
             {n: a.reshape(matrix) for n, a in zip(self.slots, part.slots, strict=True)},
@@ -248,6 +236,11 @@ class MatrixOptimizer(ABC):
             np.multiply(_HUGE, _HUGE)  # Ring the alarm (`Alarm`): products of matrices do not.
 
 
+def matrix_shape(entry: TensorEntry) -> tuple[int, int]:
+    """That of a tensor as a matrix: its first dimension, and all others together."""
+    return entry.shape[0], math.prod(entry.shape[1:])
+
+
 def _is_finite(values: Array) -> bool:
     return all_finite(values.ravel())
 
@@ -265,7 +258,7 @@ def _parts(block: Block, lo: int, hi: int) -> Iterable[Block]:
     return (block.part(at, min(at + BLOCK, hi)) for at in range(lo, hi, BLOCK))
 
 
-def _rest(blocks: Iterable[Block]) -> None:
+def _unchanged(blocks: Iterable[Block]) -> None:
     """Nothing changes."""
     for block in blocks:
         block.w_next[:] = block.w

@@ -19,8 +19,8 @@ import numpy as np
 from annotated_types import Ge, Gt, Le
 
 from dlctl.job.config import STRICT
-from dlctl.model.flat import TensorEntry
-from dlctl.optim.matrices import Decay, MatrixOptimizer, MatrixOptions, Next, Shapes, Whole
+from dlctl.optim.matrices import Decay, Next, Whole
+from dlctl.optim.matrices_and_adam import MatricesAndAdam, MatrixOptions
 from dlctl.util.numeric_limits import LearningRate, WeightDecay
 from dlctl.wire.messages import Array
 
@@ -51,14 +51,11 @@ class MuonServerOptions(MatrixOptions):
     a language model."""
 
 
-class Muon(MatrixOptimizer):
+class Muon(MatricesAndAdam):
     """Slots "mean", and "square" for AdamW."""
 
     Options: ClassVar[type[Any]] = MuonServerOptions
     options: MuonServerOptions
-
-    def shapes(self, entry: TensorEntry) -> Shapes:
-        return {}
 
     def adam_rate(self) -> float:
         return self.options.adamw_lr_scale

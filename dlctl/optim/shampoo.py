@@ -21,7 +21,8 @@ from annotated_types import Ge, Le
 
 from dlctl.job.config import STRICT
 from dlctl.model.flat import TensorEntry
-from dlctl.optim.matrices import Decay, MatrixOptimizer, MatrixOptions, Next, Shapes, Whole
+from dlctl.optim.matrices import Decay, Next, Shapes, Whole
+from dlctl.optim.matrices_and_adam import MatricesAndAdam, MatrixOptions
 from dlctl.optim.sides import LEFT, RIGHT, Sides, gram, remarks_of
 from dlctl.wire.messages import Array
 
@@ -43,7 +44,7 @@ class ShampooOptions(MatrixOptions):
     that. A longer one keeps the identity."""
 
 
-class Shampoo(Sides, MatrixOptimizer):
+class Shampoo(Sides, MatricesAndAdam):
     """Slots "mean" and "square"; L, R and their roots beside each matrix."""
 
     Options: ClassVar[type[Any]] = ShampooOptions
@@ -53,7 +54,7 @@ class Shampoo(Sides, MatrixOptimizer):
         return self.square_shapes(entry, ((LEFT, ROOTS[LEFT]), (RIGHT, ROOTS[RIGHT])))
 
     def remarks(self) -> list[str]:
-        return remarks_of(self.matrices, self.options.max_dim)
+        return remarks_of(self.entries, self.is_left, self.options.max_dim)
 
     def step(self, at: Whole) -> Next:
         o, t = self.options, at.number

@@ -5,7 +5,7 @@ A side that is too long has none: a decomposition costs the third power of its l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from dlctl.model.flat import TensorEntry
@@ -19,8 +19,8 @@ class Sides:
 
     options: Any
 
-    def is_whole(self, entry: TensorEntry) -> bool:
-        is_matrix: bool = super().is_whole(entry)  # type: ignore[misc]
+    def is_matrix(self, entry: TensorEntry) -> bool:
+        is_matrix: bool = super().is_matrix(entry)  # type: ignore[misc]
         return is_matrix and min(entry.shape) <= self.options.max_dim
 
     def square_shapes(
@@ -41,11 +41,17 @@ def gram(g: Array, side: str) -> Array:
     return product
 
 
-def remarks_of(matrices: Iterable[TensorEntry], max_dim: int) -> list[str]:
-    """A sentence for each matrix with a side that is too long."""
-    return [
-        f"{entry.name}: its side of {max(entry.shape):,} keeps the identity, as it exceeds "
-        f"[optimizer] max_dim = {max_dim:,}"
-        for entry in matrices
-        if max(entry.shape) > max_dim
-    ]
+def remarks_of(
+    entries: Iterable[TensorEntry], is_left: Callable[[TensorEntry], bool], max_dim: int
+) -> list[str]:
+    """A sentence for each matrix with a side that is too long. is_left: whether the options say
+    that it is none."""
+    found = []
+    for entry in entries:
+        if len(entry.shape) == 2 and max(entry.shape) > max_dim and not is_left(entry):
+            rows, columns = entry.shape
+            what = f"its side of {max(entry.shape):,} keeps the identity"
+            if min(entry.shape) > max_dim:
+                what = f"AdamW steps it: both sides, {rows:,} and {columns:,}, keep the identity"
+            found.append(f"{entry.name}: {what}, as [optimizer] max_dim is {max_dim:,}")
+    return found

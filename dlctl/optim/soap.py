@@ -25,7 +25,8 @@ from annotated_types import Ge, Le
 
 from dlctl.job.config import STRICT
 from dlctl.model.flat import TensorEntry
-from dlctl.optim.matrices import Decay, MatrixOptimizer, MatrixOptions, Next, Shapes, Whole
+from dlctl.optim.matrices import Decay, Next, Shapes, Whole
+from dlctl.optim.matrices_and_adam import MatricesAndAdam, MatrixOptions
 from dlctl.optim.sides import LEFT, RIGHT, Sides, gram, remarks_of
 from dlctl.util.numeric_limits import LearningRate
 from dlctl.wire.messages import Array
@@ -50,7 +51,7 @@ class SoapOptions(MatrixOptions):
     A longer one keeps the identity."""
 
 
-class Soap(Sides, MatrixOptimizer):
+class Soap(Sides, MatricesAndAdam):
     """Slots "mean" and "rotated_square"; L, R, QL and QR of each matrix beside it."""
 
     Options: ClassVar[type[Any]] = SoapOptions
@@ -62,7 +63,7 @@ class Soap(Sides, MatrixOptimizer):
         return self.square_shapes(entry, (("L", "QL"), ("R", "QR")))
 
     def remarks(self) -> list[str]:
-        return remarks_of(self.matrices, self.options.max_dim)
+        return remarks_of(self.entries, self.is_left, self.options.max_dim)
 
     def step(self, at: Whole) -> Next:
         grams = self._grams(at)

@@ -17,6 +17,7 @@ from dlctl.model.frozen import FOLDER
 from dlctl.records.memory import Memory
 from dlctl.roles.coordinator.supervision.registration import Past
 from dlctl.runs.terms import in_lines
+from dlctl.util.names import LINKS
 from dlctl.wire.messages import Array, Json
 
 MANIFEST = "manifest.json"
@@ -152,6 +153,7 @@ class Store:
             },
             agents=dict(agents or {}),
             totals=dict(self.run.get("totals", {})),
+            links=dict(self.run.get(LINKS, {})),
             daemons=dict(self.daemons),
         )
 

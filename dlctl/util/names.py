@@ -9,5 +9,8 @@ WAITS_FOR_DISK = "waiting for its disk"
 """Phase of a server whose commits are under way for long."""
 MEASURED = ("metrics", "task", "evaluation", "method")
 """Tables whose keys tasks and methods choose: no key in them means anything to dlctl."""
+LINKS = "links"
+"""In a worker's report: peer -> [bytes sent to it, bytes received from it]. In the run's status:
+agent -> the bytes over the link of its host."""
 AVERAGE = "average"
 """The slot with the moving average of the parameters (`optim/averaged.py`)."""

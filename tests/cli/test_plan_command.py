@@ -232,3 +232,26 @@ def test_what_was_changed_live_is_compared_and_not_what_it_was_started_with(
 def test_whatever_start_would_do_has_words() -> None:
     shown = {*cases.HEADLINES, *plan.SHOWN, Action.REFUSE_SECOND, Action.REFUSE_DAMAGED}
     assert {action for _, action in START if not action.is_look} == shown
+
+
+def test_the_model_is_built_for_the_sizes_of_a_job_that_never_ran(
+    own_place: Path, dlctl_command: Any
+) -> None:
+    text = (
+        "import torch\nclass Task:\n    def model(self):\n        return torch.nn.Linear(30, 20)\n"
+        "    def dataset(self):\n        raise RuntimeError('no data is loaded')\n"
+        "    def loss(self, model, batch):\n        return model(batch).sum()\ntask = Task()\n"
+    )
+    (own_place / "train.py").write_text(text)
+    (own_place / "job.toml").write_text(
+        '[job]\nname = "sized"\ntask = "train.py:task"\n[optimizer]\nname = "soap"\nmax_dim = 25\n'
+        "[servers]\ncount = 2\nweights = [1, 1]\n"
+    )
+    found = planned(dlctl_command, "--model")
+    servers = [row for row in found["daemons"] if row["name"].startswith("server")]
+    assert [row["parameters"] for row in servers] == [600, 20]
+    assert [row["matrix_bytes"] for row in servers] == [4 * 2 * 20**2, 0]
+    assert [row["size_bytes"] for row in servers] == [12 * 600 + 4 * 2 * 20**2, 12 * 20]
+    assert len(found["remarks"]) == 1
+    assert "30" in found["remarks"][0]
+    assert planned(dlctl_command)["model"] is None

@@ -1,4 +1,4 @@
-"""Muon, SOAP and Shampoo of one process, from the formulas of their papers, in float64 by torch."""
+"""Optimisers of matrices of one process, by the formulas of their papers, in float64 by torch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ class ByFormula:
 
     def __init__(self, name: str, options: dict, shapes: list[tuple[int, ...]], adam_lr: float):
         self.matrix, self.o = MATRIX[name], options
+        self.rest = REST.get(name, adamw)
         self.first = 1 if name == "soap" else 0
         self.shapes, self.adam_lr = shapes, adam_lr
         self.states: list[dict[str, Tensor]] = [{} for _ in shapes]
@@ -27,7 +28,7 @@ class ByFormula:
             if len(shape) == 2:
                 done.append(self.matrix(*at, self.t, self.o).ravel())
             elif self.t > self.first:
-                done.append(adamw(*at, self.t - self.first, self.o | {"lr": self.adam_lr}))
+                done.append(self.rest(*at, self.t - self.first, self.o | {"lr": self.adam_lr}))
             else:
                 done.append(each)
         return torch.cat(done)
@@ -107,4 +108,48 @@ def _square_root(matrix):
     return u @ torch.diag(s.sqrt()) @ vh
 
 
-MATRIX = {"muon": muon, "soap": soap, "shampoo": shampoo}
+POLAR = (
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+)
+
+
+def lmo_way(g, state, t, o):
+    """u, and the rate of this update."""
+    beta, lr = o["momentum"], o["lr"]
+    if o.get("parameter_free"):
+        done = t - 1
+        beta, lr = 1 - (1 / done**0.5 if done else 1.0), lr / (done + 1) ** 0.75
+    state["B"] = beta * state.get("B", torch.zeros_like(g)) + (1 - beta) * g
+    return beta * state["B"] + (1 - beta) * g, lr
+
+
+def lmo(w, g, state, t, o):
+    u, lr = lmo_way(g, state, t, o)
+    left, s, right = torch.linalg.svd(u, full_matrices=False)
+    s = s / u.norm()
+    for a, b, c in POLAR:  # Of the singular values alone: the vectors stay.
+        s = a * s + b * s**3 + c * s**5
+    return w - lr * max(1, len(w) / w.shape[1]) ** 0.5 * left @ torch.diag(s) @ right
+
+
+def lmo_rest(w, g, state, t, o):
+    u, lr = lmo_way(g, state, t, o)
+    return w - lr * u
+
+
+def isotropic(w, g, state, t, o):
+    left, s, right = torch.linalg.svd(g, full_matrices=False)
+    return nesterov(w, left @ (s.mean() * right), state, t, o)
+
+
+def nesterov(w, g, state, t, o):
+    state["m"] = o["momentum"] * state.get("m", torch.zeros_like(g)) + g
+    return w - o["lr"] * (g + o["momentum"] * state["m"])
+
+
+MATRIX = {"muon": muon, "soap": soap, "shampoo": shampoo, "lmo": lmo, "isotropic": isotropic}
+REST = {"lmo": lmo_rest, "isotropic": nesterov}

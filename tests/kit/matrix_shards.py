@@ -1,4 +1,4 @@
-"""Shards of a model with matrices, and one of Muon, SOAP and Shampoo for it."""
+"""Shards of a model with matrices, and an optimiser of matrices for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dlctl.optim.matrices import kept_of
 from dlctl.shards.base import Shard, Spec
 from dlctl.shards.memory import InMemory
 
-NAMES = ["muon", "soap", "shampoo"]
+NAMES = ["muon", "soap", "shampoo", "lmo", "isotropic"]
 SHAPES = {"a.weight": (4, 4), "a.bias": (4,), "b.weight": (3, 3)}
 
 

@@ -34,6 +34,7 @@ RUN: dict[str, Any] = {
     "progress": 0.25, "samples_per_s": 99.5, "metrics": {"error": 0.125},
     "evaluation": {"accuracy": 0.75}, "evaluation_step": 100, "method": {"replicas": 4.0},
     "checkpoint": {"at": START},
+    "links": {"agent-1": {"host": "h1", "out_bytes": 30, "in_bytes": 40}},
     "totals": {"seconds": 12.0, "push_bytes": 10, "fetch_bytes": 20, "pushes": 4,
                "staleness_sum": 6},
 }  # fmt: skip
@@ -119,6 +120,8 @@ def test_prometheus_parses_what_it_scrapes(served: Prometheus) -> None:
     assert samples[("dlctl_evaluation", "accuracy")] == 0.75
     assert samples[("dlctl_evaluation_step",)] == 100
     assert samples[("dlctl_method", "replicas")] == 4.0
+    assert samples[("dlctl_link_bytes_total", "agent-1", "out", "h1")] == 30
+    assert samples[("dlctl_link_bytes_total", "agent-1", "in", "h1")] == 40
     assert samples[("dlctl_learning_rate", "lr")] == 0.1
     assert samples[("dlctl_daemon_up", "worker-0", "worker")] == 1.0
     assert samples[("dlctl_state", "running")] == 1.0

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-import pytest
+import dataclasses
 
+import numpy as np
+import pytest
+from matrix_shards import shard_of
+
+from dlctl import registry
+from dlctl.compress.base import Delta
+from dlctl.errors import UsageError
 from dlctl.health import needs
 from dlctl.health.needs import Model
 from dlctl.job.config import Choice, Job, JobFile, Servers, Workers
 from dlctl.model.flat import TRAINED, Layout, TensorEntry
-from dlctl.ops import plan
+from dlctl.ops import built_model, plan
+from dlctl.optim import on_shard
+from dlctl.optim.matrices import kept_of
+from dlctl.shards.memory import in_memory
 
 LAYOUT = Layout(
     tuple(
@@ -46,3 +56,39 @@ def test_shared_memory_is_needed_for_them_as_well() -> None:
     model = Model(LAYOUT, 12 * ELEMENTS, 7)
     adam, soap = (needs.of(job(name), model)["agent-0"].shm_bytes for name in ("adam", "soap"))
     assert soap - adam == pytest.approx((A + B) * needs.STATE_PARTS, abs=2)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "muon", "soap", "shampoo", "lmo", "isotropic"])
+@pytest.mark.parametrize("servers", [1, 2])
+def test_the_memory_that_is_planned_is_that_of_the_arrays(name: str, servers: int) -> None:
+    of = job(name, servers)
+    model = built_model.of_layout(of, LAYOUT)
+    rows = [row for row in plan.placed(of, model) if row.name.startswith("server")]
+    at, kind = 0, registry.load("optimizers", name)
+    for row in rows:
+        assert row.parameters
+        assert row.size_bytes
+        optimizer = on_shard.make(kind, {}, (), LAYOUT, at, at + row.parameters)
+        if kept_of(optimizer) is None:
+            shard = in_memory(optimizer, np.zeros(row.parameters, np.float32))
+        else:
+            shard = shard_of(optimizer, row.parameters)
+        shard.apply(Delta(np.ones(row.parameters, np.float32)))
+        arrays = [shard.w, *shard.slots.values(), *(shard.storage.kept or {}).values()]
+        assert row.size_bytes == pytest.approx(sum(a.nbytes for a in arrays), rel=0.1)
+        at += row.parameters
+
+
+def test_a_model_that_cannot_be_cut_for_so_many_servers_is_no_plan() -> None:
+    of = job("soap", 400)
+    with pytest.raises(UsageError, match="302"):
+        plan.placed(of, built_model.of_layout(of, LAYOUT))
+
+
+def test_a_matrix_that_is_too_large_is_in_the_plan() -> None:
+    of = job("soap")
+    of = dataclasses.replace(of, optimizer=Choice(name="soap", options={"max_dim": 100}))
+    remarks = plan.remarks(of, built_model.of_layout(of, LAYOUT))
+    assert [remark.partition(":")[0] for remark in remarks] == ["a", "b"]
+    assert plan.remarks(job("soap"), built_model.of_layout(job("soap"), LAYOUT)) == []
+    assert plan.remarks(of, None) == []

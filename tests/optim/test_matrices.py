@@ -13,6 +13,7 @@ from dlctl.compress.base import Delta
 from dlctl.job.config import ParameterGroup
 from dlctl.optim.averaged import Averaged
 from dlctl.optim.buffered import Buffered
+from dlctl.optim.isotropic import isotropic
 from dlctl.optim.matrices import kept_of
 from dlctl.shards.errors import Diverged
 from dlctl.util.names import AVERAGE
@@ -65,7 +66,8 @@ def test_groups_have_their_own_rate_and_decay(name: str) -> None:
     plain = steps(shard_of(placed(name)), 4)
     assert not grouped.w[:20].any()
     assert grouped.w[20:].tobytes() == plain.w[20:].tobytes()
-    assert grouped.slots["mean"].tobytes() == plain.slots["mean"].tobytes()
+    first = next(iter(plain.slots))
+    assert grouped.slots[first].tobytes() == plain.slots[first].tobytes()
 
 
 @EVERY
@@ -115,6 +117,31 @@ def test_a_side_that_is_too_long_keeps_the_identity_and_says_so(name: str) -> No
     assert not placed(name).remarks()
 
 
+@pytest.mark.parametrize("name", ["soap", "shampoo", "isotropic"])
+def test_a_matrix_with_two_long_sides_is_stepped_as_all_else_and_says_so(name: str) -> None:
+    of = layout({"large": (6, 5), "b": (3,)})
+    optimizer = placed(name, of, max_dim=4)
+    assert not optimizer.is_whole(of.entries[0])
+    (remark,) = optimizer.remarks()
+    assert "large" in remark
+    assert not placed(name, of, max_dim=4, elementwise=["large"]).remarks(), "as it was told"
+    shard = steps(shard_of(optimizer, of.size()), 3, size=of.size())
+    assert np.abs(shard.w).min() > 0
+
+
+def test_a_kernel_is_a_matrix_of_its_first_dimension_and_all_others_for_lmo() -> None:
+    of, flat = layout({"kernel": (3, 2, 4)}), layout({"kernel": (3, 8)})
+    both = [steps(shard_of(placed("lmo", each), 24), 4, size=24) for each in (of, flat)]
+    assert both[0].w.tobytes() == both[1].w.tobytes()
+    assert not placed("muon", of).is_whole(of.entries[0])
+
+
+def test_directions_that_a_mean_lacks_stay_out_of_the_isotropic_one() -> None:
+    one = np.outer([1.0, 2.0, 2.0], [3.0, 0.0, 4.0, 0.0]).astype(np.float32)
+    np.testing.assert_allclose(isotropic(one), one / 3, rtol=1e-6)
+    assert not isotropic(np.zeros((2, 3), np.float32)).any()
+
+
 def test_patterns_leave_matrices_to_adamw() -> None:
     optimizer = placed("muon", elementwise=["*"])
     assert not optimizer.is_whole(layout().entries[0])
@@ -122,7 +149,7 @@ def test_patterns_leave_matrices_to_adamw() -> None:
     assert 0 < np.abs(shard.w).max() < 3.1 * 0.02 * 0.05, "three steps of AdamW's rate at most"
 
 
-@EVERY
+@pytest.mark.parametrize("name", ["muon", "soap", "shampoo", "lmo"])
 @pytest.mark.parametrize("size", [1e24, 1e37])
 def test_a_matrix_that_diverges_is_an_error_of_the_run(name: str, size: float) -> None:
     """Not one of a decomposition that does not converge."""

@@ -1,4 +1,4 @@
-"""Muon, SOAP and Shampoo on the servers: as one process with the mean gradient, whoever dies, and
+"""Optimisers of matrices on the servers: as one process with the mean gradient, whoever dies, and
 however the matrices are spread.
 """
 
@@ -14,6 +14,7 @@ from simulated import job_file, rows_in_order
 
 from dlctl import registry
 from dlctl.model.flat import TRAINED, Layout, TensorEntry
+from dlctl.optim.matrices_and_adam import MatricesAndAdam
 from dlctl.sim.crashpoints import PointCrash
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults
@@ -28,6 +29,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "muon": {"lr": 0.02},
     "soap": {"lr": 0.02, "frequency": 3},
     "shampoo": {"lr": 0.02, "frequency": 2},
+    "lmo": {"lr": 0.02},
+    "isotropic": {"lr": 0.02},
 }
 STEADY = ComputeOptions(step_s=0.1)
 NAMES = pytest.mark.parametrize("name", [*OPTIONS])
@@ -47,7 +50,8 @@ def by_hand(name: str, epochs: int) -> tuple[np.ndarray, ByFormula]:
     problem, kind = Matrices(), registry.load("optimizers", name)
     made = kind(kind.Options(**OPTIONS[name]))
     options = {key: getattr(made.options, key) for key in type(made.options).__dataclass_fields__}
-    optimizer = ByFormula(name, options, SHAPES, options["lr"] * made.adam_rate())
+    scale = made.adam_rate() if isinstance(made, MatricesAndAdam) else 1.0
+    optimizer = ByFormula(name, options, SHAPES, options["lr"] * scale)
     w = torch.from_numpy(problem.initial().astype(np.float64))
     for number, rows in enumerate(rows_in_order(job_file(batch_size=32), SAMPLES, epochs)):
         g = problem.gradient(w.numpy().astype(np.float32), Batch(rows, 0, 1, number))[1]
@@ -78,7 +82,7 @@ def kept_of(outcome: Outcome, servers: int) -> dict[str, np.ndarray]:
     return {n: np.concatenate([storage.kept[n] for storage in found]) for n in found[0].kept}
 
 
-@pytest.mark.oracle("sync", "Muon, SOAP and Shampoo of one process in float64")
+@pytest.mark.oracle("sync", "optimisers of matrices, of one process in float64")
 @NAMES
 @pytest.mark.parametrize("servers", [1, 2, 3])
 def test_it_is_one_process_with_the_mean_gradient(name: str, servers: int, agree: Any) -> None:

@@ -27,6 +27,11 @@ FOR_GRADIENTS: dict[str, dict[str, Any]] = {
     "delayed-nesterov": {"lr": 0.02, "momentum": 0.5, "every": 1},
     "lion": {"lr": 0.06},
     "rmsprop": {"lr": 0.02},
+    "muon": {"lr": 0.05, "adamw_lr_scale": 1.0},
+    "soap": {"lr": 0.05},
+    "shampoo": {"lr": 0.05},
+    "lmo": {"lr": 0.04, "momentum": 0.5},
+    "isotropic": {"lr": 0.02, "momentum": 0.5},
     "yogi": {"lr": 0.05},
 }
 FOR_WAYS: dict[str, dict[str, Any]] = {
@@ -38,6 +43,11 @@ FOR_WAYS: dict[str, dict[str, Any]] = {
     "delayed-nesterov": {"lr": 0.5, "momentum": 0.5, "every": 1},
     "lion": {"lr": 0.1},
     "rmsprop": {"lr": 0.03},
+    "muon": {"lr": 0.1, "adamw_lr_scale": 1.0},
+    "soap": {"lr": 0.1},
+    "shampoo": {"lr": 0.1},
+    "lmo": {"lr": 1.0, "momentum": 0.5},
+    "isotropic": {"lr": 0.5, "momentum": 0.5},
     "yogi": {"lr": 0.05},
 }
 """For what a method pushes that makes steps of its own."""

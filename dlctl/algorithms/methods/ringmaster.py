@@ -44,9 +44,14 @@ class Options:
 
 
 class Server(ShardSide):
+    def delay_max(self) -> int:
+        """R, for the next update."""
+        most: int = self.options.delay_max
+        return most
+
     def push(self, push: messages.Push, delta: Delta) -> list[PushOutcome]:
         delay = max(0, self.shard.version - push.base_version)
-        if delay >= self.options.delay_max:
+        if delay >= self.delay_max():
             return [push.outcome(LATE, delay)]
         self.shard.apply(delta, push.samples)
         return [push.outcome(APPLIED, delay)]

@@ -28,19 +28,22 @@ CHANGES_EXIT_CODE = 10
 @make_command(
     "dlctl plan job.toml  # which run, which daemons on which hosts, which files",
     "dlctl plan job.toml --check  # also check whether it will work on the hosts",
+    "dlctl plan job.toml --model  # also the memory of each server, before the first start",
     "dlctl plan job.toml --detailed-exitcode  # for scripts: 10 if there is anything to do",
 )
 @file_argument
 @click.option("--fresh", is_flag=True, help="What `start --fresh` would do.")
 @click.option("--check", is_flag=True, help="Also log in to the hosts and show problems.")
+@click.option("--model", "builds", is_flag=True, help="Also build the model, for its sizes.")
 @click.option("--detailed-exitcode", is_flag=True, help="Exit with 10 if there is anything to do.")
 @json_option
-def command(file: Path, fresh: bool, check: bool, detailed_exitcode: bool) -> None:
+def command(file: Path, fresh: bool, check: bool, builds: bool, detailed_exitcode: bool) -> None:
     """Shows which run the job file becomes, how it differs from that run and which of these keys
     change live, where each daemon would run, and which files would be written. The sizes of the
-    shards are known once an earlier run of the same job file has saved a checkpoint, else after the
-    first worker has built the model. Only --check logs in to hosts. With it, the exit code is 1 if
-    there is a fault, as with `dlctl doctor`.
+    shards are known once an earlier run of the same job file has saved a checkpoint; with --model
+    another process builds the model now. They have the optimiser's state in them, and what it keeps
+    beside matrices; files that make a shard durable take about twice as much. Only --check logs in
+    to hosts. With it, the exit code is 1 if there is a fault, as with `dlctl doctor`.
     """
     new = cases.read(file)
     job, previous = new.job, cases.newest(file, new.job)
@@ -50,7 +53,7 @@ def command(file: Path, fresh: bool, check: bool, detailed_exitcode: bool) -> No
     is_shown = case.action in plan.SHOWN and not (check and case.action is Action.WAIT_FOR_HOSTS)
     if refusal and not is_shown:
         raise refusal
-    model = plan.known_model(file, job)
+    model = _built(job) if builds else plan.known_model(file, job)
     found = doctor.findings(file, job, None) if check else []
     faults = [finding for finding in found if finding.mark == FAULT]
     for problem in case.damaged:
@@ -64,6 +67,12 @@ def command(file: Path, fresh: bool, check: bool, detailed_exitcode: bool) -> No
         )
     if detailed_exitcode and plan.is_change(case):
         raise click.exceptions.Exit(CHANGES_EXIT_CODE)
+
+
+def _built(job: JobFile) -> Model:
+    from dlctl.ops import built_model  # imported late: it pulls in numpy
+
+    return built_model.built(job)
 
 
 def _as_data(
@@ -80,6 +89,7 @@ def _as_data(
         "done_again": case.loss.steps,
         "changes": [{"change": text, "live": live} for text, live in plan.changes(case)],
         "model": model.figures() if model is not None else None,
+        "remarks": plan.remarks(job, model),
         "daemons": [row._asdict() for row in plan.placed(job, model)],
         "files": dict(plan.files(case, job, file)),
         "faults": [finding.to_dict() for finding in faults],
@@ -99,7 +109,9 @@ def _lines(data: Mapping[str, Any], job: JobFile, case: Case, faults: list[Findi
         above.append(f"  {words}")
     size = "known after the first checkpoint"
     if model := data["model"]:
-        size = f"{model['parameters']:,} parameters, as saved at step {model['step']:,}"
+        known = "as the task builds it" if model["step"] is None else "as saved at step "
+        known += "" if model["step"] is None else f"{model['step']:,}"
+        size = f"{model['parameters']:,} parameters, {known}"
         beside = sum(row["matrix_bytes"] or 0 for row in data["daemons"])
         size += f"; {values.size(beside)} beside their matrices" if beside else ""
     any_free = "any free" if job.uses_tcp else None
@@ -117,5 +129,7 @@ def _lines(data: Mapping[str, Any], job: JobFile, case: Case, faults: list[Findi
     )
     lines = [*map(console.escape, above), "", console.table(daemons)]
     files = ({"FILES": what, "PATH": path} for what, path in data["files"].items())
-    lines += [f"  size of the shards: {size}", "", console.table(files)]
+    lines += [f"  size of the shards: {size}"]
+    lines += [f"  {console.escape(remark)}" for remark in data["remarks"]]
+    lines += ["", console.table(files)]
     return lines + (["", *lines_of(faults)] if faults else [])

@@ -66,8 +66,10 @@ def command(
     one. PUSH EVERY and FETCH EVERY are the steps between two pushes or fetches; "auto (8)": the
     worker chooses them, currently 8. They are shown if a worker does, and with --wide. WAITS is the
     share of its time that a worker is blocked on pushes and fetches. RST counts restarts. "-" means
-    that there is no current value. Below the table: the problems, with their codes ("dlctl
-    explain"), and the next command.
+    that there is no current value. Above the table: with several hosts the bytes of pushes and
+    fetches over the link of each, out of it and into it, without those within the host ("links" in
+    --json); and the parts of the model that the servers have, if they are unequal. Below the table:
+    the problems, with their codes ("dlctl explain"), and the next command.
     """
     if key_file is not None:
         if names or wide or check or every_s is not None or job is not None:

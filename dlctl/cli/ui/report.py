@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from dlctl.cli.ui import console
 from dlctl.ops import next_step, other_hosts
@@ -20,6 +20,8 @@ _COLORS = {
     "yellow": ("degraded", "slow", "backoff", "recovering"),
     "red": ("quarantined", "unknown", "gone", "silent", "unreadable", "failed"),
 }
+SHOWN_MAX = 8
+"""Servers or hosts in a line."""
 _COLOR = {state: color for color, states in _COLORS.items() for state in states}
 
 
@@ -94,6 +96,10 @@ def _facts(snapshot: Snapshot) -> Iterator[str]:
         yield fact("waiting", f"for {facts.text(run['waiting'])}")
     for key, text in uneven(run.get("uneven")) if snapshot.is_live else ():
         yield fact(key, text, is_warning=True)
+    if parts := shards(run.get("shards")):
+        yield fact("shards", parts)
+    if rows := links(run.get("links")):
+        yield fact("links", links_in_words(rows))
     if isinstance(run.get("method"), Mapping):
         yield fact("method", values.measured(run["method"]))
     if (samples := values.number(run.get("noise_scale"))) is not None:
@@ -109,6 +115,49 @@ def _facts(snapshot: Snapshot) -> Iterator[str]:
         names = ", ".join(map(values.path, files))
         old = "changed since the start, but the old version is used (dlctl restart reloads it)"
         yield fact("code", f"{names}: {old}", is_warning=True)
+
+
+def shards(found: Any) -> str:
+    """The servers' parts of the model, "server-0 50.0 %, ..."; "" if they are equal."""
+    sizes = [n for n in found if type(n) is int] if isinstance(found, list | tuple) else []
+    total = sum(sizes)
+    if not total or max(sizes) - min(sizes) <= 1:
+        return ""
+    shown = [f"server-{i} {100 * n / total:.1f} %" for i, n in enumerate(sizes[:SHOWN_MAX])]
+    return ", ".join(shown + ([f"and {len(sizes) - SHOWN_MAX} more"] if sizes[SHOWN_MAX:] else []))
+
+
+class LinkRow(NamedTuple):
+    """The bytes over the link of a host."""
+
+    host: str
+    out_bytes: int
+    in_bytes: int
+
+
+def links(found: Any) -> list[LinkRow]:
+    """The links in a run's status, in the order of the hosts; [] if it has one host only."""
+    rows = found.values() if isinstance(found, Mapping) else ()
+    return [
+        LinkRow(str(row.get("host")), *(int(row[key]) for key in ("out_bytes", "in_bytes")))
+        for row in rows
+        if isinstance(row, Mapping)
+        and all(values.number(row.get(key)) is not None for key in ("out_bytes", "in_bytes"))
+    ]
+
+
+def links_in_words(rows: Sequence[LinkRow]) -> str:
+    """The bytes of each, and how much more the fullest one carries than the mean."""
+    sums = [row.out_bytes + row.in_bytes for row in rows]
+    total = sum(sums)
+    shown = [
+        f"{row.host} {values.size(row.out_bytes)} out, {values.size(row.in_bytes)} in"
+        for row in rows[:SHOWN_MAX]
+    ]
+    shown += [f"and {len(rows) - SHOWN_MAX} more"] if rows[SHOWN_MAX:] else []
+    if total:
+        shown.append(f"the fullest has {max(sums) * len(sums) / total:.2f} x the mean")
+    return "; ".join(shown)
 
 
 def uneven(found: Any) -> Iterator[tuple[str, str]]:

@@ -30,6 +30,7 @@ from dlctl.records.manifest import FAILURE, MEAN
 from dlctl.roles.coordinator import shutdown
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.evaluation import Evaluations
+from dlctl.roles.coordinator.link_bytes import LinkBytes
 from dlctl.roles.coordinator.members import daemon_states
 from dlctl.roles.coordinator.members.membership import Daemon, Membership
 from dlctl.roles.coordinator.members.selections import Due
@@ -170,6 +171,7 @@ class Coordinator:
             self.scaling, self.host_failures, self.guests,
         )  # fmt: skip
         totals = Totals(past.totals, past.daemons)
+        links = LinkBytes(self.members, past.links, past.daemons)
         self.status = StatusReport(
             run,
             self.data,
@@ -179,10 +181,12 @@ class Coordinator:
             self.checkpointing,
             self.evaluations,
             totals,
+            links,
             self.settings,
+            self.registration,
         )
         self.reports = Reports(
-            run, self, self.leases, self.evaluations, self.failure_detector, totals
+            run, self, self.leases, self.evaluations, self.failure_detector, totals, links
         )
         self.requests = Requests(
             run, self, self.clients, status=self.status, settings=self.settings,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from dlctl.algorithms.noise import noise_scale
 from dlctl.problems import NAMED_MAX
@@ -14,12 +15,14 @@ from dlctl.records.series import EVALUATION, RUN
 from dlctl.roles.coordinator import problems
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.evaluation import Evaluations
+from dlctl.roles.coordinator.link_bytes import LinkBytes
 from dlctl.roles.coordinator.members import daemon_states
 from dlctl.roles.coordinator.members.membership import Daemon
 from dlctl.roles.coordinator.records import AddMetric, StatusSnapshot
 from dlctl.roles.coordinator.run_state import CoordinatorPart, RunState
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.coordinator.supervision.failure_detector import FailureDetector
+from dlctl.roles.coordinator.supervision.registration import Registration
 from dlctl.roles.coordinator.training.lead import MethodLead
 from dlctl.roles.coordinator.training.leases import Leases
 from dlctl.roles.coordinator.training.run_progress import RunProgress
@@ -27,6 +30,7 @@ from dlctl.roles.coordinator.training.supply import DataSupply
 from dlctl.roles.protocol.authz import GUEST
 from dlctl.roles.protocol.meters import Pace
 from dlctl.util import values
+from dlctl.util.names import LINKS
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Peer
 from dlctl.wire.messages import Json
@@ -99,7 +103,9 @@ class StatusReport:
     checkpointing: Checkpointing
     evaluations: Evaluations
     totals: Totals
+    links: LinkBytes
     settings: SettingChanges
+    registration: Registration
 
     def __post_init__(self) -> None:
         self._row_due_at = self._pause_until = 0.0
@@ -175,6 +181,10 @@ class StatusReport:
             "totals": self.totals.look(now, is_working=self.run.is_working),
             "settings": {d.name: d.settings for d in daemons if d.settings},
         }
+        if links := self.links.look():
+            run[LINKS] = links
+        if len(bounds := self.registration.bounds) > 2:
+            run["shards"] = [hi - lo for lo, hi in pairwise(bounds)]
         if figures := lead.side.figures() | (dict(newest.method) if newest else {}):
             run["method"] = figures
         if self.data.batch_size:
@@ -269,6 +279,7 @@ class Reports(CoordinatorPart):
     evaluations: Evaluations
     failure_detector: FailureDetector
     totals: Totals
+    links: LinkBytes
 
     def heard(self, daemon: Daemon, peer: Peer, now: float) -> None:
         """A daemon is alive. If its message came over a new connection, messages sent over the old
@@ -292,6 +303,7 @@ class Reports(CoordinatorPart):
         daemon.metrics = report.metrics
         if daemon.role == "worker":
             self.totals.count(daemon.name, daemon.incarnation, report.metrics)
+            self.links.count(daemon, report.metrics)
             self.leases.on_report(daemon, now)
         self.evaluations.on_report(daemon, now)
         self.context.send(daemon.name, m.Heard())

@@ -88,10 +88,15 @@ class Rates:
 
     def __init__(self, *names: str) -> None:
         self.total = dict.fromkeys(names, 0)
+        self.of_peers: dict[str, dict[str, int]] = {}
+        """Peer -> name -> its part of the total, where that was told."""
         self._pace = Pace(RATE_S)
 
-    def add(self, name: str, amount: int) -> None:
+    def add(self, name: str, amount: int, peer: str = "") -> None:
         self.total[name] += amount
+        if peer:
+            of = self.of_peers.setdefault(peer, {})
+            of[name] = of.get(name, 0) + amount
 
     def report(self, now: float) -> dict[str, float]:
         """{name: total, name_per_s: rate}. There is no rate for a total of 0."""

@@ -140,12 +140,13 @@ class Fetcher:
         """
         if message.table >= len(self.tables):
             raise RemoteProtocolError(f"there is no table {message.table}")
-        answer = self.tables[message.table][message.shard].on_parameters(message, now)
+        client = self.tables[message.table][message.shard]
+        answer = client.on_parameters(message, now)
         fetched = self._in_flight.get(message.request)
         if answer is None or fetched is None:
             return
         self.latency.add(answer.took_s)
-        self.rates.add("fetch_bytes", answer.nbytes)
+        self.rates.add("fetch_bytes", answer.nbytes, client.peer)
         correction = answer.nbytes - fetched.charged[message.shard]
         self.send_queue.limiters["fetch"].spend(correction, now)
         fetched.slices[message.shard] = answer.slice

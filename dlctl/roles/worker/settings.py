@@ -33,6 +33,8 @@ class WorkTerms:
     nonfinite_steps_max: int
     """Consecutive discarded gradients after which the replica leaves the run."""
     refused_pushes_max: int
+    counts_links: bool = False
+    """Whether pushes and fetches are reported by peer, because some peers are on other hosts."""
 
 
 class WorkerSettings:
@@ -92,4 +94,5 @@ class WorkerSettings:
             own_rate=self.own_rate or OwnRate(0.0),
             nonfinite_steps_max=job.workers.nonfinite_steps_max,
             refused_pushes_max=job.workers.refused_pushes_max,
+            counts_links=job.has_other_hosts or job.takes_guests,
         )

@@ -26,6 +26,7 @@ from dlctl.roles.worker.services.computing import Computing
 from dlctl.roles.worker.services.reading import Reading
 from dlctl.roles.worker.services.taking_over import Sharing, TakingOver
 from dlctl.roles.worker.services.writing import Writing
+from dlctl.util.names import LINKS
 from dlctl.util.text import DISCARDED, REFUSED
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Event, Peer
@@ -319,6 +320,11 @@ class Training:
             return {}  # A replica that reports a step is running, and others ask it for the model.
         accounts, retries = self.accounts, self.links.context.retries
         values: dict[str, Any] = {"step": self.writing.steps, **accounts.rates.report(now)}
+        if self._terms.counts_links:
+            values[LINKS] = {
+                peer: [of.get("push_bytes", 0), of.get("fetch_bytes", 0)]
+                for peer, of in accounts.rates.of_peers.items()
+            }
         values |= self.writing.metrics()
         values |= self.fetcher.latency.quantiles_ms("fetch")
         values |= accounts.pacing.metrics(now)

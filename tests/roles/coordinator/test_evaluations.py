@@ -11,6 +11,7 @@ from dlctl.job.config import Job, JobFile, Stop
 from dlctl.records.best import Target
 from dlctl.records.evaluated import Result
 from dlctl.roles.coordinator.evaluation import Evaluations
+from dlctl.roles.coordinator.link_bytes import LinkBytes
 from dlctl.roles.coordinator.members.membership import Membership
 from dlctl.roles.coordinator.records import AddEvent, EventContext
 from dlctl.roles.coordinator.run_state import RunState
@@ -97,7 +98,8 @@ class Office:
         evaluations.target = Target.parse(stop.target or "")
         self.evaluations, self.ends = evaluations, []
         run = RunState("a-1", job, method, Keyring(b""), evaluations.context, evaluations.members)
-        self.reports = Reports(run, self, None, evaluations, None, Totals({}, {}))  # type: ignore[arg-type]
+        links = LinkBytes(evaluations.members, {}, {})
+        self.reports = Reports(run, self, None, evaluations, None, Totals({}, {}), links)  # type: ignore[arg-type]
 
     def end(self, state: str, reason: str, now: float) -> None:
         self.ends.append((state, reason))

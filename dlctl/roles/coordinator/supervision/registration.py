@@ -62,6 +62,8 @@ class Past:
     """How long before its death the predecessor could not write to the database."""
     totals: Json = field(default_factory=dict)
     """The run's counters so far, from the last snapshot."""
+    links: Json = field(default_factory=dict)
+    """The bytes over the links of hosts, likewise."""
     daemons: dict[str, Json] = field(default_factory=dict)
     """The rows of daemons in that snapshot; times of this machine's clock."""
     logs: dict[str, int] = field(default_factory=dict)

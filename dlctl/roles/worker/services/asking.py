@@ -173,7 +173,7 @@ class Asking:
         me, payload = self.identity, question.payload
         ask = m.PeerRequest(me.slot, me.term, member.term, number, question.op, payload)
         peer = f"worker-{slot}"
-        self.rates.add("push_bytes", payload.nbytes)
+        self.rates.add("push_bytes", payload.nbytes, peer)
         self.context.ask(_key(number), peer, ask, now, payload.nbytes)
 
     def is_open(self) -> bool:
@@ -214,7 +214,7 @@ class Asking:
             self._give_up(answer.request)
         else:
             self.context.retries.done(_key(answer.request), now)
-            self.rates.add("fetch_bytes", answer.payload.nbytes)
+            self.rates.add("fetch_bytes", answer.payload.nbytes, f"worker-{answer.slot}")
             del self._open[answer.request]
             self.newest = answer.payload.arrays
             question.then(self.newest)

@@ -277,7 +277,7 @@ class Writing(Service[Write | Settle]):
         at = lo - client.lo if need.ranges else None
         push = client.push(*steps, need.samples, need.clock, delta, need.part, at, need.weight)
         self._numbers[client.table, client.shard, push.seq] = number
-        self.rates.add("push_bytes", delta.nbytes)
+        self.rates.add("push_bytes", delta.nbytes, client.peer)
         self.send_queue.queue(client.push_key(push.seq), client.peer, push, delta.nbytes)
 
     # ------------------------------------------------------------ outcomes
