@@ -158,6 +158,10 @@ BUILT_IN: dict[str, dict[str, Component]] = {
             "dlctl.algorithms.methods.allreduce:ALLREDUCE",
             "synchronous SGD without servers: all replicas sum their gradients (Goyal 2017)",
         ),
+        "kfac": Component(
+            "dlctl.algorithms.methods.kfac:KFAC",
+            "allreduce along the natural gradient, by factors per layer (Pauloski 2020)",
+        ),
         "gossip": Component(
             "dlctl.algorithms.methods.gossip:GOSSIP",
             "no servers: replicas average with random others, without waiting (Jin 2016)",

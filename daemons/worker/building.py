@@ -25,7 +25,7 @@ from daemons.worker.replica import TorchReplica, choose_device, seed_all
 from daemons.worker.stepper import Stepper
 from daemons.worker.task.user_task import TaskError, calling, is_stream, load_task
 from dlctl import registry
-from dlctl.algorithms.engines import Operations
+from dlctl.algorithms.engines import EnginePlace, Operations
 from dlctl.errors import DlctlError
 from dlctl.job.config import JobFile, ParameterGroup
 from dlctl.model import parameter_groups
@@ -243,8 +243,12 @@ def make_engine(
     ranks: int = 1,
     group: Any = None,
 ) -> Operations:
-    """The engine of the job's method; target: "module:Class". Raises TaskError."""
+    """The engine of the job's method; target: "module:Class". Raises TaskError, and JobFailed if it
+    is no engine.
+    """
     name = job.algorithm.name
+    options = registry.load("algorithms", name).Options(**job.algorithm.options)
     with calling(f"{name}: making its engine {target}"):
-        engine = registry.attribute(target)(replica, rank, ranks, group)
+        place = EnginePlace(replica, options, rank, ranks, group)
+        engine = registry.attribute(target)(place)
     return Operations(engine, name, calling)

@@ -244,6 +244,7 @@ class ComputeThread:
             engine, ranks = self._engine_name, self._ranks
             met = (ranks.count, ranks.meet()) if ranks is not None else (1, None)
             self._engine = make_engine(self._job, engine, replica, 0, *met)
+            self._stepper.tell(self._engine)
         loader, clients = self._loader, self._loader.clients
         ready = ModelReady(
             "", replica.layout.to_bytes(), samples, replica.task.has("finish"),

@@ -105,6 +105,8 @@ class TorchReplica:
         """The parts of the gradient, if they are summed while they are computed; else None."""
         self._weights: Tensor | None = None
         """The sum of the weights of the step's batches so far, if the task's loss returns any."""
+        self.on_reweighed: Callable[[Tensor], None] = lambda factor: None
+        """Called with the factor by which the gradient of the step's batches so far changes."""
 
     def share(self, vector: Tensor) -> None:
         """Move the model to this host memory, float32[d], and take the values that are there. Other
@@ -245,6 +247,7 @@ class TorchReplica:
         for parameter, _ in self._bound:
             if parameter.grad is not None:
                 parameter.grad.mul_(before)
+        self.on_reweighed(before)
         return (weight / total.clamp(min=least)).float()
 
     def gradients(self) -> list[Tensor | None]:

@@ -337,7 +337,7 @@ class _Member:
         is_counted = not effect.joins and effect.step == plan.step
         result = Reduced(
             self.generation, 0, vector, sum(plan.weights), self._size, plan.step, plan.joined,
-            is_counted, plan.first, plan.beside,
+            is_counted, plan.current, plan.beside,
         )  # fmt: skip
         self._owner.keep(self, result)
         is_last = self._await_kept()

@@ -23,6 +23,7 @@ from torch import Tensor
 from daemons.worker.early_sum import BeginSum
 from daemons.worker.inner_optimizer import InnerOptimizer
 from daemons.worker.replica import Measured, TorchReplica
+from dlctl.algorithms.engines import Operations
 from dlctl.algorithms.needs import Pull
 from dlctl.job.config import Gradients
 from dlctl.job.inner import SAVED_AS
@@ -72,6 +73,8 @@ class Stepper:
         self.inner = inner
         self.steps = 0
         """The steps that this process has made so far."""
+        self._engine: Operations | None = None
+        """The method's engine, which is told of the steps."""
         self._along: tuple[int, list[Tensor]] | None = None
         """The address of the newest gradient from elsewhere, and its views, which keep its memory
         alive.
@@ -82,6 +85,11 @@ class Stepper:
             self._scaler.scale(torch.zeros((), device=replica.device))  # Initialises its scale.
             # It unscales the gradients of an optimiser's parameters; this one makes no steps.
             self._holder = torch.optim.SGD(replica.values, lr=0.0)
+
+    def tell(self, engine: Operations) -> None:
+        """Tell this engine of all steps from now on."""
+        self._engine = engine
+        self.replica.on_reweighed = engine.reweigh
 
     def step(
         self,
@@ -104,6 +112,8 @@ class Stepper:
         """
         scale = self._scaler.get_scale() if self._scaler is not None else 1.0
         self.replica.forget_gradients()
+        if self._engine is not None:
+            self._engine.begin_step(samples, scale)
         parts = [part for _, part in batches]
         rows = self.replica.rows
         if rows is not None:
@@ -132,6 +142,8 @@ class Stepper:
         is_skipped = math.isfinite(loss) and not math.isfinite(norm) and scale > SCALE_MIN
         clipped = min(norm, self.clip_norm) if self.clip_norm and math.isfinite(norm) else norm
         if not (is_sure or (math.isfinite(loss) and clipped <= norm_max)):
+            if self._engine is not None:
+                self._engine.discard_step()
             return Stepped(loss, vector, norm, is_usable=False, is_skipped=is_skipped)
         self.steps += 1
         metrics = together([(p, m.metrics) for p, m in zip(parts, measured, strict=True)])
@@ -186,6 +198,8 @@ class Stepper:
             is_unscaled = not found or found[0].weight is None
             if sum_early is not None and number == len(batches) and is_unscaled:
                 is_early = sum_early()
+            if self._engine is not None:
+                self._engine.see_batch(batch, part)
             found.append(self._measure(batch, part, scale, epoch, lr))
         return found, self.replica.gathered_early() if is_early else None
 

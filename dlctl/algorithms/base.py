@@ -115,13 +115,13 @@ class Shape:
     """peers: replicas send requests to each other. group: they make collectives together. memory:
     all replicas are on one host and share one vector as their model."""
     engine: str = ""
-    """"module:Class", the torch part of the method (`engines.py`): Class(replica, rank, ranks,
-    group), with the worker's `Replica`. rank, ranks: 0 of 1, unless `ranks` is set."""
+    """"module:Class", the torch part of the method, a `MethodEngine` (`engines.py`): it is made by
+    Class(place), with an `EnginePlace`."""
     twin: str = ""
-    """The engine in numpy, for the simulator: Class(problem, parameters), with its `Problem`."""
+    """The engine in numpy, for the simulator: Class(place), with a `TwinPlace`."""
     ranks: bool = False
-    """A replica may be several processes (`workers.processes`), each with an engine; group is then
-    their torch.distributed group, else None. Only rank 0 reads and writes tables."""
+    """A replica may be several processes (`workers.processes`), each with an engine. Only rank 0
+    reads and writes tables."""
     optimizers: tuple[str, ...] | None = None
     """The server optimisers that the method works with; None: all."""
     optimizers_why: str = ""
@@ -275,6 +275,9 @@ class ReplicaSide(ABC):
     keeps_position: ClassVar[bool] = False
     """Whether `state` has what changes with every step, not only with pushes, as parameters of its
     own beside the servers'."""
+    is_in_step: bool = False
+    """`state` is not consistent now, and will be soon: a save waits. It may be set between two
+    needs of a step that follow each other without a batch."""
 
     def __init__(self, site: Site) -> None:
         self.options = site.options
@@ -761,6 +764,9 @@ class Method:
     """Like `check`, for a run in which all workers together make at most so many steps. It is
     called where the job file implies that, and again when the dataset is known.
     """
+    bytes_kept: Callable[[JobFile, Layout], int] = lambda job, layout: 0
+    """Bytes that each replica keeps at most for the method beside the model, if there are many;
+    `dlctl plan` shows them."""
     experimental: bool = False
     """The method is marked in lists, and runs a reduced contract suite."""
 

@@ -373,10 +373,15 @@ class Summed(NamedTuple):
     """Members for which this is the first collective: they have contributed nothing, and do not
     have the state of the group. All members see the number in the same collective, and transfer the
     state with `passed_on`. 0 in a new group, whose members have all begun alike."""
-    first: int
-    """The lowest slot of the members that have the state of the group."""
+    current: tuple[int, ...]
+    """The slots of the members that have the state of the group, ascending; at least one."""
     beside: float = 0.0
     """The weighted mean of `Collective.beside`."""
+
+    @property
+    def first(self) -> int:
+        """The lowest slot of the members that have the state of the group."""
+        return self.current[0]
 
 
 def passed_on(

@@ -7,13 +7,13 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from dlctl import registry
 from dlctl.algorithms import engines
-from dlctl.algorithms.engines import Operations
+from dlctl.algorithms.engines import Operations, TwinPlace
 from dlctl.algorithms.needs import Pull
 from dlctl.errors import JobFailed
 from dlctl.job import inner
@@ -175,6 +175,7 @@ class ComputeDriver:
         rng: np.random.Generator,
         method: str = "",
         twin: str = "",
+        method_options: Any = None,
         own: Inner | None = None,
         *,
         files: FilesDriver,
@@ -182,10 +183,10 @@ class ComputeDriver:
         memory: SharedModels | None = None,
         has_loop: bool = False,
     ) -> None:
-        """twin: "module:Class", the engine of this method in numpy; "" if it has none. own: creates
-        the replica's own optimiser for its parameters; None: it has none. cohort: `Lead.cohort`.
-        memory: of all hosts, if their replicas share the model. has_loop: a training loop of the
-        user's own computes.
+        """twin: "module:Class", the engine of this method in numpy; "" if it has none.
+        method_options: of the method, for the twin. own: creates the replica's own optimiser for
+        its parameters; None: it has none. cohort: `Lead.cohort`. memory: of all hosts, if their
+        replicas share the model. has_loop: a training loop of the user's own computes.
         """
         self._memory = memory
         self._mark: Array | None = None
@@ -219,8 +220,8 @@ class ComputeDriver:
         self._inner = own(self.parameters) if own is not None else None
         self._engine: Operations | None = None
         if twin:
-            engine = registry.attribute(twin)(objective, self.parameters)
-            self._engine = Operations(engine, method)
+            place = TwinPlace(objective, self.parameters, method_options)
+            self._engine = Operations(registry.attribute(twin)(place), method)
             process.perform(RunEngine, self._run_engine)
         process.perform(StepAlong, self._step_along)
         process.perform(ExchangeOwn, self._exchange_own)
@@ -320,6 +321,8 @@ class ComputeDriver:
         loss = self.measure(rows, seen)
         norm = euclidean_norm(self._gradient)
         is_usable = effect.is_usable(loss, norm)
+        if self._engine is not None and not is_usable:
+            self._engine.discard_step()
         computed = Computed(
             loss, self._gradient, self._averaged, norm, is_usable, ended_after=ended_after
         )
@@ -331,6 +334,9 @@ class ComputeDriver:
         """The loss of a batch at these parameters; its gradient is in `gradient`."""
         batch = Batch(rows, *self._who, self.computed)
         self.computed += 1
+        if self._engine is not None:
+            self._engine.begin_step(len(rows), 1.0)
+            self._engine.see_batch(batch, 1.0)
         loss, self._gradient[:] = self.objective.gradient(seen, batch)
         self._averaged = self.objective.averaged(self._averaged, batch)
         return loss

@@ -188,7 +188,7 @@ class GroupDriver:
         total.flags.writeable = False
         result = Reduced(
             group.number, 0, total, sum(plan.weights), group.size, plan.step, plan.joined, True,
-            plan.first, plan.beside,
+            plan.current, plan.beside,
         )  # fmt: skip
         without = self._one_of(group) if self.groups.is_torn() and group.size > 1 else None
         for rank, driver in group.members.items():

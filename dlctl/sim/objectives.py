@@ -140,6 +140,14 @@ class LeastSquares:
         error = x @ w.astype(np.float64) - self.y[batch.rows]
         return float(error @ error) / (2 * len(error)), (x.T @ error / len(error)).astype("f4")
 
+    def rows(self, w: Array, batch: Batch) -> tuple[Array, Array]:
+        """The inputs of the layer that it is, float64[n, a], and the loss's gradients at its
+        outputs, float64[n, 1].
+        """
+        x = self.x[batch.rows]
+        error = x @ w.astype(np.float64) - self.y[batch.rows]
+        return x, error[:, None] / len(error)
+
     def averaged(self, before: Array, batch: Batch) -> Array:
         return before
 

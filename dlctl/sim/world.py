@@ -352,7 +352,8 @@ class World:
         lead = method.lead(method.Options(**job.algorithm.options))
         ComputeDriver(
             process, self.objective, job.job.seed, self.compute,
-            self._compute_rng, job.algorithm.name, method.shape.twin, self.inner(job.inner),
+            self._compute_rng, job.algorithm.name, method.shape.twin,
+            method.Options(**job.algorithm.options), self.inner(job.inner),
             files=files, cohort=lead.cohort,
             memory=self.shared_models if "memory" in method.shape.links else None,
             has_loop=job.has_loop,

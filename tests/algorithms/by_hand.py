@@ -26,7 +26,7 @@ from dlctl.algorithms.base import (
     Table,
     VectorRequest,
 )
-from dlctl.algorithms.engines import Operations
+from dlctl.algorithms.engines import Operations, TwinPlace
 from dlctl.algorithms.needs import Gradient, Need, NextBatch, NextData, Step, Write
 from dlctl.algorithms.tables import optimizer_of, side_of
 from dlctl.compress.base import Delta
@@ -304,7 +304,8 @@ class Player:
         if algorithm.shape.twin:
             twin = registry.attribute(algorithm.shape.twin)
             problem = LeastSquares(size=shards.size)
-            self._engine = Operations(twin(problem, self.parameters), "by hand")
+            place = TwinPlace(problem, self.parameters, self.side.options)
+            self._engine = Operations(twin(place), "by hand")
         self._own_thread = OwnThread()
         GroupDriver(self._own_thread, shards.groups)  # type: ignore[arg-type]
         shards.players[slot, term] = self

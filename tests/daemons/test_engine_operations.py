@@ -42,12 +42,18 @@ TASK = """
     """
 ENGINE = """
     import numpy as np
+    from dlctl.algorithms.engines import MethodEngine
 
-    class Counting:
-        def __init__(self, replica, rank, ranks, group):
-            assert (rank, ranks, group) == (0, 1, None)
-            self.size = len(replica.parameters)
+    class Counting(MethodEngine):
+        def __init__(self, place):
+            assert place[2:] == (0, 1, None)
+            assert place.options.push_every_steps == 1
+            self.size = len(place.replica.parameters)
+            self.seen = []
             self.total = np.zeros(1, np.float32)
+
+        def operations(self):
+            return {"add": self.add, "divide": self.divide, "single": self.single}
 
         def add(self, *numbers):
             self.total += sum(numbers)
@@ -68,12 +74,16 @@ ENGINE = """
         def restore(self, state):
             self.total = state["total"] * 1
 
-    class Poor:
-        def __init__(self, replica, rank, ranks, group):
+    class Poor(MethodEngine):
+        def __init__(self, place):
             pass
 
     class Broken:
-        def __init__(self, replica):
+        def __init__(self, replica, rank, ranks, group):
+            pass
+
+    class Foreign:
+        def __init__(self, place):
             pass
     """
 TWO = np.full(1, 2, np.float32)

@@ -23,7 +23,7 @@ from daemons.worker.building import build_replica, make_engine
 from daemons.worker.ranks.rank_group import BUILT
 from daemons.worker.ranks.rank_processes import Ranks, RanksEnded
 from daemons.worker.task.failures import ProcessLost
-from dlctl.algorithms.engines import Operations
+from dlctl.algorithms.engines import Operations, TwinPlace
 from dlctl.job import config
 from dlctl.roles.protocol.effects import TaskFailed
 
@@ -116,7 +116,7 @@ def house(tmp_path: Path, monkeypatch) -> Iterator[Callable[..., House]]:
 
 def test_all_ranks_make_every_operation_and_one_that_fails_is_named(house) -> None:
     at = house(count=3).begin()
-    engine, twin = at.meet(), Twin(None, np.zeros(8, np.float32))
+    engine, twin = at.meet(), Twin(TwinPlace(None, np.zeros(8, np.float32), None))
     state = {"v": np.arange(8, dtype=np.float32), "steps": np.full(8, 5, np.float32)}
     with at.ranks.same("restore", [*state.values()], names=[*state]):
         engine.restore(state)

@@ -532,7 +532,7 @@ def test_who_leaves_joins_no_later_group_and_answers():
 
 
 def _result(generation: int) -> Reduced:
-    return Reduced(generation, 0, np.zeros(1, np.float32), 1.0, 2, 0, 0, True, 0)
+    return Reduced(generation, 0, np.zeros(1, np.float32), 1.0, 2, 0, 0, True, (0,))
 
 
 def test_a_sum_that_one_was_handed_counts_for_all():
@@ -578,13 +578,13 @@ def test_nobody_begins_anew_when_all_that_had_the_model_are_gone():
     rows = [Row(0, 1, 1.0, 0, True, False), Row(1, 1, 1.0, 3, False, True)]
     with pytest.raises(ModelLost):
         plan_of(rows)
-    assert plan_of([*rows, Row(2, 1, 1.0, 3, False, False)]).first == 2
+    assert plan_of([*rows, Row(2, 1, 1.0, 3, False, False)]).current == (2,)
     assert SumRecords().claim().finished == NEW
 
 
 def test_what_is_handed_on_is_from_one_that_has_it_though_the_giver_dies_and_more_join():
     def summed(value: float, weight: float, joined: int, first: int) -> Summed:
-        return Summed(np.array([value], np.float32), weight, 3, 9, False, joined, first)
+        return Summed(np.array([value], np.float32), weight, 3, 9, False, joined, (first,))
 
     asked = passed_on(np.zeros(1, np.float32), 0, 9, summed(0, 2, joined=1, first=1))
     needs = [next(asked)]

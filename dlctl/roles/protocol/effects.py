@@ -444,8 +444,8 @@ class Reduced(Event):
     """Members for whom this is the first sum; their weights are 0."""
     is_counted: bool
     """Whether this member was at that step, and is not joining."""
-    first: int
-    """The lowest slot of the members that are neither joining nor behind, if there is one."""
+    current: tuple[int, ...]
+    """The slots of the members at that step that are neither joining nor behind, ascending."""
     beside: float = 0.0
     """The weighted mean of `Reduce.beside`."""
 

@@ -245,7 +245,7 @@ class Training:
         return self.writing.steps
 
     def has_unpushed_steps(self) -> bool:
-        return self.writing.has_unpushed_steps()
+        return self.side.is_in_step or self.writing.has_unpushed_steps()
 
     # ------------------------------------------------------------ what the worker tells
 

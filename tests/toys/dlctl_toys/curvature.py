@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
 
+from dlctl.algorithms.engines import EnginePlace, MethodEngine, Operation
 from dlctl.model.flat import slice_bounds
 from dlctl.wire.messages import Array
 from dlctl_toys.engine import DECAY, EPS, RANKS_MAX
 
 
-class Curvature:
-    def __init__(self, replica: Any, rank: int, ranks: int, group: Any) -> None:
-        size = len(replica.parameters)
-        self.rank, self.group = rank, group
-        self.own = slice(*slice_bounds(size, ranks, rank))
+class Curvature(MethodEngine):
+    def __init__(self, place: EnginePlace) -> None:
+        size = len(place.replica.parameters)
+        self.rank, self.group = place.rank, place.group
+        self.own = slice(*slice_bounds(size, place.ranks, place.rank))
         self.v = torch.zeros(size)
         """Zeros outside of its own range."""
         self.steps = torch.zeros(RANKS_MAX)
         """Of this rank, in its place."""
+
+    def operations(self) -> Mapping[str, Operation]:
+        return {"way": self.way}
 
     def way(self, gradient: Array) -> tuple[Array]:
         g, v = torch.from_numpy(gradient)[self.own], self.v[self.own]
@@ -33,7 +37,7 @@ class Curvature:
     def state(self) -> dict[str, Array]:
         return {"v": self._sum(self.v), "steps": self._sum(self.steps)}
 
-    def restore(self, state: dict[str, Array]) -> None:
+    def restore(self, state: Mapping[str, Array]) -> None:
         self.v[self.own] = torch.tensor(state["v"])[self.own]
         self.steps[self.rank] = float(state["steps"][self.rank])
 

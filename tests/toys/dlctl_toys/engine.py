@@ -9,13 +9,15 @@ processes, each of which has its part of v.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from annotated_types import Gt
 
 from dlctl.algorithms.base import Method, Needs, ReplicaSide, Shape
+from dlctl.algorithms.engines import MethodEngine, Operation, TwinPlace
 from dlctl.algorithms.methods.downpour import Server
 from dlctl.algorithms.needs import Engine, Gradient, NextData, Read
 from dlctl.job.settings import Live
@@ -56,12 +58,15 @@ class Replica(ReplicaSide):
             step += 1
 
 
-class Twin:
+class Twin(MethodEngine):
     """What `curvature.Curvature` is in torch."""
 
-    def __init__(self, problem: Any, parameters: Array) -> None:
-        self.v = np.zeros(parameters.size, np.float32)
+    def __init__(self, place: TwinPlace) -> None:
+        self.v = np.zeros(place.parameters.size, np.float32)
         self.steps = np.zeros(RANKS_MAX, np.float32)
+
+    def operations(self) -> Mapping[str, Operation]:
+        return {"way": self.way}
 
     def way(self, gradient: Array) -> tuple[Array]:
         self.v = DECAY * self.v + (1 - DECAY) * gradient**2
@@ -71,7 +76,7 @@ class Twin:
     def state(self) -> dict[str, Array]:
         return {"v": self.v, "steps": self.steps}
 
-    def restore(self, state: dict[str, Array]) -> None:
+    def restore(self, state: Mapping[str, Array]) -> None:
         self.v, self.steps = state["v"].copy(), state["steps"].copy()
 
 

@@ -246,7 +246,7 @@ class Collecting:
         self.number, self._joins, self._has_summed = event.number, False, True
         self._result = Summed(
             event.vector, event.weight, event.members, event.step, event.is_counted, event.joined,
-            event.first, event.beside,
+            event.current, event.beside,
         )  # fmt: skip
 
     def _break(self, reason: str, now: float, why: str) -> None:

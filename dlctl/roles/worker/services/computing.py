@@ -200,7 +200,8 @@ class Computing:
 
     def is_held(self) -> bool:
         """Whether no batch may begin because the replica's state is about to be saved."""
-        return self.holds and not self.writing.has_unpushed_steps()
+        is_amid = self.side.is_in_step or self.writing.has_unpushed_steps()
+        return self.holds and not is_amid
 
     def _next_rows(self, need: NextRows, now: float) -> tuple[bool, Named | None]:
         """Find the next data, and determine the rows of the batches ahead."""

@@ -165,7 +165,8 @@ class Looping(Service[Need]):
 
     def is_held(self) -> bool:
         """Whether no step may begin because the replica's state is about to be saved."""
-        return self.holds and not self.writing.has_unpushed_steps()
+        is_amid = self.side.is_in_step or self.writing.has_unpushed_steps()
+        return self.holds and not is_amid
 
     # ------------------------------------------------------------ the service
 

@@ -62,8 +62,8 @@ class SumPlan(NamedTuple):
     weights: tuple[float, ...]
     """Weights by rank; 0 for members at another step, and for those that join."""
     joined: int
-    first: int
-    """The lowest slot of the members that have the group's current model."""
+    current: tuple[int, ...]
+    """The slots of the members that have the group's current model, ascending."""
     beside: float
     """The mean, by weight; 0 if no member has a weight."""
     dtype: str
@@ -93,7 +93,7 @@ def plan_of(rows: Sequence[Row]) -> SumPlan:
     size, dtype = kinds.pop()
     weights = tuple(row.weight if row.step == step and not row.joins else 0.0 for row in rows)
     joined = sum(row.joins or (row in current and row.step != step) for row in rows)
-    first = min(row.slot for row in newest)
+    slots = tuple(sorted(row.slot for row in newest))
     beside = sum(weight * row.beside for weight, row in zip(weights, rows, strict=True) if weight)
     begun = max(row.begun for row in rows)
     is_void = any(
@@ -101,7 +101,7 @@ def plan_of(rows: Sequence[Row]) -> SumPlan:
         for row, weight in zip(rows, weights, strict=True)
     )
     return SumPlan(
-        size, step, weights, joined, first, beside / (sum(weights) or 1.0), dtype, begun, is_void
+        size, step, weights, joined, slots, beside / (sum(weights) or 1.0), dtype, begun, is_void
     )
 
 
