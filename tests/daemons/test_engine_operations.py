@@ -16,6 +16,7 @@ from daemons.worker.compute_thread import ComputeThread
 from dlctl.job import config
 from dlctl.roles.protocol.effects import (
     BuildModel,
+    Compute,
     ComputeStateTaken,
     EngineRan,
     ModelBuilt,
@@ -35,10 +36,10 @@ TASK = """
         return torch.nn.Linear(2, 1)
 
     def dataset():
-        return [torch.ones(2)] * 4
+        return [torch.ones(2)] * 4 + [torch.full((2,), 3.0)] * 4
 
     def loss(model, batch):
-        return model(batch).mean()
+        return model(batch).mean() / (batch[0, 0] != 3)
     """
 ENGINE = """
     import numpy as np
@@ -53,7 +54,21 @@ ENGINE = """
             self.total = np.zeros(1, np.float32)
 
         def operations(self):
-            return {"add": self.add, "divide": self.divide, "single": self.single}
+            return {
+                "add": self.add, "divide": self.divide, "single": self.single, "told": self.told,
+            }
+
+        def begin_step(self, samples, scale):
+            self.seen += [samples, scale]
+
+        def see_batch(self, batch, part):
+            self.seen += [len(batch), part]
+
+        def discard_step(self):
+            self.seen += [-1]
+
+        def told(self):
+            return (np.array(self.seen, np.float64),)
 
         def add(self, *numbers):
             self.total += sum(numbers)
@@ -101,7 +116,9 @@ def does(tmp_path: Path, monkeypatch, run_script) -> Callable[..., list[Event]]:
         job = config.JobFile(
             job=config.Job(name="odd", task=str(tmp_path / "counted.py")),
             algorithm=config.Choice(name="downpour"),
-            workers=config.Workers(count=1, device="cpu"),
+            workers=config.Workers(count=1, device="cpu", batch_size=2),
+            gradient=config.Gradients(accumulate=2),
+            data=config.Data(shuffle=False),
         )
         loop = Loop()
         thread = ComputeThread(loop, job, (tmp_path, BIRTH), f"counting:{engine}")
@@ -135,7 +152,7 @@ def test_operations_give_arrays_and_states_are_of_between_two_of_them(does) -> N
         ),
         (
             RunEngine("subtract", ()),
-            'downpour: its engine has no operation "subtract"; it has add, divide, single',
+            'downpour: its engine has no operation "subtract"; it has add, divide, single, told',
         ),
         (RunEngine("_hidden", ()), 'downpour: its engine has no operation "_hidden"'),
         (RunEngine("state", ()), 'downpour: its engine has no operation "state"'),
@@ -175,3 +192,21 @@ def test_an_engine_that_cannot_be_made_is_an_error_of_its_method(does) -> None:
 def test_an_engine_needs_no_state(does) -> None:
     (taken,) = does(RestoreComputeState({"engine.total": TWO}), TakeComputeState(), engine="Poor")
     assert taken == ComputeStateTaken({})
+
+
+def test_an_engine_is_told_of_each_step_of_its_batches_and_of_those_discarded(does) -> None:
+    """Of two batches in a step, and of a loss that is not finite."""
+    _, bad, told = does(
+        Compute(0, 0, 4, 0, norm_max=1e9),
+        Compute(0, 4, 8, 0, norm_max=1e9),
+        RunEngine("told", ()),
+        awaited=3,
+    )
+    assert not bad.is_usable
+    step = [4, 1, 2, 0.5, 2, 0.5]
+    assert told.arrays[0].tolist() == [*step, *step, -1]
+
+
+def test_what_is_no_engine_is_named(does) -> None:
+    (failed,) = does(engine="Foreign", awaited=0)
+    assert failed.error.startswith("downpour: its engine is of type Foreign")
