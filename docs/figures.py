@@ -43,6 +43,7 @@ OPTIONS: dict[str, Any] = {
 ONLY: dict[str, dict[str, Any]] = {
     "epoch-cut": {"fraction": 0.75}, "loscar": {"density": 0.25}, "sparseloco": {"mean": "senders"},
     "target-batch": {"target_samples": 256},
+    "kfac": {"factor_steps": 2, "eigen_steps": 10, "damping": 10.0, "kl_clip": 0.0},
 }  # fmt: skip
 RATES: dict[str, tuple[str, dict[str, Any]]] = {
     "demo": ("lion", {"lr": 0.03, "beta1": 0.0, "beta2": 0.0}),
@@ -55,7 +56,8 @@ COMPRESSION: dict[str, dict[str, Any]] = {
     "topk-chunked": {"chunk": 64, "keep": 4, "dense_below": 0},
     "dct": {"side": 8, "keep": 8, "dense_below": 0},
 }
-LR, LOCAL_LR = 0.03, 0.03
+LR, LOCAL_LR = 0.03, {"kfac": 5.0}
+OTHER_LOCAL_LR = 0.03
 SIDE = 16
 """Of the square that the parameters are, for optimisers of matrices: each server has half of it."""
 
@@ -81,7 +83,7 @@ def job_of(name: str) -> config.JobFile:
     )
     inner = config.Choice(name="none")
     if method.inner.name != "none":
-        inner = config.Choice(name="sgd", options={"lr": LOCAL_LR})
+        inner = config.Choice(name="sgd", options={"lr": LOCAL_LR.get(name, OTHER_LOCAL_LR)})
     return config.JobFile(
         job=config.Job(name=name, task="none", stop=config.Stop(epochs=1000.0)),
         algorithm=config.Choice(name=name, options=options),

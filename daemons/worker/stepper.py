@@ -111,9 +111,7 @@ class Stepper:
         sum. begin_sum: sums the returned gradient early, if it stays unchanged. Raises TaskError.
         """
         scale = self._scaler.get_scale() if self._scaler is not None else 1.0
-        self.replica.forget_gradients()
-        if self._engine is not None:
-            self._engine.begin_step(samples, scale)
+        self._begin(samples, scale)
         parts = [part for _, part in batches]
         rows = self.replica.rows
         if rows is not None:
@@ -142,8 +140,7 @@ class Stepper:
         is_skipped = math.isfinite(loss) and not math.isfinite(norm) and scale > SCALE_MIN
         clipped = min(norm, self.clip_norm) if self.clip_norm and math.isfinite(norm) else norm
         if not (is_sure or (math.isfinite(loss) and clipped <= norm_max)):
-            if self._engine is not None:
-                self._engine.discard_step()
+            self._discard()
             return Stepped(loss, vector, norm, is_usable=False, is_skipped=is_skipped)
         self.steps += 1
         metrics = together([(p, m.metrics) for p, m in zip(parts, measured, strict=True)])
@@ -162,6 +159,15 @@ class Stepper:
         self.inner.step(gradients, own_lr)
         self.replica.drop_gradients()
         return Stepped(loss, vector, norm, is_usable=True, metrics=metrics)
+
+    def _begin(self, samples: int, scale: float) -> None:
+        self.replica.forget_gradients()
+        if self._engine is not None:
+            self._engine.begin_step(samples, scale)
+
+    def _discard(self) -> None:
+        if self._engine is not None:
+            self._engine.discard_step()
 
     def _clip_what_is_used(
         self, vector: Array | None, gradients: Sequence[Tensor | None], norm: float, clipped: float

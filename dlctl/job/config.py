@@ -531,7 +531,7 @@ class Network:
     if the method connects replicas to each other; 0: any free ports."""
     private: bool = False
     """With hosts: declares that everyone in their network may read and change all of this run.
-    `allreduce` sends from host to host through torch.distributed, neither encrypted nor
+    `allreduce`, as `kfac`, sends from host to host through torch.distributed, neither encrypted nor
     authenticated, and is refused without this."""
     address: str = ""
     """The address at which other hosts, and workers that join (`workers.max`), reach this machine.

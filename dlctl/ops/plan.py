@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from dlctl import registry
 from dlctl.errors import DlctlError
 from dlctl.health.needs import CONTROL, HERE, Model, shard_bytes
 from dlctl.job import batches, placement
@@ -21,6 +22,7 @@ from dlctl.records.manifest import kept, layout
 from dlctl.runs import select
 
 if TYPE_CHECKING:
+    from dlctl.algorithms.base import Method
     from dlctl.job.config import Host, JobFile
     from dlctl.ops.cases import Case
 
@@ -45,6 +47,8 @@ class Placed(NamedTuple):
     """Those among them of what the optimiser keeps beside matrices, as the job has it now."""
     batch_size: int | str | None = None
     """Samples per batch of a worker; "auto": the worker determines it."""
+    method_bytes: int | None = None
+    """What the method keeps beside the model in a worker, at most; None: unknown, or no worker."""
 
 
 def placed(job: JobFile, model: Model | None) -> list[Placed]:
@@ -61,8 +65,15 @@ def placed(job: JobFile, model: Model | None) -> list[Placed]:
             rows.append(_server(job, row, agents[agent], model, first.address))
         else:
             size = batches.AUTO if batches.is_open(job) else batches.size(job, agent)
-            rows.append(row._replace(batch_size=size))
+            rows.append(row._replace(batch_size=size, method_bytes=_method_bytes(job, model)))
     return rows
+
+
+def _method_bytes(job: JobFile, model: Model | None) -> int | None:
+    if model is None:
+        return None
+    method: Method = registry.load("algorithms", job.algorithm.name)  # This pulls in numpy.
+    return method.bytes_kept(job, model.layout)
 
 
 def _coordinator(job: JobFile) -> Placed:

@@ -54,13 +54,13 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class KfacLayers:
     layers: tuple[Layer, ...]
     plain: Mapping[str, str]
     """Module with trained parameters -> why these are stepped along their gradients as they are."""
 
 
-def found_in(model: nn.Module, layout: Layout, options: Any) -> Found:
+def found_in(model: nn.Module, layout: Layout, options: Any) -> KfacLayers:
     """The layers of a model. Raises TaskError if there are none, or for a pattern of `skip` that
     matches no module.
     """
@@ -87,7 +87,7 @@ def found_in(model: nn.Module, layout: Layout, options: Any) -> Found:
         layers.append(Layer(module, sides, spans[f"{prefix}weight"], bias))
     if not layers:
         raise TaskError(_lacking(modules, plain), hint='use another method, such as "allreduce"')
-    return Found(tuple(layers), plain)
+    return KfacLayers(tuple(layers), plain)
 
 
 def _own(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -149,7 +149,7 @@ def _lacking(modules: Mapping[str, nn.Module], plain: Mapping[str, str]) -> str:
     return f"kfac finds no layer to precondition: the model trains {has or 'nothing'} ({why})"
 
 
-def described(found: Found) -> Iterator[str]:
+def described(found: KfacLayers) -> Iterator[str]:
     """Lines for the log."""
     yield f"kfac preconditions {len(found.layers)} layers"
     for layer in found.layers:

@@ -114,6 +114,9 @@ def _lines(data: Mapping[str, Any], job: JobFile, case: Case, faults: list[Findi
         size = f"{model['parameters']:,} parameters, {known}"
         beside = sum(row["matrix_bytes"] or 0 for row in data["daemons"])
         size += f"; {values.size(beside)} beside their matrices" if beside else ""
+        of_method = max((row["method_bytes"] or 0 for row in data["daemons"]), default=0)
+        name = job.algorithm.name
+        size += f"; {name} keeps up to {values.size(of_method)} in each worker" * bool(of_method)
     any_free = "any free" if job.uses_tcp else None
     daemons = (
         {
