@@ -29,6 +29,10 @@ $(VENV)/.installed: $(VENV)/.torch
 	$(PIP) -e '.[torch,plot,prometheus,tensorboard]' --group dev
 	touch $@
 
+$(VENV)/.oracles: $(VENV)/.installed
+	$(PIP) --group oracles
+	touch $@
+
 demo: $(VENV)/.torch
 	$(BIN)/dlctl run --fresh examples/digits/job.toml
 
@@ -45,7 +49,7 @@ test-processes: install
 
 # Every method next to a loop of its paper, torch, scipy or another method, as a table: how far they
 # are apart, and how far they may be.
-oracles: install
+oracles: $(VENV)/.oracles
 	$(BIN)/python -m pytest -m oracle --timeout 300 \
 		$$(grep -rl --include='test_*.py' 'pytest.mark.oracle(' tests)
 

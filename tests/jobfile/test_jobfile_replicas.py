@@ -46,6 +46,7 @@ PIPELINE = "[replica]\npipeline = 2\n"
     [
         ("[replica]\nfsdp = 2\ntensor = 2", "is cut in one way, not by fsdp and tensor"),
         (f'[algorithm]\nname = "gossip"\n[workers]\ncount = 2\n{FSDP}', "gossip has no servers"),
+        (f'[algorithm]\nname = "kfac"\n{FSDP}', "kfac has no servers"),
         (f'[algorithm]\nname = "rows"\n{FSDP}', "rows brings the rows of a batch to one process"),
         (
             '[compression]\nname = "topk"\n[replica]\nfsdp = 11\n[workers]\nbatch_size = 16',

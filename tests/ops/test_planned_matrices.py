@@ -1,4 +1,6 @@
-"""`dlctl plan` tells the memory that an optimiser needs beside matrices before it is started."""
+"""`dlctl plan` tells the memory that an optimiser, or a method, needs beside matrices, before it is
+started.
+"""
 
 from __future__ import annotations
 
@@ -92,3 +94,30 @@ def test_a_matrix_that_is_too_large_is_in_the_plan() -> None:
     assert [remark.partition(":")[0] for remark in remarks] == ["a", "b"]
     assert plan.remarks(job("soap"), built_model.of_layout(job("soap"), LAYOUT)) == []
     assert plan.remarks(of, None) == []
+
+
+def test_each_worker_has_the_factors_of_all_layers() -> None:
+    """Per side n: a triangle, a sum n^2, n eigenvectors and eigenvalues. One that is too long has
+    none; so has a layer that is skipped.
+    """
+    weights = {"a.weight": (30, 20), "a.bias": (30,), "b.weight": (10, 3, 2, 2), "c": (5, 5)}
+    shapes = (TensorEntry(name, TRAINED, shape, "float32") for name, shape in weights.items())
+    model = built_model.of_layout(job("sgd", 0), Layout(tuple(shapes)))
+
+    def kept(**options: object) -> int | None:
+        method = Choice(name="kfac", options=options)
+        file = dataclasses.replace(job("sgd", 0), algorithm=method)
+        (row,) = (row for row in plan.placed(file, model) if row.name == "worker-0")
+        assert plan.placed(file, None)[-1].method_bytes is None
+        return row.method_bytes
+
+    def of_side(n: int) -> int:
+        return n * (n + 1) // 2 + n * n + n * (n + 1)
+
+    marks = 3
+    b = marks + of_side(12) + of_side(10)
+    assert kept() == 4 * (marks + of_side(21) + of_side(30) + b)
+    assert kept(max_dim=29) == 4 * (marks + of_side(21) + b)
+    assert kept(skip=("a",)) == 4 * b
+    other = dataclasses.replace(job("sgd", 0), algorithm=Choice(name="allreduce", options={}))
+    assert {row.method_bytes or 0 for row in plan.placed(other, model)} == {0}

@@ -536,12 +536,14 @@ def serverless(seed: int) -> Simulation:
     """Replicas that sum with each other, average in pairs, or have one model."""
     name = ("allreduce", ("gossip", "noloco")[seed // 2 % 2])[seed % 2]
     name = "hogwild" if seed % 5 == 4 else name
+    name = "kfac" if seed % 10 == 8 else name
     mode = ("symmetric", "pull", "push")[seed // 2 % 3]
     faults = replace(mixed_faults(seed), save_errors=0.0, full_disks=0, slow_disks=0)
     hook = ("none", "powersgd", "post-local-sgd", "bf16")[seed // 2 % 4]
     sums = {"hook": hook, "powersgd_after_steps": 10, "local_after_steps": 10}
     contacts = {"gossip": {"mode": mode}, "noloco": {"local_steps": 3}, "hogwild": {}}
-    options = sums if name == "allreduce" else contacts[name]
+    factors = {"placement": ("opt", "lw")[seed // 10 % 2], "factor_steps": 2, "eigen_steps": 4}
+    options = {"allreduce": sums, "kfac": factors, **contacts}[name]
     problem, epochs = LeastSquares(samples=128, size=144), 4
     problem.layout = Layout((TensorEntry("w", TRAINED, (12, 12), "float32"),))
     job = job_file(
