@@ -33,6 +33,7 @@ CHAPTERS = {
     "train": "time to an accuracy on one machine: dlctl, Hogwild, DDP, RPC, Ray, DiLoCo ...",
     "train_slow": "the same with every worker behind 100 Mbit/s and 5 ms",
     "allreduce": "a step of the small GPT, and a worker's death, against DDP under torchrun",
+    "kfac": "K-FAC's epochs to an accuracy, and the time of its steps, against SGD; 10 minutes",
     "hogwild": "sparse logistic regression without locks: a step, 2 workers, against bare torch",
     "word2vec": "embeddings by rows: loss with 1, 2, 4 workers, words/s beside gensim; 20 minutes",
     "methods": "every method on digits and on a small GPT: how good, bytes, seconds; 45 minutes",

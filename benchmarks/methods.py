@@ -32,6 +32,7 @@ WRONG_ASKED = 5.0
 """Per cent of the test images."""
 SGD = '[optimizer]\nname = "sgd"\nlr = {lr}\n'
 OWN_SGD = '[inner]\nname = "sgd"\nlr = {lr}\n'
+MOMENTUM = '[inner]\nname = "sgd"\nlr = {lr}\nmomentum = 0.9\n'
 ADAMW = '[inner]\nname = "adamw"\nlr = 3e-3\n'
 SCHEDULE = """[schedule]
 kind = "cosine"
@@ -95,6 +96,7 @@ DIGITS = {
     "ringleader": Setting("", SGD.format(lr=0.1)),
     "epoch-cut": Setting("", SGD.format(lr=0.05)),
     "allreduce": Setting("", ADAMW),
+    "kfac": Setting("factor_steps = 1\neigen_steps = 10\ndamping = 0.03", MOMENTUM.format(lr=0.05)),
     "gossip": Setting("", ADAMW),
     "noloco": Setting("local_steps = 4", ADAMW),
     "hogwild": Setting("", OWN_SGD.format(lr=0.05)),
@@ -130,6 +132,7 @@ GPT = {
     "fedbuff": Setting("local_steps = 10\nbuffer_pushes = 4", OF_WAYS),
     "ssp": Setting("", OF_WAYS.replace("2e-3", "5e-4")),
     "allreduce": Setting("", OF_WAYS),
+    "kfac": Setting("kl_clip = 0.01", MOMENTUM.format(lr=0.05)),
     "gossip": Setting("", OF_WAYS),
     "noloco": Setting("local_steps = 10", OF_WAYS),
     "rows": Setting("overlap = false", '[inner]\nname = "sgd"\nlr = 0.0\n' + OF_GRADIENTS),
