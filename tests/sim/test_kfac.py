@@ -166,6 +166,20 @@ def test_a_run_that_is_resumed_goes_on_as_if_it_had_not_stopped(placement):
     assert stopped.weights.tolist() != whole.weights.tolist()
 
 
+@pytest.mark.parametrize("placements", [("lw", "opt"), ("opt", "lw")])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_run_may_go_on_with_the_other_placement_and_more_workers(placements, workers):
+    """Replicas that have saved no eigenvectors, or others, have one model nevertheless."""
+    before, after = placements
+    stopped = run(2, before, epochs=1.0)[0].run()
+    simulation, made = run(workers, after, epochs=4.0, store=stopped.store)
+    outcome = simulation.run()
+    first, *others = replicas(outcome, made, workers)
+    assert others == [first] * (workers - 1)
+    loss = LeastSquares(samples=256).evaluate
+    assert loss(outcome.weights)["loss"] < loss(stopped.weights)["loss"]
+
+
 def test_a_sum_of_factors_that_is_not_finite_is_skipped_by_all():
     class Odd(LeastSquares):
         def rows(self, w: Any, batch: Batch) -> Any:

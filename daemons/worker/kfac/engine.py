@@ -28,6 +28,7 @@ class KfacEngine(MethodEngine):
     def __init__(self, place: EnginePlace) -> None:
         replica = place.replica
         self._device = replica.device
+        self._shares = place.options.placement == "opt"
         found = found_in(replica.model, replica.layout, place.options)
         self.layers = found.layers
         self.packing = Packing(tuple(layer.sides for layer in found.layers))
@@ -251,6 +252,9 @@ class KfacEngine(MethodEngine):
     def restore(self, state: Mapping[str, Array]) -> None:
         if STATE in state and state[STATE].size == self._handed_on_size:
             self.take(state[STATE])
+            if self._shares and not self._fresh.all():  # Of "lw": each replica has only its own.
+                self._bases.clear()
+                self.renew()
         else:  # Other layers than before, as with another `skip`.
             log.warning("kfac: the checkpoint has factors of other layers; they start over")
 

@@ -188,6 +188,8 @@ class Replica(ReplicaSide):
         self.step, self.samples = (int(number) for number in state["progress"])
         if "owners" in state:
             self._owners = state["owners"].astype(np.int64)
+        if "numbers" in state and np.allclose(state["numbers"], self._numbers, rtol=1e-6):
+            self._numbers = state["numbers"]  # The job file has no others: as a sum has rounded.
 
     def figures(self) -> Json:
         return {"layers": len(self._costs), "kl_factor": round(self._nu, 6)}
@@ -197,6 +199,8 @@ class Replica(ReplicaSide):
         self._costs, self._engine_size = costs, int(sizes[0])
         if self._owners.shape != costs.shape:
             self._owners = np.full(costs.shape, -1, np.int64)
+        if self.options.placement == "lw":  # With the other one, the sides may have been apart.
+            self._owners[self._owners[:, 0] != self._owners[:, 1]] = -1
         while True:
             has_data = (yield NextData()) is not None
             step: OneStep = yield from self._computed(has_data)

@@ -39,6 +39,7 @@ class KfacTwin(MethodEngine):
         self.eigens = np.zeros(self.packing.eigen_size, np.float32)
         """Without the marks, which are in `_fresh`."""
         self._fresh = np.zeros((1, 2), np.uint8)
+        self._shares = place.options.placement == "opt"
         self._may_record = self._records = False
         self._samples = 0
         self._rows: tuple[Array, Array] | None = None
@@ -189,6 +190,8 @@ class KfacTwin(MethodEngine):
     def restore(self, state: Mapping[str, Array]) -> None:
         if "kfac" in state and state["kfac"].size == self.give()[0].size:
             self.take(state["kfac"])
+            if self._shares and not self._fresh.all():  # Of "lw": each replica has only its own.
+                self._fresh[:] = 0
 
 
 def factor_of(product: float, terms: Array) -> float:

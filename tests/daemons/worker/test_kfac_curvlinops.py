@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_kfac import DAMPING, TERMS, decomposed_with, drawn, made, matrices, recorded
+from test_kfac_engine import DAMPING, TERMS, decomposed_with, drawn, made, matrices, recorded
 from torch import nn
 
 curvlinops = pytest.importorskip(

@@ -10,6 +10,7 @@ from dlctl.algorithms import barrier
 from dlctl.algorithms.barrier import Barrier
 from dlctl.algorithms.base import Decision, View
 from dlctl.algorithms.holding import JointStep
+from dlctl.algorithms.methods.kfac_twin import KfacTwin
 from dlctl.algorithms.methods.local_sgd import Replica
 from dlctl.algorithms.needs import Gradient, Read, Write
 from dlctl.algorithms.quorum import Chosen
@@ -187,3 +188,11 @@ def lost_pushes_of_the_dead_are_waited_for(patch: Patch) -> None:
         return decision.used - here
 
     patch.setattr(Chosen, "_missing", missing)
+
+
+@mutant(
+    "who joins a group keeps the factors that it begins with", "GroupChecker",
+    scenario="serverless", seeds=1, first=18,
+)  # fmt: skip
+def own_factors_after_a_join(patch: Patch) -> None:
+    patch.setattr(KfacTwin, "take", lambda self, given: ())
