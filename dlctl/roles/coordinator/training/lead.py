@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from dlctl.algorithms.base import Lead
 from dlctl.records.memory import Entry, LeadState, Memory
+from dlctl.roles.coordinator.pools.data_pool import DataPool
 from dlctl.roles.coordinator.pools.portions import PortionPool
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.training.driven import Driven
@@ -34,6 +35,15 @@ class MethodLead:
     def may_lease(self, slot: int, first_slot: int) -> str:
         """Why `slot` has to wait; "" if it may work now. first_slot: the lowest that is alive."""
         return self.side.may_lease(slot, first_slot)
+
+    def in_turn(self, slots: list[int]) -> Iterable[int]:
+        """The slots that wait for data, in the order in which they are served."""
+        return self.side.in_turn(slots)
+
+    def follow_work(self, pool: DataPool) -> None:
+        """Tell a lead whose workers take turns which of them have portions."""
+        if self.side.takes_turns:
+            self.side.at_work = frozenset(pool.holders.leased.values())
 
     def on_done(self, done: m.PortionDone, steps: int) -> None:
         """A portion is done, for the first time. steps: of the run, with those of the portion."""
