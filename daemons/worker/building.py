@@ -47,8 +47,8 @@ log = logging.getLogger("dlctl")
 class Built(NamedTuple):
     stepper: Any
     """A Stepper, or a CutStepper."""
-    loader: PortionLoader | None
-    """None: the head of parties has no data."""
+    loader: Any
+    """A PortionLoader; None: the head of parties has no data."""
     samples: int
     """The samples of a data epoch; 0: the dataset is a stream, or there is none."""
     batch_size: int

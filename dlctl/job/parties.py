@@ -16,6 +16,7 @@ from dlctl.job.config import CLIENT, HEAD, HOME, JobFile, Party
 SIDES = (CLIENT, HEAD)
 """The roles, in the order of their servers and of their parameters in the layout of the run."""
 
+
 def clients(parties: Sequence[Party]) -> list[Party]:
     return [party for party in parties if party.role == CLIENT]
 
@@ -74,4 +75,3 @@ def hosts_of(job: JobFile) -> dict[str, str]:
 
 def _host(party: Party) -> str:
     return "" if party.host == HOME else party.host
-

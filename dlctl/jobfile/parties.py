@@ -59,7 +59,9 @@ def translate(document: dict[str, Any]) -> list[Fault]:
 
 
 def check(
-    document: dict[str, Any], directory: Path, check_task: Callable[[str, Path], Verdict],
+    document: dict[str, Any],
+    directory: Path,
+    check_task: Callable[[str, Path], Verdict],
     check_weights: Callable[[str, Path], Verdict],
 ) -> Iterator[Fault]:
     """Faults of the parties themselves; the schema reports values of a wrong type."""
@@ -122,9 +124,7 @@ def _check_hosts(
             yield Fault((*AT, i, "host"), what, "start the run on the machine of a client")
 
 
-def _check_roles(
-    roles: Counter[Any], tables: list[tuple[int, dict[str, Any]]]
-) -> Iterator[Fault]:
+def _check_roles(roles: Counter[Any], tables: list[tuple[int, dict[str, Any]]]) -> Iterator[Fault]:
     last = max((i for i, _ in tables), default=0)
     if roles[HEAD] and not roles[CLIENT]:
         yield Fault((*AT, last), "a head without clients", 'add a party with role = "client"')
@@ -154,6 +154,10 @@ def faults(job: JobFile, method: Method) -> Iterator[tuple[KeyPath, str, str]]:
     if job.parties and not method.shape.head:
         what = f"{name} has no parties: every worker of it has the whole model"
         yield AT, what, 'use [algorithm] name = "split", or remove [[parties]]'
+    if not job.parties and method.shape.head:
+        what = f"{name} divides the model among parties, and the job has none"
+        instead = "add [[parties]]: `dlctl init --example split` has two"
+        yield ("algorithm", "name"), what, instead
     if not job.parties:
         return
     if job.gradient.accumulate != 1:
@@ -161,7 +165,7 @@ def faults(job: JobFile, method: Method) -> Iterator[tuple[KeyPath, str, str]]:
         yield ("gradient", "accumulate"), what, "use 1, and a larger batch_size"
     for key, plain in (("clip_norm", 0.0), ("precision", "fp32"), ("compile", False)):
         if getattr(job.gradient, key) != plain:
-            what = "it would be the clients\' alone: the head computes as its task says"
+            what = "it would be the clients' alone: the head computes as its task says"
             yield ("gradient", key), what, "remove it"
     if job.workers.batch_size == "auto":
         what = "the batch size is found with one process, and a client has a part of the model"

@@ -24,10 +24,8 @@ def joined(parts: Sequence[Layout]) -> Layout:
 
 def parts_of(layout: Layout) -> tuple[Layout, Layout]:
     """The layouts of both sides, the clients' first, of the layout of the run."""
-    mine, heads = [], []
-    for entry in layout.entries:
-        (heads if entry.name.startswith(HEAD_PREFIX) else mine).append(entry)
-    return Layout(tuple(mine)), Layout(tuple(heads))
+    of_head = tuple(each for each in layout.entries if each.name.startswith(HEAD_PREFIX))
+    return Layout(tuple(each for each in layout.entries if each not in of_head)), Layout(of_head)
 
 
 def bounds_of(layout: Layout) -> Bounds:

@@ -1,6 +1,7 @@
-"""Distance correlation of two samples, by which NoPeek measures what z tells about x. Szekely, Rizzo
-and Bakirov, "Measuring and testing dependence by correlation of distances", 2007; the unbiased
-estimate: Szekely and Rizzo, "Partial distance correlation with methods for dissimilarities", 2014.
+"""Distance correlation of two samples, by which NoPeek measures what z tells about x. Szekely,
+Rizzo and Bakirov, "Measuring and testing dependence by correlation of distances", 2007; the
+unbiased estimate: Szekely and Rizzo, "Partial distance correlation with methods for
+dissimilarities", 2014.
 
     D_ij = |x_i - x_j|,  A = D - row means - column means + mean      (B likewise, of z)
     dCor(x, z) = sqrt(mean(A B) / sqrt(mean(A A) mean(B B)))

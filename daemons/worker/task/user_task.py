@@ -494,7 +494,8 @@ def load_task(spec: str, directory: Path, run: Path | None = None) -> Task:
 
 
 def load_user(spec: str, directory: Path, run: Path | None = None) -> tuple[Any, str]:
-    """The user's object, and how messages call it: the task that "train.py:task" names: a path relative to `directory`, and a name in that file.
+    """The user's object, and how messages call it, of the task that "train.py:task" names: a path
+    relative to `directory`, and a name in that file.
     run: directory of a run, whose stored copy of the task's files is used.
 
     The name may stand for an instance, a class (made without arguments) or a module; without a name

@@ -17,8 +17,8 @@ every batch
 
 With `alpha` the loss of f is L + alpha dCor(x, z), NoPeek's distance correlation of a batch. It is
 computed by the client, which alone has x. It is the biased one, which has a gradient; `u_dcor2`,
-among the metrics of the loss, is the unbiased estimate of its square (Szekely and Rizzo 2014), which
-is about 0 for independent x and z and may be negative.
+among the metrics of the loss, is the unbiased estimate of its square (Szekely and Rizzo 2014): it
+is about 0 for independent x and z, and may be negative.
 
 Which clients work (`clients`):
 
@@ -42,18 +42,19 @@ Which clients work (`clients`):
 - With `parallel` and "u", other clients may step h between the two halves of a batch: its dL/dz is
   then that of the newer h at the older a.
 - If the gradient of a client is discarded (NaN, infinite, too large), h has made its step.
-- A message has z, y and gradients of them; x, f and t stay with the clients, and with "u" so does y.
-  The clients' values are on their own server, which no other party can connect to. Checkpoints have
-  the values of all parties and are on the machine of the coordinator, which has all keys.
+- A message has z, y and gradients of them; x, f and t stay with the clients, and so does y with
+  "u". The clients' values are on their own server, which no other party can connect to. Checkpoints
+  have the values of all parties and are on the machine of the coordinator, which has all keys.
 - What z and the gradients reveal about x and y is another question: see `u_dcor2`, and the attack
   in the benchmarks. Less leakage in one attack is no guarantee of privacy.
-- Buffers (BatchNorm) and frozen parameters of the head, dropout in the head with `u`: refused. The
-  head evaluates `h(z)` in eval mode for evaluations.
+- Evaluations ask the head for h(z) of the test data, in eval mode.
+- The head has no buffers (BatchNorm) and no frozen parameters. With "u" it computes h(z) once more
+  for the gradient, so dropout there would be another one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -68,8 +69,8 @@ from dlctl.algorithms.base import (
     Needs,
     PushOutcome,
     ReplicaSide,
-    ShardSide,
     Shape,
+    ShardSide,
     Start,
 )
 from dlctl.algorithms.needs import Engine, Gradient, Need, NextBatch, NextData, Read, Step, Write
@@ -85,7 +86,7 @@ PORTIONS_MAX = 2**24
 STEP, FORWARD, BACKWARD, PREDICT = "step", "forward", "backward", "predict"
 """What a client asks the head: a batch of "vanilla"; both halves of one of "u"; an evaluation."""
 TENSORS = {STEP: 2, FORWARD: 1, BACKWARD: 1, PREDICT: 1}
-"""The number of tensors in a question. Each is two arrays: its elements, and int64[n], its shape."""
+"""Tensors in a question. Each is two arrays: its elements, and int64[n], its shape."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -54,8 +54,8 @@ from dlctl.roles.coordinator.supervision.failure_detector import ERROR_CHARS_MAX
 from dlctl.roles.coordinator.supervision.groups import Groups
 from dlctl.roles.coordinator.supervision.guests import Guests
 from dlctl.roles.coordinator.supervision.host_failures import HostFailures
-from dlctl.roles.coordinator.supervision.peers import PeerLists
 from dlctl.roles.coordinator.supervision.party_models import check_head
+from dlctl.roles.coordinator.supervision.peers import PeerLists
 from dlctl.roles.coordinator.supervision.registration import Past, Registration
 from dlctl.roles.coordinator.supervision.scaling import Scaling
 from dlctl.roles.coordinator.training.bad_samples import BadSamples
@@ -116,6 +116,7 @@ class Coordinator:
             past.incarnations,
             placement.takes_workers(job),
         )
+        members.sides = max(0, parties.head_slot(job))
         self.run = run = RunState(run_id, job, algorithm, keyring, context, members)
         self._restarts = Due[Daemon]("retry_at")
         members.observe(self._restarts)

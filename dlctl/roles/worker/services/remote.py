@@ -1,8 +1,8 @@
-"""Questions of a computation to the head of the parties (`dlctl/job/parties.py`): the task's loss, or
-its `evaluate`, runs in another thread, and waits for the answer.
+"""Questions of a computation to the head of the parties (`dlctl/job/parties.py`): the task's loss,
+or its `evaluate`, runs in another thread, and waits for the answer.
 
-A question outlives the head's processes: it is asked again of the next one. The head answers a batch
-that it had before as it did then, and steps with it once.
+A question outlives the head's processes: it is asked again of the next one. The head answers a
+batch that it had before as it did then, and steps with it once.
 """
 
 from __future__ import annotations

@@ -25,9 +25,7 @@ class Serving:
     def is_busy(self) -> bool:
         return self._run is not None
 
-    def begin(
-        self, run: Serves, then: Callable[[tuple[Array, ...]], None], now: float
-    ) -> None:
+    def begin(self, run: Serves, then: Callable[[tuple[Array, ...]], None], now: float) -> None:
         """then: called with what `run` returns."""
         assert self._run is None, "one answer at a time"
         self._run, self._then = run, then
