@@ -76,7 +76,7 @@ def check(
             if isinstance(text, str) and (text or key == "task"):
                 message, suggestion = verdict(text, directory)
                 if message:
-                    yield Fault((*AT, i, key), message, suggestion)
+                    yield Fault((*AT, i, key), message, suggestion or "a path beside the job file")
         if table.get("role") == HEAD and table.get("workers", 1) != 1:
             what = "the head has one worker, which steps for all clients"
             yield Fault((*AT, i, "workers"), what, "remove it")

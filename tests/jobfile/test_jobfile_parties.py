@@ -74,11 +74,11 @@ def test_daemons_run_on_the_hosts_of_their_parties(folder):
         (CLINIC, "parties.0", 5, "without a head"),
         (CLINIC + LAB + LAB.replace('"lab"', '"x"'), "parties.1.role", 12, "heads"),
         (CLINIC + LAB + "workers = 2\n", "parties.1.workers", 15, "one worker"),
-        (CLINIC.replace("a/train", "a/nothing") + LAB, "parties.0.task", 8, "no file"),
+        (CLINIC.replace("a/train", "a/trian") + LAB, "parties.0.task", 8, "no file"),
         (CLINIC + LAB + "[workers]\ncount = 3\n", "workers.count", 16, "not written here"),
         (CLINIC + LAB + "[servers]\ncount = 3\n", "servers.count", 16, "not written here"),
         (CLINIC + LAB + "[gradient]\naccumulate = 2\n", "gradient.accumulate", 16, "every batch"),
-        (CLINIC + LAB + "[workers]\nmax = 9\n", "workers.max", 16, "those of"),
+        (CLINIC + LAB + "[workers]\nmax = 9\n", "workers.max", 16, "connect"),
         (CLINIC + LAB + '[compression]\nname = "topk"\n', "compression.name", 16, "topk"),
     ],
 )  # fmt: skip
