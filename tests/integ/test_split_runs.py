@@ -192,7 +192,7 @@ def versions(place: Workplace) -> list[int]:
     """Steps that each server has made, by the last checkpoint."""
     newest = max((place.directory / "ckpt").glob("*/manifest.json"))
     shards = json.loads(newest.read_text())["shards"]
-    return [shard["version"] for shard in shards]
+    return [shard["state"]["version"] for shard in shards]
 
 
 def kill(place: Workplace, *names: str) -> None:
