@@ -34,6 +34,7 @@ CHAPTERS = {
     "train_slow": "the same with every worker behind 100 Mbit/s and 5 ms",
     "allreduce": "a step of the small GPT, and a worker's death, against DDP under torchrun",
     "hogwild": "sparse logistic regression without locks: a step, 2 workers, against bare torch",
+    "nopeek": "split learning: leakage, accuracy, an attack by NoPeek's weight; 5 seeds, 8 minutes",
     "word2vec": "embeddings by rows: loss with 1, 2, 4 workers, words/s beside gensim; 20 minutes",
     "methods": "every method on digits and on a small GPT: how good, bytes, seconds; 45 minutes",
     "methods_slow": "a small GPT behind 100 Mbit/s while a worker and a server are killed",

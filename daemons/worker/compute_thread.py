@@ -36,7 +36,7 @@ from daemons.worker.task.user_task import TaskError, plain, whereabouts
 from daemons.worker.work_clock import WorkClock
 from dlctl.algorithms import engines
 from dlctl.algorithms.engines import Operations
-from dlctl.algorithms.methods.split import Batch
+from dlctl.algorithms.methods.split import BatchKey
 from dlctl.errors import DlctlError
 from dlctl.job.config import JobFile
 from dlctl.roles.protocol.effects import (
@@ -275,7 +275,7 @@ class ComputeThread:
 
     def _ask_head(self, slot: int, op: str, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
         """Ask the head, and wait for its answer: for as long as the run waits for a head."""
-        batch = Batch(*self._batch_at, slot).to_array()
+        batch = BatchKey(*self._batch_at, slot).to_array()
         self._loop.post(HeadWanted(op, (batch, *arrays)))
         return self._answers.get()
 

@@ -563,7 +563,7 @@ class Party:
     """"client": has the data, and the layers up to the cut. "head": the layers behind it; one party
     has this role."""
     task: str
-    """Its task, as `job.task`: "clinic/train.py:task", relative to the job file."""
+    """Its task, as `job.task`: "train.py:task", relative to the job file."""
     host: str
     """Where its worker and the server of its parameters run: the `ssh` of one of [[hosts]], or
     "local", this machine. Checkpoints, with the parameters of all parties, are stored on this

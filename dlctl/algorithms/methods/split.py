@@ -101,7 +101,7 @@ class Options:
     needs four samples."""
 
 
-class Batch(NamedTuple):
+class BatchKey(NamedTuple):
     """The batch that a question is about: the same for whoever computes it."""
 
     data_epoch: int
@@ -118,7 +118,7 @@ class Batch(NamedTuple):
         return np.array(self, np.int64)
 
     @classmethod
-    def of_array(cls, array: Array) -> Batch:
+    def of_array(cls, array: Array) -> BatchKey:
         """Raises RemoteProtocolError for an array that `to_array` would not make."""
         if array.dtype != np.int64 or array.shape != (len(cls._fields),) or (array < 0).any():
             raise RemoteProtocolError("it does not say which batch it is about")
@@ -200,7 +200,7 @@ class Replica(ReplicaSide):
             raise RemoteProtocolError(f"there is no {op:.20} here")
         if len(arrays) != 1 + 2 * TENSORS[op]:
             raise RemoteProtocolError(f"{op} with {len(arrays)} arrays")
-        batch, tensors = Batch.of_array(arrays[0]), arrays[1:]
+        batch, tensors = BatchKey.of_array(arrays[0]), arrays[1:]
         for elements, shape in zip(tensors[::2], tensors[1::2], strict=True):
             check_tensor(elements, shape)
         if op == PREDICT:
@@ -215,18 +215,18 @@ class Replica(ReplicaSide):
         first = self._first_half(batch)
         return self._step(batch, op, (*first, *tensors)) if first else ()
 
-    def _kept(self, batch: Batch, op: str) -> tuple[Array, ...] | None:
+    def _kept(self, batch: BatchKey, op: str) -> tuple[Array, ...] | None:
         """The answer to this batch, whichever client had it; None: it is not known."""
         known = (each for each in self.answered.values() if each.key == batch.key)
         return next((each.answers[op] for each in known if op in each.answers), None)
 
-    def _first_half(self, batch: Batch) -> tuple[Array, ...]:
+    def _first_half(self, batch: BatchKey) -> tuple[Array, ...]:
         """z of a batch, which the client has sent; (): to another process of the head."""
         known = (each.z for each in self.answered.values() if each.key == batch.key)
         return next(known, ())
 
     def _keep(
-        self, batch: Batch, op: str, answer: tuple[Array, ...], z: tuple[Array, ...] = ()
+        self, batch: BatchKey, op: str, answer: tuple[Array, ...], z: tuple[Array, ...] = ()
     ) -> None:
         kept = self.answered.get(batch.slot)
         if kept is None or kept.key != batch.key:
@@ -240,7 +240,7 @@ class Replica(ReplicaSide):
         return answer
 
     def _forward(
-        self, batch: Batch, tensors: tuple[Array, ...]
+        self, batch: BatchKey, tensors: tuple[Array, ...]
     ) -> Generator[Need, Any, tuple[Array, ...]]:
         yield Read(wait=True, after_own=True)
         answer: tuple[Array, ...] = yield Engine(op=FORWARD, arrays=tensors)
@@ -248,7 +248,7 @@ class Replica(ReplicaSide):
         return answer
 
     def _step(
-        self, batch: Batch, op: str, tensors: tuple[Array, ...]
+        self, batch: BatchKey, op: str, tensors: tuple[Array, ...]
     ) -> Generator[Need, Any, tuple[Array, ...]]:
         """Step h, at most once for this batch, and answer."""
         yield Read(wait=True, after_own=True)

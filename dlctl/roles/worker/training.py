@@ -20,13 +20,13 @@ from dlctl.roles.protocol.effects import HeadWanted
 from dlctl.roles.worker.accounts import Accounts
 from dlctl.roles.worker.fetching import Fetcher
 from dlctl.roles.worker.interface import OF_GROUP, MakeSteps, ReplicaHost
+from dlctl.roles.worker.services.answer_runner import AnswerRunner
 from dlctl.roles.worker.services.asking import Answering, Asking
 from dlctl.roles.worker.services.base import Phase, Service
 from dlctl.roles.worker.services.collecting import Collecting
 from dlctl.roles.worker.services.computing import Computing
 from dlctl.roles.worker.services.reading import Reading
 from dlctl.roles.worker.services.remote import Remote
-from dlctl.roles.worker.services.serving import Serving
 from dlctl.roles.worker.services.taking_over import Sharing, TakingOver
 from dlctl.roles.worker.services.writing import Writing
 from dlctl.util.names import LINKS
@@ -83,7 +83,7 @@ class Training:
         self._remote = Remote(context, self.asking, members, head) if head >= 0 else None
         served = shapes.served(method)
         self._services = {k: one for k, one in self._all_services().items() if k in served}
-        self._serving = Serving(self._services)
+        self._serving = AnswerRunner(self._services)
         self.answering = Answering(
             context, me, members, side, self.has_model, self._serving, serves_on
         )

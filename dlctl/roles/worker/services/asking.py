@@ -23,8 +23,8 @@ from dlctl.model.vector import to_host
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.meters import Rates
 from dlctl.roles.worker.members import PeerMembers
+from dlctl.roles.worker.services.answer_runner import AnswerRunner
 from dlctl.roles.worker.services.base import Phase
-from dlctl.roles.worker.services.serving import Serving
 from dlctl.roles.worker.shard_client import Identity
 from dlctl.wire import codec
 from dlctl.wire import messages as m
@@ -249,7 +249,7 @@ class Answering:
     side: ReplicaSide
     has_model: Callable[[], bool]
     """Whether this replica holds a model of the run."""
-    serving: Serving | None = None
+    serving: AnswerRunner | None = None
     """Runs answers that take needs."""
     batches: bool = False
     """Questions are batches."""

@@ -14,7 +14,7 @@ from dlctl.wire.messages import Array
 Serves = Generator[Need, Any, tuple[Array, ...]]
 
 
-class Serving:
+class AnswerRunner:
     def __init__(self, services: Mapping[type[Need], Service[Any]]) -> None:
         self._services = services
         self._run: Serves | None = None
