@@ -36,7 +36,7 @@ def reconstruction_error(
         rows = torch.randint(len(flat), (min(BATCH, len(flat)),), generator=generator)
         loss = functional.mse_loss(decoder((flat[rows] - mean) / spread), wanted[rows])
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     with torch.no_grad():
         found = decoder((z_tested.flatten(1) - mean) / spread)
@@ -66,5 +66,5 @@ def label_auc(gradients: Tensor, labels: Tensor) -> float:
     over all labels, each against the others, whichever way round.
     """
     norms = gradients.flatten(1).norm(dim=1)
-    of_each = [auc(norms, labels == label) for label in labels.unique()]
+    of_each = [auc(norms, labels == label) for label in set(labels.tolist())]
     return sum(0.5 + abs(found - 0.5) for found in of_each) / len(of_each)
