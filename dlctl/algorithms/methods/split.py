@@ -45,8 +45,11 @@ Which clients work (`clients`):
 - A message has z, y and gradients of them; x, f and t stay with the clients, and so does y with
   "u". The clients' values are on their own server, which no other party can connect to. Checkpoints
   have the values of all parties and are on the machine of the coordinator, which has all keys.
-- What z and the gradients reveal about x and y is another question: see `u_dcor2`, and the attack
-  in the benchmarks. Less leakage in one attack is no guarantee of privacy.
+- What z and the gradients reveal about x and y is another question. On the digits (5 seeds, means)
+  alpha 0, 0.2, 0.5, 1 gives a u-dCor^2 of 0.76, 0.44, 0.31, 0.24, an error of an attacker's decoder
+  of 0.093, 0.111, 0.148, 0.163 (0.300 without z), and an accuracy of 0.968, 0.969, 0.958, 0.909.
+  With "vanilla" the norm of dL/dz alone tells a label with an AUC of 0.6 to 0.66, alpha or not. Less
+  leakage in one attack is no guarantee of privacy.
 - Evaluations ask the head for h(z) of the test data, in eval mode.
 - The head has no buffers (BatchNorm) and no frozen parameters. With "u" it computes h(z) once more
   for the gradient, so dropout there would be another one.
