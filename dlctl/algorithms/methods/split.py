@@ -48,8 +48,8 @@ Which clients work (`clients`):
 - What z and the gradients reveal about x and y is another question. On the digits (5 seeds, means)
   alpha 0, 0.2, 0.5, 1 gives a u-dCor^2 of 0.76, 0.44, 0.31, 0.24, an error of an attacker's decoder
   of 0.093, 0.111, 0.148, 0.163 (0.300 without z), and an accuracy of 0.968, 0.969, 0.958, 0.909.
-  With "vanilla" the norm of dL/dz alone tells a label with an AUC of 0.6 to 0.66, alpha or not. Less
-  leakage in one attack is no guarantee of privacy.
+  With "vanilla" the norm of dL/dz alone tells a label with an AUC of 0.6 to 0.66, alpha or not.
+  Less leakage in one attack is no guarantee of privacy.
 - Evaluations ask the head for h(z) of the test data, in eval mode.
 - The head has no buffers (BatchNorm) and no frozen parameters. With "u" it computes h(z) once more
   for the gradient, so dropout there would be another one.
