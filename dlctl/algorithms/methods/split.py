@@ -390,7 +390,7 @@ class Turns(Lead):
         if self.options.clients == "parallel" or not self.at_work:
             return ""
         names = ", ".join(f"worker-{each}" for each in sorted(self.at_work))
-        return f"it is the turn of {names}"
+        return f"{names}, whose turn it is"
 
     def in_turn(self, slots: Iterable[int]) -> list[int]:
         return sorted(slots, key=lambda slot: (slot <= self.last, slot))
