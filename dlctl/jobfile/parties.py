@@ -14,7 +14,7 @@ from typing import Any
 
 from dlctl.algorithms.base import Method
 from dlctl.job import parties
-from dlctl.job.config import CLIENT, HEAD, HOME, JobFile
+from dlctl.job.config import CLIENT, HEAD, HOME, JobFile, Servers
 from dlctl.jobfile.faults import Fault
 from dlctl.jobfile.positions import KeyPath, get
 
@@ -167,6 +167,11 @@ def faults(job: JobFile, method: Method) -> Iterator[tuple[KeyPath, str, str]]:
         if getattr(job.gradient, key) != plain:
             what = "it would be the clients' alone: the head computes as its task says"
             yield ("gradient", key), what, "remove it"
+    plain_servers = Servers()
+    for key in ("placement", "layout", "weights"):
+        if getattr(job.servers, key) != getattr(plain_servers, key):
+            what = "each side of the parties has one server, with its part of the model"
+            yield ("servers", key), what, "remove it"
     if job.workers.batch_size == "auto":
         what = "the batch size is found with one process, and a client has a part of the model"
         yield ("workers", "batch_size"), what, "use a number"

@@ -78,6 +78,7 @@ def test_daemons_run_on_the_hosts_of_their_parties(folder):
         (CLINIC + LAB + "[workers]\ncount = 3\n", "workers.count", 16, "not written here"),
         (CLINIC + LAB + "[servers]\ncount = 3\n", "servers.count", 16, "not written here"),
         (CLINIC + LAB + "[gradient]\naccumulate = 2\n", "gradient.accumulate", 16, "every batch"),
+        (CLINIC + LAB + '[servers]\nplacement = "workers"\n', "servers.placement", 16, "each side"),
         (CLINIC + LAB + "[workers]\nmax = 9\n", "workers.max", 16, "connect"),
         (CLINIC + LAB + '[compression]\nname = "topk"\n', "compression.name", 16, "topk"),
     ],
