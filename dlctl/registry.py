@@ -174,6 +174,10 @@ BUILT_IN: dict[str, dict[str, Component]] = {
             "dlctl.algorithms.methods.hogwild:HOGWILD",
             "no servers: the workers of a host step in one model without locks (Niu 2011)",
         ),
+        "split": Component(
+            "dlctl.algorithms.methods.split:SPLIT",
+            "a model divided among parties with their own data; NoPeek (Gupta 2018)",
+        ),
         "rows": Component(
             "dlctl.algorithms.methods.rows:ROWS",
             "embeddings that only the servers hold: workers fetch a batch's rows, push changes",

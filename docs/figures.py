@@ -8,6 +8,7 @@ seed. The figures show how a method behaves; its rates are not tuned.
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import sys
 from io import StringIO
@@ -31,6 +32,10 @@ from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Simulation
 
 FOLDER = Path(__file__).parent / "methods"
+LEAKAGE = Path(__file__).parents[1] / "benchmarks" / "results" / "nopeek.json"
+KEYS = {
+    "u_dcor2": "u-dCor² of scans and cut", "error": "error of an attacker", "accuracy": "accuracy",
+}  # fmt: skip
 UNTIL_S, EVERY_S = 20.0, 0.4
 PROBLEM = {"samples": 2048, "size": 256}
 COMPUTE = ComputeOptions(step_s=0.05, spread=0.2, slow={3: 3.0})
@@ -143,10 +148,31 @@ def draw(name: str, curve: Curve, beside: Curve) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
         axes.xaxis.set_major_locator(MaxNLocator(5))
+    save(name, figure)
+
+
+def save(name: str, figure: Figure) -> None:
     drawn = StringIO()
     figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})
     short = re.sub(r"(\d\.\d)\d+", r"\1", drawn.getvalue()).replace("\nL ", " L ")
     (FOLDER / f"{name}.svg").write_text(short, encoding="utf-8")
+
+
+def draw_leakage(name: str) -> None:
+    """docs/methods/NAME.svg of a method with parties, which the simulator has not: what the cut
+    tells, and what that costs, by the weight of the distance correlation (`benchmarks/nopeek.py`).
+    """
+    rows: dict[str, list[dict[str, float]]] = json.loads(LEAKAGE.read_text())
+    means = {key: [float(np.mean([r[key] for r in of])) for of in rows.values()] for key in KEYS}
+    figure = Figure(figsize=(8, 2.8), layout="constrained")
+    for axes, key in zip(figure.subplots(1, 3), KEYS, strict=True):
+        axes.plot([*rows], means[key], color="C0", marker="o", linewidth=1.8)
+        for at, of in rows.items():
+            axes.plot([at] * len(of), [r[key] for r in of], ".", color="0.65", markersize=4)
+        axes.set(xlabel="alpha", title=KEYS[key])
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+    save(name, figure)
 
 
 def sends_messages(name: str) -> bool:
@@ -160,6 +186,9 @@ def main(names: list[str]) -> None:
     matplotlib.rcParams.update(style | {"font.size": 9})
     beside = curve_of("sync")
     for name in names or registry.BUILT_IN["algorithms"]:
+        if registry.load("algorithms", name).shape.head:
+            draw_leakage(name)
+            continue
         curve = curve_of(name)
         print(
             f"{name}: {curve.losses[0]:.3g} -> {curve.losses[-1]:.3g}, {curve.megabytes[-1]:.2f} MB"

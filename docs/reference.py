@@ -260,6 +260,23 @@ def _sentence(text: str) -> str:
 # ---------------------------------------------------------------- methods
 
 
+def _figure(name: str, *, has_parties: bool) -> tuple[str, str]:
+    """The figure of a method's page, and what it shows."""
+    if has_parties:
+        shown = f"![{name}: leakage, error of an attacker and accuracy by alpha]({name}.svg)"
+        text = (
+            "The digits on real daemons, five seeds for each weight `alpha` of NoPeek, and their "
+            "mean: the chapter `nopeek` of the benchmarks."
+        )
+    else:
+        shown = f"![{name}: loss against time and bytes in a simulated run]({name}.svg)"
+        text = (
+            "Four workers, one of which is three times as slow, in the simulator: see "
+            "[how the figures are made](index.md#figures)."
+        )
+    return shown, _wrap(text)
+
+
 def _method_page(name: str) -> str:
     entry = registry.BUILT_IN["algorithms"][name]
     text = inspect.getdoc(import_module(entry.target.partition(":")[0])) or ""
@@ -269,11 +286,7 @@ def _method_page(name: str) -> str:
     return _page(
         name,
         _wrap(_sentence(entry.summary)),
-        f"![{name}: loss against time and bytes in a simulated run]({name}.svg)",
-        _wrap(
-            "Four workers, one of which is three times as slow, in the simulator: see "
-            "[how the figures are made](index.md#figures)."
-        ),
+        *_figure(name, has_parties=bool(method.shape.head)),
         text,
         _section("Keys of `[algorithm]`", options),
         *_defaults(name),

@@ -23,7 +23,7 @@ from dlctl import __version__
 from dlctl.control.keys import KEY_LETTERS
 from dlctl.errors import DlctlError, Unreachable, UsageError, VersionMismatch
 from dlctl.job import config
-from dlctl.launch import local
+from dlctl.launch import local, partyfiles
 from dlctl.launch.base import HOST_FILE, Credentials
 from dlctl.runs import paths
 from dlctl.util import processes
@@ -113,10 +113,12 @@ def _job(request: Request, directory: Path, files: dict[PurePosixPath, bytes]) -
         path = _relative(about.file)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise UsageError(f"the job of the request is invalid: {error}") from error
-    if path not in files:
+    parties = [_relative(party["task"].rpartition(":")[0]) for party in job.get("parties", ())]
+    if not any(each in files for each in parties or [path]):
         raise UsageError(f"the job's file {about.file!r:.200} is not among the files")
     here = about.with_file(str(directory / TASK / path))
-    return {**job, "job": dataclasses.asdict(here)}
+    moved = partyfiles.with_tasks(job, lambda file: str(directory / TASK / file))
+    return {**moved, "job": dataclasses.asdict(here)}
 
 
 def _reach(control: str) -> None:

@@ -23,10 +23,18 @@ from daemons.worker.mkl_first_calls import make_first_calls
 from daemons.worker.ranks.rank_processes import Ranks
 from daemons.worker.replica import TorchReplica, choose_device, seed_all
 from daemons.worker.stepper import Stepper
-from daemons.worker.task.user_task import TaskError, calling, is_stream, load_task
+from daemons.worker.task.user_task import (
+    Task,
+    TaskError,
+    calling,
+    is_stream,
+    load_task,
+    load_user,
+)
 from dlctl import registry
 from dlctl.algorithms.engines import EnginePlace, Operations
 from dlctl.errors import DlctlError
+from dlctl.job import parties
 from dlctl.job.config import JobFile, ParameterGroup
 from dlctl.model import parameter_groups
 from dlctl.model.flat import TRAINED
@@ -39,9 +47,10 @@ log = logging.getLogger("dlctl")
 class Built(NamedTuple):
     stepper: Any
     """A Stepper, or a CutStepper."""
-    loader: PortionLoader
+    loader: Any
+    """A PortionLoader; None: the head of parties has no data."""
     samples: int
-    """The samples of a data epoch; 0: the dataset is a stream."""
+    """The samples of a data epoch; 0: the dataset is a stream, or there is none."""
     batch_size: int
     """The largest that fits into memory; 0: it was not measured."""
 
@@ -64,6 +73,8 @@ def build(
     there is no such device, RanksEnded.
     """
     replica = build_replica(job, slot, run=run, memory=ranks.memory if ranks is not None else -1)
+    if parties.is_head(job, slot):
+        return Built(Stepper(replica, job.gradient), None, 0, 0)
     task = replica.task
     dataset = dataset_of(job, task)
     streams = is_stream(dataset)
@@ -122,15 +133,17 @@ def build_replica(
     torch.set_num_threads(max(1, threads // job.ranks))
     make_first_calls()
     seed_all(job.job.seed)  # A dataset drawn during the import has to be the same in all workers.
-    task = load_task(job.job.task, Path(job.job.task.rpartition(":")[0]).parent, run)
-    if job.job.stop.target and not task.has("evaluate"):
+    task = _task_of(job, slot, run)
+    job = parties.job_of(job, slot)
+    evaluates = not parties.is_head(job, slot)
+    if job.job.stop.target and evaluates and not task.has("evaluate"):
         raise TaskError(
             f'job.stop.target is "{job.job.stop.target}", and the task has no evaluate',
             where=task.place("loss"),
             hint="add evaluate(model) -> {metric: value} to the task, or remove target",
         )
     device = _device(job, slot, rank)
-    lacks = _does_without_weights(job, slot)
+    lacks = not job.parties and _does_without_weights(job, slot)
     kind: Any = TorchReplica
     if job.replica.ranks > 1:
         # This import takes a second.
@@ -157,6 +170,23 @@ def build_replica(
     if slot == rank == 0 and registry.load("algorithms", job.algorithm.name).shape.same_loss:
         warn_of_changing_losses(job.algorithm.name, replica.model)
     return replica
+
+
+def _task_of(job: JobFile, slot: int, run: Path | None) -> Task:
+    """The task of the worker of this slot: the job's, or a part of that of its party."""
+    spec = parties.job_of(job, slot).job.task
+    place = spec, Path(spec.rpartition(":")[0]).parent, run
+    if not job.parties:
+        return load_task(*place)
+    from daemons.worker.split.client import ClientParts
+    from daemons.worker.split.head import HeadParts
+
+    user, name = load_user(*place)
+    options = registry.load("algorithms", job.algorithm.name).Options(**job.algorithm.options)
+    party = parties.workers(job.parties)[slot].name
+    if parties.is_head(job, slot):
+        return Task(HeadParts(user, options.shape, party), name, ["model"])
+    return Task(ClientParts(user, options, party), name)
 
 
 def warn_of_changing_losses(method: str, model: nn.Module) -> None:

@@ -36,9 +36,11 @@ from daemons.worker.task.user_task import TaskError, plain, whereabouts
 from daemons.worker.work_clock import WorkClock
 from dlctl.algorithms import engines
 from dlctl.algorithms.engines import Operations
+from dlctl.algorithms.methods.split import BatchKey
 from dlctl.errors import DlctlError
 from dlctl.job.config import JobFile
 from dlctl.roles.protocol.effects import (
+    BringAnswer,
     BringRows,
     BuffersLoaded,
     BuildModel,
@@ -49,6 +51,7 @@ from dlctl.roles.protocol.effects import (
     EvaluationRun,
     ExchangeOwn,
     FailedSample,
+    HeadWanted,
     LoadBuffers,
     LoadFrozen,
     LocateTask,
@@ -133,6 +136,10 @@ class ComputeThread:
         """The log has the warning that a good batch has left bad buffers."""
         self._brought: queue.SimpleQueue[Array] = queue.SimpleQueue()
         """The rows that `_fetch_rows` waits for."""
+        self._answers: queue.SimpleQueue[tuple[Array, ...]] = queue.SimpleQueue()
+        """The answers of the head that `_ask_head` waits for."""
+        self._batch_at = (0, 0, 0)
+        """(data epoch, portion, number) of the batch that is computed."""
         self._sums: dict[str, Any] = {}
         """How a step starts the sum of its gradient, if there is a group."""
         self._work: queue.SimpleQueue[Work] = queue.SimpleQueue()
@@ -156,6 +163,7 @@ class ComputeThread:
             loop.perform(kind, partial(self._put, how), anywhere=True)
         loop.perform(LocateTask, self._locate)
         loop.perform(BringRows, lambda effect: self._brought.put(effect.values))
+        loop.perform(BringAnswer, lambda effect: self._answers.put(effect.arrays))
 
     def sum_by(self, begin: Callable[[int, float], Any]) -> None:
         """begin(elements, weight) starts the sum of a gradient (`Compute.sums`) in this thread."""
@@ -226,8 +234,12 @@ class ComputeThread:
         )  # fmt: skip
         replica = self._stepper.replica
         replica.reseed(effect.slot, effect.term)
-        self._loader.reseed(effect.slot, effect.term)
         self._replica = replica
+        if self._loader is None:
+            return self._build_head(replica)
+        self._loader.reseed(effect.slot, effect.term)
+        if self._job.parties:
+            replica.task.user.ask = partial(self._ask_head, effect.slot)
         mark = None
         if self._shares:
             shared = share(replica, self._place[0])
@@ -240,7 +252,7 @@ class ComputeThread:
         self._averaged = replica.averaged()
         if self._ranks is not None and self._job.replica.hogwild > 1:
             self._ahead = BatchesAhead(self._ranks, replica, self._loader.identity)
-        if self._engine_name:
+        if self._engine_name and not self._job.parties:
             engine, ranks = self._engine_name, self._ranks
             met = (ranks.count, ranks.meet()) if ranks is not None else (1, None)
             self._engine = make_engine(self._job, engine, replica, 0, *met)
@@ -253,6 +265,20 @@ class ComputeThread:
             loader.files,
         )  # fmt: skip
         return ModelBuilt(ready, replica.parameters, self._averaged, mark)
+
+    def _build_head(self, replica: TorchReplica) -> ModelBuilt:
+        """The head of parties: a model without data."""
+        self._frozen = FrozenFile(*self._place)
+        self._averaged = replica.averaged()
+        self._engine = make_engine(self._job, self._engine_name, replica)
+        ready = ModelReady("", replica.layout.to_bytes(), 0, frozen=self._frozen.digests(replica))
+        return ModelBuilt(ready, replica.parameters, self._averaged, None)
+
+    def _ask_head(self, slot: int, op: str, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Ask the head, and wait for its answer: for as long as the run waits for a head."""
+        batch = BatchKey(*self._batch_at, slot).to_array()
+        self._loop.post(HeadWanted(op, (batch, *arrays)))
+        return self._answers.get()
 
     def _load_buffers(self, effect: LoadBuffers) -> BuffersLoaded:
         self._replica.load_averaged(np.array(effect.averaged))
@@ -357,6 +383,7 @@ class ComputeThread:
         return nullcontext() if self._ranks is None else self._ranks.same(kind, arrays, **header)
 
     def _batch(self, effect: Compute, number: int, *, is_fresh: bool) -> Computed:
+        self._batch_at = effect.data_epoch, effect.portion, number
         if self._ahead is not None and effect.own_lr is not None:
             samples = self._loader.batch_size * self._job.gradient.accumulate
             steps = -((effect.start - effect.stop) // samples)

@@ -73,8 +73,9 @@ def serve(main: Main, context: process.DaemonContext) -> int:
     run = context.directory if context.is_home else None  # Other hosts have unchanging copies.
     shares = "memory" in method.shape.links
     thread = ComputeThread(
-        loop, job, (context.directory, registration), method.shape.engine, ranks, run, shares=shares
-    )
+        loop, job, (context.directory, registration), method.shape.engine or method.shape.head,
+        ranks, run, shares=shares,
+    )  # fmt: skip
     main.begin.put(thread)
     loop.perform(Settled, acks.write)
     loop.stop_on_signals(main.signals)

@@ -130,6 +130,12 @@ class Shape:
     exact: bool = False
     """Every entry of every push must arrive as it was computed, in float32, and replicas must fetch
     the exact parameters."""
+    head: str = ""
+    """"module:Class", the torch part of the head, for a method whose model is divided among parties
+    (`[[parties]]`): an engine of the head's worker alone, Class(replica). A client's gradients come
+    from its own task and from what the head answers."""
+    serves_on: bool = False
+    """Replicas answer each other also when they are drained, until they exit."""
     same_loss: bool = False
     """The method compares losses of the whole dataset: they must depend on the parameters alone,
     not on dropout or on the other samples of a batch. A warning names the modules that violate
@@ -222,6 +228,8 @@ class Site:
     """Whether the replica has its own optimiser, for `Gradient(step=True)`."""
     pushes_all: bool = False
     """Whether a push leaves no residual, so that the replica may give its vector away."""
+    role: str = ""
+    """"client" or "head", in a job with parties (`dlctl/job/parties.py`)."""
 
 
 class Automatic(NamedTuple):
@@ -250,6 +258,7 @@ class PushKind(NamedTuple):
 Start = Literal["new", "joins", "restored"]
 """new: the run begins. joins: the run is under way. restored: `restore` is called next."""
 Needs = Generator[Need, Any, None]
+Answer = tuple[Array, ...] | Generator[Need, Any, tuple[Array, ...]]
 
 
 class Arrival:
@@ -287,6 +296,7 @@ class ReplicaSide(ABC):
         self.rng = site.rng
         self.has_inner = site.has_inner
         self.pushes_all = site.pushes_all
+        self.role = site.role
         self.members = site.members
         """The slots that take part now. Like the attributes below, the worker role updates it."""
         self._residual: Vector | None = None
@@ -386,9 +396,12 @@ class ReplicaSide(ABC):
     def run(self) -> Needs:
         """The method as a replica sees it; it never returns on its own."""
 
-    def serve(self, op: str, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    def serve(self, op: str, arrays: tuple[Array, ...]) -> Answer:
         """Answer another replica's `Ask`, between two steps. Raises RemoteProtocolError for an
         invalid request; then there is no answer.
+
+        It may return a generator of needs, which returns the arrays: one at a time is run, beside
+        `run`, and after that has ended. `run` must not wait for needs of these kinds itself.
         """
         raise NotImplementedError(f"{type(self).__name__} answers no requests")
 
@@ -435,7 +448,7 @@ class _Fixed:
     def __getattr__(self, name: str) -> Any:
         if name in self._elsewhere:
             raise TypeError(
-                f"{name} changes live, and does not change here: name it in ShardSide.live, or let "
+                f"{name} changes live, and does not change here: name it in ShardSide.live or Lead.live, or let "
                 "the replicas send it with their pushes"
             )
         return getattr(self._options, name)
@@ -650,6 +663,10 @@ class Lead:
     """Whether the lead ends data epochs early (`cut_epoch`)."""
     chooses: ClassVar[bool] = False
     """Whether the lead decides which pushes count (`quorum`), for a shard side that asks."""
+    live: ClassVar[tuple[str, ...]] = ()
+    """The live options that the lead reads: it sees what was set for all workers."""
+    takes_turns: ClassVar[bool] = False
+    """Whether `may_lease` depends on who works: the role updates `at_work`."""
 
     options: Any
     steps_done: int = 0
@@ -657,6 +674,8 @@ class Lead:
     the role also updates `members` and the data epoch that was not cut yet, which is 0 at first and
     is in the state of such a lead."""
     members: frozenset[int] = frozenset()
+    at_work: frozenset[int] = frozenset()
+    """The slots that have leased portions which are not done."""
     data_epoch: int = 0
     epoch: DataEpoch = NO_EPOCH
 
@@ -670,6 +689,10 @@ class Lead:
     def may_lease(self, slot: int, first_slot: int) -> str:
         """Why `slot` has to wait; "" if it may work now. `first_slot`: the lowest that is alive."""
         return ""
+
+    def in_turn(self, slots: Iterable[int]) -> Iterable[int]:
+        """The slots that wait for data in the order in which they are served; as they have come."""
+        return slots
 
     def cohort(self, clients: int) -> Cohort:
         """The clients of a data epoch, where the dataset is partitioned into so many."""

@@ -62,6 +62,8 @@ class NextBatch(NamedTuple):
     portion: int
     is_last: bool
     """This is the last batch of its portion."""
+    number: int = 0
+    """Of the batch in its portion."""
 
 
 @record

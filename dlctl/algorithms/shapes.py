@@ -77,6 +77,8 @@ def faults_of(method: Method) -> list[str]:
         found.append("it needs an engine and its twin, or neither")
     if shape.ranks and not shape.engine:
         found.append("its replicas can be several processes, and have no engine")
+    if shape.head and (shape.engine or "peers" not in shape.links or len(shape.tables) != 1):
+        found.append("its head is asked by clients: it has one table, links of peers, no engine")
     if "memory" in shape.links and (shape.model != "replica" or shape.needs_servers):
         found.append('its replicas share one model: it has no tables, and model = "replica"')
     return found
@@ -105,6 +107,8 @@ def why_no_loop(method: Method) -> str:
         return "its replicas share the memory of one model"
     if any(table.of_rows for table in shape.tables):
         return "it asks which rows a batch reads"
+    if shape.head:
+        return "its model is divided among parties, each with a task"
     if shape.engine:
         return "its engine works inside of the replica"
     return ""
@@ -130,7 +134,7 @@ def served(method: Method) -> frozenset[type[Need]]:
     found |= {Read, Write, Settle} if shape.tables else set()
     found |= {Ask} if "peers" in shape.links else set()
     found |= {Collective} if "group" in shape.links else set()
-    found |= {Engine} if shape.engine else set()
+    found |= {Engine} if shape.engine or shape.head else set()
     found |= {OwnStep, OwnState} if method.inner.name != NONE else set()
     return frozenset(found)
 

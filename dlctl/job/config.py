@@ -543,6 +543,38 @@ class Network:
     forwarded as they are."""
 
 
+CLIENT, HEAD = "client", "head"
+HOME = "local"
+"""The host of a party that is this machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Party:
+    """A party of split learning (`[algorithm] name = "split"`): who owns a part of the model. Each
+    runs its own task file on its own host; its worker has a key of its own, as every daemon has,
+    and only that opens the server of its side. The data and the labels of a client are read by its
+    own task alone. The parties say how many workers and servers there are."""
+
+    __pydantic_config__ = STRICT
+
+    name: Annotated[str, Len(1, 64)]
+    """How messages call it; no two parties share a name."""
+    role: Literal["client", "head"]
+    """"client": has the data, and the layers up to the cut. "head": the layers behind it; one party
+    has this role."""
+    task: str
+    """Its task, as `job.task`: "train.py:task", relative to the job file."""
+    host: str
+    """Where its worker and the server of its parameters run: the `ssh` of one of [[hosts]], or
+    "local", this machine. Checkpoints, with the parameters of all parties, are stored on this
+    machine: so it has to be a client's, unless all parties are here. The servers' values of all
+    clients are on the host of the first one."""
+    workers: Annotated[int, Ge(1), Le(256)] = 1
+    """Of a client: how many workers share its data."""
+    weights: str = ""
+    """Initial values of its part of the model, as `job.weights`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
     """A machine that takes part; without any, all daemons run on this one."""
@@ -656,6 +688,7 @@ class JobFile:
     evaluation: Evaluation = Evaluation()
     average: Average = Average()
     hosts: tuple[Host, ...] = ()
+    parties: tuple[Party, ...] = ()
     launcher: Launch = Launch()
     log: Log = Log()
     network: Network = Network()

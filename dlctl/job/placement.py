@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from dlctl.job import parties
 from dlctl.job.config import Host, JobFile
 from dlctl.util.names import HOME_AGENT
 
@@ -28,6 +29,9 @@ def agents(hosts: Sequence[Host]) -> dict[str, Host]:
 
 def place(job: JobFile) -> dict[str, str]:
     """Daemon -> the agent that starts it, for all servers and workers of a job."""
+    if job.parties:
+        agent_of = {host.name: agent for agent, host in agents(job.places).items()}
+        return {name: agent_of[host] for name, host in parties.hosts_of(job).items()}
     hosts = _with_daemons(job)
     workers = _spread(job.workers.count, {name: host.workers for name, host in hosts.items()})
     servers = _spread(

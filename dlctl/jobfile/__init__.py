@@ -11,6 +11,7 @@
     faults.py     faults -> JobFileError  all of them at once, each with its line
     replicas.py   checks of [replica]     conflicts
     shares.py     checks of [servers]     servers beside workers, their shares of the model
+    parties.py    checks of [[parties]]   and what follows from them
     no_effect.py  warnings                valid settings without an effect
 
 Nothing of the job is imported or started here, and torch is not needed.
@@ -30,7 +31,17 @@ from dlctl import registry
 from dlctl.errors import UsageError
 from dlctl.job import batches, inner, placement, schedule, shard_weights
 from dlctl.job.config import COUNT_MAX, DEFAULT_ALGORITHM, Choice, JobFile
-from dlctl.jobfile import checks, launchers, programs, reading, replicas, schema, shares, stores
+from dlctl.jobfile import (
+    checks,
+    launchers,
+    parties,
+    programs,
+    reading,
+    replicas,
+    schema,
+    shares,
+    stores,
+)
 from dlctl.jobfile.faults import Fault as Fault
 from dlctl.jobfile.faults import JobFileError as JobFileError
 from dlctl.jobfile.faults import JobFileProblem as JobFileProblem
@@ -60,6 +71,7 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> JobFile:
     _override(document, overrides or {})
     faults = reading.remove_foreign(document)
     form = launchers.translate(document)
+    faults += parties.translate(document)
     faults += [*form.faults, *checks.check(document, path.parent)]
     resolved: dict[str, Choice] = {}
     for section, kind in registry.SECTIONS.items():
@@ -98,6 +110,7 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> JobFile:
     whole: JobFile = dataclasses.replace(job, job=located, log=logs, **chosen)  # type: ignore[arg-type]
     if get(document, ("servers", "count")) is None:
         whole = shares.counted(whole)
+    whole = parties.located(whole, home)
     if faults := _own_checks(whole, document):
         raise JobFileError(path, locate(path, text, find_keys(text), form.as_written(faults)))
     return whole
@@ -132,6 +145,7 @@ def _own_checks(job: JobFile, document: dict[str, Any]) -> list[Fault]:
     found += [*_guest_faults(job, method)]
     found += shard_weights.faults(job)
     found += programs.faults(job, method)
+    found += parties.faults(job, method)
     steps = _gradient_steps(job, method)
     is_unused = not steps and not job.has_loop  # A script has its rate by `run.lr_factor`.
     if schedule.is_needed(job.schedule) and is_unused and not schedule.scales(job.schedule):

@@ -15,7 +15,7 @@ from typing import Any
 
 from dlctl.job.config import Network, Servers
 from dlctl.job.settings import GENERAL
-from dlctl.jobfile import hosts, launchers, programs, stores
+from dlctl.jobfile import hosts, launchers, parties, programs, stores
 from dlctl.jobfile.faults import Fault
 from dlctl.jobfile.positions import KeyPath, get
 from dlctl.records.best import Best, Target
@@ -45,6 +45,7 @@ def check(document: dict[str, Any], directory: Path) -> Iterator[Fault]:
     yield from _check_target_is_looked_at(document)
     yield from _check_unbiased(document)
     yield from hosts.check(document)
+    yield from parties.check(document, directory, programs.check_task, _weights)
 
 
 def _check_text(document: dict[str, Any], path: KeyPath, check: Any) -> Iterator[Fault]:

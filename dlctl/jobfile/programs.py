@@ -16,6 +16,7 @@ from dlctl.algorithms.base import Method
 from dlctl.algorithms.shapes import why_no_loop
 from dlctl.job import inner
 from dlctl.job.config import MAIN, Choice, Gradients, Job, JobFile, ReplicaProcesses
+from dlctl.jobfile import parties
 from dlctl.jobfile.faults import Fault
 from dlctl.jobfile.positions import KeyPath, get
 from dlctl.util import regular
@@ -36,8 +37,8 @@ def has_loop(document: dict[str, Any]) -> bool:
 
 def check(document: dict[str, Any], directory: Path) -> Iterator[Fault]:
     """Faults of `task`, `script`, `module` and `args`. `directory`: where the job file is."""
-    if not isinstance(get(document, ("job",)), dict):
-        return  # The schema reports it.
+    if not isinstance(get(document, ("job",)), dict) or parties.are_given(document):
+        return  # The schema reports it, or each of the parties has its own.
     given = {key: value for key in KINDS if (value := get(document, ("job", key))) is not None}
     if not given:
         meant = 'as in task = "train.py:task"; or script = "train.py", with its own training loop'
@@ -46,7 +47,7 @@ def check(document: dict[str, Any], directory: Path) -> Iterator[Fault]:
         others = " and ".join(other for other in given if other != key)
         what = f"a job has one of task, script and module, and this one has {others}, too"
         yield Fault(("job", key), what, "keep one of them", at_key=True)
-    verdicts = {"task": _task, "script": _script, "module": _module}
+    verdicts = {"task": check_task, "script": _script, "module": _module}
     for key, text in given.items():
         if isinstance(text, str):
             message, suggestion = verdicts[key](text, directory)
@@ -131,7 +132,7 @@ def faults(job: JobFile, method: Method) -> Iterator[tuple[KeyPath, str, str]]:
 # ---------------------------------------------------------------- the files
 
 
-def _task(text: str, directory: Path) -> Verdict:
+def check_task(text: str, directory: Path) -> Verdict:
     """The file must exist; whether it has the name is checked when a worker imports it."""
     file, _, name = text.rpartition(":")
     if not file.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):

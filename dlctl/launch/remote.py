@@ -20,7 +20,7 @@ from dlctl import __version__
 from dlctl.errors import DlctlError
 from dlctl.job import config
 from dlctl.job.config import Host
-from dlctl.launch import answers, base, taskfiles
+from dlctl.launch import answers, base, partyfiles, taskfiles
 from dlctl.launch.calls import Call
 from dlctl.launch.commands import wait_for_any
 from dlctl.runs import database, task_code
@@ -52,7 +52,10 @@ def shared_request(directory: Path) -> dict[str, Any]:
         "version": __version__,
         "protocol": codec.PROTOCOL,
         "run_id": directory.name,
-        "job": {**job, "job": dataclasses.asdict(about.with_file(found.file))},
+        "job": {
+            **partyfiles.relative(job, home),
+            "job": dataclasses.asdict(about.with_file(found.file)),
+        },
         "files": {path: base64.b64encode(data or b"").decode() for path, data in files.items()},
     }
 
@@ -63,6 +66,7 @@ def begin_request(shared: Mapping[str, Any], order: base.StartOrder) -> dict[str
     """
     return {
         **shared,
+        "files": partyfiles.of_host(shared["files"], shared["job"], order.name),
         "agent": order.name,
         "incarnation": order.incarnation,
         "control": order.control,

@@ -54,6 +54,12 @@ def _gradient(job: JobFile, checkpoint: Path | None) -> tuple[Array, Bounds]:
             where=job.job.file,
             hint="measure with a job that has a task with a similar model",
         )
+    if job.parties:
+        raise UsageError(
+            "the model is divided among parties, which push every entry: nothing to compress",
+            where=job.job.file,
+            hint="measure with a job that has the whole model",
+        )
     with tempfile.TemporaryDirectory(prefix="dlctl-gradient-") as directory:
         file = Path(directory) / "gradient.npz"
         arguments = [str(file)] + ([str(checkpoint)] if checkpoint else [])

@@ -109,7 +109,9 @@ def _of_coordinator(visits: Visits, job: JobFile, file: Path) -> Iterator[Findin
         subject = "task"
         if visits.launcher.copies_files:
             home = file.parent.resolve()
-            taskfiles.collect(home, job.job.file, home / job.job.run_dir)
+            tasks = [party.task.rpartition(":")[0] for party in job.parties]
+            for needed in tasks or [job.job.file]:
+                taskfiles.collect(home, needed, home / job.job.run_dir)
     except DlctlError as error:
         yield _fault(here, subject, error)
 

@@ -400,9 +400,9 @@ class Player:
             return
         assert self._asked is not None
         asked, self._asked = self._asked, None
-        (epoch, portion, _), _ = self.todo[self._leased]
+        (epoch, portion, *_), _ = self.todo[self._leased]
         samples = 0
-        for (of_epoch, of_portion, is_last), batch in self.todo[self._leased :]:
+        for (of_epoch, of_portion, is_last, _), batch in self.todo[self._leased :]:
             if (of_epoch, of_portion) != (epoch, portion):
                 break
             self._leased += 1

@@ -29,6 +29,7 @@ with_servers = pytest.mark.parametrize(
     ],
 )
 SIZE = 12
+PARTIES = ("client", "head")
 BATCHES = 3
 """Of one portion."""
 
@@ -104,10 +105,12 @@ def test_what_changes_live_is_an_option_and_can_be_set(algorithm):
 def test_a_job_file_can_name_it(name, tmp_path):
     (tmp_path / "train.py").touch()
     path = tmp_path / "job.toml"
-    path.write_text(
-        f'job = {{ name = "a", task = "train.py:task" }}\nalgorithm.name = "{name}"\n'
-        "workers.count = 2\n"  # Some need somebody to talk to.
-    )
+    method, task = f'algorithm.name = "{name}"\n', 'task = "train.py:task"'
+    if registry.load("algorithms", name).shape.head:
+        rows = (f'{{ name = "{r}", role = "{r}", {task}, host = "local" }}' for r in PARTIES)
+        path.write_text(f'parties = [{", ".join(rows)}]\njob.name = "a"\n{method}')
+    else:  # Some need somebody to talk to.
+        path.write_text(f'job = {{ name = "a", {task} }}\n{method}workers.count = 2\n')
     assert jobfile.load(path).algorithm.name == name
 
 

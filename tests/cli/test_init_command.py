@@ -169,3 +169,9 @@ def test_the_task_that_init_writes_learns_with_the_optimizer_of_its_job() -> Non
             task.loss(model, list(data[some])).backward()
             optimizer.step()
     assert task.evaluate(model)["accuracy"] >= 0.95
+
+
+def test_an_example_of_two_parties_comes_with_their_folders() -> None:
+    assert app.run(["init", "--example", "split", "mine"]) == 0
+    found = {path.relative_to("mine").as_posix() for path in Path("mine").glob("*/*")}
+    assert found == {"clinic/train.py", "clinic/digits.npz", "lab/train.py"}

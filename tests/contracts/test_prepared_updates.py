@@ -137,7 +137,7 @@ def test_what_becomes_infinite_while_it_comes_is_noticed_when_it_is_there(
     pair = Pair(name, "mapped")
     shard, values = pair.shard, Values(1)
     shard.lr = 1e38
-    shard.storage.fill({"w": -3e38 * np.sign(values._sent)}, None)
+    shard.storage.fill({"w": -3.39e38 * np.sign(values._sent)}, None)
     shard.commit({})
     before = snapshot(shard)
     values.come(shard, SIZE - 7)

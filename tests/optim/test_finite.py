@@ -93,7 +93,7 @@ def test_every_optimiser_of_ours_is_tried_here() -> None:
     """AdamW is Adam with another default; those of matrices are in `test_matrices.py`."""
     tried = {"sgd", "momentum", "adagrad", "adam", "lion", "rmsprop", "yogi"}
     tried |= {"delayed-nesterov"}
-    of_matrices = {"muon", "soap", "shampoo"}
+    of_matrices = {"muon", "soap", "shampoo", "lmo", "isotropic"}
     assert registry.BUILT_IN["optimizers"].keys() == tried | {"adamw"} | of_matrices
 
 

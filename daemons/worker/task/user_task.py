@@ -52,7 +52,7 @@ import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -119,16 +119,15 @@ class Task:
     Raises only TaskError for errors of the user's code, and for a missing part.
     """
 
-    def __init__(self, user: Any, name: str = "task") -> None:
+    def __init__(self, user: Any, name: str = "task", needed: Sequence[str] = ()) -> None:
+        """needed: the parts that it must have; (): those of a task that is trained in one piece."""
         self._user = user
         self._names = {part: _name_of(part, user) for part in task_parts.SECOND_NAMES}
         self._weighs: bool | None = None
         """Whether the task's loss returns a weight; None: it was not called so far."""
         self.has_rows = self.has("tables")
         self.has_change = self.has_rows and self.has("change")
-        needed = ["dataset"] if self.has_rows else ["model", "dataset"]
-        needed += ["rows"] if self.has_rows else []
-        needed += [] if self.has_change else ["loss"]
+        needed = [*needed] or self._needed()
         missing = [part for part in needed if not self.has(part)]
         if missing:
             raise TaskError(
@@ -141,8 +140,19 @@ class Task:
             part
         ) in task_parts.ALWAYS:  # What is wrong with one is said now, not when it is first used.
             self.has(part)
-        self._loss_takes = () if self.has_change else _taken(_get(user, "loss"))
+        has_loss = not self.has_change and "loss" in needed
+        self._loss_takes = _taken(_get(user, "loss")) if has_loss else ()
         """The names in `TOLD` that the task's loss takes."""
+
+    def _needed(self) -> list[str]:
+        needed = ["dataset"] if self.has_rows else ["model", "dataset"]
+        needed += ["rows"] if self.has_rows else []
+        return [*needed, *([] if self.has_change else ["loss"])]
+
+    @property
+    def user(self) -> Any:
+        """The user's object."""
+        return self._user
 
     def has(self, part: str) -> bool:
         """Whether the user's task has this part. Raises TaskError if it has none of the forms that
@@ -479,7 +489,13 @@ class Task:
 
 
 def load_task(spec: str, directory: Path, run: Path | None = None) -> Task:
-    """The task that "train.py:task" names: a path relative to `directory`, and a name in that file.
+    """The task that "train.py:task" names, as `load_user`. Raises TaskError."""
+    return Task(*load_user(spec, directory, run))
+
+
+def load_user(spec: str, directory: Path, run: Path | None = None) -> tuple[Any, str]:
+    """The user's object, and how messages call it, of the task that "train.py:task" names: a path
+    relative to `directory`, and a name in that file.
     run: directory of a run, whose stored copy of the task's files is used.
 
     The name may stand for an instance, a class (made without arguments) or a module; without a name
@@ -490,7 +506,7 @@ def load_task(spec: str, directory: Path, run: Path | None = None) -> Task:
     path = (directory / file).resolve()
     module = _import(path, directory.resolve(), run)
     if not attribute:
-        return Task(module, file)
+        return module, file
     try:
         user = attrgetter(attribute)(module)
     except AttributeError:
@@ -500,7 +516,7 @@ def load_task(spec: str, directory: Path, run: Path | None = None) -> Task:
     if isinstance(user, type):
         with calling(f"{attribute}()"):
             user = user()
-    return Task(user, f"the task {spec}")
+    return user, f"the task {spec}"
 
 
 def _import(path: Path, directory: Path, run: Path | None) -> ModuleType:

@@ -47,7 +47,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -309,6 +309,7 @@ def radial(deltas: Sequence[Delta], shares: Sequence[np.float32], mean: Delta, s
 class Syncer(Counting):
     """Which pushes count: those of a quorum, and all that arrive within the grace period."""
 
+    live: ClassVar[tuple[str, ...]] = ("local_steps",)
     options: Options
 
     def __post_init__(self) -> None:

@@ -17,6 +17,8 @@ from dlctl.util.did_you_mean import meant
 
 FOLDERS = (Path(__file__).parents[2] / "examples", Path(__file__).parents[3] / "examples")
 """Where the examples are: in a wheel, and in the source tree."""
+NO_FOLDERS = ("runs", "__pycache__")
+"""In the folder of an example that somebody has run."""
 SMALLEST, LOOP = "own_task", "own_loop"
 
 
@@ -37,7 +39,7 @@ SMALLEST, LOOP = "own_task", "own_loop"
     metavar="NAME",
     shell_complete=completing(lambda ctx: examples()),
     help="Write this example instead: chargpt, digits, fashion_mnist, glove, lightning, "
-    "transformers or word2vec.",
+    "transformers, split or word2vec.",
 )
 @click.argument("directory", default=".", metavar="[DIR]", type=PATH)
 @force_option
@@ -47,12 +49,15 @@ def command(directory: Path, has_loop: bool, example: str | None, force: bool) -
     """
     if has_loop and example:
         raise UsageError("--script and --example both say what to write", hint="use one of them")
-    sources = files(example or (LOOP if has_loop else SMALLEST))
-    targets = [directory / source.name for source in sources]
+    chosen = example or (LOOP if has_loop else SMALLEST)
+    sources = files(chosen)
+    folder = examples()[chosen]
+    targets = [directory / source.relative_to(folder) for source in sources]
     with os_errors_as("cannot write", directory):
         directory.mkdir(parents=True, exist_ok=True)
         require_free(force, *targets)
         for source, target in zip(sources, targets, strict=True):
+            target.parent.mkdir(exist_ok=True)
             outfile.write(target, source.read_bytes())
             console.out(console.escape(str(target)))
     rows = []
@@ -75,4 +80,7 @@ def files(example: str) -> list[Path]:
     if example not in known:
         text = f'there is no example "{example}"{meant(example, known)}'
         raise NotFound(text, hint=f"dlctl init --example, with one of {', '.join(known)}")
-    return sorted(path for path in known[example].iterdir() if path.is_file())
+    beside = [path for path in known[example].iterdir() if path.is_file()]
+    # Each party of split learning has a folder.
+    below = (path for path in known[example].glob("*/*") if path.is_file())
+    return sorted([*beside, *(path for path in below if path.parent.name not in NO_FOLDERS)])

@@ -22,8 +22,9 @@ from typing import Any
 
 from dlctl.algorithms.base import Method
 from dlctl.errors import DlctlError, NotPermitted, RemoteProtocolError
-from dlctl.job import placement, settings
+from dlctl.job import parties, placement, settings
 from dlctl.job.config import JobFile
+from dlctl.model.flat import Layout
 from dlctl.records import evaluated
 from dlctl.records.best import Best, Target
 from dlctl.records.manifest import FAILURE, MEAN
@@ -53,6 +54,7 @@ from dlctl.roles.coordinator.supervision.failure_detector import ERROR_CHARS_MAX
 from dlctl.roles.coordinator.supervision.groups import Groups
 from dlctl.roles.coordinator.supervision.guests import Guests
 from dlctl.roles.coordinator.supervision.host_failures import HostFailures
+from dlctl.roles.coordinator.supervision.party_models import check_head
 from dlctl.roles.coordinator.supervision.peers import PeerLists
 from dlctl.roles.coordinator.supervision.registration import Past, Registration
 from dlctl.roles.coordinator.supervision.scaling import Scaling
@@ -114,6 +116,7 @@ class Coordinator:
             past.incarnations,
             placement.takes_workers(job),
         )
+        members.sides = max(0, parties.head_slot(job))
         self.run = run = RunState(run_id, job, algorithm, keyring, context, members)
         self._restarts = Due[Daemon]("retry_at")
         members.observe(self._restarts)
@@ -140,7 +143,7 @@ class Coordinator:
         self.evaluations = Evaluations(
             context, members, lambda: self.progress.steps, target, job.evaluation.finish_s,
             Best.parse(job.checkpoints.best),
-            of_average=job.average.evaluate,
+            of_average=job.average.evaluate, without=parties.head_slot(job),
         )  # fmt: skip
         self.peers = PeerLists(run, self)
         self.groups = Groups(run, self, lambda: self.progress.steps)
@@ -421,6 +424,9 @@ class Coordinator:
             # A refused model changes no state: a run that had not begun can, once it is fixed.
             layout = self.registration.check_model(worker, message.layout)
             self.run.algorithm.shape.check_sizes(layout)
+            if parties.is_head(self.run.job, worker.index):
+                self._on_head_ready(worker, layout, now)
+                return
             self.registration.check_values(worker, message.values)
             is_found = self.data.find_batch_size(message.batch_size)
             if is_found:
@@ -429,7 +435,7 @@ class Coordinator:
             dataset = Dataset.built(message)
             self.take_dataset(worker.name, dataset, message.order)
             self.frozen.on_model(worker, layout, message, now)
-            self.registration.keep_layout(layout, message.samples)
+            self.registration.keep_part(worker, layout, message.samples)
             worker.model_ready = True
             self.evaluations.has_finish |= message.has_finish
             self.peers.advance(now)  # A worker needs the list of peers before it starts.
@@ -443,6 +449,15 @@ class Coordinator:
                 self.end("failed", text, now)
             else:
                 self.failure_detector.fail(worker, text, now)
+
+    def _on_head_ready(self, worker: Daemon, layout: Layout, now: float) -> None:
+        """The head has a model, and no data. Raises DlctlError for what only clients may have."""
+        check_head(worker.name, layout)
+        self.registration.keep_part(worker, layout)
+        worker.model_ready = True
+        self.peers.advance(now)
+        self.registration.assign(now)
+        self.registration.introduce(worker)
 
     def take_dataset(self, worker: str, dataset: Dataset, order: str = "") -> None:
         """A worker has built the dataset. Raises DlctlError if it cannot be that of this run."""
@@ -533,7 +548,8 @@ class Coordinator:
         if self.run.state in ("pending", "starting"):
             return
         for receiver in [server] if server is not None else self.members.of_role("server"):
-            members = m.Members(self.members.live_slots(), self.rate.scale or ())
+            slots = parties.slots_of(self.run.job, receiver.index, self.members.live_slots())
+            members = m.Members(slots, self.rate.scale or ())
             self.context.send(receiver.name, members)
 
     def _on_portion_done(self, peer: Peer, done: m.PortionDone, now: float) -> None:

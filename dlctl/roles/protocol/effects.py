@@ -222,6 +222,8 @@ class Compute(Effect):
     """float32[n]: the rows that these batches need (`NameRows`)."""
     sums: bool = False
     """The next `Reduce` is of this gradient, weighted by its samples, so it may begin early."""
+    portion: int = 0
+    """The number of the portion."""
 
     def is_usable(self, loss: float, norm: float) -> bool:
         """Whether the result is finite and not too large; else it is discarded."""
@@ -315,6 +317,21 @@ class RowsWanted(Event):
 class BringRows(Effect):
     values: Array
     """float32[n], the servers' current values."""
+
+
+@record
+class HeadWanted(Event):
+    """The task's loss or `evaluate`, which is running, asks the head of the parties; answered by
+    `BringAnswer`.
+    """
+
+    op: str
+    arrays: tuple[Array, ...]
+
+
+@record
+class BringAnswer(Effect):
+    arrays: tuple[Array, ...]
 
 
 @record

@@ -19,7 +19,7 @@ from dlctl.model.vector import Vector, copy_into, room_beside
 from dlctl.roles.protocol.meters import Latency, Rates
 from dlctl.roles.worker.received_slice import Slice
 from dlctl.roles.worker.send_queue import SendQueue
-from dlctl.roles.worker.shard_client import ShardClient
+from dlctl.roles.worker.shard_client import ShardClient, of_shard
 from dlctl.wire.messages import Array, Fetch, FetchRows, Parameters, SparseParameters
 
 
@@ -140,7 +140,7 @@ class Fetcher:
         """
         if message.table >= len(self.tables):
             raise RemoteProtocolError(f"there is no table {message.table}")
-        client = self.tables[message.table][message.shard]
+        client = of_shard(self.tables[message.table], message.shard)
         answer = client.on_parameters(message, now)
         fetched = self._in_flight.get(message.request)
         if answer is None or fetched is None:

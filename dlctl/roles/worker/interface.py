@@ -22,6 +22,7 @@ from dlctl.roles.protocol.effects import (
     GroupFailed,
     GroupJoined,
     GroupWaits,
+    HeadWanted,
     Reduced,
     RowsNamed,
     StoreOpened,
@@ -43,7 +44,7 @@ FROM_COORDINATOR: tuple[type[m.Message], ...] = (m.Lease, m.Group)
 FROM_SHARDS: tuple[type[m.Message], ...] = (m.Ack, m.Parameters, m.SparseParameters)
 """The messages that a worker passes on to its replica; before it has begun they are dropped."""
 OF_GROUP = (StoreOpened, GroupJoined, Reduced, GroupWaits, GroupFailed)
-OF_STEPS = (Computed, RowsNamed, EngineRan, LoopStepped, DataWanted)
+OF_STEPS = (Computed, RowsNamed, EngineRan, LoopStepped, DataWanted, HeadWanted)
 """Likewise the events."""
 
 

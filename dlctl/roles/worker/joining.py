@@ -132,7 +132,7 @@ class Joining:
             return
         self._phase = "joining the servers"
         for shard, (address, key) in enumerate(zip(message.addresses, message.keys, strict=True)):
-            link = ServerLink(shard, self.identity, self.context, address)
+            link = ServerLink(message.first + shard, self.identity, self.context, address)
             self.links.append(link)
             self.context.do(Connect(link.peer, address, key))
             link.join(now)
@@ -141,24 +141,27 @@ class Joining:
         shards = message.bounds
         for number, table in enumerate(self.shape.of_replicas()):
             clients = []
-            for link in self.links:
-                client = ShardClient(link, number, *table.bounds(layout, shards, link.shard))
+            for index, link in enumerate(self.links):
+                client = ShardClient(link, number, *table.bounds(layout, shards, index))
                 if table.of_rows:
-                    client.rows = RowSlice(RowTables(layout), servers, link.shard)
+                    client.rows = RowSlice(RowTables(layout), servers, index)
                 clients.append(client)
             self.tables.append(clients)
 
     def on_moved(self, message: m.Moved, now: float) -> None:
         """A shard has a new process: join it, at its new address."""
-        if message.shard >= len(self.links):
+        link = self._link(message.shard)
+        if link is None:
             return  # The topology has not arrived yet.
         noted = m.Noted(self.registration.name, f"moved{message.shard}", message.term)
         self.context.send(COORDINATOR, noted)
-        link = self.links[message.shard]
         if message.term > link.term:
             link.term, link.address = message.term, message.address
             self.context.do(Connect(link.peer, message.address, message.key))
             link.join(now)
+
+    def _link(self, shard: int) -> ServerLink | None:
+        return next((link for link in self.links if link.shard == shard), None)
 
     def on_reconnected(self, peer: str, lost_at: float, now: float) -> None:
         """A server ignores a new connection until the worker has joined on it: rejoin, even if a
@@ -171,7 +174,8 @@ class Joining:
             self.context.retries.again(peer, lost_at, now)
 
     def on_join_again(self, message: m.JoinAgain, now: float) -> None:
-        self.links[message.shard].on_join_again(message.term, now)
+        if link := self._link(message.shard):
+            link.on_join_again(message.term, now)
 
     def on_joined(self, message: m.Joined, now: float) -> bool:
         """Whether the answer was awaited.
@@ -179,10 +183,12 @@ class Joining:
         Raises RemoteProtocolError if the server has another slice than expected.
         """
         assert self.model is not None
-        link = self.links[message.shard]
-        assert self.topology is not None
-        shards = self.topology.bounds
-        if (message.lo, message.hi) != shards[message.shard : message.shard + 2]:
+        link, topology = self._link(message.shard), self.topology
+        if link is None or topology is None:
+            raise RemoteProtocolError(f"shard {message.shard} is none of this worker's")
+        index = message.shard - topology.first
+        expected = tuple(topology.base + at for at in topology.bounds[index : index + 2])
+        if (message.lo, message.hi) != expected:
             raise RemoteProtocolError(f"its slice is {message.lo}:{message.hi}")
         if not link.on_joined(message, now):
             return False

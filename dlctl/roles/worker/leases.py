@@ -151,8 +151,8 @@ class Portions:
         """The data of the next batch, if there is one."""
         if self.current is None:
             return None
-        lease, is_last = self.current.lease, self.current.is_last(self.current.next_number)
-        return NextBatch(lease.data_epoch, lease.portion, is_last)
+        lease, number = self.current.lease, self.current.next_number
+        return NextBatch(lease.data_epoch, lease.portion, self.current.is_last(number), number)
 
     def batches_ahead(self, count: int) -> tuple[Portion, int, int]:
         """(portion, number of the first batch in it, how many); requires a batch ahead."""

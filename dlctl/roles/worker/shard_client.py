@@ -7,6 +7,7 @@ is never skipped: on a gap everything from the expected number on is resent, in 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -238,3 +239,8 @@ class ShardClient:
         if took_s is None:
             return None
         return FetchAnswer(arrived, message.clock, message.samples, nbytes, took_s)
+
+
+def of_shard(clients: Sequence[ShardClient], shard: int) -> ShardClient:
+    """The client of this shard; those of a table are of successive ones."""
+    return clients[shard - clients[0].shard]

@@ -16,14 +16,17 @@ from dlctl import outdated
 from dlctl.algorithms import shapes
 from dlctl.algorithms.base import Method, ReplicaSide
 from dlctl.algorithms.needs import Ask, Collective, Gradient, Need, NextData, Read, Settle, Write
+from dlctl.roles.protocol.effects import HeadWanted
 from dlctl.roles.worker.accounts import Accounts
 from dlctl.roles.worker.fetching import Fetcher
 from dlctl.roles.worker.interface import OF_GROUP, MakeSteps, ReplicaHost
+from dlctl.roles.worker.services.answer_runner import AnswerRunner
 from dlctl.roles.worker.services.asking import Answering, Asking
 from dlctl.roles.worker.services.base import Phase, Service
 from dlctl.roles.worker.services.collecting import Collecting
 from dlctl.roles.worker.services.computing import Computing
 from dlctl.roles.worker.services.reading import Reading
+from dlctl.roles.worker.services.remote import Remote
 from dlctl.roles.worker.services.taking_over import Sharing, TakingOver
 from dlctl.roles.worker.services.writing import Writing
 from dlctl.util.names import LINKS
@@ -55,8 +58,11 @@ class Training:
         *,
         collecting: Collecting | None = None,
         steps: MakeSteps = Computing,
+        head: int = -1,
     ) -> None:
-        """collecting: the group of the replicas, if they have one. steps: makes who computes."""
+        """collecting: the group of the replicas, if they have one. steps: makes who computes. head:
+        the slot of the head that computations ask; -1: there are no parties.
+        """
         self.host = host
         self.links, self._terms = host.links, host.terms
         self.side = side
@@ -71,11 +77,17 @@ class Training:
         self.reading = Reading(self.fetcher, accounts, self.writing, side)
         self.steps = steps(self.links, terms, accounts, self.writing, side, origin.averaged)
         self.collecting = collecting
-        self.asking = Asking(context, me, members, len(side.parameters), accounts.rates)
-        self.answering = Answering(context, me, members, side, self.has_model)
-        self._taking_over = self._source_of(origin)
+        serves_on = method.shape.serves_on
+        size = len(side.parameters)
+        self.asking = Asking(context, me, members, size, accounts.rates, serves_on)
+        self._remote = Remote(context, self.asking, members, head) if head >= 0 else None
         served = shapes.served(method)
         self._services = {k: one for k, one in self._all_services().items() if k in served}
+        self._serving = AnswerRunner(self._services)
+        self.answering = Answering(
+            context, me, members, side, self.has_model, self._serving, serves_on
+        )
+        self._taking_over = self._source_of(origin)
         self.is_paused = False
         self.parked = False
         self._leaves = False
@@ -115,14 +127,18 @@ class Training:
 
     def _advance(self, now: float) -> None:
         self.asking.advance(now)
+        if self._remote is not None:
+            self._remote.advance(now)
         if self.is_paused:
             return
         self.reading.arrived(now)
         self.fetcher.model_changes(self.side.changes_parameters())
         self._place_arrivals()
         self.reading.advance(now)
+        self._serving.advance(now)
         if not self.is_at_work():
-            self.answering.serve()
+            self.answering.serve(now)
+            self._serving.advance(now)
             self.asking.deliver()
         elif self.answering.is_asked() or self.asking.has_answers() or self.reading.is_here():
             self.steps.recall()
@@ -201,7 +217,7 @@ class Training:
     # ------------------------------------------------------------ what the worker asks
 
     def deadline(self) -> float | None:
-        times = [self.asking.deadline()]
+        times = [self.asking.deadline(), self._serving.deadline()]
         if self._taking_over is not None and not self.parked:
             times.append(self._taking_over.deadline())
         elif not (self.parked or self.is_paused or self._need is None):
@@ -209,6 +225,8 @@ class Training:
         return min((time for time in times if time is not None), default=None)
 
     def phase(self) -> Phase:
+        if self._remote is not None and self._remote.waits:
+            return self._remote.phase()
         if self.steps.is_computing():
             return Phase("computing")
         if self.is_paused:
@@ -220,6 +238,8 @@ class Training:
         return self.service.phase() if self._need is not None else Phase("starting")
 
     def stuck_s(self, now: float) -> float:
+        if self._remote is not None and self._remote.waits:
+            self.steps.paused(now)  # That is not the task's time.
         return self.steps.stuck_s(now, evaluates=self.is_paused)
 
     def long_s(self, now: float) -> float:
@@ -228,7 +248,8 @@ class Training:
     def busy(self) -> bool:
         """Whether anything of this replica is not settled yet."""
         is_noted = not self.links.context.retries.count("portion")
-        return self.writing.busy() or not is_noted or self.asking.is_open()
+        busy = self.writing.busy() or self._serving.is_busy
+        return busy or not is_noted or self.asking.is_open()
 
     @property
     def averaged(self) -> m.Array:
@@ -292,7 +313,10 @@ class Training:
         self.asking.on_answer(peer, answer, now)
 
     def on_event(self, event: Event, now: float) -> None:
-        if not isinstance(event, OF_GROUP):
+        if isinstance(event, HeadWanted):
+            assert self._remote is not None
+            self._remote.want(event, now)
+        elif not isinstance(event, OF_GROUP):
             self.steps.on_event(event, now)
         elif self.collecting is not None:
             self.collecting.on_event(event, now)

@@ -18,7 +18,7 @@ from dlctl.algorithms.base import Method, ReplicaSide, Site, Start
 from dlctl.algorithms.shapes import check_names
 from dlctl.compress.base import Compressor
 from dlctl.errors import JobFailed, RemoteProtocolError
-from dlctl.job import schedule
+from dlctl.job import parties, schedule
 from dlctl.job.config import JobFile
 from dlctl.model.flat import Layout
 from dlctl.roles.protocol.context import (
@@ -329,8 +329,9 @@ class Worker:
         takes_over = not begins and shape.model != "tables"
         origin = Origin(model.averaged, takes_over, model.mark)
         self.training = Training(
-            self, self.algorithm, side, origin, collecting=collecting, steps=self.steps
-        )
+            self, self.algorithm, side, origin, collecting=collecting, steps=self.steps,
+            head=parties.head_slot(self.job),
+        )  # fmt: skip
         if self._draining:
             self.training.drain()
 
@@ -346,6 +347,7 @@ class Worker:
                 members=self.members.slots,
                 has_inner=self.settings.own_rate is not None,
                 pushes_all=self.compressor.takes_all,
+                role=parties.role_of(self.job, self.links.identity.slot),
             )
         )
 

@@ -128,6 +128,10 @@ class Topology(Message):
     """Digests of the run's frozen parameters: a worker with different ones loads those."""
     batch_size: int = 0
     """Samples of one batch of this worker; 0: `workers.batch_size`."""
+    first: int = 0
+    """The number of the first of these servers: with parties a worker knows those of its side."""
+    base: int = 0
+    """Where the first bound is in the vector of the run."""
 
 
 @record

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from functools import partial
 from importlib import import_module, util
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,9 @@ from stepping import batch_of, gradient_of
 
 from daemons.worker.data.portion_loader import PortionLoader
 from daemons.worker.replica import TorchReplica
-from daemons.worker.task.user_task import TaskError, load_task
+from daemons.worker.split.client import ClientParts
+from daemons.worker.split.head import HeadParts
+from daemons.worker.task.user_task import Task, TaskError, load_task, load_user
 from dlctl import jobfile
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -51,6 +53,11 @@ def test_the_job_file_is_valid_and_names_a_task_that_loads(name):
         program = (path.parent / job.job.file).read_text()
         compile(program, job.job.file, "exec")
         assert "dlctl.attach(" in program or "dlctl.integrations" in program
+    elif job.parties:
+        tasks = [load_user(party.task, path.parent)[0] for party in job.parties]
+        options = SimpleNamespace(**job.algorithm.options)
+        assert Task(ClientParts(tasks[0], options, "the client")).has("evaluate")
+        assert HeadParts(tasks[-1], options.shape, "the head").model()
     else:
         assert load_task(job.job.task, path.parent).has("evaluate")
 

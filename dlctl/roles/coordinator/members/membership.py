@@ -277,6 +277,8 @@ class Membership:
         self.daemons: dict[str, Daemon] = {}
         """All daemons by name. Only the methods of this class change it."""
         self._takes_workers = takes_workers
+        self.sides = 0
+        """The number of the clients' workers, which come before the head's; 0: no parties."""
         self.reserved: set[int] = set()
         """Slots of workers that may join."""
         self._places = count()
@@ -451,7 +453,15 @@ class Membership:
         quarantined; "" if not.
         """
         workers = self.of_role("worker")
-        if not workers or any(worker.state != "quarantined" for worker in workers):
+        if self.sides:  # Clients and head cannot do without each other.
+            of_head = [worker for worker in workers if worker.index == self.sides]
+            of_clients = [worker for worker in workers if worker.index != self.sides]
+            workers = of_head if _are_quarantined(of_head) else of_clients
+        if not _are_quarantined(workers):
             return ""
         newest = max(workers, key=lambda worker: (worker.last_exit or {}).get("at", 0.0))
         return f"{NO_WORKER}: {newest.name}: {newest.error or 'it is quarantined'}"
+
+
+def _are_quarantined(workers: list[Daemon]) -> bool:
+    return bool(workers) and all(worker.state == "quarantined" for worker in workers)

@@ -135,6 +135,12 @@ class HostFailures(CoordinatorPart):
             reason = f"{text}, and with it {' and '.join(servers)}: {shards} lost"
             self.control.end("failed", reason, now)
             return
+        if self.run.job.parties:
+            self._gone(hosted, "given up with its host", now)
+            names = " and ".join(daemon.name for daemon in hosted)
+            reason = f"{text}, and with it {names}: a party works on its own host only"
+            self.control.end("failed", reason, now)
+            return
         for worker in hosted:
             worker.agent = self.members.least_busy()
             worker.killed_for = "given up with its host"

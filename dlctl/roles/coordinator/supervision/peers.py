@@ -48,8 +48,8 @@ class PeerLists:
         self.control = control
         shape = run.algorithm.shape
         self.has_links = "peers" in shape.links
-        self._keeps_drained = shape.model == "mean"
-        """Drained workers stay on the list: their models are part of the run's."""
+        self._keeps_drained = shape.model == "mean" or shape.serves_on
+        """Drained workers stay on the list: their models are part of the run's, or they answer."""
         has_model = bool({"peers", "memory"} & shape.links) and shape.model != "tables"
         self._hands_on = has_model and "group" not in shape.links
         """A joining worker gets its model from those that take part."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 
 from dlctl.errors import DlctlError
-from dlctl.job import batches, placement
+from dlctl.job import batches, parties, placement
 from dlctl.job.settings import EVERY_RUN
 from dlctl.model.cut import Bounds
 from dlctl.model.flat import Layout
@@ -24,6 +24,7 @@ from dlctl.roles.coordinator.members import daemon_states
 from dlctl.roles.coordinator.members.membership import Daemon
 from dlctl.roles.coordinator.records import IssueTerm, Owner
 from dlctl.roles.coordinator.run_state import RunState
+from dlctl.roles.coordinator.supervision.party_models import PartyModels
 from dlctl.roles.protocol.authz import keys_of
 from dlctl.roles.protocol.token import sign
 from dlctl.wire import messages as m
@@ -90,6 +91,7 @@ class Registration(Owner):
         self.layout: Layout | None = None
         self.bounds: Bounds = ()
         """Of the servers' shards; (): the layout is not known yet."""
+        self._parts = PartyModels()
         self._bytes, self._samples = b"", 0
         self._before = Layout.from_rows(past.manifest["layout"]) if past.manifest else None
         self._terms = dict(past.terms)
@@ -123,6 +125,15 @@ class Registration(Owner):
         has recorded are computed. Raises UsageError for more servers than the model can be cut for.
         """
         return self.bounds or bounds.of_job(self.run.job, layout)
+
+    def keep_part(self, worker: Daemon, layout: Layout, samples: int = 0) -> None:
+        """A worker has built this: the model of the run or, with parties, a side of it."""
+        if not self.run.job.parties:
+            self.keep_layout(layout, samples)
+            return
+        side = parties.side_of(self.run.job, worker.index)
+        if whole := self._parts.built(side, layout, samples):
+            self.keep_layout(*whole)
 
     def whose(self, peer: Peer, message: m.Message) -> str:
         """Which daemon a message is about, and its sender, for the log: "of worker-0 from agent-0".
@@ -226,7 +237,7 @@ class Registration(Owner):
 
     def notify_waiting(self, server: Daemon, now: float) -> None:
         """Send a server the public keys of the current workers, which may connect to it."""
-        workers = [worker.name for worker in self.members.of_role("worker")]
+        workers = [worker.name for worker in self._workers_of(server)]
         if names := keys_of(self.keyring, workers, self.members.key_sources()):
             allowed_peers = m.AllowedPeers(self.context.next_number(), json.dumps(names).encode())
             self.context.ask(("allowed_peers", server.name), server.name, allowed_peers, now)
@@ -238,6 +249,9 @@ class Registration(Owner):
         other workers, of this run so far or of its checkpoint, or is too small for the servers.
         """
         built, known = Layout.from_bytes(layout), self.layout or self._before
+        if self.run.job.parties:
+            side = parties.side_of(self.run.job, worker.index)
+            known = self._parts.known(side, known)
         if known is not None and built != known:
             what = "the model of the script" if self.run.job.has_loop else "model()"
             raise DlctlError(
@@ -246,7 +260,8 @@ class Registration(Owner):
                 hint=f"undo the change of {what} and start again, or start with --fresh to begin a "
                 f"new run; {what} must have the same layers in every process",
             )
-        self._shards_of(built)
+        if not self.run.job.parties:
+            self._shards_of(built)
         return built
 
     def check_values(self, worker: Daemon, values: str) -> None:
@@ -289,11 +304,17 @@ class Registration(Owner):
         server.has_served = True
         self.introduce()
 
+    def _workers_of(self, server: Daemon) -> list[Daemon]:
+        """The workers that may know a server: with parties, those of its side."""
+        workers = self.members.of_role("worker")
+        slots = parties.slots_of(self.run.job, server.index, [w.index for w in workers])
+        return [worker for worker in workers if worker.index in slots]
+
     def notify_moved(self, server: Daemon, now: float) -> None:
         """Notify the workers that know an earlier process of this server of the new one."""
         public = self.keyring.public(server.name)
         moved = m.Moved(server.index, server.term, server.address, public)
-        for worker in self.members.of_role("worker"):
+        for worker in self._workers_of(server):
             if worker.alive and worker.model_ready:
                 key = (f"moved{server.index}", worker.name)
                 self.context.ask(key, worker.name, moved, now)
@@ -305,18 +326,30 @@ class Registration(Owner):
         waiting = list(self._waiting)
         servers = self.members.of_role("server")
         addresses = tuple(server.address for server in servers)
-        keys = tuple(self.keyring.public(server.name) for server in servers)
         frozen = self.frozen()
         if frozen is None or not all(addresses) or batches.is_open(self.run.job):
             return
         if newcomer is not None and len(waiting) > FEW:
             waiting = [worker for worker in waiting if worker is newcomer]
         for worker in waiting:
-            # Before the release no worker has pushed anything, so a replacement restores what its
-            # predecessor restored.
-            initialise = worker.index == 0 and not self.restore
-            topology = m.Topology(
-                addresses, keys, self.bounds, initialise, self.restore, self.under_way, frozen,
-                batches.size(self.run.job, worker.agent),
-            )  # fmt: skip
-            self.context.send(worker.name, topology)
+            self.context.send(worker.name, self._topology(worker, servers, frozen))
+
+    def _topology(self, worker: Daemon, servers: list[Daemon], frozen: bytes) -> m.Topology:
+        """What a worker is told of the servers: with parties, of those of its side alone."""
+        job, first, bounds = self.run.job, 0, self.bounds
+        is_first = worker.index == 0
+        if job.parties:
+            first = parties.side_of(job, worker.index)
+            base, end = self.bounds[first : first + 2]
+            servers, bounds = servers[first : first + 1], (0, end - base)
+            frozen = b"" if first else frozen
+            is_first |= bool(first)
+        # Before the release no worker has pushed anything, so a replacement restores what its
+        # predecessor restored.
+        initialise = is_first and not self.restore
+        return m.Topology(
+            tuple(server.address for server in servers),
+            tuple(self.keyring.public(server.name) for server in servers),
+            bounds, initialise, self.restore, self.under_way, frozen,
+            batches.size(job, worker.agent), first, self.bounds[first] if first else 0,
+        )  # fmt: skip

@@ -37,6 +37,11 @@ class Scaling(CoordinatorPart):
     def scale(self, count: int, now: float) -> Json:
         """Scale to `count` workers. Returns which start and which leave. Raises DlctlError."""
         self.check_running()
+        if self.run.job.parties:
+            raise DlctlError(
+                "the workers of a run with parties are those of its parties",
+                hint="change workers in [[parties]] of the job file, then `dlctl start` again",
+            )
         most = self.run.algorithm.shape.workers_max
         if not 1 <= count <= most:
             raise DlctlError(f"a run has 1 to {most} workers, not {count}")

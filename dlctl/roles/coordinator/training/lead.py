@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
 
 from dlctl.algorithms.base import Lead
 from dlctl.records.memory import Entry, LeadState, Memory
+from dlctl.roles.coordinator.members.membership import Membership
+from dlctl.roles.coordinator.pools.data_pool import DataPool
 from dlctl.roles.coordinator.pools.portions import PortionPool
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.training.driven import Driven
+from dlctl.roles.protocol.authz import WORKER
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Peer
 from dlctl.wire.messages import Json
 
 
+class _LiveOptions:
+    """The options of a method, with those that were set for its workers."""
+
+    def __init__(self, options: Any, live: Collection[str], members: Membership) -> None:
+        self._options = options
+        self._live = live
+        self._members = members
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._live:
+            workers = self._members.of_role(WORKER)
+            found = {w.settings[name] for w in workers if name in w.settings}
+            if len(found) == 1:  # Else some workers have a value of their own.
+                return found.pop()
+        return getattr(self._options, name)
+
+
 class MethodLead:
     def __init__(self, run: RunState) -> None:
         options = run.algorithm.Options(**run.job.algorithm.options)
-        self.side: Lead = run.algorithm.lead(run.algorithm.without_live(options))
+        live = run.algorithm.lead.live
+        known = _LiveOptions(options, live, run.members) if live else options
+        self.side: Lead = run.algorithm.lead(run.algorithm.without_live(known, live))
         self.cuts_epochs = self.side.cuts_epochs
         self.driven: Driven | None = None
         """The method, if the coordinator drives it."""
@@ -34,6 +57,15 @@ class MethodLead:
     def may_lease(self, slot: int, first_slot: int) -> str:
         """Why `slot` has to wait; "" if it may work now. first_slot: the lowest that is alive."""
         return self.side.may_lease(slot, first_slot)
+
+    def in_turn(self, slots: list[int]) -> Iterable[int]:
+        """The slots that wait for data, in the order in which they are served."""
+        return self.side.in_turn(slots)
+
+    def follow_work(self, pool: DataPool) -> None:
+        """Tell a lead whose workers take turns which of them have portions."""
+        if self.side.takes_turns:
+            self.side.at_work = frozenset(pool.holders.leased.values())
 
     def on_done(self, done: m.PortionDone, steps: int) -> None:
         """A portion is done, for the first time. steps: of the run, with those of the portion."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dlctl.errors import RemoteProtocolError
-from dlctl.job import batches
+from dlctl.job import batches, parties
 from dlctl.records.memory import ANSWER, Entry, Memory
 from dlctl.roles.coordinator.members.membership import Daemon
 from dlctl.roles.coordinator.pools.data_pool import UNKNOWN, Range
@@ -39,6 +39,8 @@ class Leases:
         self.data = data
         self.lead = lead
         self.progress = progress
+        self._head = parties.head_slot(run.job)
+        """The slot that asks for data and never gets any; -1: there is none."""
         self.answered: dict[int, m.Lease] = {}
         """Slot -> its newest lease, in case its request is resent."""
         self._changed: set[int] = set()
@@ -56,7 +58,7 @@ class Leases:
                 self.run.context.send(f"worker-{request.slot}", answered)
             return
         self._waiting[request.slot] = request
-        if self.data.is_open:
+        if self.data.is_open and request.slot != self._head:
             for at in range(0, len(request.ends) - 2, 3):
                 self.data.pool.on_end(request.slot, *request.ends[at : at + 3])
             self.data.pool.wait(request.slot)
@@ -81,13 +83,15 @@ class Leases:
 
     def _queue(self) -> None:
         """The pool has to know of requests that came before it was there."""
-        if len(self._waiting) > self.data.pool.count_waiting():
+        waiting = self._waiting.keys() - {self._head}
+        if len(waiting) > self.data.pool.count_waiting():
             for slot in self._waiting:
-                self.data.pool.wait(slot)
+                if slot in waiting:
+                    self.data.pool.wait(slot)
 
     def _serve(self, now: float) -> None:
         pool, slots = self.data.pool, self.run.members.live_slots()
-        for slot in () if pool.is_dry(now) else pool.able():
+        for slot in () if pool.is_dry(now) else self.lead.in_turn(pool.able()):
             if self._has_to_wait(slot, slots):
                 if self.lead.cuts_epochs:
                     # It has had its share; an empty lease makes it push what it has accumulated.
@@ -128,11 +132,14 @@ class Leases:
         if self.lead.driven is not None and self.lead.driven.has_begun:
             return self.lead.driven.waits_for(now)
         slots = self.run.members.live_slots()
-        reasons = (self._has_to_wait(slot, slots) for slot in self._waiting)
+        waiting = (slot for slot in self._waiting if slot != self._head)
+        reasons = (self._has_to_wait(slot, slots) for slot in waiting)
         return next((reason for reason in reasons if reason), "")
 
     def _has_to_wait(self, slot: int, slots: tuple[int, ...]) -> str:
         """Why the method lets it wait; "" if it does not. slots: all that live, in order."""
+        if self.data.is_open:
+            self.lead.follow_work(self.data.pool)
         return self.lead.may_lease(slot, slots[0] if slots else 0)
 
     # ------------------------------------------------------------ what is given back

@@ -23,6 +23,7 @@ from dlctl.model.vector import to_host
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.meters import Rates
 from dlctl.roles.worker.members import PeerMembers
+from dlctl.roles.worker.services.answer_runner import AnswerRunner
 from dlctl.roles.worker.services.base import Phase
 from dlctl.roles.worker.shard_client import Identity
 from dlctl.wire import codec
@@ -42,11 +43,15 @@ ERROR_CHARS_MAX = 400
 MARGIN_BYTES = 64 * 1024
 MODELS_MAX = 8
 """Maximum size of a question or an answer, in models, besides `MARGIN_BYTES`."""
+BATCH_BYTES_MAX = 1 << 30
+"""The same where batches are sent, whose size does not depend on that of the model."""
 
 
-def bytes_max(size: int) -> int:
-    """Maximum size of a question or an answer if the model has `size` float32 elements."""
-    return MODELS_MAX * 4 * size + MARGIN_BYTES
+def bytes_max(size: int, *, batches: bool = False) -> int:
+    """Maximum size of a question or an answer if the model has `size` float32 elements. batches:
+    replicas send batches to each other.
+    """
+    return BATCH_BYTES_MAX if batches else MODELS_MAX * 4 * size + MARGIN_BYTES
 
 
 def fault(payload: m.Packed, nbytes_max: int, op: str = "") -> str:
@@ -92,13 +97,15 @@ class Asking:
     """Elements of the model, which bounds the size of questions and answers."""
     rates: Rates
     """Counts the bytes of questions as pushed, and those of answers as fetched."""
+    serves_on: bool = False
+    """Drained replicas answer, too, and questions are batches (`Shape.serves_on`)."""
 
     def __post_init__(self) -> None:
         self.unanswered = 0
         """Number of questions without an answer."""
         self.newest: tuple[m.Array, ...] = ()
         """The answer that arrived last."""
-        self._bytes_max = bytes_max(self.size)
+        self._bytes_max = bytes_max(self.size, batches=self.serves_on)
         self._number = 0
         self._open: dict[int, Question] = {}
         """Number -> a question, in ascending order."""
@@ -164,7 +171,8 @@ class Asking:
     def _send(self, number: int, question: Question, now: float) -> None:
         slot = question.slot
         member = self.members.known.get(slot)
-        takes_part = member is not None and (member.takes_part or question.op == MODEL)
+        is_any = question.op == MODEL or self.serves_on
+        takes_part = member is not None and (member.takes_part or is_any)
         can_answer = member is not None and takes_part and bool(member.address)
         if member is None or not can_answer or slot == self.identity.slot:
             self._give_up(number)
@@ -241,10 +249,16 @@ class Answering:
     side: ReplicaSide
     has_model: Callable[[], bool]
     """Whether this replica holds a model of the run."""
+    serving: AnswerRunner | None = None
+    """Runs answers that take needs."""
+    batches: bool = False
+    """Questions are batches."""
 
     def __post_init__(self) -> None:
         self.served = 0
-        self._bytes_max = bytes_max(len(self.side.parameters))
+        self._under_way: tuple[int, int, int] | None = None
+        """(slot, term, number) of the question that `serving` answers."""
+        self._bytes_max = bytes_max(len(self.side.parameters), batches=self.batches)
         self._waiting: dict[int, tuple[Peer, m.PeerRequest]] = {}
         """Slot -> its newest question, not answered yet."""
         self._answers: dict[int, tuple[int, m.PeerReply]] = {}
@@ -263,6 +277,8 @@ class Answering:
             return
         if not self.members.has(ask.slot, ask.term):
             return  # This replica does not know that member yet; the member will retry.
+        if self._under_way == (ask.slot, ask.term, ask.request):
+            return  # It is repeated.
         term, answer = self._answers.get(ask.slot, (-1, None))
         if answer is None or term != ask.term or answer.request < ask.request:
             _, newest = self._waiting.get(ask.slot, (peer, ask))
@@ -278,9 +294,9 @@ class Answering:
         """Whether questions are queued."""
         return bool(self._waiting)
 
-    def serve(self) -> None:
+    def serve(self, now: float = 0.0) -> None:
         """Answer the queued questions; to be called while no gradient is being computed."""
-        if not self._waiting:
+        if not self._waiting or (self.serving is not None and self.serving.is_busy):
             return
         # Drop the answers, which may be large, to terms that are gone: none ever returns.
         answers, has = self._answers.items(), self.members.has
@@ -289,30 +305,50 @@ class Answering:
         for slot, (peer, ask) in waiting.items():
             if not has(slot, ask.term) or self._is_fenced():
                 continue
-            answer = self._answer(ask)
-            if ask.op != MODEL:  # A model is large, and a retry may get the model of that time.
-                self._answers[slot] = ask.term, answer
-            self.context.send(peer, answer)
+            if self.serving is not None and self.serving.is_busy:
+                self._waiting[slot] = peer, ask  # One after the other.
+                continue
+            if (answer := self._answer(peer, ask, now)) is not None:
+                self._reply_with(peer, ask, answer)
 
-    def _answer(self, ask: m.PeerRequest) -> m.PeerReply:
+    def _reply_with(self, peer: Peer, ask: m.PeerRequest, answer: m.PeerReply) -> None:
+        if ask.op != MODEL:  # A model is large, and a retry may get the model of that time.
+            self._answers[ask.slot] = ask.term, answer
+        self.context.send(peer, answer)
+
+    def _served(self, peer: Peer, ask: m.PeerRequest, arrays: tuple[m.Array, ...]) -> None:
+        """An answer that took needs is complete."""
+        self._under_way = None
+        self._reply_with(peer, ask, self._packed(ask, arrays))
+
+    def _packed(self, ask: m.PeerRequest, arrays: tuple[m.Array, ...]) -> m.PeerReply:
+        payload, where = pack(arrays), type(self.side).__module__
+        why = fault(payload, self._bytes_max)
+        if why:  # It could not be sent, and the replica that asked would wait in vain.
+            payload, why = pack(()), f"{where} cannot send its answer: {why}"
+            self.context.note("warning", why)
+        self.served += not why
+        return self._reply(ask, payload, why[:ERROR_CHARS_MAX])
+
+    def _answer(self, peer: Peer, ask: m.PeerRequest, now: float) -> m.PeerReply | None:
+        """None: the answer takes needs, and follows."""
         where = type(self.side).__module__
         if ask.op == MODEL and not self.has_model():
             return self._reply(ask, error=NO_MODEL)
         if ask.op == MODEL:
             return self._reply(ask, pack((to_host(self.side.parameters),)))
         try:
-            payload = pack(self.side.serve(ask.op, ask.payload.arrays))
-            why = fault(payload, self._bytes_max)
+            answer = self.side.serve(ask.op, ask.payload.arrays)
         except RemoteProtocolError as error:
-            payload, why = pack(()), f"refused: {error.message}"
+            return self._reply(ask, error=f"refused: {error.message}"[:ERROR_CHARS_MAX])
         except NotImplementedError as error:
-            payload, why = pack(()), f"{where}: {error}"
-        else:
-            if why:  # It could not be sent, and the replica that asked would wait in vain.
-                payload, why = pack(()), f"{where} cannot send its answer: {why}"
-                self.context.note("warning", why)
-        self.served += not why
-        return self._reply(ask, payload, why[:ERROR_CHARS_MAX])
+            return self._reply(ask, error=f"{where}: {error}"[:ERROR_CHARS_MAX])
+        if isinstance(answer, tuple):
+            return self._packed(ask, answer)
+        assert self.serving is not None
+        self._under_way = ask.slot, ask.term, ask.request
+        self.serving.begin(answer, partial(self._served, peer, ask), now)
+        return None
 
     def _reply(
         self, ask: m.PeerRequest, payload: m.Packed | None = None, error: str = ""

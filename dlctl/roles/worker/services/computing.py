@@ -262,7 +262,16 @@ class Computing:
         own = (need.pull, need.fresh)
         self.context.do(
             Compute(
-                *place, own_lr, need.gather, limit, count, *cut, *own, need.rows, sums=need.sums
+                *place,
+                own_lr,
+                need.gather,
+                limit,
+                count,
+                *cut,
+                *own,
+                need.rows,
+                sums=need.sums,
+                portion=lease.portion,
             )
         )
         if not self.draining:

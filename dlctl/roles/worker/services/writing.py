@@ -24,7 +24,7 @@ from dlctl.roles.worker.links import Links
 from dlctl.roles.worker.pacing import PUSH
 from dlctl.roles.worker.services.base import Phase, Service, check_ranges, check_rows
 from dlctl.roles.worker.settings import WorkTerms
-from dlctl.roles.worker.shard_client import SETTLED, ShardClient
+from dlctl.roles.worker.shard_client import SETTLED, ShardClient, of_shard
 from dlctl.shards.rows import KIND as ROWS
 from dlctl.wire import messages as m
 from dlctl.wire.messages import Array
@@ -288,7 +288,7 @@ class Writing(Service[Write | Settle]):
         """
         if ack.table >= len(self.tables):
             raise RemoteProtocolError(f"there is no table {ack.table}")
-        client = self.tables[ack.table][ack.shard]
+        client = of_shard(self.tables[ack.table], ack.shard)
         took_s = client.on_ack(ack, now)
         if took_s is None:
             return []

@@ -1,0 +1,1 @@
+"""Split learning: the two sides of a model that parties divide (`dlctl/job/parties.py`)."""

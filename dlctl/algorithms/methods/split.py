@@ -1,0 +1,419 @@
+"""Split learning: one model, divided among parties. Gupta and Raskar, "Distributed learning of deep
+neural network over multiple agents", 2018; the U shape: Vepakomma et al., "Split learning for
+health", 2018; NoPeek: Vepakomma et al., "NoPeek: Information leakage reduction to share activations
+in distributed deep learning", 2020.
+
+Clients have the data x and the layers f up to the cut, the head has the layers h behind it. For
+every batch
+
+    vanilla      client: z = f(x), sends z and the labels y
+                 head:   L = loss(h(z), y), steps h along dL/dh, answers dL/dz
+                 client: steps f along dL/dz df
+
+    u            client: z = f(x), sends z          head: answers a = h(z)
+                 client: L = loss(t(a), y), steps its own top layers t, sends dL/da
+                 head:   steps h along dL/da dh, answers dL/dz
+                 client: steps f along dL/dz df
+
+With `alpha` the loss of f is L + alpha dCor(x, z), NoPeek's distance correlation of a batch. It is
+computed by the client, which alone has x. It is the biased one, which has a gradient; `u_dcor2`,
+among the metrics of the loss, is the unbiased estimate of its square (Szekely and Rizzo 2014): it
+is about 0 for independent x and z, and may be negative.
+
+Which clients work (`clients`):
+
+    turn         one after the other, a portion each, and each reads the f that the one before it
+                 has left on the clients' server: the updates are those of one process on the same
+                 batches. The paper hands f on in the same order.
+    parallel     all at once: f is averaged after each step, by samples, and the head steps h with
+                 one client after the other: SplitFed V2 (Thapa et al., 2022) with one step between
+                 two averages. There is no V1, in which the head has an h for each client.
+
+- Every step of f and t is a push to the clients' server, every step of h one to the head's server,
+  which make it by `[optimizer]`. So their state survives every process, and a worker that is
+  replaced begins with it.
+- A batch is in h once. The head's server remembers, with its values, the newest batches of each
+  client, and the head its answers to them. If a client dies in the middle of a batch, its portion
+  is leased again, and a batch that h had is answered as before. With `turn` f has each batch once,
+  too; with `parallel` f may have those of a dead client twice, as with sync.
+- If the head dies between its step and its answer, the answer is computed again, with the h after
+  the step: this gradient of f is that of a model that is one step newer. Nothing else of the run
+  depends on when a process dies.
+- With `parallel` and "u", other clients may step h between the two halves of a batch: its dL/dz is
+  then that of the newer h at the older a.
+- If the gradient of a client is discarded (NaN, infinite, too large), h has made its step.
+- A message has z, y and gradients of them; x, f and t stay with the clients, and so does y with
+  "u". The clients' values are on their own server, which no other party can connect to. Checkpoints
+  have the values of all parties and are on the machine of the coordinator, which has all keys.
+- What z and the gradients reveal about x and y is another question. On the digits (5 seeds, means)
+  alpha 0, 0.2, 0.5, 1 gives a u-dCor^2 of 0.76, 0.44, 0.31, 0.24, an error of an attacker's decoder
+  of 0.093, 0.111, 0.148, 0.163 (0.300 without z), and an accuracy of 0.968, 0.969, 0.958, 0.909.
+  With "vanilla" the norm of dL/dz alone tells a label with an AUC of 0.6 to 0.66, alpha or not.
+  Less leakage in one attack is no guarantee of privacy.
+- Evaluations ask the head for h(z) of the test data, in eval mode.
+- The head has no buffers (BatchNorm) and no frozen parameters. With "u" it computes h(z) once more
+  for the gradient, so dropout there would be another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+from annotated_types import Ge
+
+from dlctl.algorithms import barrier, stepwise
+from dlctl.algorithms.base import (
+    Answer,
+    Lead,
+    Method,
+    Needs,
+    PushOutcome,
+    ReplicaSide,
+    Shape,
+    ShardSide,
+    Start,
+)
+from dlctl.algorithms.needs import Engine, Gradient, Need, NextBatch, NextData, Read, Step, Write
+from dlctl.compress.base import Delta
+from dlctl.errors import RemoteProtocolError
+from dlctl.job.config import COUNT_MAX
+from dlctl.shards.base import Shard
+from dlctl.wire import messages
+from dlctl.wire.messages import APPLIED, LATE, Array, Json
+
+PORTIONS_MAX = 2**24
+"""Portions of a data epoch that have numbers of their own in `clock_of`."""
+STEP, FORWARD, BACKWARD, PREDICT = "step", "forward", "backward", "predict"
+"""What a client asks the head: a batch of "vanilla"; both halves of one of "u"; an evaluation."""
+TENSORS = {STEP: 2, FORWARD: 1, BACKWARD: 1, PREDICT: 1}
+"""Tensors in a question. Each is two arrays: its elements, and int64[n], its shape."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Options:
+    shape: Literal["vanilla", "u"] = "vanilla"
+    """Who has the labels and the last layers: "vanilla": the head; clients send the labels. "u":
+    the clients, whose tasks have `top_model()`."""
+    clients: Literal["turn", "parallel"] = "turn"
+    """Whether clients work one after the other, or all at once with f averaged after each step."""
+    alpha: Annotated[float, Ge(0)] = 0.0
+    """NoPeek: the weight of the distance correlation of x and z in a client's loss. Above 0 a batch
+    needs four samples."""
+
+
+class BatchKey(NamedTuple):
+    """The batch that a question is about: the same for whoever computes it."""
+
+    data_epoch: int
+    portion: int
+    number: int
+    slot: int
+    """Of the client that asks."""
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        return self[:3]
+
+    def to_array(self) -> Array:
+        return np.array(self, np.int64)
+
+    @classmethod
+    def of_array(cls, array: Array) -> BatchKey:
+        """Raises RemoteProtocolError for an array that `to_array` would not make."""
+        if array.dtype != np.int64 or array.shape != (len(cls._fields),) or (array < 0).any():
+            raise RemoteProtocolError("it does not say which batch it is about")
+        return cls(*array.tolist())
+
+
+def clock_of(data_epoch: int, portion: int) -> int:
+    """The clock of a push of one batch: one number for each portion."""
+    return data_epoch * PORTIONS_MAX + portion
+
+
+def part_of(number: int, slot: int) -> int:
+    """The part of a push of one batch: which of its portion, and the client. 0 is no such push."""
+    return 1 + number * COUNT_MAX + slot
+
+
+# ---------------------------------------------------------------- replicas
+
+
+class Answered(NamedTuple):
+    """What the head has answered to the newest batch of a client."""
+
+    key: tuple[int, int, int]
+    answers: dict[str, tuple[Array, ...]]
+    """Operation -> its answer."""
+    z: tuple[Array, ...] = ()
+    """z and its shape, of the first half of a batch of "u"."""
+
+
+class Replica(ReplicaSide):
+    options: Options
+
+    def begin(self, start: Start) -> None:
+        self.answered: dict[int, Answered] = {}
+        """Slot of a client -> its newest batch."""
+        self.steps = self.repeated = 0
+        """Of the head: batches that it has stepped with; answers from memory."""
+
+    def changes_parameters(self) -> bool:
+        return False
+
+    def run(self) -> Needs:
+        if self.role == "head":
+            return self._head()
+        return self._in_parallel() if self.options.clients == "parallel" else self._in_turn()
+
+    def _head(self) -> Needs:
+        """The head has no data: it only answers (`serve`)."""
+        while True:
+            yield NextData()
+
+    def _in_turn(self) -> Needs:
+        while True:
+            batch: NextBatch | None = yield NextData()
+            if batch is None:
+                continue
+            yield Read(wait=True, after_own=True)
+            computed: Step | None = yield Gradient()  # It asks the head.
+            if computed is not None:
+                self.residual += computed.gradient
+                yield Write(
+                    vector=self.residual,
+                    samples=computed.samples,
+                    clock=clock_of(batch.data_epoch, batch.portion),
+                    part=part_of(batch.number, self.slot),
+                )
+
+    def _in_parallel(self) -> Needs:
+        clock = yield from barrier.join()
+        while True:
+            samples = yield from stepwise.accrue(self)
+            yield stepwise.write(self, samples, clock)
+            clock = yield from barrier.next_step(clock)
+
+    # ------------------------------------------------------------ the head
+
+    def serve(self, op: str, arrays: tuple[Array, ...]) -> Answer:
+        if self.role != "head" or op not in TENSORS:
+            raise RemoteProtocolError(f"there is no {op:.20} here")
+        if len(arrays) != 1 + 2 * TENSORS[op]:
+            raise RemoteProtocolError(f"{op} with {len(arrays)} arrays")
+        batch, tensors = BatchKey.of_array(arrays[0]), arrays[1:]
+        for elements, shape in zip(tensors[::2], tensors[1::2], strict=True):
+            check_tensor(elements, shape)
+        if op == PREDICT:
+            return self._predict(tensors)
+        if (kept := self._kept(batch, op)) is not None:
+            self.repeated += 1
+            return kept
+        if op == STEP:
+            return self._step(batch, op, tensors)
+        if op == FORWARD:
+            return self._forward(batch, tensors)
+        first = self._first_half(batch)
+        return self._step(batch, op, (*first, *tensors)) if first else ()
+
+    def _kept(self, batch: BatchKey, op: str) -> tuple[Array, ...] | None:
+        """The answer to this batch, whichever client had it; None: it is not known."""
+        known = (each for each in self.answered.values() if each.key == batch.key)
+        return next((each.answers[op] for each in known if op in each.answers), None)
+
+    def _first_half(self, batch: BatchKey) -> tuple[Array, ...]:
+        """z of a batch, which the client has sent; (): to another process of the head."""
+        known = (each.z for each in self.answered.values() if each.key == batch.key)
+        return next(known, ())
+
+    def _keep(
+        self, batch: BatchKey, op: str, answer: tuple[Array, ...], z: tuple[Array, ...] = ()
+    ) -> None:
+        kept = self.answered.get(batch.slot)
+        if kept is None or kept.key != batch.key:
+            kept = Answered(batch.key, {}, z)
+        kept.answers[op] = answer
+        self.answered[batch.slot] = kept
+
+    def _predict(self, tensors: tuple[Array, ...]) -> Generator[Need, Any, tuple[Array, ...]]:
+        yield Read(wait=True, after_own=True)
+        answer: tuple[Array, ...] = yield Engine(op=PREDICT, arrays=tensors)
+        return answer
+
+    def _forward(
+        self, batch: BatchKey, tensors: tuple[Array, ...]
+    ) -> Generator[Need, Any, tuple[Array, ...]]:
+        yield Read(wait=True, after_own=True)
+        answer: tuple[Array, ...] = yield Engine(op=FORWARD, arrays=tensors)
+        self._keep(batch, FORWARD, answer, tensors)
+        return answer
+
+    def _step(
+        self, batch: BatchKey, op: str, tensors: tuple[Array, ...]
+    ) -> Generator[Need, Any, tuple[Array, ...]]:
+        """Step h, at most once for this batch, and answer."""
+        yield Read(wait=True, after_own=True)
+        *answer, gradient = yield Engine(op=op, arrays=tensors)
+        if np.isfinite(gradient).all():  # Else the client discards the batch, too.
+            yield Write(
+                vector=gradient,
+                samples=int(tensors[1][0]),
+                clock=clock_of(batch.data_epoch, batch.portion),
+                part=part_of(batch.number, batch.slot),
+                wait=True,
+            )
+            self.steps += 1
+        self._keep(batch, op, tuple(answer))
+        return tuple(answer)
+
+    def figures(self) -> Json:
+        return {"steps": self.steps, "repeated": self.repeated} if self.role == "head" else {}
+
+
+def check_tensor(elements: Array, shape: Array) -> None:
+    """Raises RemoteProtocolError unless this is a tensor of a batch."""
+    if shape.dtype != np.int64 or not 1 <= len(shape) <= 8 or (shape < 1).any():
+        raise RemoteProtocolError("a tensor has no shape, or no samples")
+    if elements.size != int(np.prod(shape.astype(object))):
+        raise RemoteProtocolError(f"a tensor of {elements.size} elements has not {shape.tolist()}")
+
+
+# ---------------------------------------------------------------- servers
+
+
+class Once:
+    """Which batches are in a shard: of each client's portions the last two, and how far they got.
+
+    A portion that is given back is leased before all new ones, so no older one comes again.
+    """
+
+    def __init__(self) -> None:
+        self._newest: dict[int, list[tuple[int, int]]] = {}
+        """Slot -> (clock of a portion, its newest batch), the newest portion last."""
+
+    def is_new(self, push: messages.Push) -> bool:
+        """Whether this batch is not in the shard; from now on it is."""
+        number, slot = divmod(push.portion - 1, COUNT_MAX)
+        known = [n for rows in self._newest.values() for clock, n in rows if clock == push.clock]
+        newest = max(known, default=-1)
+        rows = [row for row in self._newest.get(slot, []) if row[0] != push.clock]
+        self._newest[slot] = [*rows[-1:], (push.clock, max(newest, number))]
+        return number > newest
+
+    def state(self) -> Json:
+        rows = sorted(self._newest.items())
+        return {"in": [[slot, *(n for row in of for n in row)] for slot, of in rows]}
+
+    def resume(self, state: Json) -> None:
+        self._newest = {
+            slot: [(numbers[at], numbers[at + 1]) for at in range(0, len(numbers), 2)]
+            for slot, *numbers in state.get("in", [])
+        }
+
+
+class InTurn(ShardSide):
+    """Applies each batch at once, and once."""
+
+    def __init__(self, options: Any, shard: Shard) -> None:
+        super().__init__(options, shard)
+        self.once = Once()
+
+    @classmethod
+    def of(cls, options: Options) -> type[ShardSide]:
+        return InParallel if options.clients == "parallel" else cls
+
+    def push(self, push: messages.Push, delta: Delta) -> list[PushOutcome]:
+        if not push.portion:
+            return self.left_out(push, "it does not say which batch it is")
+        return [applied(self, self.once, push, delta)]
+
+    def state(self) -> Json:
+        return self.once.state()
+
+    def resume(self, state: Json) -> None:
+        self.once.resume(state)
+
+    def restore(self, state: Json) -> None:
+        """A portion that is not done in the checkpoint is computed again."""
+        self.once.resume(state)
+
+
+class InParallel(barrier.Barrier):
+    """A barrier for the clients' steps; the head's are applied at once, and once."""
+
+    def __init__(self, options: Any, shard: Shard) -> None:
+        super().__init__(options, shard)
+        self.once = Once()
+
+    def push(self, push: messages.Push, delta: Delta) -> list[PushOutcome]:
+        if push.portion:
+            return [applied(self, self.once, push, delta)]
+        return super().push(push, delta)
+
+    def state(self) -> Json:
+        return {**super().state(), **self.once.state()}
+
+    def resume(self, state: Json) -> None:
+        super().resume(state)
+        self.once.resume(state)
+
+    def restore(self, state: Json) -> None:
+        self.once.resume(state)
+
+
+def applied(side: ShardSide, once: Once, push: messages.Push, delta: Delta) -> PushOutcome:
+    """Step with a batch, unless it is in the shard."""
+    if not once.is_new(push):
+        return push.outcome(LATE)
+    _, client = divmod(push.portion - 1, COUNT_MAX)
+    # The head reads h right before it computes, and nobody else pushes to its server.
+    staleness = max(0, side.shard.version - push.base_version) if client == push.slot else 0
+    side.shard.apply(delta, push.samples)
+    return push.outcome(APPLIED, staleness)
+
+
+# ---------------------------------------------------------------- the lead
+
+
+class Turns(Lead):
+    """One client works at a time, if they take turns."""
+
+    takes_turns: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        self.last = -1
+        """The client that had the newest turn."""
+
+    def may_lease(self, slot: int, first_slot: int) -> str:
+        if self.options.clients == "parallel" or not self.at_work:
+            return ""
+        names = ", ".join(f"worker-{each}" for each in sorted(self.at_work))
+        return f"{names}, whose turn it is"
+
+    def in_turn(self, slots: Iterable[int]) -> list[int]:
+        return sorted(slots, key=lambda slot: (slot <= self.last, slot))
+
+    def portion_done(self, slot: int, steps: int, samples: int, data_epoch: int) -> None:
+        self.last = slot
+
+    def state(self) -> Json:
+        return {"last": self.last}
+
+    def resume(self, state: Json) -> None:
+        self.last = state.get("last", -1)
+
+
+SPLIT = Method(
+    Options=Options,
+    replica=Replica,
+    shard=InTurn,
+    lead=Turns,
+    shape=Shape(
+        links=frozenset({"peers"}),
+        head="daemons.worker.split.head:Head",
+        serves_on=True,
+        compressors=("none",),
+    ),
+)

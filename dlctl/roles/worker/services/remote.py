@@ -1,0 +1,60 @@
+"""Questions of a computation to the head of the parties (`dlctl/job/parties.py`): the task's loss,
+or its `evaluate`, runs in another thread, and waits for the answer.
+
+A question outlives the head's processes: it is asked again of the next one. The head answers a
+batch that it had before as it did then, and steps with it once.
+"""
+
+from __future__ import annotations
+
+from dlctl.roles.protocol.context import Context
+from dlctl.roles.protocol.effects import BringAnswer, HeadWanted
+from dlctl.roles.worker.members import PeerMembers
+from dlctl.roles.worker.services.asking import Asking
+from dlctl.roles.worker.services.base import Phase
+from dlctl.wire.messages import Array
+
+INF = float("inf")
+
+
+class Remote:
+    """At most one question at a time: the thread that computes waits for it."""
+
+    def __init__(self, context: Context, asking: Asking, members: PeerMembers, head: int) -> None:
+        """head: the slot of the head's worker."""
+        self._context, self._asking, self._members = context, asking, members
+        self._head = head
+        self._wanted: HeadWanted | None = None
+        """What the computation waits for."""
+        self._is_asked = False
+        self.answered = 0
+        """Answers that a computation has been given."""
+
+    @property
+    def waits(self) -> bool:
+        return self._wanted is not None
+
+    def want(self, wanted: HeadWanted, now: float) -> None:
+        self._wanted, self._is_asked = wanted, False
+        self.advance(now)
+
+    def advance(self, now: float) -> None:
+        """Ask, as soon as there is a process to ask."""
+        head = self._members.known.get(self._head)
+        if self._wanted is None or self._is_asked or head is None or not head.address:
+            return
+        self._is_asked = True
+        self._asking.ask(
+            self._head, self._wanted.op, self._wanted.arrays, INF, self._on_answer, now
+        )
+
+    def _on_answer(self, arrays: tuple[Array, ...] | None) -> None:
+        if arrays is None:
+            self._is_asked = False  # That process is gone.
+            return
+        self._wanted = None
+        self.answered += 1
+        self._context.do(BringAnswer(arrays))
+
+    def phase(self) -> Phase:
+        return Phase("asking", (f"worker-{self._head}",))

@@ -1,0 +1,212 @@
+"""Split learning as state machines: a batch is in a shard once, the head remembers its answers, and
+clients take turns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import site
+
+from dlctl.algorithms.methods import split
+from dlctl.algorithms.methods.split import SPLIT, BatchKey, Options
+from dlctl.algorithms.needs import Engine, Need, Read, Write
+from dlctl.compress.base import Delta
+from dlctl.errors import RemoteProtocolError
+from dlctl.optim.sgd import SGD, SGDOptions
+from dlctl.shards.memory import in_memory
+from dlctl.wire.messages import APPLIED, HELD, LATE, REFUSED, Array, Packed, Push
+
+SIZE, HEAD = 3, 2
+
+
+def side_of(clients: str = "turn") -> Any:
+    options = Options(clients=clients)
+    shard = in_memory(SGD(SGDOptions(lr=1.0)), np.zeros(SIZE, np.float32))
+    return SPLIT.shard.of(options)(options, shard)
+
+
+def push(side: Any, batch: BatchKey | None, slot: int = HEAD, clock: int = 0) -> str:
+    """One of the head, unless it says whose."""
+    packed = Packed("none", SIZE, (np.ones(SIZE, np.float32),))
+    part = 0
+    if batch is not None:
+        clock = split.clock_of(batch.data_epoch, batch.portion)
+        part = split.part_of(batch.number, batch.slot)
+    message = Push(slot, 1, 1, 0, 0, 0, 0, 8, clock, packed, part)
+    return side.push(message, Delta(packed.arrays[0]))[0].kind
+
+
+# ---------------------------------------------------------------- servers
+
+
+@pytest.mark.parametrize("clients", ["turn", "parallel"])
+def test_a_batch_is_in_the_shard_once_whoever_asked_for_it(clients):
+    side = side_of(clients)
+    first = [BatchKey(0, 4, number, 0) for number in range(3)]
+    assert [push(side, batch) for batch in first] == [APPLIED] * 3
+    # The client dies; its slot begins another portion before this one is leased to slot 1.
+    assert push(side, BatchKey(0, 5, 0, 0)) == APPLIED
+    again = [BatchKey(0, 4, number, 1) for number in range(4)]
+    assert [push(side, batch) for batch in again] == [LATE, LATE, LATE, APPLIED]
+    assert side.shard.version == 5
+    assert push(side, BatchKey(1, 4, 0, 0)) == APPLIED, "another epoch has that portion, too"
+
+
+@pytest.mark.parametrize("clients", ["turn", "parallel"])
+@pytest.mark.parametrize("restores", [False, True])
+def test_the_next_server_knows_what_is_in_the_shard(clients, restores):
+    side = side_of(clients)
+    for number in range(3):
+        push(side, BatchKey(0, 4, number, 0))
+    other = side_of(clients)
+    state = json.loads(json.dumps(side.state()))
+    (other.restore if restores else other.resume)(state)
+    assert push(other, BatchKey(0, 4, 2, 1)) == LATE
+    assert push(other, BatchKey(0, 4, 3, 1)) == APPLIED
+
+
+def test_what_a_server_remembers_does_not_grow():
+    side = side_of()
+    for portion in range(200):
+        push(side, BatchKey(0, portion, 0, portion % 2))
+    assert len(json.dumps(side.state())) < 80
+
+
+def test_in_turn_a_push_says_which_batch_it_is():
+    assert push(side_of(), None) == REFUSED
+
+
+def test_parallel_clients_are_averaged_and_the_head_does_not_wait():
+    side = side_of("parallel")
+    side.members(frozenset({0, 1}))
+    assert push(side, None, slot=0) == HELD
+    assert push(side, BatchKey(0, 0, 0, 0)) == APPLIED
+    outcomes = side.push(
+        Push(1, 1, 1, 0, 0, 0, 0, 8, side.shard.version, _ones(), 0), Delta(_ones().arrays[0])
+    )
+    assert {outcome.slot for outcome in outcomes} >= {1}
+
+
+def _ones() -> Packed:
+    return Packed("none", SIZE, (np.ones(SIZE, np.float32),))
+
+
+# ---------------------------------------------------------------- the head
+
+
+def head(shape: str = "vanilla") -> Any:
+    where = site(Options(shape=shape), np.zeros(SIZE, np.float32), HEAD)
+    side = SPLIT.replica(replace(where, role="head"))
+    side.begin("new")
+    return side
+
+
+def tensor(*values: float) -> tuple[Array, Array]:
+    return np.array(values, np.float32), np.array([len(values)], np.int64)
+
+
+def answered(answer: Any, results: dict[str, tuple[Array, ...]]) -> tuple[tuple[Array, ...], list]:
+    """The arrays of an answer, and the needs that it took; results: of the engine's operations."""
+    needs: list[Need] = []
+    if not isinstance(answer, Generator):
+        return answer, needs
+    value: Any = None
+    while True:
+        try:
+            need = answer.send(value)
+        except StopIteration as end:
+            return end.value, needs
+        needs.append(need)
+        value = results[need.op] if isinstance(need, Engine) else None
+
+
+STEPPED = {"step": (*tensor(5.0), np.array([0.5]), np.ones(SIZE, np.float32))}
+
+
+def test_the_head_steps_before_it_answers_and_answers_a_batch_again_from_memory():
+    side = head()
+    batch = BatchKey(0, 4, 2, 0)
+    asked = (batch.to_array(), *tensor(1.0), *tensor(2.0))
+    answer, needs = answered(side.serve("step", asked), STEPPED)
+    assert [type(need) for need in needs] == [Read, Engine, Write]
+    assert needs[2].wait, "an answer is not given before the step is durable"
+    assert (needs[2].clock, needs[2].part) == (split.clock_of(0, 4), split.part_of(2, 0))
+    assert [array.tolist() for array in answer] == [[5.0], [1], [0.5]]
+    # Another client has the portion of the one that has died.
+    again, needs = answered(side.serve("step", (batch._replace(slot=1).to_array(), *asked[1:])), {})
+    assert not needs
+    assert all(np.array_equal(a, b) for a, b in zip(again, answer, strict=True))
+    assert side.figures() == {"steps": 1, "repeated": 1}
+
+
+def test_an_infinite_gradient_is_no_step():
+    side = head()
+    infinite = {"step": (*STEPPED["step"][:3], np.full(SIZE, np.inf, np.float32))}
+    asked = (BatchKey(0, 0, 0, 0).to_array(), *tensor(1.0), *tensor(2.0))
+    _, needs = answered(side.serve("step", asked), infinite)
+    assert [type(need) for need in needs] == [Read, Engine]
+
+
+def test_a_head_that_has_not_seen_the_first_half_asks_for_it():
+    batch = BatchKey(0, 1, 0, 0).to_array()
+    results = {"forward": tensor(3.0), "backward": (*tensor(7.0), np.ones(SIZE, np.float32))}
+    new = head("u")
+    assert new.serve("backward", (batch, *tensor(1.0))) == ()
+    a, needs = answered(new.serve("forward", (batch, *tensor(1.0))), results)
+    assert (a[0].tolist(), [type(need) for need in needs]) == ([3.0], [Read, Engine])
+    dz, needs = answered(new.serve("backward", (batch, *tensor(2.0))), results)
+    assert (dz[0].tolist(), [type(need) for need in needs]) == ([7.0], [Read, Engine, Write])
+    assert needs[1].arrays[0].tolist() == [1.0], "z of the first half"
+
+
+@pytest.mark.parametrize(
+    ("op", "arrays"),
+    [
+        ("weights", ()),
+        ("step", (BatchKey(0, 0, 0, 0).to_array(), *tensor(1.0))),
+        ("step", (np.zeros(3, np.int64), *tensor(1.0), *tensor(1.0))),
+        ("predict", (BatchKey(0, 0, 0, 0).to_array(), np.ones(2), np.array([3], np.int64))),
+        ("predict", (-BatchKey(0, 0, 0, 1).to_array(), *tensor(1.0))),
+        ("predict", (BatchKey(0, 0, 0, 0).to_array(), np.ones(0), np.array([0], np.int64))),
+    ],
+)
+def test_what_no_client_asks_is_refused(op, arrays):
+    with pytest.raises(RemoteProtocolError):
+        head().serve(op, arrays)
+
+
+def test_a_client_answers_nothing():
+    where = site(Options(), np.zeros(SIZE, np.float32), 0)
+    client = SPLIT.replica(replace(where, role="client"))
+    client.begin("new")
+    with pytest.raises(RemoteProtocolError):
+        client.serve("predict", (BatchKey(0, 0, 0, 0).to_array(), *tensor(1.0)))
+
+
+# ---------------------------------------------------------------- turns
+
+
+def test_one_client_works_at_a_time_and_the_next_one_follows():
+    lead = SPLIT.lead(Options())
+    lead.at_work = frozenset({1})
+    assert "worker-1" in lead.may_lease(0, 0)
+    assert lead.may_lease(1, 0), "also what it asks for ahead"
+    lead.at_work = frozenset()
+    assert not lead.may_lease(0, 0)
+    assert lead.in_turn([2, 0, 1]) == [0, 1, 2]
+    lead.portion_done(1, 8, 64, 0)
+    assert lead.in_turn([2, 0, 1]) == [2, 0, 1]
+    after = SPLIT.lead(Options())
+    after.resume(lead.state())
+    assert after.in_turn([0, 1, 2]) == [2, 0, 1]
+
+
+def test_parallel_clients_do_not_wait_for_each_other():
+    lead = SPLIT.lead(Options(clients="parallel"))
+    lead.at_work = frozenset({0, 1})
+    assert not lead.may_lease(2, 0)

@@ -1,0 +1,309 @@
+"""Split learning on real daemons: as one process learns, whoever dies; and what each party sees."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import runpy
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from workplace import Workplace
+
+from daemons.worker.replica import seed_all
+
+CLINIC = """
+import threading
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+PAUSE_S = {pause_s}
+torch.manual_seed(5)
+X = torch.randn(256, 16)
+Y = (X[:, :4].sum(1) > 0).long() + 2 * (X[:, 4:8].sum(1) > 0).long()
+
+
+class Slow(nn.Module):
+    def forward(self, z):
+        threading.Event().wait(PAUSE_S)
+        return z
+
+
+class Clinic:
+    def client_model(self):
+        return nn.Sequential(nn.Linear(16, 12), nn.Tanh(), Slow())
+
+    def top_model(self):
+        return nn.Linear(8, 4)
+
+    def dataset(self):
+        return TensorDataset(X, Y)
+
+    def loss(self, output, y):
+        return functional.cross_entropy(output, y)
+
+    def evaluate(self, model):
+        return {{"accuracy": (model(X[:64]).argmax(1) == Y[:64]).float().mean()}}
+
+
+task = Clinic()
+"""
+LAB = """
+from torch import nn
+from torch.nn import functional
+
+
+class Lab:
+    def server_model(self):
+        return nn.Sequential(nn.Linear(12, 8), nn.ReLU(){last})
+
+    def loss(self, output, y):
+        return functional.cross_entropy(output, y)
+
+
+task = Lab()
+"""
+RECORDING = '''
+import os
+import pickle
+from pathlib import Path
+
+from dlctl.wire import codec
+
+decode = codec.decode
+
+
+def recorded(*arguments, **more):
+    """Every message that this process receives, from now on."""
+    message = decode(*arguments, **more)
+    with open(Path(__file__).with_name(f"received.{os.getpid()}"), "ab") as file:
+        pickle.dump((type(message).__name__, arrays_in(message)), file)
+    return message
+
+
+def arrays_in(thing):
+    import numpy as np
+
+    if isinstance(thing, np.ndarray):
+        return [np.array(thing)]
+    if isinstance(thing, tuple | list):
+        return [array for each in thing for array in arrays_in(each)]
+    names = getattr(thing, "__slots__", ()) if type(thing).__module__.startswith("dlctl.") else ()
+    return [array for name in names for array in arrays_in(getattr(thing, name, None))]
+
+
+codec.decode = recorded
+'''
+JOB = """
+[job]
+name = "split"
+stop = {{ epochs = 2 }}
+[algorithm]
+name = "split"
+{algorithm}
+[optimizer]
+name = "momentum"
+lr = 0.05
+[workers]
+batch_size = 8
+threads = 1
+[data]
+portion_batches = 2
+shuffle = false
+[evaluation]
+every_epochs = 1
+[checkpoints]
+every_s = 0.0
+[[parties]]
+name = "clinic"
+role = "client"
+task = "clinic/train.py:task"
+host = "local"
+workers = {clients}
+[[parties]]
+name = "lab"
+role = "head"
+task = "lab/train.py:task"
+host = "local"
+"""
+BATCHES = 64
+"""Of both epochs."""
+
+
+def write(place: Workplace, algorithm: str, *, clients: int = 2, pause_s: float = 0.0) -> None:
+    is_u = 'shape = "u"' in algorithm
+    for name, text in (
+        ("clinic", CLINIC.format(pause_s=pause_s)),
+        ("lab", LAB.format(last="" if is_u else ", nn.Linear(8, 4)")),
+    ):
+        (place.path / name).mkdir()
+        (place.path / name / "train.py").write_text(text)
+    (place.path / "job.toml").write_text(JOB.format(algorithm=algorithm, clients=clients))
+
+
+def loaded(path: Path) -> SimpleNamespace:
+    return SimpleNamespace(**runpy.run_path(str(path)))
+
+
+def in_one_process(place: Workplace, *, is_u: bool) -> dict[str, np.ndarray]:
+    """Plain SGD with momentum on the same batches, of one model: name -> value."""
+    clinic, lab = (loaded(place.path / name / "train.py") for name in ("clinic", "lab"))
+    seed_all(0)
+    parts = {"client": clinic.task.client_model()}
+    parts |= {"top": clinic.task.top_model()} if is_u else {}
+    seed_all(0)
+    parts["head"] = lab.task.server_model()
+    model = nn.ModuleDict(parts)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for _ in range(2):
+        for x, y in zip(clinic.X.split(8), clinic.Y.split(8), strict=True):
+            output = model["head"](model["client"](x))
+            output = model["top"](output) if is_u else output
+            optimizer.zero_grad()
+            functional.cross_entropy(output, y).backward()
+            optimizer.step()
+    return {name: value.detach().numpy() for name, value in model.state_dict().items()}
+
+
+def exported(place: Workplace) -> dict[str, np.ndarray]:
+    ended = place.dlctl("checkpoint", "export", "-o", "model.pt")
+    assert ended.code == 0, ended.err
+    state = torch.load(place.path / "model.pt", weights_only=True)
+    return {name: value.numpy() for name, value in state.items()}
+
+
+def flat(state: dict[str, np.ndarray]) -> np.ndarray:
+    return np.concatenate([state[name].reshape(-1) for name in sorted(state)])
+
+
+def versions(place: Workplace) -> list[int]:
+    """Steps that each server has made, by the last checkpoint."""
+    newest = max((place.directory / "ckpt").glob("*/manifest.json"))
+    shards = json.loads(newest.read_text())["shards"]
+    return [shard["state"]["version"] for shard in shards]
+
+
+def kill(place: Workplace, *names: str) -> None:
+    for name in names:
+        pid = place.run()["pid"] if name == "coordinator" else place.pid(name)
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.oracle("split", "one process, plain torch, and kills of a client and the coordinator")
+@pytest.mark.parametrize("shape", ["vanilla", pytest.param("u", marks=pytest.mark.long)])
+def test_clients_in_turn_learn_what_one_process_does_although_they_are_killed(
+    place: Workplace, shape: str, agree
+) -> None:
+    write(place, f'shape = "{shape}"', pause_s=0.02)
+    run = place.begin("run", "job.toml")
+    place.until_step(4)
+    kill(place, "worker-0", "coordinator")
+    place.until_step(30)
+    kill(place, "worker-1")
+    ended = run.end()
+    assert place.run()["state"] == "finished", ended.err
+    assert versions(place) == [BATCHES, BATCHES]
+    expected = in_one_process(place, is_u=shape == "u")
+    found = exported(place)
+    assert found.keys() == expected.keys()
+    agree(flat(found), flat(expected), atol=1e-6)
+    assert place.run()["evaluation"]["accuracy"] > 0.5
+    place.nothing_left()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("algorithm", ['shape = "vanilla"', 'shape = "u"'])
+def test_no_batch_is_lost_or_twice_in_either_part_when_the_head_is_killed(
+    place: Workplace, algorithm: str
+) -> None:
+    write(place, algorithm, pause_s=0.02)
+    run = place.begin("run", "job.toml")
+    for step in (4, 20, 36):
+        place.until_step(step)
+        kill(place, "worker-2")
+    ended = run.end(120)
+    assert place.run()["state"] == "finished", ended.err
+    assert versions(place) == [BATCHES, BATCHES]
+    place.nothing_left()
+
+
+@pytest.mark.long
+def test_parallel_clients_train_although_one_and_the_head_are_killed(place: Workplace) -> None:
+    write(place, 'clients = "parallel"', pause_s=0.02)
+    run = place.begin("run", "job.toml")
+    place.until_step(8)
+    kill(place, "worker-0")
+    place.until_step(24)
+    kill(place, "worker-2")
+    ended = run.end(120)
+    assert place.run()["state"] == "finished", ended.err
+    _, of_head = versions(place)
+    assert of_head == BATCHES, "a batch that a dead client had asked for is in h once"
+    place.nothing_left()
+
+
+# ---------------------------------------------------------------- what each party sees
+
+
+def received(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
+    """(kind of message, an array in it) of all that the processes of a party have received."""
+    for path in folder.glob("received.*"):
+        with path.open("rb") as file:
+            while True:
+                try:
+                    kind, arrays = pickle.load(file)
+                except EOFError:
+                    break
+                for array in arrays:
+                    yield kind, array
+
+
+def has(values: np.ndarray, part: np.ndarray) -> bool:
+    """Whether a run of elements of the flat `values` is `part`, to 1e-6."""
+    values, part = values.reshape(-1).astype(np.float64), part.reshape(-1).astype(np.float64)
+    if values.size < part.size:
+        return False
+    windows = np.lib.stride_tricks.sliding_window_view(values, part.size)
+    return bool((np.abs(windows - part).max(1) < 1e-6).any())
+
+
+@pytest.mark.parametrize("shape", ["u", pytest.param("vanilla", marks=pytest.mark.long)])
+def test_no_sample_no_label_and_no_weight_of_the_client_reaches_the_head(
+    place: Workplace, shape: str
+) -> None:
+    write(place, f'shape = "{shape}"', clients=1)
+    lab = place.path / "lab" / "train.py"
+    lab.write_text(RECORDING + lab.read_text())
+    ended = place.dlctl("run", "job.toml")
+    assert ended.code == 0, ended.err
+    messages = [*received(lab.parent)]
+    assert {"PeerRequest", "Parameters"} <= {kind for kind, _ in messages}
+    clinic = loaded(place.path / "clinic" / "train.py")
+    seed_all(0)
+    first = clinic.task.client_model()
+    cut = first(clinic.X[:8]).detach().numpy()
+    assert any(has(array, cut[0]) for _, array in messages), "the recording has what is sent"
+    arrays = [array for _, array in messages]
+    assert not any(has(array, row) for array in arrays for row in clinic.X.numpy()[::16])
+    labels = clinic.Y.numpy()[:8]
+    assert any(has(array, labels) for array in arrays) == (shape == "vanilla")
+    weights = [first[0].weight.detach().numpy()[0]]
+    weights += [
+        value[0] for name, value in exported(place).items() if name.startswith("client.0.w")
+    ]
+    assert len(weights) == 2
+    assert not any(has(array, weight) for array in arrays for weight in weights)
+    names = {path.name for path in lab.parent.iterdir() if not path.name.startswith("received")}
+    assert names <= {"train.py", "__pycache__"}

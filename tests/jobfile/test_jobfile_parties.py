@@ -1,0 +1,113 @@
+"""[[parties]] of a job file: what follows from them, and every mistake at its line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dlctl import jobfile
+from dlctl.job import parties, placement
+from dlctl.job.config import JobFile, from_dict, to_dict
+from dlctl.jobfile import JobFileError
+
+HEAD = '[job]\nname = "s"\n[algorithm]\nname = "split"\n'
+CLINIC = '[[parties]]\nname = "clinic"\nrole = "client"\ntask = "a/train.py:task"\nhost = "local"\n'
+LAB = '[[parties]]\nname = "lab"\nrole = "head"\ntask = "b/train.py:task"\nhost = "local"\n'
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in "abc":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.py").write_text("raise SystemExit('nothing is run here')\n")
+    return tmp_path
+
+
+def load(folder: Path, text: str) -> JobFile:
+    file = folder / "job.toml"
+    file.write_text(text)
+    return jobfile.load(file)
+
+
+def problem(folder: Path, text: str) -> jobfile.JobFileProblem:
+    """The only one."""
+    with pytest.raises(JobFileError) as caught:
+        load(folder, text)
+    (found,) = caught.value.problems
+    assert "dlctl validate" in caught.value.message
+    return found
+
+
+def test_workers_and_servers_follow_from_the_parties(folder):
+    twice = CLINIC + "workers = 2\n"
+    other = twice.replace("clinic", "ward").replace("a/", "c/").replace("workers = 2\n", "")
+    job = load(folder, HEAD + LAB + twice + other)
+    assert (job.workers.count, job.servers.count) == (4, 2)
+    assert [party.name for party in parties.workers(job.parties)] == [
+        "clinic", "clinic", "ward", "lab",
+    ]  # fmt: skip
+    assert parties.head_slot(job) == 3
+    tasks = [parties.job_of(job, slot).job.task for slot in range(4)]
+    assert [Path(task).parent.name for task in tasks] == ["a", "a", "c", "b"]
+    assert parties.slots_of(job, 0, range(4)) == (0, 1, 2)
+    assert parties.slots_of(job, 1, range(4)) == (3,)
+    assert from_dict(JobFile, to_dict(job)) == job
+
+
+def test_daemons_run_on_the_hosts_of_their_parties(folder):
+    hosts = '[[hosts]]\nssh = "gpu1"\n[[hosts]]\n'
+    away = LAB.replace("local", "gpu1")
+    job = load(folder, HEAD + hosts + CLINIC + away)
+    assert placement.place(job) == {
+        "server-0": "agent-0", "server-1": "agent-1", "worker-0": "agent-0", "worker-1": "agent-1",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "line", "word"),
+    [
+        (LAB + CLINIC.replace('"clinic"', '"lab"'), "parties.1.name", 11, "share"),
+        (CLINIC.replace('host = "local"\n', "") + LAB, "parties.0.host", 5, "no host"),
+        (CLINIC.replace("local", "gpu9") + LAB, "parties.0.host", 9, "none of"),
+        (LAB, "parties.0", 5, "without clients"),
+        (CLINIC, "parties.0", 5, "without a head"),
+        (CLINIC + LAB + LAB.replace('"lab"', '"x"'), "parties.1.role", 12, "heads"),
+        (CLINIC + LAB + "workers = 2\n", "parties.1.workers", 15, "one worker"),
+        (CLINIC.replace("a/train", "a/trian") + LAB, "parties.0.task", 8, "no file"),
+        (CLINIC + LAB + "[workers]\ncount = 3\n", "workers.count", 16, "not written here"),
+        (CLINIC + LAB + "[servers]\ncount = 3\n", "servers.count", 16, "not written here"),
+        (CLINIC + LAB + "[gradient]\naccumulate = 2\n", "gradient.accumulate", 16, "every batch"),
+        (CLINIC + LAB + '[servers]\nplacement = "workers"\n', "servers.placement", 16, "each side"),
+        (CLINIC + LAB + "[workers]\nmax = 9\n", "workers.max", 16, "connect"),
+        (CLINIC + LAB + '[compression]\nname = "topk"\n', "compression.name", 16, "topk"),
+    ],
+)  # fmt: skip
+def test_each_mistake_has_its_line_and_what_to_do(folder, text, key, line, word):
+    with pytest.raises(JobFileError) as caught:
+        load(folder, HEAD + text)
+    found = next(each for each in caught.value.problems if each.key == key)
+    assert (found.line, word in found.message, bool(found.suggestion)) == (line, True, True)
+
+
+def test_the_head_s_machine_must_not_store_the_clients_parameters(folder):
+    hosts = '[[hosts]]\nssh = "gpu1"\n[[hosts]]\n'
+    found = problem(folder, HEAD + hosts + CLINIC.replace("local", "gpu1") + LAB)
+    assert found.key == "parties.1.host"
+    assert "checkpoints" in found.message
+
+
+def test_another_method_has_no_parties(folder):
+    found = problem(folder, HEAD.replace("split", "downpour") + CLINIC + LAB)
+    assert (found.key, "split" in found.suggestion) == ("parties", True)
+
+
+def test_the_method_needs_parties(folder):
+    (folder / "train.py").touch()
+    found = problem(folder, HEAD.replace('"s"\n', '"s"\ntask = "train.py:task"\n'))
+    assert (found.key, "[[parties]]" in found.suggestion) == ("algorithm.name", True)
+
+
+def test_a_negative_alpha_is_refused(folder):
+    found = problem(folder, HEAD + "alpha = -0.5\n" + CLINIC + LAB)
+    assert found.key == "algorithm.alpha"
