@@ -448,8 +448,8 @@ class _Fixed:
     def __getattr__(self, name: str) -> Any:
         if name in self._elsewhere:
             raise TypeError(
-                f"{name} changes live, and does not change here: name it in ShardSide.live or Lead.live, or let "
-                "the replicas send it with their pushes"
+                f"{name} changes live, and does not change here: name it in ShardSide.live or "
+                "Lead.live, or let the replicas send it with their pushes"
             )
         return getattr(self._options, name)
 

@@ -133,7 +133,7 @@ def test_the_methods_that_need_a_task() -> None:
         for name in registry.BUILT_IN["algorithms"]
         if why_no_loop(registry.load("algorithms", name))
     }
-    assert refused == {"sandblaster", "hogwild", "rows", "split"}
+    assert refused == {"sandblaster", "hogwild", "rows", "split", "kfac"}
 
 
 def test_a_methods_own_engine_needs_a_task(folder: Path) -> None:
