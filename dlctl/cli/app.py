@@ -56,7 +56,7 @@ SECTIONS = {
         "verify": "Check that no acknowledged push was lost.",
     },
     "Compare": {
-        "advise": "Say which method reaches the target first, and change the job file.",
+        "advise": "Say which method reaches a target first on this job.",
         "compare": "Compare methods on a job, each tuned with the same budget.",
         "sweep": "Try values of keys: each trial a run, kept through kills.",
         "simulate": "Run a job in virtual time: how it would train, and how long.",

@@ -74,6 +74,8 @@ made = f"{{run.steps}} steps with {{run.samples}} samples: {{run.ended}}"
 sys.stdout.write(f"rank {{RANK}} has made {{made}}\\n")
 sys.stdout.flush()
 run.save(f"{{KIND}}.pt")
+if KIND != "one":
+    dist.destroy_process_group()  # Else gloo's thread may abort the process while it exits.
 '''
 
 ACCOUNT = '''"""Adds 1 to a number of its own for each sample: what is lost or repeated is seen."""

@@ -5,6 +5,7 @@ It computes what clients ask, and never sees x; with "u" no labels either.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from daemons.worker.replica import TorchReplica
 from daemons.worker.split.client import check_parts, checked
 from daemons.worker.split.tensors import all_received, described, sent
 from daemons.worker.task.user_task import TaskError, calling
+from dlctl.algorithms.engines import EnginePlace, MethodEngine, Operation
 from dlctl.model.vector import to_host
 from dlctl.wire.messages import Array
 
@@ -52,16 +54,24 @@ class HeadParts:
         return value
 
 
-class Head:
+class Head(MethodEngine):
     """The operations that `dlctl/algorithms/methods/split.py` requests."""
 
-    def __init__(self, replica: TorchReplica, *_: Any) -> None:
-        self._replica = replica
-        parts = replica.task.user
+    def __init__(self, place: EnginePlace) -> None:
+        self._replica: TorchReplica = place.replica
+        parts = self._replica.task.user
         assert isinstance(parts, HeadParts)
         self._parts = parts
         self._cut = ""
         """Dtype and shape of a sample of z, of the first one."""
+
+    def operations(self) -> Mapping[str, Operation]:
+        return {
+            "step": self.step,
+            "forward": self.forward,
+            "backward": self.backward,
+            "predict": self.predict,
+        }
 
     def step(self, *arrays: Array) -> tuple[Array, ...]:
         """z, y -> dL/dz and its shape, the loss, and the gradient of h: float32[d]."""

@@ -17,6 +17,7 @@ from daemons.worker.split import dcor, leakage
 from daemons.worker.split.client import ClientParts
 from daemons.worker.split.head import Head, HeadParts
 from daemons.worker.task.user_task import Task, TaskError
+from dlctl.algorithms.engines import EnginePlace
 
 X = torch.randn(12, 6, generator=torch.Generator().manual_seed(3))
 Y = torch.arange(12) % 3
@@ -59,7 +60,7 @@ class Sides:
         lab = Lab(3 if shape == "vanilla" else 4)
         of_head = Task(HeadParts(lab, shape, "lab"), "lab", ["model"])
         self.of_head = TorchReplica(of_head, device="cpu", seed=2)
-        self.head = Head(self.of_head)
+        self.head = Head(EnginePlace(self.of_head, None))
         self.asked: list[tuple[str, tuple[Any, ...]]] = []
         self.gradient = np.zeros(0, np.float32)
         self.z: tuple[Any, ...] = ()
