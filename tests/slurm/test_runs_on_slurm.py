@@ -10,7 +10,16 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hosts.jobs import ENDLESS, SLOW_S, hurry, kill, until_moved, write_digits, write_loop
+from hosts.jobs import (
+    ENDLESS,
+    SLOW_S,
+    digits_on_hosts,
+    hurry,
+    kill,
+    until_moved,
+    write_digits,
+    write_loop,
+)
 from workplace import Workplace
 
 from .slurm_cluster import SlurmCluster
@@ -141,8 +150,8 @@ def test_two_servers_and_four_workers_on_three_nodes_train_digits_without_sacct(
     trap.write_text(f"#!/bin/sh\ntouch {asked}\nexit 1\n")
     trap.chmod(0o755)
     digits = PROJECT / "examples" / "digits"
-    for file in ("train.py", "job.toml"):
-        (place.path / file).write_text((digits / file).read_text())
+    (place.path / "job.toml").write_text((digits / "job.toml").read_text())
+    (place.path / "train.py").write_text(digits_on_hosts(slurm.cluster))
     with (place.path / "job.toml").open("a") as file:
         file.write(f"\n{slurm.section()}")
     ended = place.dlctl("run", "job.toml", timeout_s=120)
@@ -334,12 +343,14 @@ def test_the_workers_of_a_node_that_is_lost_go_on_elsewhere(
 def test_a_group_learns_while_a_worker_is_killed_and_a_node_is_lost(
     slurm: SlurmCluster, place: Workplace
 ) -> None:
-    write_digits(place, "allreduce", slurm.section())
+    write_digits(slurm.cluster, place, "allreduce", slurm.section())
     ended = place.dlctl("validate", "job.toml")
     assert ended.code == 2
     assert "[network] private = true" in " ".join(ended.err.split())
     limits = "[timeouts]\nsilent_s = 5.0\nhost_s = 10.0\n"
-    write_digits(place, "allreduce", f"{slurm.section()}[network]\nprivate = true\n{limits}")
+    write_digits(
+        slurm.cluster, place, "allreduce", f"{slurm.section()}[network]\nprivate = true\n{limits}"
+    )
     place.start()
     place.until_step(20)
     kill(slurm.cluster, "h2", "worker-1")
