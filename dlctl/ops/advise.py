@@ -5,6 +5,7 @@ It is a comparison (`compare.py`) with the methods chosen, and one answer in pla
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from dlctl.job.config import JobFile
 
 Json = dict[str, Any]
-FILE_MODE = 0o644
 VALUE_BYTES = 4
 
 
@@ -121,16 +121,17 @@ def write(file: Path, record: Mapping[str, Any], method: str) -> Sequence[str]:
             dotted[key] = value
     text = regular.read_bytes(file).decode()
     made = rewriting.rewritten(rewriting.retabled(text, tables), dotted)
-    _check(file, made, {**changes, **record["tuned"][method]})
-    paths.write(file, made.encode(), FILE_MODE)
+    mode = stat.S_IMODE(file.stat().st_mode)  # It may be private, and stays so.
+    _check(file, made, {**changes, **record["tuned"][method]}, mode)
+    paths.write(file.resolve(), made.encode(), mode)  # A link stays one.
     return sorted({*tables, *(key.partition(".")[0] for key in dotted)})
 
 
-def _check(file: Path, made: str, changes: Mapping[str, Any]) -> None:
+def _check(file: Path, made: str, changes: Mapping[str, Any], mode: int) -> None:
     """Raises UsageError unless this text is the job of the file with these changes."""
     wanted = simulate.read(file, changes).content
     trial = file.with_name(f".{file.name}.advised")
-    paths.write(trial, made.encode(), FILE_MODE)
+    paths.write(trial, made.encode(), mode)
     try:
         is_that = simulate.read(trial, {}).content == wanted
     finally:

@@ -54,7 +54,8 @@ class Advice:
         if self.rivals:
             names = " and ".join(row["method"] for row in self.rivals)
             return f"undecided between it and {names}: more --seeds may tell"
-        return f"{seeds} of {seeds} seeds reached the target, and it was faster than the next"
+        words = f"{seeds} of {seeds} seeds reached the target"
+        return f"{words}, and it was faster than the next" if self.next else words
 
 
 def of(record: Mapping[str, Any]) -> Advice | None:

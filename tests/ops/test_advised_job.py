@@ -81,6 +81,16 @@ def test_what_cannot_be_changed_is_left_as_it_is(file: Path) -> None:
     assert [path.name for path in file.parent.glob(".*")] == []
 
 
+def test_a_private_file_stays_private_and_a_link_stays_a_link(file: Path) -> None:
+    file.chmod(0o600)
+    link = file.with_name("linked.toml")
+    link.symlink_to(file)
+    assert advised(link, "diloco", inner__lr=0.002).algorithm.name == "diloco"
+    assert link.is_symlink()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert "diloco" in file.read_text()
+
+
 def test_a_table_in_the_middle_is_replaced_and_one_is_removed() -> None:
     text = "[a]\nx = 1\n[b]\ny = 2\n[b.c]\nz = 3\n\n# of d\n[d]\nw = 4\n"
     assert retabled(text, {"b": {"v": [1, 2.5]}}) == (

@@ -60,6 +60,16 @@ def test_a_method_that_reaches_the_target_with_some_seeds_is_not_sure() -> None:
     assert "2 of 3" in found.sureness
 
 
+def test_it_is_faster_than_the_next_only_if_there_is_one() -> None:
+    alone = advice.of(record(sync=[run(1.0), run(1.1), run(1.2)], ssp=[run(None)] * 3))
+    two = advice.of(record(sync=[run(1.0), run(1.1), run(1.2)], ssp=[run(5.0)] * 3))
+    assert alone is not None
+    assert two is not None
+    assert "3 of 3" in alone.sureness
+    assert "next" not in alone.sureness
+    assert "next" in two.sureness
+
+
 def test_no_answer_where_none_reaches_the_target() -> None:
     assert advice.of(record(sync=[run(None)], ssp=[None])) is None
 
