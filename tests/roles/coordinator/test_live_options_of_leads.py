@@ -38,6 +38,17 @@ def test_it_sees_what_all_workers_have_and_else_what_the_job_file_says() -> None
     assert options.quorum >= 1
 
 
+def test_workers_without_the_value_count_and_those_that_are_gone_do_not() -> None:
+    members = Membership([HOME_AGENT], dict.fromkeys((*WORKERS, "worker-2"), HOME_AGENT), {})
+    options = lead_of("decoupled-diloco", members).side.options
+    for name in WORKERS:
+        members.daemons[name].settings = {"local_steps": 8}
+    assert options.local_steps == 30
+    members.daemons["worker-2"].begin(0.0)
+    members.daemons["worker-2"].change_state("stopped")
+    assert options.local_steps == 8
+
+
 def test_a_lead_that_does_not_name_it_gets_no_old_value() -> None:
     members = Membership([HOME_AGENT], dict.fromkeys(WORKERS, HOME_AGENT), {})
     with pytest.raises(TypeError, match=r"Lead\.live"):

@@ -7,6 +7,7 @@ from typing import Any
 
 from dlctl.algorithms.base import Lead
 from dlctl.records.memory import Entry, LeadState, Memory
+from dlctl.roles.coordinator.members.daemon_states import ENDED, QUARANTINED
 from dlctl.roles.coordinator.members.membership import Membership
 from dlctl.roles.coordinator.pools.data_pool import DataPool
 from dlctl.roles.coordinator.pools.portions import PortionPool
@@ -17,9 +18,12 @@ from dlctl.wire import messages as m
 from dlctl.wire.machine import Peer
 from dlctl.wire.messages import Json
 
+OUT = ENDED | {QUARANTINED}
+"""States of workers that take no part any more: what was set for them counts no more."""
+
 
 class _LiveOptions:
-    """The options of a method, with those that were set for its workers."""
+    """The options of a method, with those that were set for all its workers."""
 
     def __init__(self, options: Any, live: Collection[str], members: Membership) -> None:
         self._options = options
@@ -27,12 +31,13 @@ class _LiveOptions:
         self._members = members
 
     def __getattr__(self, name: str) -> Any:
-        if name in self._live:
-            workers = self._members.of_role(WORKER)
-            found = {w.settings[name] for w in workers if name in w.settings}
-            if len(found) == 1:  # Else some workers have a value of their own.
-                return found.pop()
-        return getattr(self._options, name)
+        of_job = getattr(self._options, name)
+        if name not in self._live:
+            return of_job
+        workers = [w for w in self._members.of_role(WORKER) if w.state not in OUT]
+        found = {worker.settings.get(name, of_job) for worker in workers}
+        # Else some workers have a value of their own, or were added after it was set.
+        return found.pop() if len(found) == 1 else of_job
 
 
 class MethodLead:
