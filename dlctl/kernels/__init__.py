@@ -33,7 +33,7 @@ Array = npt.NDArray[Any]
 Step = Callable[[tuple[float, ...], Array, Array, Array, Sequence[Array], Sequence[Array]], bool]
 """step(constants, w, g, w_next, slots, slots_next), contiguous arrays of float32 and of one length:
 one update of these elements. Returns whether an operation overflowed, divided by zero or was
-invalid. An output is its input, or memory that does not overlap."""
+invalid. An output is its input, or memory that does not overlap. All are aligned."""
 
 
 def missing() -> str:
@@ -51,7 +51,8 @@ def gather(array: Array, positions: Array, out: Array) -> None:
 
     The positions are within the array: they were checked on arrival. (C raises IndexError.)
     """
-    if (module := _loaded()[0]) is None:
+    module = _loaded()[0]
+    if module is None or not positions.flags.aligned:  # As of a part of a message.
         np.take(array, positions, out=out, mode="clip")  # To check again, it would copy `out`.
     else:
         module.gather(array, positions, out)
@@ -59,7 +60,8 @@ def gather(array: Array, positions: Array, out: Array) -> None:
 
 def scatter(array: Array, positions: Array, values: Array) -> None:
     """array[positions] = values, as in `gather`."""
-    if (module := _loaded()[0]) is None:
+    module = _loaded()[0]
+    if module is None or not (positions.flags.aligned and values.flags.aligned):
         array[positions] = values
     else:
         module.scatter(array, positions, values)

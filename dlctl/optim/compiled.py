@@ -21,7 +21,8 @@ def rule(name: str, by_numpy: Rule, *constants: float) -> Rule:
     def in_c(blocks: Iterable[Block]) -> None:
         for block in blocks:
             _, w, g, slots, w_next, slots_next = block
-            if w.dtype != np.float32 or g.dtype != np.float32:
+            # What has come in a message may begin at any byte: C must not read it there.
+            if w.dtype != np.float32 or g.dtype != np.float32 or not g.flags.aligned:
                 by_numpy([block])
             elif step(constants, w, g, w_next, slots, slots_next):
                 # Whatever `np.errstate` says is done about it, as after an operation of numpy's.

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dlctl import kernels, registry
+from dlctl.optim import compiled
 from dlctl.optim.blocks import Block, BlockPlace
 
 pytestmark = pytest.mark.skipif(bool(kernels.missing()), reason=f"no kernels: {kernels.missing()}")
@@ -109,6 +110,45 @@ def test_a_position_outside_is_an_error_and_touches_nothing_else(position: int) 
     with pytest.raises(IndexError):
         kernels.gather(array, where, some)
     assert not array.any()
+
+
+def unaligned(array: Any) -> Any:
+    """The same values in memory that begins at an odd address."""
+    memory = np.empty(array.nbytes + 1, np.uint8)[1:]
+    found = memory.view(array.dtype)
+    found[:] = array
+    assert not found.flags.aligned
+    return found
+
+
+def test_what_begins_at_an_odd_address_is_left_to_numpy() -> None:
+    seen = []
+
+    def by_numpy(blocks: Any) -> None:
+        seen.extend(blocks)
+
+    rule = compiled.rule("sgd", by_numpy, 0.5, 0.0)
+    w, g = np.ones(100, np.float32), np.ones(100, np.float32)
+    rule([Block.in_place(BlockPlace(0), w, g, ())])
+    assert not seen
+    assert (w == 0.5).all()
+    rule([Block.in_place(BlockPlace(0), w, unaligned(g), ())])
+    assert len(seen) == 1
+
+
+def test_positions_at_odd_addresses_are_copied_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    array, where = np.arange(10, dtype=np.float32), np.array([1, 7], np.int64)
+    out = np.empty(2, np.float32)
+    monkeypatch.setattr(kernels, "_loaded", lambda: (Untouched(), ""))
+    kernels.gather(array, unaligned(where), out)
+    assert out.tolist() == [1, 7]
+    kernels.scatter(array, unaligned(where), -out)
+    kernels.scatter(array, np.array([2, 3]), unaligned(out))
+    assert array[[1, 2, 3, 7]].tolist() == [-1, 1, 7, -7]
+
+
+class Untouched:
+    """A library that nothing may call."""
 
 
 def test_arrays_of_other_lengths_are_refused() -> None:
