@@ -12,6 +12,8 @@ _USER = re.compile(r"(?<=://)[^\s\"']*@")
 """What stands before the host; a password may have any character but a space or a quote."""
 _QUERY = re.compile(rf"([?&;]{_NAMED}=)[^&;\s\"']+", re.IGNORECASE)
 _FLAG = re.compile(rf"-+{_NAMED}", re.IGNORECASE)
+_KEY = re.compile(rf"[-+]*(?:[\w-]+[./])*{_NAMED}", re.IGNORECASE)
+"""What stands before "=": also without dashes, and as a path, as Hydra has it."""
 _HTTP = ("http", "https")
 
 
@@ -36,7 +38,7 @@ def has_credentials(address: str) -> bool:
 
 
 def redacted_arguments(arguments: Sequence[str]) -> list[str]:
-    """The arguments of a program without the values of those like --api-key."""
+    """The arguments of a program without the values of those like --api-key and api_key=."""
     return [*_without_values(arguments)]
 
 
@@ -48,5 +50,6 @@ def _without_values(arguments: Sequence[str]) -> Iterator[str]:
         if is_value and not argument.startswith("-"):
             yield HIDDEN
         else:
-            yield f"{name}={HIDDEN}" if is_named and equals else redacted(argument)
+            is_hidden = equals and _KEY.fullmatch(name) is not None
+            yield f"{name}={HIDDEN}" if is_hidden else redacted(argument)
         is_value = is_named and not equals

@@ -47,3 +47,11 @@ def test_values_of_arguments_that_are_named_for_secrets_are_hidden() -> None:
     assert SECRET not in " ".join(shown)
     assert shown[:4] == ["--lr", "0.1", f"--api-key={HIDDEN}", "--hf-token"]
     assert shown[5:9] == ["--fast", "--tokens", "--password", "--next"]
+
+
+def test_values_of_assignments_are_hidden_as_hydra_writes_them() -> None:
+    secret = [f"hf_token={SECRET}", f"+logger.wandb.api_key={SECRET}", f"--a.password={SECRET}=="]
+    shown = redacted_arguments([*secret, "model.lr=0.1", "token", "data=a=b"])
+    assert SECRET not in " ".join(shown)
+    assert shown[0] == f"hf_token={HIDDEN}"
+    assert shown[3:] == ["model.lr=0.1", "token", "data=a=b"]
