@@ -100,7 +100,7 @@ class Trackers(Exporter):
             for tracker in left:
                 tracker.tend(now)
             left = [tracker for tracker in left if tracker.pending and not tracker.has_failed(now)]
-            select.select([fd for tracker in left for fd in tracker.fds], [], [], LOOK_S)
+            _is_readable([fd for tracker in left for fd in tracker.fds], LOOK_S)
         for tracker in self._trackers:
             tracker.close(until)
 
@@ -231,7 +231,7 @@ class TrackerLink:
         """Whether the process exits in time. It stays a zombie, so that its group is no other."""
         pidfd = os.pidfd_open(process.pid)
         try:
-            return bool(select.select([pidfd], [], [], within_s)[0])
+            return _is_readable([pidfd], within_s)
         finally:
             os.close(pidfd)
 
@@ -243,6 +243,9 @@ class TrackerLink:
             os.killpg(process.pid, signal.SIGKILL)
         self._process = None
         self._close_pipes(process)
+        if not self._has_ended(process, EXIT_S):  # It hangs in the kernel, as in a dead mount.
+            log.error("process %d of %s was killed and does not end", process.pid, self._name)
+            return -signal.SIGKILL
         return process.wait()
 
     def _close_pipes(self, process: subprocess.Popen[bytes]) -> None:
@@ -297,6 +300,16 @@ class TrackerLink:
         if news != self._told and (news[0] or self._told[0]):
             self._post(TrackerTrouble(self._name, *news))
         self._told = news
+
+
+def _is_readable(fds: Sequence[int], within_s: float) -> bool:
+    """Whether one of them can be read in time. They may be above 1023, which `select` refuses: a
+    coordinator has one for each daemon.
+    """
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return bool(poll.poll(within_s * 1e3))
 
 
 def _whatever_is_in(pipe: Any) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import resource
 import signal
 import threading
 import time
@@ -149,6 +150,43 @@ def test_a_process_that_dies_is_told_of_and_the_next_one_gets_the_rest(place: Pl
     assert place.facts("exit") == [1]
     assert place.facts("left") == []
     assert len(set(place.facts("id"))) == 1
+
+
+def test_a_coordinator_of_many_daemons_has_trackers_too(place: Place) -> None:
+    """Its descriptors have numbers that `select` does not take."""
+    place.package(WRITES)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    taken: list[int] = []
+    try:
+        while not taken or taken[-1] < 1024:
+            taken.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        exporter = place.begin()
+        place.add(exporter)
+        place.until(exporter, lambda: place.facts("step") == [10])
+        exporter.close("finished")
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert place.facts("exit") == [0]
+
+
+def test_nobody_waits_for_a_process_that_a_kill_does_not_end(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    place.package("import threading; threading.Event().wait()")
+    exporter = place.begin()
+    exporter.tend()
+    (link,) = exporter._trackers
+    process = link._process
+    assert process is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "killpg", lambda *_: None)
+        link._kill(process)
+    assert "does not end" in caplog.text
+    os.killpg(process.pid, signal.SIGKILL)
+    assert process.wait(PATIENCE_S) == -signal.SIGKILL
 
 
 def test_another_coordinator_goes_on_with_the_run_and_repeats_no_step(place: Place) -> None:
