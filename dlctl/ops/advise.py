@@ -48,10 +48,7 @@ def advise(plan: Plan, slots: int) -> Advised:
     link = plan.request.link
     if link is None and job.hosts:
         link = _measured(plan.file, job)
-    own = job.algorithm.name
-    names = plan.methods or advice.shortlist(
-        own, _model_bytes(plan.file, job), None if link is None else link.bytes_per_s
-    )
+    names = plan.methods or _shortlist(plan.file, job, link)
     request = replace(plan.request, link=link)
     chosen, left_out = [], {}
     for name in names:
@@ -85,14 +82,25 @@ def _measured(file: Path, job: JobFile) -> LinkSpeed | None:
     return LinkSpeed(bytes_per_s=min(rates), latency_s=max(trips) / 2)
 
 
+def _shortlist(file: Path, job: JobFile, link: LinkSpeed | None) -> Sequence[str]:
+    own = job.algorithm.name
+    if link is None:  # The size of the model makes no difference.
+        return advice.shortlist(own, 0.0, None)
+    return advice.shortlist(own, _model_bytes(file, job), link.bytes_per_s)
+
+
 def _model_bytes(file: Path, job: JobFile) -> float:
-    """Bytes of the trained parameters, if an earlier checkpoint or the task says; else 0."""
-    from dlctl.ops import plan
+    """Bytes of the trained parameters, in an earlier checkpoint or as the task builds them; 0 for a
+    script that was never started. Raises DlctlError for a task that does not build them.
+    """
+    from dlctl.ops import built_model, plan
 
     try:
         model = plan.known_model(file, job)
-    except DlctlError:
-        return 0.0
+    except DlctlError:  # It is damaged.
+        model = None
+    if model is None and not job.has_loop:
+        model = built_model.built(job)
     return 0.0 if model is None else float(VALUE_BYTES * model.parameters)
 
 

@@ -11,6 +11,7 @@ from dlctl import jobfile
 from dlctl.errors import UsageError
 from dlctl.jobfile.rewriting import retabled
 from dlctl.ops import advise
+from dlctl.sim.request import LinkSpeed
 
 TEXT = """# mine
 [job]
@@ -79,6 +80,25 @@ def test_what_cannot_be_changed_is_left_as_it_is(file: Path) -> None:
         advised(file, "diloco", inner__lr=0.002)
     assert file.read_text() == before
     assert [path.name for path in file.parent.glob(".*")] == []
+
+
+TASK = """
+import torch
+class Task:
+    def model(self):
+        return torch.nn.Linear(30, 20)
+    def dataset(self):
+        raise RuntimeError("no data is loaded")
+    def loss(self, model, batch):
+        return model(batch).sum()
+task = Task()
+"""
+
+
+def test_a_job_that_never_ran_gets_methods_that_send_less_over_slow_links(file: Path) -> None:
+    (file.parent / "train.py").write_text(TASK)
+    job, link = jobfile.load(file), LinkSpeed(bytes_per_s=1000.0, latency_s=0.01)
+    assert "sparseloco" in advise._shortlist(file, job, link)
 
 
 def test_a_private_file_stays_private_and_a_link_stays_a_link(file: Path) -> None:
