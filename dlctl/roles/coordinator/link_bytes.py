@@ -1,8 +1,8 @@
 """Bytes of pushes and fetches over the link of each host, out of it and into it.
 
 Traffic within a host does not count. A worker reports what it has sent to each of its peers, and
-received; the other end is that peer's host. Sums over torch.distributed, checkpoints and what
-daemons tell the coordinator are not in it.
+received; the other end is that peer's host. Of more than 1,000 peers it reports the first. Sums
+over torch.distributed, checkpoints and what daemons tell the coordinator are not in it.
 """
 
 from __future__ import annotations

@@ -83,18 +83,22 @@ class Pace:
         return tuple((b - a) / elapsed_s for a, b in zip(before, after, strict=True))
 
 
+PEERS_MAX = 1000
+"""Peers in a report: some 30 kB at most. One that cannot be sent is no heartbeat."""
+
+
 class Rates:
     """Counters that only grow, reported with their growth per second (`Pace`)."""
 
     def __init__(self, *names: str) -> None:
         self.total = dict.fromkeys(names, 0)
         self.of_peers: dict[str, dict[str, int]] = {}
-        """Peer -> name -> its part of the total, where that was told."""
+        """Peer -> name -> its part of the total, of the first `PEERS_MAX` that were told."""
         self._pace = Pace(RATE_S)
 
     def add(self, name: str, amount: int, peer: str = "") -> None:
         self.total[name] += amount
-        if peer:
+        if peer in self.of_peers or (peer and len(self.of_peers) < PEERS_MAX):
             of = self.of_peers.setdefault(peer, {})
             of[name] = of.get(name, 0) + amount
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dlctl.roles.protocol.meters import Pace, Rates
+from dlctl.util.names import LINKS
+from dlctl.wire import codec
+from dlctl.wire import messages as m
 
 
 def test_there_is_no_pace_before_the_first_portion_is_done() -> None:
@@ -51,3 +54,15 @@ def test_what_was_never_counted_has_no_rate() -> None:
     rates.add("samples", 64)
     assert rates.report(2.0) == {"samples": 64, "refused": 0, "samples_per_s": 32.0}
     assert rates.report(7.0)["samples_per_s"] == 0.0, "that it stands still now was measured"
+
+
+def test_a_report_has_room_for_the_traffic_with_any_number_of_peers() -> None:
+    rates = Rates("push_bytes", "fetch_bytes")
+    for index in range(4096):
+        rates.add("push_bytes", 2**40, f"worker-{index}")
+        rates.add("fetch_bytes", 2**40, f"worker-{index}")
+    assert rates.total["push_bytes"] == 4096 * 2**40
+    assert rates.of_peers["worker-0"] == {"push_bytes": 2**40, "fetch_bytes": 2**40}
+    links = {peer: [*of.values()] for peer, of in rates.of_peers.items()}
+    (header,) = codec.encode(m.Report("worker-0", 1, "computing", "", {LINKS: links}))
+    assert len(header) < codec.HEADER_BYTES_MAX * 0.6
