@@ -118,7 +118,7 @@ class TrackerLink:
         self._process: subprocess.Popen[bytes] | None = None
         self._last: Json = {}
         """Series -> time and step of the last row that the tracker had when this began."""
-        with suppress(OSError, ValueError, KeyError):  # Its process says what is wrong with them.
+        with suppress(OSError, ValueError):  # Its process says what is wrong with them.
             self._last = noted(directory / FOLDER / f"{name}.json")["last"]
         self._printed = os.memfd_create(name)
         """What processes print besides: a pipe would break for one that outlives this."""

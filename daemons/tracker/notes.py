@@ -54,9 +54,8 @@ class TrackerNotes:
     def _read(self) -> None:
         try:
             found = noted(self._path)
-            self.run, self.rows = dict(found["run"]), int(found["rows"])
-            self._last = {name: (at, step) for name, (at, step) in found["last"].items()}
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            self.run, self.rows, self._last = found["run"], found["rows"], found["last"]
+        except ValueError as error:
             raise DlctlError(f"{self._path} is damaged: move it away for a new run") from error
 
     def name(self, **run: str) -> None:
@@ -87,9 +86,13 @@ class TrackerNotes:
 
 
 def noted(path: Path) -> dict[str, Any]:
-    """What a file of notes has. Raises OSError and ValueError."""
+    """What a file of notes has. Raises OSError, and ValueError if it is damaged."""
     try:
-        found: dict[str, Any] = json.loads(regular.read_bytes(path))
+        found = json.loads(regular.read_bytes(path))
     except FileNotFoundError:
         return {"run": {}, "last": {}, "rows": 0}
-    return found
+    try:
+        last = {str(name): (float(at), int(step)) for name, (at, step) in found["last"].items()}
+        return {"run": dict(found["run"]), "last": last, "rows": int(found["rows"])}
+    except (TypeError, KeyError, AttributeError, OverflowError) as error:
+        raise ValueError("these are no notes of a tracker") from error

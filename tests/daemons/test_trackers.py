@@ -237,10 +237,11 @@ def test_what_had_come_when_its_coordinator_went_is_delivered(place: Place) -> N
     assert place.facts("step") == [10, 20, 30]
 
 
-def test_damaged_notes_are_a_problem_that_names_them(place: Place) -> None:
+@pytest.mark.parametrize("text", ['{"run": 7', "[]", '{"run": {}, "rows": 1, "last": 3}'])
+def test_damaged_notes_are_a_problem_that_names_them(place: Place, text: str) -> None:
     place.package(WRITES)
     (place.directory / "trackers").mkdir()
-    (place.directory / "trackers" / "wandb.json").write_text('{"run": 7')
+    (place.directory / "trackers" / "wandb.json").write_text(text)
     exporter = place.begin()
     place.until(exporter, lambda: place.posted)
     assert "wandb.json is damaged" in place.posted[0].why
