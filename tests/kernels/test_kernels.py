@@ -7,6 +7,7 @@ import pytest
 
 from dlctl import kernels, registry
 from dlctl.optim import compiled
+from dlctl.optim.adam import AdamOptions
 from dlctl.optim.blocks import Block, BlockPlace
 
 pytestmark = pytest.mark.skipif(bool(kernels.missing()), reason=f"no kernels: {kernels.missing()}")
@@ -80,6 +81,18 @@ def test_every_rule_equals_numpys_to_the_bit(
         assert np.array_equal(bits(one), bits(other))
     assert told == told_by_numpy
     assert any(told) == any(not np.isfinite(array).all() for array in in_c) or scale == 1e30
+
+
+def test_of_a_constant_beyond_float32_numpy_is_told_in_the_same_way() -> None:
+    """Adam's first rate is ten times its lr."""
+    w, g = np.ones(10, np.float32), np.ones(10, np.float32)
+    optimizer = registry.load("optimizers", "adam")(AdamOptions(lr=1e38))
+    heard = []
+    slots = np.zeros(10, np.float32), np.zeros(10, np.float32)
+    with np.errstate(all="call", call=lambda *of: heard.append(of)):
+        optimizer.begin_update()([Block.in_place(BlockPlace(0), w, g, slots)])
+    assert heard
+    assert not np.isfinite(w).any()
 
 
 def test_there_is_a_test_of_each_rule() -> None:
