@@ -202,6 +202,7 @@ def test_a_head_that_has_not_seen_the_first_half_asks_for_it():
         ("step", (BatchKey(0, 0, 0, 0).to_array(), *tensor(1.0))),
         ("step", (np.zeros(3, np.int64), *tensor(1.0), *tensor(1.0))),
         ("predict", (BatchKey(0, 0, 0, 0).to_array(), np.ones(2), np.array([3], np.int64))),
+        ("predict", (BatchKey(0, 0, 0, 0).to_array(), np.ones(3, np.int64), np.array([3]))),
         ("predict", (-BatchKey(0, 0, 0, 1).to_array(), *tensor(1.0))),
         ("predict", (BatchKey(0, 0, 0, 0).to_array(), np.ones(0), np.array([0], np.int64))),
     ],

@@ -215,6 +215,8 @@ class Replica(ReplicaSide):
         batch, tensors = BatchKey.of_array(arrays[0]), arrays[1:]
         for elements, shape in zip(tensors[::2], tensors[1::2], strict=True):
             check_tensor(elements, shape)
+        if tensors[0].dtype != np.float32:
+            raise RemoteProtocolError(f"its first tensor is {tensors[0].dtype}, not float32")
         if op == PREDICT:
             return self._predict(tensors)
         if (kept := self._kept(batch, op)) is not None:
