@@ -129,6 +129,15 @@ def test_the_method_needs_parties(folder):
     assert (found.key, "[[parties]]" in found.suggestion) == ("algorithm.name", True)
 
 
+def test_a_batch_that_is_too_small_for_a_distance_correlation_is_refused(folder):
+    small = CLINIC + LAB + "[workers]\nbatch_size = 3\n"
+    assert load(folder, HEAD + small)
+    with pytest.raises(JobFileError) as caught:
+        load(folder, HEAD + "alpha = 0.5\n" + small)
+    found = {each.key: each.message for each in caught.value.problems}
+    assert "correlation" in found["workers.batch_size"]
+
+
 def test_a_negative_alpha_is_refused(folder):
     found = problem(folder, HEAD + "alpha = -0.5\n" + CLINIC + LAB)
     assert found.key == "algorithm.alpha"

@@ -32,10 +32,12 @@ Which clients work (`clients`):
 - Every step of f and t is a push to the clients' server, every step of h one to the head's server,
   which make it by `[optimizer]`. So their state survives every process, and a worker that is
   replaced begins with it.
-- A batch is in h once. The head's server remembers, with its values, the newest batches of each
-  client, and the head its answers to them. If a client dies in the middle of a batch, its portion
-  is leased again, and a batch that h had is answered as before. With `turn` f has each batch once,
-  too; with `parallel` f may have those of a dead client twice, as with sync.
+- A batch is in h once. The head's server remembers, with its values, how far each client got in its
+  last two portions, and the head its answers to the furthest batches; so a client has one portion
+  at a time, whatever `lease_ahead_s` is. If a client dies in the middle of a batch, its portion is
+  leased again, from its first batch on, and the batch that was under way is answered as before.
+  With `turn` f has each batch once, too; with `parallel` f may have those of a dead client twice,
+  as with sync.
 - If the head dies between its step and its answer, the answer is computed again, with the h after
   the step: this gradient of f is that of a model that is one step newer. Nothing else of the run
   depends on when a process dies.
@@ -67,6 +69,7 @@ from annotated_types import Ge
 from dlctl.algorithms import barrier, stepwise
 from dlctl.algorithms.base import (
     Answer,
+    Fault,
     Lead,
     Method,
     Needs,
@@ -79,11 +82,13 @@ from dlctl.algorithms.base import (
 from dlctl.algorithms.needs import Engine, Gradient, Need, NextBatch, NextData, Read, Step, Write
 from dlctl.compress.base import Delta
 from dlctl.errors import RemoteProtocolError
-from dlctl.job.config import COUNT_MAX
+from dlctl.job.config import COUNT_MAX, JobFile
 from dlctl.shards.base import Shard
 from dlctl.wire import messages
 from dlctl.wire.messages import APPLIED, LATE, Array, Json
 
+SAMPLES_MIN = 4
+"""Of a batch with a distance correlation: U-centring divides by n - 3."""
 PORTIONS_MAX = 2**24
 """Portions of a data epoch that have numbers of their own in `clock_of`."""
 STEP, FORWARD, BACKWARD, PREDICT = "step", "forward", "backward", "predict"
@@ -426,8 +431,17 @@ class Turns(Lead):
         self.last = state.get("last", -1)
 
 
+def check(job: JobFile) -> list[Fault]:
+    size = job.workers.batch_size
+    if not job.algorithm.options.get("alpha") or size == "auto" or size >= SAMPLES_MIN:
+        return []
+    what = f"a batch of {size} samples has no distance correlation, which alpha weighs"
+    return [(("workers", "batch_size"), what, f"use {SAMPLES_MIN} or more, or alpha = 0")]
+
+
 SPLIT = Method(
     Options=Options,
+    check=check,
     replica=Replica,
     shard=InTurn,
     lead=Turns,
