@@ -80,7 +80,7 @@ def check(
         if table.get("role") == HEAD and table.get("workers", 1) != 1:
             what = "the head has one worker, which steps for all clients"
             yield Fault((*AT, i, "workers"), what, "remove it")
-    roles = Counter(table.get("role") for _, table in tables)
+    roles = Counter(r for _, table in tables if isinstance(r := table.get("role"), str))
     yield from _check_roles(roles, tables)
 
 
@@ -124,7 +124,7 @@ def _check_hosts(
             yield Fault((*AT, i, "host"), what, "start the run on the machine of a client")
 
 
-def _check_roles(roles: Counter[Any], tables: list[tuple[int, dict[str, Any]]]) -> Iterator[Fault]:
+def _check_roles(roles: Counter[str], tables: list[tuple[int, dict[str, Any]]]) -> Iterator[Fault]:
     last = max((i for i, _ in tables), default=0)
     if roles[HEAD] and not roles[CLIENT]:
         yield Fault((*AT, last), "a head without clients", 'add a party with role = "client"')
@@ -172,6 +172,10 @@ def faults(job: JobFile, method: Method) -> Iterator[tuple[KeyPath, str, str]]:
         if getattr(job.servers, key) != getattr(plain_servers, key):
             what = "each side of the parties has one server, with its part of the model"
             yield ("servers", key), what, "remove it"
+    if job.average.evaluate:
+        what = "the head answers evaluations with its current values, not with their average"
+        yield ("average", "evaluate"), what, "remove it; exports have the average of both sides"
+    yield from _shared_folders(job)
     if job.workers.batch_size == "auto":
         what = "the batch size is found with one process, and a client has a part of the model"
         yield ("workers", "batch_size"), what, "use a number"
@@ -186,3 +190,16 @@ def faults(job: JobFile, method: Method) -> Iterator[tuple[KeyPath, str, str]]:
         yield ("workers", key), what, "remove it"
     if job.launcher.places:
         yield ("launcher", "name"), "parties name their hosts", "use [[hosts]] with ssh"
+
+
+def _shared_folders(job: JobFile) -> Iterator[tuple[KeyPath, str, str]]:
+    """Folders whose files would be copied to the host of another party."""
+    for i, party in enumerate(job.parties):
+        mine = Path(party.task.rpartition(":")[0]).parent
+        for other in job.parties:
+            its = Path(other.task.rpartition(":")[0]).parent
+            if other.host != party.host and its.is_relative_to(mine):
+                what = f'the files of party "{other.name}", in the same folder or below it, would '
+                what += f"be copied to the host of this one, {party.host}"
+                yield (*AT, i, "task"), what, "give each party a folder of its own"
+                break

@@ -144,6 +144,37 @@ def test_the_head_steps_before_it_answers_and_answers_a_batch_again_from_memory(
     assert side.figures() == {"steps": 1, "repeated": 1}
 
 
+def step(side: Any, batch: BatchKey, value: float) -> tuple[float, bool]:
+    """(dL/dz of the answer, whether the engine was run), where the engine answers with value."""
+    results = {"step": (*tensor(value), np.array([0.5]), np.ones(SIZE, np.float32))}
+    asked = (batch.to_array(), *tensor(1.0), *tensor(2.0))
+    answer, needs = answered(side.serve("step", asked), results)
+    return float(answer[0][0]), bool(needs)
+
+
+@pytest.mark.parametrize("heir", [0, 1])
+def test_a_portion_that_begins_anew_meets_the_answer_to_its_furthest_batch(heir):
+    side = head()
+    for number in range(4):
+        step(side, BatchKey(0, 4, number, 0), number)
+    # It dies; another process of its slot, or another client, has the portion.
+    if heir:
+        for portion in (5, 6, 7):
+            step(side, BatchKey(0, 4, portion - 5, heir), 7.0)
+            step(side, BatchKey(0, portion, 0, 0), 8.0)
+    else:
+        assert [step(side, BatchKey(0, 4, n, heir), 9.0) for n in range(3)] == [(9.0, True)] * 3
+    assert step(side, BatchKey(0, 4, 3, heir), 9.0) == (3.0, False)
+
+
+def test_what_the_head_remembers_does_not_grow():
+    side = head()
+    for portion in range(50):
+        for number in range(3):
+            step(side, BatchKey(0, portion, number, portion % 2), 1.0)
+    assert sum(map(len, side.answered.values())) <= 6
+
+
 def test_an_infinite_gradient_is_no_step():
     side = head()
     infinite = {"step": (*STEPPED["step"][:3], np.full(SIZE, np.inf, np.float32))}
@@ -171,6 +202,7 @@ def test_a_head_that_has_not_seen_the_first_half_asks_for_it():
         ("step", (BatchKey(0, 0, 0, 0).to_array(), *tensor(1.0))),
         ("step", (np.zeros(3, np.int64), *tensor(1.0), *tensor(1.0))),
         ("predict", (BatchKey(0, 0, 0, 0).to_array(), np.ones(2), np.array([3], np.int64))),
+        ("predict", (BatchKey(0, 0, 0, 0).to_array(), np.ones(3, np.int64), np.array([3]))),
         ("predict", (-BatchKey(0, 0, 0, 1).to_array(), *tensor(1.0))),
         ("predict", (BatchKey(0, 0, 0, 0).to_array(), np.ones(0), np.array([0], np.int64))),
     ],
@@ -206,7 +238,9 @@ def test_one_client_works_at_a_time_and_the_next_one_follows():
     assert after.in_turn([0, 1, 2]) == [2, 0, 1]
 
 
-def test_parallel_clients_do_not_wait_for_each_other():
+def test_parallel_clients_do_not_wait_for_each_other_and_have_one_portion_each():
     lead = SPLIT.lead(Options(clients="parallel"))
     lead.at_work = frozenset({0, 1})
     assert not lead.may_lease(2, 0)
+    # Of those ahead, a server would not know that it has the batches of all of them.
+    assert "worker-1" in lead.may_lease(1, 0)

@@ -255,3 +255,13 @@ def test_the_model_is_built_for_the_sizes_of_a_job_that_never_ran(
     assert len(found["remarks"]) == 1
     assert "30" in found["remarks"][0]
     assert planned(dlctl_command)["model"] is None
+
+
+def test_with_parties_the_sizes_are_those_of_both_sides(
+    own_place: Path, dlctl_command: Any
+) -> None:
+    assert dlctl_command("init", "--example", "split").code == 0
+    found = planned(dlctl_command, "--model")
+    servers = [row for row in found["daemons"] if row["name"].startswith("server")]
+    clinic, lab = 128 * (64 + 1) + 10 * (64 + 1), 64 * (128 + 1)
+    assert [row["parameters"] for row in servers] == [clinic, lab]

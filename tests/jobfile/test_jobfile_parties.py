@@ -14,6 +14,7 @@ from dlctl.jobfile import JobFileError
 HEAD = '[job]\nname = "s"\n[algorithm]\nname = "split"\n'
 CLINIC = '[[parties]]\nname = "clinic"\nrole = "client"\ntask = "a/train.py:task"\nhost = "local"\n'
 LAB = '[[parties]]\nname = "lab"\nrole = "head"\ntask = "b/train.py:task"\nhost = "local"\n'
+AVERAGE = "[average]\nema = 0.9\nevaluate = true\n"
 
 
 @pytest.fixture
@@ -79,6 +80,7 @@ def test_daemons_run_on_the_hosts_of_their_parties(folder):
         (CLINIC + LAB + "[servers]\ncount = 3\n", "servers.count", 16, "not written here"),
         (CLINIC + LAB + "[gradient]\naccumulate = 2\n", "gradient.accumulate", 16, "every batch"),
         (CLINIC + LAB + '[servers]\nplacement = "workers"\n', "servers.placement", 16, "each side"),
+        (CLINIC + LAB + AVERAGE, "average.evaluate", 17, "current"),
         (CLINIC + LAB + "[workers]\nmax = 9\n", "workers.max", 16, "connect"),
         (CLINIC + LAB + '[compression]\nname = "topk"\n', "compression.name", 16, "topk"),
     ],
@@ -90,11 +92,30 @@ def test_each_mistake_has_its_line_and_what_to_do(folder, text, key, line, word)
     assert (found.line, word in found.message, bool(found.suggestion)) == (line, True, True)
 
 
+def test_a_role_that_is_no_text_is_a_mistake_as_well(folder):
+    with pytest.raises(JobFileError) as caught:
+        load(folder, HEAD + CLINIC + LAB.replace('"head"', '["head"]'))
+    assert "parties.1.role" in {each.key for each in caught.value.problems}
+
+
 def test_the_head_s_machine_must_not_store_the_clients_parameters(folder):
     hosts = '[[hosts]]\nssh = "gpu1"\n[[hosts]]\n'
     found = problem(folder, HEAD + hosts + CLINIC.replace("local", "gpu1") + LAB)
     assert found.key == "parties.1.host"
     assert "checkpoints" in found.message
+
+
+@pytest.mark.parametrize(("task", "is_wrong"), [("train.py", True), ("b/train.py", False)])
+def test_a_folder_that_holds_another_party_s_is_not_copied_to_its_host(folder, task, is_wrong):
+    (folder / "train.py").touch()
+    lab = LAB.replace("b/train.py", task)
+    assert load(folder, HEAD + CLINIC + lab), "on one machine nothing is copied"
+    text = HEAD + '[[hosts]]\nssh = "gpu1"\n[[hosts]]\n' + CLINIC + lab.replace("local", "gpu1")
+    if not is_wrong:
+        assert load(folder, text)
+        return
+    found = problem(folder, text)
+    assert (found.key, "clinic" in found.message) == ("parties.1.task", True)
 
 
 def test_another_method_has_no_parties(folder):
@@ -106,6 +127,15 @@ def test_the_method_needs_parties(folder):
     (folder / "train.py").touch()
     found = problem(folder, HEAD.replace('"s"\n', '"s"\ntask = "train.py:task"\n'))
     assert (found.key, "[[parties]]" in found.suggestion) == ("algorithm.name", True)
+
+
+def test_a_batch_that_is_too_small_for_a_distance_correlation_is_refused(folder):
+    small = CLINIC + LAB + "[workers]\nbatch_size = 3\n"
+    assert load(folder, HEAD + small)
+    with pytest.raises(JobFileError) as caught:
+        load(folder, HEAD + "alpha = 0.5\n" + small)
+    found = {each.key: each.message for each in caught.value.problems}
+    assert "correlation" in found["workers.batch_size"]
 
 
 def test_a_negative_alpha_is_refused(folder):

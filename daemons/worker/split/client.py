@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from daemons.worker.split import dcor
 from daemons.worker.split.tensors import described, received, sent
 from daemons.worker.task.user_task import TaskError, calling
-from dlctl.algorithms.methods.split import BACKWARD, FORWARD, PREDICT, STEP
+from dlctl.algorithms.methods.split import BACKWARD, FORWARD, PREDICT, SAMPLES_MIN, STEP
 from dlctl.wire.messages import Array
 
 Ask = Callable[[str, tuple[Array, ...]], tuple[Array, ...]]
@@ -101,11 +101,11 @@ class ClientParts:
                 return value, received(*answer)
 
     def _with_leakage(self, loss: Tensor, x: Tensor, z: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        if len(x) < dcor.SAMPLES_MIN:
+        if len(x) < SAMPLES_MIN:
             if self._options.alpha:
                 raise TaskError(
                     f"a batch of {len(x)} samples has no distance correlation: it needs "
-                    f"{dcor.SAMPLES_MIN} or more",
+                    f"{SAMPLES_MIN} or more",
                     hint="raise workers.batch_size, or set alpha = 0 in [algorithm]",
                 )
             return loss, {}

@@ -16,8 +16,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-SAMPLES_MIN = 4
-"""U-centring divides by n - 3."""
+from dlctl.algorithms.methods.split import SAMPLES_MIN
+
 TINY = 1e-12
 """Beside a product of two variances: a constant z has none."""
 

@@ -15,7 +15,8 @@ samples, and with the gradient V of its weight and bias as one matrix:
                           w = inner(w, nu P)
 
 P is (G (x) A + gamma I)^-1 V, exactly. nu is one number, with the sum over all layers. The sums of
-a a^T and g g^T are weighted by the replicas' samples, so they are those of the joint batch.
+a a^T and g g^T are weighted by the replicas' samples: G is that of the joint batch, and so is A if
+all samples have as many rows.
 
 `placement` says who computes what:
 

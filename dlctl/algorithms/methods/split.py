@@ -32,10 +32,12 @@ Which clients work (`clients`):
 - Every step of f and t is a push to the clients' server, every step of h one to the head's server,
   which make it by `[optimizer]`. So their state survives every process, and a worker that is
   replaced begins with it.
-- A batch is in h once. The head's server remembers, with its values, the newest batches of each
-  client, and the head its answers to them. If a client dies in the middle of a batch, its portion
-  is leased again, and a batch that h had is answered as before. With `turn` f has each batch once,
-  too; with `parallel` f may have those of a dead client twice, as with sync.
+- A batch is in h once. The head's server remembers, with its values, how far each client got in its
+  last two portions, and the head its answers to the furthest batches; so a client has one portion
+  at a time, whatever `lease_ahead_s` is. If a client dies in the middle of a batch, its portion is
+  leased again, from its first batch on, and the batch that was under way is answered as before.
+  With `turn` f has each batch once, too; with `parallel` f may have those of a dead client twice,
+  as with sync.
 - If the head dies between its step and its answer, the answer is computed again, with the h after
   the step: this gradient of f is that of a model that is one step newer. Nothing else of the run
   depends on when a process dies.
@@ -57,7 +59,7 @@ Which clients work (`clients`):
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -67,6 +69,7 @@ from annotated_types import Ge
 from dlctl.algorithms import barrier, stepwise
 from dlctl.algorithms.base import (
     Answer,
+    Fault,
     Lead,
     Method,
     Needs,
@@ -79,11 +82,13 @@ from dlctl.algorithms.base import (
 from dlctl.algorithms.needs import Engine, Gradient, Need, NextBatch, NextData, Read, Step, Write
 from dlctl.compress.base import Delta
 from dlctl.errors import RemoteProtocolError
-from dlctl.job.config import COUNT_MAX
+from dlctl.job.config import COUNT_MAX, JobFile
 from dlctl.shards.base import Shard
 from dlctl.wire import messages
 from dlctl.wire.messages import APPLIED, LATE, Array, Json
 
+SAMPLES_MIN = 4
+"""Of a batch with a distance correlation: U-centring divides by n - 3."""
 PORTIONS_MAX = 2**24
 """Portions of a data epoch that have numbers of their own in `clock_of`."""
 STEP, FORWARD, BACKWARD, PREDICT = "step", "forward", "backward", "predict"
@@ -142,7 +147,7 @@ def part_of(number: int, slot: int) -> int:
 
 
 class Answered(NamedTuple):
-    """What the head has answered to the newest batch of a client."""
+    """What the head has answered to a batch of a client."""
 
     key: tuple[int, int, int]
     answers: dict[str, tuple[Array, ...]]
@@ -150,13 +155,22 @@ class Answered(NamedTuple):
     z: tuple[Array, ...] = ()
     """z and its shape, of the first half of a batch of "u"."""
 
+    def is_of(self, portion: tuple[int, int]) -> bool:
+        return self.key[:2] == portion
+
+
+def furthest(known: Iterable[Answered]) -> list[Answered]:
+    """The last batch of a portion among these, if there is any."""
+    return sorted(known, key=lambda each: each.key)[-1:]
+
 
 class Replica(ReplicaSide):
     options: Options
 
     def begin(self, start: Start) -> None:
-        self.answered: dict[int, Answered] = {}
-        """Slot of a client -> its newest batch."""
+        self.answered: dict[int, list[Answered]] = {}
+        """Slot of a client -> its newest batch, behind the furthest ones of its last two portions.
+        """
         self.steps = self.repeated = 0
         """Of the head: batches that it has stepped with; answers from memory."""
 
@@ -206,6 +220,8 @@ class Replica(ReplicaSide):
         batch, tensors = BatchKey.of_array(arrays[0]), arrays[1:]
         for elements, shape in zip(tensors[::2], tensors[1::2], strict=True):
             check_tensor(elements, shape)
+        if tensors[0].dtype != np.float32:
+            raise RemoteProtocolError(f"its first tensor is {tensors[0].dtype}, not float32")
         if op == PREDICT:
             return self._predict(tensors)
         if (kept := self._kept(batch, op)) is not None:
@@ -220,22 +236,28 @@ class Replica(ReplicaSide):
 
     def _kept(self, batch: BatchKey, op: str) -> tuple[Array, ...] | None:
         """The answer to this batch, whichever client had it; None: it is not known."""
-        known = (each for each in self.answered.values() if each.key == batch.key)
-        return next((each.answers[op] for each in known if op in each.answers), None)
+        known = (each.answers for each in self._known() if each.key == batch.key)
+        return next((answers[op] for answers in known if op in answers), None)
 
     def _first_half(self, batch: BatchKey) -> tuple[Array, ...]:
         """z of a batch, which the client has sent; (): to another process of the head."""
-        known = (each.z for each in self.answered.values() if each.key == batch.key)
-        return next(known, ())
+        return next((each.z for each in self._known() if each.key == batch.key), ())
+
+    def _known(self) -> Iterator[Answered]:
+        return (each for known in self.answered.values() for each in known)
 
     def _keep(
         self, batch: BatchKey, op: str, answer: tuple[Array, ...], z: tuple[Array, ...] = ()
     ) -> None:
-        kept = self.answered.get(batch.slot)
-        if kept is None or kept.key != batch.key:
-            kept = Answered(batch.key, {}, z)
+        portion, mine = batch.key[:2], self.answered.get(batch.slot, [])
+        kept = next((e for e in mine if e.key == batch.key), Answered(batch.key, {}, z))
         kept.answers[op] = answer
-        self.answered[batch.slot] = kept
+        # Whoever takes up the portion of a dead client begins it anew, and the batch that is in h
+        # and perhaps not in f is still to come.
+        ahead = (e for e in self._known() if e.is_of(portion) and e.key > batch.key)
+        others = [e for e in mine if not e.is_of(portion)]
+        before = (e for e in others if e.is_of(others[-1].key[:2]))
+        self.answered[batch.slot] = [*furthest(before), *furthest(ahead), kept]
 
     def _predict(self, tensors: tuple[Array, ...]) -> Generator[Need, Any, tuple[Array, ...]]:
         yield Read(wait=True, after_own=True)
@@ -286,7 +308,8 @@ def check_tensor(elements: Array, shape: Array) -> None:
 class Once:
     """Which batches are in a shard: of each client's portions the last two, and how far they got.
 
-    A portion that is given back is leased before all new ones, so no older one comes again.
+    A portion that is given back is leased before all new ones, and a client has one at a time: so
+    no older one comes again.
     """
 
     def __init__(self) -> None:
@@ -378,7 +401,7 @@ def applied(side: ShardSide, once: Once, push: messages.Push, delta: Delta) -> P
 
 
 class Turns(Lead):
-    """One client works at a time, if they take turns."""
+    """A client has one portion at a time; if they take turns, one client has."""
 
     takes_turns: ClassVar[bool] = True
 
@@ -387,7 +410,10 @@ class Turns(Lead):
         """The client that had the newest turn."""
 
     def may_lease(self, slot: int, first_slot: int) -> str:
-        if self.options.clients == "parallel" or not self.at_work:
+        if self.options.clients == "parallel":
+            # One at a time: of more, the servers would not know which batches they have.
+            return f"worker-{slot}, which has a portion" if slot in self.at_work else ""
+        if not self.at_work:
             return ""
         names = ", ".join(f"worker-{each}" for each in sorted(self.at_work))
         return f"{names}, whose turn it is"
@@ -405,8 +431,17 @@ class Turns(Lead):
         self.last = state.get("last", -1)
 
 
+def check(job: JobFile) -> list[Fault]:
+    size = job.workers.batch_size
+    if not job.algorithm.options.get("alpha") or size == "auto" or size >= SAMPLES_MIN:
+        return []
+    what = f"a batch of {size} samples has no distance correlation, which alpha weighs"
+    return [(("workers", "batch_size"), what, f"use {SAMPLES_MIN} or more, or alpha = 0")]
+
+
 SPLIT = Method(
     Options=Options,
+    check=check,
     replica=Replica,
     shard=InTurn,
     lead=Turns,

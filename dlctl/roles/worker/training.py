@@ -85,7 +85,7 @@ class Training:
         self._services = {k: one for k, one in self._all_services().items() if k in served}
         self._serving = AnswerRunner(self._services)
         self.answering = Answering(
-            context, me, members, side, self.has_model, self._serving, serves_on
+            context, me, members, side, self._hands_out_model, self._serving, serves_on
         )
         self._taking_over = self._source_of(origin)
         self.is_paused = False
@@ -258,6 +258,10 @@ class Training:
     def has_model(self) -> bool:
         has_own = self.collecting is None or self.collecting.has_model
         return has_own and self._taking_over is None
+
+    def _hands_out_model(self) -> bool:
+        """Whether other replicas get its model; that of a party stays there."""
+        return self._remote is None and self.has_model()
 
     def is_at_work(self) -> bool:
         return self.steps.is_at_work()

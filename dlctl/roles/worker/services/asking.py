@@ -105,6 +105,8 @@ class Asking:
         """Number of questions without an answer."""
         self.newest: tuple[m.Array, ...] = ()
         """The answer that arrived last."""
+        self.refusal = ""
+        """Why the question that ended last was refused; "": it was not."""
         self._bytes_max = bytes_max(self.size, batches=self.serves_on)
         self._number = 0
         self._open: dict[int, Question] = {}
@@ -219,7 +221,7 @@ class Asking:
             return
         wrong = fault(answer.payload, self._bytes_max)
         if answer.error or wrong:
-            self._give_up(answer.request)
+            self._give_up(answer.request, wrong or answer.error)
         else:
             self.context.retries.done(_key(answer.request), now)
             self.rates.add("fetch_bytes", answer.payload.nbytes, f"worker-{answer.slot}")
@@ -229,8 +231,9 @@ class Asking:
         if wrong:
             raise RemoteProtocolError(wrong)
 
-    def _give_up(self, number: int) -> None:
+    def _give_up(self, number: int, error: str = "") -> None:
         self.unanswered += 1
+        self.refusal = "" if error in (GONE, NO_MODEL) else error
         self.context.retries.drop(_key(number))
         self._open.pop(number).then(None)
 

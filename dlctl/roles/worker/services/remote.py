@@ -7,6 +7,7 @@ batch that it had before as it did then, and steps with it once.
 
 from __future__ import annotations
 
+from dlctl.errors import JobFailed
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.effects import BringAnswer, HeadWanted
 from dlctl.roles.worker.members import PeerMembers
@@ -49,7 +50,14 @@ class Remote:
         )
 
     def _on_answer(self, arrays: tuple[Array, ...] | None) -> None:
+        """Raises JobFailed for a question that no process of the head would answer."""
         if arrays is None:
+            if why := self._asking.refusal:  # It would be refused again, and for ever.
+                raise JobFailed(
+                    f"worker-{self._head}, the head, refuses a batch: {why}",
+                    hint="the batch is as client_model() and dataset() make it: correct them, and "
+                    "start again",
+                )
             self._is_asked = False  # That process is gone.
             return
         self._wanted = None
