@@ -98,7 +98,9 @@ class Life:
             values = np.full(3, value, np.float32)
             delta = m.Packed("rows", of.shard.size, (np.zeros(1, np.int32), values))
         numbers = (of.dedup.next_seq(slot), of.shard.version, 0, 1, 8, of.side.clock())
-        return m.Push(slot, 1, self.term, *numbers, delta, table=table, weight=0.5)
+        return m.Push(
+            slot, 1, self.term, *numbers, delta, table=table, weight=0.5, portion=1 + slot
+        )
 
     def state(self) -> list[Any]:
         """All that is committed, as text and bytes."""

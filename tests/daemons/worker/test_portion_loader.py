@@ -318,7 +318,7 @@ def test_the_line_is_named_where_a_process_hangs_that_loads_data(loader, does, p
     data = loader(Faulty(partial(does, until)), shuffle=False, processes=2, place="train.py:7")
     assert data.waits_for() is None
     with ThreadPoolExecutor(1) as thread:
-        answers = thread.submit(asked, data, lambda waits: bool(waits.stack), end)
+        answers = thread.submit(asked, data, lambda waits: waits.place == place, end)
         assert batch_of(data, 0, 8, 20, 1).tolist() == [12, 13, 14, 15]
     waits, again = answers.result()
     assert again == waits
