@@ -113,15 +113,15 @@ def test_one_gradient_goes_from_the_loss_to_a_server_and_comes_back_as_parameter
     assert worker.training.phase().what == "waiting for data"
 
     # With data it reads the parameters first, and then computes.
-    asked = sent(effects, m.LeaseRequest)
-    effects = to_worker(m.Lease(asked.request, portion=0, data_epoch=0, start=0, stop=5))
+    first = sent(effects, m.LeaseRequest).request
+    effects = to_worker(m.Lease(first, portion=0, data_epoch=0, start=0, stop=5))
     effects = to_worker(sent(to_server(sent(effects, m.Fetch)), m.Parameters), "server-0")
     (compute,) = [effect for effect in effects if isinstance(effect, Compute)]
 
     # Its gradient is a flat float32 vector, too: the replica's own optimiser makes a step along it.
     w = replica.parameters.copy()
-    stepper = Stepper(replica, inner=inner_optimizer.make(JOB.inner, replica.values))
-    step = stepper.step([(batch, 1.0)], own_lr=compute.own_lr)
+    inner = inner_optimizer.make(JOB.inner, replica.values)
+    step = Stepper(replica, inner=inner).step([(batch, 1.0)], own_lr=compute.own_lr)
     gradient_then = step.gradient.copy()
     computed = Computed(step.loss, step.gradient, replica.averaged(), step.norm, step.is_usable)
 
@@ -144,8 +144,7 @@ def test_one_gradient_goes_from_the_loss_to_a_server_and_comes_back_as_parameter
     # The next read brings it into the model. (Adagrad's first step is as long as its rate.)
     expected = w.copy()
     expected[largest] -= RATE * np.sign(gradient_then[largest])
-    asked = m.LeaseRequest(0, 1, asked.request + 1, ahead=False)
-    effects = to_worker(m.Lease(asked.request, portion=0, data_epoch=1, start=0, stop=5))
+    effects = to_worker(m.Lease(first + 1, portion=0, data_epoch=1, start=0, stop=5))
     (answer,) = [e.message for e in to_server(sent(effects, m.Fetch)) if isinstance(e, Send)]
     to_worker(answer, "server-0")
     assert np.allclose(replica.parameters, expected, atol=1e-6)

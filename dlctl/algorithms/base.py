@@ -132,8 +132,8 @@ class Shape:
     the exact parameters."""
     head: str = ""
     """"module:Class", the torch part of the head, for a method whose model is divided among parties
-    (`[[parties]]`): an engine of the head's worker alone, Class(replica). A client's gradients come
-    from its own task and from what the head answers."""
+    (`[[parties]]`): an engine of the head's worker alone, made as `engine` is. A client's gradients
+    come from its own task and from what the head answers."""
     serves_on: bool = False
     """Replicas answer each other also when they are drained, until they exit."""
     same_loss: bool = False

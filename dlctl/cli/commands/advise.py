@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dlctl.cli.commands.compare import in_time
-from dlctl.cli.commands.simulate import assignment, of_slow_worker, of_time
+from dlctl.cli.commands.compare import in_time, plan_of
 from dlctl.cli.group import make_command
 from dlctl.cli.options import json_option
 from dlctl.cli.ui import console
@@ -63,15 +62,7 @@ def command(
     """
     from dlctl.ops import advise, compare  # imported late: they pull in pydantic
 
-    plan = compare.Plan(
-        file=file,
-        methods=tuple(dict.fromkeys(filter(None, map(str.strip, methods.split(","))))),
-        target=target or "",
-        changes=dict(map(assignment, changes)),
-        seeds=seeds,
-        trials=tune,
-        request=compare.request(link, dict(map(of_slow_worker, slow)), of_time("--step", step)),
-    )
+    plan = plan_of(file, methods, target, seeds, tune, changes, link, slow, step)
     found = advise.advise(plan, slots or cores.usable())
     for name, why in found.left_out.items():
         console.warn(f"{name} is left out: {why}")

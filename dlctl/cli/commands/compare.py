@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +14,9 @@ from dlctl.cli.options import OUTPUT, json_option
 from dlctl.cli.ui import console
 from dlctl.errors import UsageError
 from dlctl.util import cores, units, values
+
+if TYPE_CHECKING:
+    from dlctl.ops.compare import Plan
 
 
 @make_command(
@@ -74,16 +78,8 @@ def command(
                 "name a job file and the methods to compare",
                 hint="dlctl compare job.toml --methods diloco,sync,downpour",
             )
-        plan = compare.Plan(
-            file=file,
-            methods=tuple(dict.fromkeys(filter(None, map(str.strip, methods.split(","))))),
-            target=target or "",
-            changes=dict(map(assignment, changes)),
-            seeds=seeds,
-            trials=tune,
-            request=compare.request(link, dict(map(of_slow_worker, slow)), of_time("--step", step)),
-            is_real=real,
-        )
+        plan = plan_of(file, methods, target, seeds, tune, changes, link, slow, step)
+        plan = replace(plan, is_real=real)
     directory, record = compare.compare(plan, slots or cores.usable())
     if again is not None and compare.differs(record, compare.read(again)):
         console.warn("the table is not the same: another processor, version or task")
@@ -91,6 +87,31 @@ def command(
     if figure is not None:
         compare.draw(directory, record, by, figure)
         console.written(figure)
+
+
+def plan_of(
+    file: Path,
+    methods: str,
+    target: str | None,
+    seeds: int,
+    tune: int,
+    changes: tuple[str, ...],
+    link: str | None,
+    slow: tuple[str, ...],
+    step: str | None,
+) -> Plan:
+    """The comparison that these options ask for. Raises UsageError."""
+    from dlctl.ops import compare
+
+    return compare.Plan(
+        file=file,
+        methods=tuple(dict.fromkeys(filter(None, map(str.strip, methods.split(","))))),
+        target=target or "",
+        changes=dict(map(assignment, changes)),
+        seeds=seeds,
+        trials=tune,
+        request=compare.request(link, dict(map(of_slow_worker, slow)), of_time("--step", step)),
+    )
 
 
 def _show(directory: Path, record: dict[str, Any], by: str) -> None:
