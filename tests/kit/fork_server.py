@@ -8,8 +8,8 @@ environment, directory, descriptors and limits; it ends like an interpreter. It 
 its own, if it starts processes, and `Popen` in place of the one of `subprocess`. So no part of the
 project knows of this.
 
-    caller -> companion    a `Request`, with descriptors: the directory, a line, standard input,
-                           output and error, and those of `pass_fds`
+    caller -> companion    names of modules to import; or a `Request`, with descriptors: the
+                           directory, a line, standard input, output and error, `pass_fds`
     process -> caller      on its line: its pid, once all of that is done; the caller waits for it, as
                            it would for exec
 
@@ -79,6 +79,8 @@ STARTED_WITH = {"PYTHONHASHSEED": "0", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONPA
 READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "OMP_", "MKL_", "KMP_")
 READ_AT_START += ("OPENBLAS_", "TORCH", "CUDA_", "NVIDIA_", "GLOO_", "ATEN_", "ASAN_", "TMPDIR")
 """Beginnings of the names of variables that are too late for a process that is forked."""
+HANDED_ON = ("PYTHONUNBUFFERED", "PYTHONPATH")
+"""But these are seen to."""
 LEFT_OUT = ("PYTHONHASHSEED", "TORCH_CPP_LOG_LEVEL")
 """Commands and other daemons than workers lack them: they make no difference to these."""
 BYTES_MAX, DESCRIPTORS_MAX = 1 << 20, 200
@@ -128,38 +130,50 @@ class Companion:
 
 
 _companion: Companion | None = None
+_ORIGIN, _ENVIRONMENT = os.getpid(), dict(os.environ)
+"""The process that has imported this module, not one that was forked from it; its variables."""
 
 
 def companion() -> Companion | None:
-    """That of this process. None: it was forked by others, and starts processes as usual."""
-    return _companion if _companion is not None and _companion.owner == os.getpid() else None
+    """That of this process, which is started if need be. None: there is none, as this process was
+    forked by others; it starts processes as usual.
+    """
+    if _companion is not None and _companion.owner == os.getpid():
+        return _companion
+    if os.environ.get(SWITCH) == "1" or os.getpid() != _ORIGIN:
+        return None
+    return _begin()
 
 
-def begin() -> None:
-    """Start the companion of this process, unless it has one; it imports meanwhile."""
+def _begin() -> Companion:
+    """Start the companion of this process; returns while it imports."""
     global _companion
-    if os.environ.get(SWITCH) == "1" or companion() is not None:
-        return
     mine, its = _pair()
-    words = [sys.executable, "-P", __file__]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    environment = {k: v for k, v in _ENVIRONMENT.items() if not k.startswith("PYTEST_")}
     with its:
         process = subprocess.Popen(
-            words, stdin=its, env=environment | STARTED_WITH, start_new_session=False
+            [sys.executable, "-P", __file__], stdin=its, cwd=ROOT, env=environment | STARTED_WITH
         )
     _companion = Companion(mine)
     atexit.register(process.wait)
     atexit.register(mine.close)  # Called first: then the companion exits.
+    return _companion
+
+
+def import_also(*modules: str) -> None:
+    """Have the companion import more, for what will be forked from now on."""
+    if (mine := companion()) is not None:
+        mine.line.send(json.dumps(modules).encode())
 
 
 class Popen(subprocess.Popen):  # type: ignore[type-arg]
     """`subprocess.Popen`, forked where that makes no difference."""
 
     def _execute_child(self, *arguments: Any, **named: Any) -> None:
-        mine = companion()
         bound = inspect.signature(super()._execute_child).bind(*arguments, **named)  # type: ignore[misc]
         given = bound.arguments
-        if mine is None or not _may_fork(given):
+        mine = companion() if _may_fork(given) else None
+        if mine is None:
             super()._execute_child(*arguments, **named)  # type: ignore[misc]
             return
         directory = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -212,7 +226,10 @@ def _may_fork(given: Mapping[str, Any]) -> bool:
 
 def _has_same_start(environment: Mapping[Any, Any]) -> bool:
     """Whether what Python and libraries read when they start is what a companion has read."""
-    theirs = _read_at_start({os.fsdecode(k): os.fsdecode(v) for k, v in environment.items()})
+    wanted = {os.fsdecode(k): os.fsdecode(v) for k, v in environment.items()}
+    if wanted.get("PYTHONPATH", str(ROOT)).partition(os.pathsep)[0] != str(ROOT):
+        return False
+    theirs = _read_at_start(wanted)
     mine = dict(_START)
     for name in LEFT_OUT:
         if name not in theirs:
@@ -224,7 +241,7 @@ def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if name.startswith(READ_AT_START) and name != "PYTHONUNBUFFERED"
+        if name.startswith(READ_AT_START) and name not in HANDED_ON
     }
 
 
@@ -265,13 +282,18 @@ def main() -> None:
     parent = os.getppid()
     line = socket.socket(fileno=os.dup(0))
     _leave_streams()
+    os.chdir("/")
+    _import(IMPORTED)
+    subprocess.Popen = Popen  # type: ignore[misc]
+    serve(line, parent)
+
+
+def _import(names: Sequence[str]) -> None:
     gc.disable()
-    for name in IMPORTED:
+    for name in names:
         importlib.import_module(name)
     gc.freeze()
     gc.enable()
-    subprocess.Popen = Popen  # type: ignore[misc]
-    serve(line, parent)
 
 
 def _leave_streams() -> None:
@@ -290,6 +312,9 @@ def serve(line: socket.socket, parent: int) -> None:
         data, descriptors, _, _ = socket.recv_fds(line, BYTES_MAX, DESCRIPTORS_MAX)
         if not data:
             return
+        if not descriptors:
+            _import(json.loads(data))
+            continue
         between = os.fork()
         if not between:
             try:
@@ -460,6 +485,9 @@ def _begin_afresh() -> None:
     multiprocessing.current_process().authkey = os.urandom(32)
     tempfile.tempdir = None
     time.tzset()
+    folders = os.environ.get("PYTHONPATH", str(ROOT)).split(os.pathsep)
+    at = sys.path.index(str(ROOT))
+    sys.path[at : at + 1] = [os.path.abspath(folder) for folder in folders]
     is_unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         stream = _stream(number, getattr(sys, name), is_unbuffered)

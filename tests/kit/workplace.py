@@ -218,7 +218,6 @@ class Workplace:
             "PYTHONPATH": str(Path(__file__).parents[2]),
         }
         self._commands: list[Command | Terminal] = []
-        fork_server.begin()
         self.task()
 
     # ------------------------------------------------------------ files
