@@ -198,15 +198,19 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
             self._close_pipe_fds(*(given[end] for end in ends))  # type: ignore[attr-defined]
 
 
-def _may_fork(given: Mapping[str, Any]) -> bool:
-    words, environment = given["args"], given["env"]
+def _is_ours(words: Any) -> bool:
+    """Whether this is the command line of a process of this project."""
     match words:
-        case [sys.executable, "-P", "-m", str(module), *_] if module.startswith("daemons."):
-            pass
-        case [sys.executable, "-P", "-c", str(code), *_] if "from dlctl.cli.app import main" in code:
-            pass
-        case _:
-            return False
+        case [sys.executable, "-P", "-m", str(module), *_]:
+            return module.startswith("daemons.")
+        case [sys.executable, "-P", "-c", str(code), *_]:
+            return "from dlctl.cli.app import main" in code
+    return False
+
+
+def _may_fork(given: Mapping[str, Any]) -> bool:
+    if not _is_ours(given["args"]):
+        return False
     if any(given[n] is not None for n in ("preexec_fn", "gid", "gids", "uid", "executable")):
         return False
     if given["shell"] or given["umask"] >= 0 or not given["close_fds"]:
@@ -221,13 +225,13 @@ def _may_fork(given: Mapping[str, Any]) -> bool:
     streams = (given["p2cread"], given["c2pwrite"], given["errwrite"])
     if not all(fd >= 0 or _is_open(number) for number, fd in enumerate(streams)):
         return False
-    return _has_same_start(os.environ if environment is None else environment)
+    return _has_same_start(os.environ if given["env"] is None else given["env"])
 
 
 def _has_same_start(environment: Mapping[Any, Any]) -> bool:
     """Whether what Python and libraries read when they start is what a companion has read."""
     wanted = {os.fsdecode(k): os.fsdecode(v) for k, v in environment.items()}
-    if wanted.get("PYTHONPATH", str(ROOT)).partition(os.pathsep)[0] != str(ROOT):
+    if str(ROOT) not in wanted.get("PYTHONPATH", str(ROOT)).split(os.pathsep):
         return False
     theirs = _read_at_start(wanted)
     mine = dict(_START)
@@ -485,14 +489,26 @@ def _begin_afresh() -> None:
     multiprocessing.current_process().authkey = os.urandom(32)
     tempfile.tempdir = None
     time.tzset()
-    folders = os.environ.get("PYTHONPATH", str(ROOT)).split(os.pathsep)
-    at = sys.path.index(str(ROOT))
-    sys.path[at : at + 1] = [os.path.abspath(folder) for folder in folders]
+    _search(os.environ.get("PYTHONPATH", str(ROOT)).split(os.pathsep))
     is_unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         stream = _stream(number, getattr(sys, name), is_unbuffered)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+
+
+def _search(folders: list[str]) -> None:
+    """Import from these folders; what is in one before the project's is not what was imported."""
+    at = sys.path.index(str(ROOT))
+    sys.path[at : at + 1] = folders
+    for folder in folders[: folders.index(str(ROOT))]:
+        found = [
+            *Path(folder).glob("*.py"),
+            *(p.parent for p in Path(folder).glob("*/__init__.py")),
+        ]
+        names = {path.stem for path in found} - {"fork_server"}
+        for name in [name for name in sys.modules if name.partition(".")[0] in names]:
+            del sys.modules[name]
 
 
 def _stream(number: int, like: Any, is_unbuffered: bool) -> io.TextIOWrapper:
@@ -515,8 +531,44 @@ def _stream(number: int, like: Any, is_unbuffered: bool) -> io.TextIOWrapper:
     return made
 
 
+class _Executed(BaseException):
+    """The program has called exec for one that may be forked: this process goes on as that."""
+
+    def __init__(self, argv: list[str]) -> None:
+        super().__init__(argv)
+        self.argv = argv
+
+
+def _exec(path: str, argv: Sequence[str]) -> NoReturn:
+    words = [os.fspath(word) for word in argv]
+    if path == words[0] and _is_ours(words) and _has_same_start(os.environ):
+        raise _Executed(words)
+    _REAL_EXEC(path, argv)
+
+
+_REAL_EXEC = os.execv
+
+
+def _go_on_as(argv: list[str]) -> None:
+    """What exec does: no handlers of signals, no functions for the exit, no descriptors."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    atexit._clear()
+    for each in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if not os.get_inheritable(int(each)) and int(each) != HIGH:
+                os.close(int(each))
+    _show(argv, os.environ)
+    _begin_afresh()
+
+
 def _run(argv: list[str]) -> int:
     """Run the program; returns its exit code, as `python` would."""
+    os.execv = _exec  # type: ignore[assignment]
     code: Any = 0
     try:
         if argv[2] == "-m":
@@ -527,6 +579,9 @@ def _run(argv: list[str]) -> int:
             program = types.ModuleType("__main__")
             sys.modules["__main__"] = program
             exec(compile(argv[3], "<string>", "exec"), program.__dict__)  # noqa: S102
+    except _Executed as executed:
+        _go_on_as(executed.argv)
+        return _run(executed.argv)
     except SystemExit as end:
         code = end.code
     except KeyboardInterrupt:
