@@ -153,6 +153,7 @@ class _Origin(NamedTuple):
     pid: int
     environment: dict[str, str]
     """With the variables of the companion."""
+    ignored: frozenset[signal.Signals]
 
 
 _companion: Companion | None = None
@@ -163,7 +164,13 @@ def allow() -> None:
     """From now on this process has others forked, by a companion with its variables of now."""
     global _origin
     mine = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    _origin = _Origin(os.getpid(), mine | STARTED_WITH)
+    _origin = _Origin(os.getpid(), mine | STARTED_WITH, _ignored())
+
+
+def _ignored() -> frozenset[signal.Signals]:
+    """Signals that are ignored, as processes that are started inherit."""
+    signals = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD)
+    return frozenset(each for each in signals if signal.getsignal(each) is signal.SIG_IGN)
 
 
 def companion() -> Companion | None:
@@ -250,8 +257,7 @@ def _may_fork(given: Mapping[str, Any]) -> bool:
         return False
     if given.get("process_group", -1) not in (-1, None):
         return False
-    inherited = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD)
-    if any(signal.getsignal(each) is signal.SIG_IGN for each in inherited):
+    if _origin is None or _ignored() != _origin.ignored:
         return False
     if signal.pthread_sigmask(signal.SIG_BLOCK, ()) or not all(map(_is_open, _streams(given))):
         return False
