@@ -67,10 +67,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure() -> None:
     """Ctrl-C is tried on commands: a shell that has us in the background has it ignored."""
-    fork_server.allow()
     gc.disable()  # Modules and tests stay: each collection would look at all of them.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    fork_server.allow()
 
 
 def pytest_collection_finish() -> None:

@@ -130,3 +130,11 @@ def test_with_another_start_it_is_executed(monkeypatch: pytest.MonkeyPatch, vari
     monkeypatch.setenv(variable, "77" if variable != "LD_PRELOAD" else "")
     program = "import sys; print('torch' in sys.modules)"
     assert start(fork_server.Popen, program).communicate(timeout=60)[0] == "False\n"
+
+
+def test_what_torch_sets_when_it_is_imported_makes_no_difference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/nowhere")
+    program = "import sys; print('torch' in sys.modules)"
+    assert start(fork_server.Popen, program).communicate(timeout=60)[0] == "True\n"

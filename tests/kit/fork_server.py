@@ -78,8 +78,10 @@ STARTED_WITH = {"PYTHONHASHSEED": "0", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONPA
 READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "OMP_", "MKL_", "KMP_")
 READ_AT_START += ("OPENBLAS_", "TORCH", "CUDA_", "NVIDIA_", "GLOO_", "ATEN_", "ASAN_", "TMPDIR")
 """Beginnings of the names of variables that come too late for a process that is forked."""
-SEEN_TO = ("PYTHONUNBUFFERED", "PYTHONPATH")
-"""But not these: `forked_process` does what Python would."""
+SEEN_TO = ("PYTHONUNBUFFERED", "PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR")
+"""But not these: `forked_process` does what Python would; the last one is set by torch itself, when
+a test imports torch._dynamo.
+"""
 WORKERS_HAVE = ("PYTHONHASHSEED", "TORCH_CPP_LOG_LEVEL")
 """Commands and other daemons lack them, to which they make no difference."""
 BYTES_MAX, DESCRIPTORS_MAX = 1 << 20, 200
