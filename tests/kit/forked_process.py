@@ -62,11 +62,11 @@ def become(request: fork_server.Request, descriptors: list[int]) -> NoReturn:
 
 def _await_parent(parent: int) -> None:
     """Wait until the process between this one and the caller has exited."""
-    deadline = time.monotonic() + PARENT_S
+    deadline, pause = time.monotonic() + PARENT_S, threading.Event()
     while os.getppid() != parent:
         if time.monotonic() > deadline:
             os._exit(1)
-        time.sleep(LOOK_S)
+        pause.wait(LOOK_S)
 
 
 def _take_limits(parent: int) -> None:
