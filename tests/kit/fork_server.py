@@ -117,11 +117,12 @@ class Companion:
         self._lock = threading.Lock()
 
     def import_also(self, modules: Sequence[str]) -> None:
-        self._line.send(json.dumps(modules).encode())
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._line.send(json.dumps(modules).encode())
 
     def fork(self, request: Request, descriptors: Sequence[int]) -> int | None:
-        """The pid of the new process. None: the companion has ended. Raises OSError if the process
-        ended before it was ready.
+        """The pid of the new process. None: the companion has ended, or the request is too long.
+        Raises OSError if the process ended before it was ready.
         """
         mine, its = _pair()
         with mine, self._lock, _adopting():
@@ -130,7 +131,7 @@ class Companion:
                 sent = [descriptors[0], its.fileno(), *descriptors[1:]]
                 try:
                     socket.send_fds(self._line, [data], sent)
-                except (BrokenPipeError, ConnectionResetError):
+                except OSError:
                     return None
             mine.settimeout(READY_S)
             pid = mine.recv(64)
