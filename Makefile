@@ -55,12 +55,12 @@ oracles: $(VENV)/.oracles
 
 # What takes too long for every commit: all of what a `long` test has some examples of in `make test`,
 # rare ways to recover in the simulator, and twenty times the examples of hypothesis, other ones each
-# time.
+# time. Commands and daemons start as they do for users: `make test` forks them from one process.
 LONG = $(PYTEST) -m "long or hypothesis" --hypothesis-profile many
 long-machines: install
 	$(LONG) -n auto --timeout 1300 $(MACHINES)
 long-processes: install
-	$(LONG) -n 2 --timeout 400 $(addprefix --ignore=,$(MACHINES) tests/hosts tests/slurm) tests
+	DLCTL_TESTS_SPAWN=1 $(LONG) -n 2 --timeout 400 $(addprefix --ignore=,$(MACHINES) tests/hosts tests/slurm) tests
 
 SEEDS ?= 2000
 FIRST ?= 0

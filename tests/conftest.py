@@ -7,12 +7,14 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import fork_server
 import golden as golden_files
 import oracles
 import pytest
@@ -68,6 +70,7 @@ def pytest_configure() -> None:
     gc.disable()  # Modules and tests stay: each collection would look at all of them.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    fork_server.allow()
 
 
 def pytest_collection_finish() -> None:
@@ -236,9 +239,15 @@ def _after(text: str, mark: str) -> str:
 
 
 @pytest.fixture
-def dlctl_command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
-    """Runs one command line in this process: `dlctl_command("status", "--json").out`."""
+def dlctl_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Ended]:
+    """Runs one command line in this process: `dlctl_command("status", "--json").out`. Processes
+    that it starts are forked as those of the commands of a workplace are.
+    """
     from dlctl.cli import app
+
+    monkeypatch.setattr(subprocess, "Popen", fork_server.Popen)
 
     def command(*arguments: str) -> Ended:
         code = app.run(list(arguments))

@@ -93,6 +93,7 @@ def place(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     (path / "x").mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(path / "x"))
     monkeypatch.setenv("XDG_STATE_HOME", str(path / "state"))
+    monkeypatch.setenv("DLCTL_SPAWN", "1")  # No worker is wanted of these agents, nor a template.
     # An agent beside the coordinator would start one.
     code = idle_agents(path) if name == "local" else ROOT
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (code, ROOT / "tests" / "toys"))))

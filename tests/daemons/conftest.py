@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import fork_server
 import pytest
 from guarded_port import GUEST, KEYS, House
 
@@ -13,6 +15,12 @@ from daemons.coordinator.records import RunRecords
 from daemons.loop import Loop
 from dlctl.runs.database import RunDb
 from dlctl.wire.machine import Effect, Event, Exit, Started
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Daemons that a test starts are forked from a process that has imported torch for them."""
+    monkeypatch.setattr(subprocess, "Popen", fork_server.Popen)
 
 
 @pytest.fixture

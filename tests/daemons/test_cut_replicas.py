@@ -28,6 +28,8 @@ from daemons.worker.task.user_task import TaskError
 from dlctl.job import config
 from dlctl.model.vector import to_host
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 RANKS_MAX = 3
 DEVICES = ["cpu", "cuda"] if torch.cuda.device_count() >= RANKS_MAX else ["cpu"]
 TASK = """

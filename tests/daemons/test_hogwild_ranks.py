@@ -18,6 +18,8 @@ from daemons.worker.ranks.rank_processes import Ranks, RanksEnded
 from dlctl.job import config
 from dlctl.roles.protocol.effects import Compute
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 TASK = """
     import torch
 

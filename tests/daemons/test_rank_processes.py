@@ -27,6 +27,8 @@ from dlctl.algorithms.engines import Operations, TwinPlace
 from dlctl.job import config
 from dlctl.roles.protocol.effects import TaskFailed
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 TASK = """
     import os, sys, threading
     import torch

@@ -33,6 +33,8 @@ from dlctl.wire import messages as m
 from dlctl.wire.machine import Peer
 from dlctl.wire.messages import APPLIED, DUPLICATE, GAP, REFUSED, Packed
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 SLOT = 0
 SIZE = 50_000
 PUSHES = 8

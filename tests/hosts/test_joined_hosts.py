@@ -172,12 +172,19 @@ def test_a_host_that_only_dials_out_joins_is_killed_returns_and_is_revoked(
 
 @pytest.mark.parametrize("joined", ["as it is"], indirect=True)
 @pytest.mark.parametrize("offset_s", [pytest.param(-3600, marks=pytest.mark.long), 3600])
-def test_a_clock_that_is_an_hour_wrong_does_not_matter(
+def test_another_version_is_refused_by_name_and_a_clock_that_is_an_hour_wrong_does_not_matter(
     cluster: Cluster, joined: Workplace, offset_s: int
 ) -> None:
     """Not even if the invitation has expired by this clock: the run judges by its own."""
     file = Path(cluster.files("h1") / GUEST / "bob.invite")
     made = json.loads(file.read_text())
+    for package in ("dlctl", "torch"):
+        file.write_text(json.dumps(made | {package: "0.0.1"}))
+        guest = join(cluster)
+        out, _ = guest.communicate(timeout=LONG_S)
+        assert guest.returncode == 9, out
+        assert "0.0.1" in out
+    assert joined.run()["state"] == "running"
     file.write_text(json.dumps(made | {"expires": time.time() + 1800}))
     cluster.fake_clock("h1", offset_s)
     preload = (cluster.files("h1") / "etc/ld.so.preload").read_text()
@@ -188,21 +195,6 @@ def test_a_clock_that_is_an_hour_wrong_does_not_matter(
     kill(cluster, "daemons.guest", signal.SIGTERM)
     guest.communicate(timeout=LONG_S)
     assert guest.returncode == 0
-
-
-@pytest.mark.parametrize("joined", ["as it is"], indirect=True)
-def test_another_version_of_dlctl_or_torch_is_refused_by_name(
-    cluster: Cluster, joined: Workplace
-) -> None:
-    file = Path(cluster.files("h1") / GUEST / "bob.invite")
-    made = json.loads(file.read_text())
-    for package in ("dlctl", "torch"):
-        file.write_text(json.dumps(made | {package: "0.0.1"}))
-        guest = join(cluster)
-        out, _ = guest.communicate(timeout=LONG_S)
-        assert guest.returncode == 9, out
-        assert "0.0.1" in out
-    assert joined.run()["state"] == "running"
 
 
 @pytest.mark.long

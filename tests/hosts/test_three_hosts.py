@@ -62,23 +62,6 @@ def test_two_servers_and_four_workers_on_three_hosts_train_digits(
     place.nothing_left()
 
 
-def test_only_the_expected_ports_are_open_on_the_expected_addresses(
-    cluster: Cluster, place: Workplace
-) -> None:
-    begin(place)
-    place.until_step(5)
-    servers = {"h1": ["server-0"], "h2": ["server-1"], "h3": []}
-    for name, expected in servers.items():
-        there = [found for found in cluster.listening(name) if found.process != "sshd"]
-        assert [found.address for found in there] == [cluster.address(name)] * len(expected)
-    (control,) = [
-        found for found in cluster.listening("lab") if found.pid == place.pid("coordinator")
-    ]
-    assert control.address == cluster.address("lab")
-    assert place.dlctl("stop").code == 0
-    place.nothing_left()
-
-
 @pytest.mark.long
 def test_whoever_is_killed_on_any_host_the_run_goes_on(cluster: Cluster, place: Workplace) -> None:
     begin(place)
@@ -209,9 +192,19 @@ def test_a_host_whose_sshd_does_not_know_us_fails_the_start_in_ssh_s_own_words(
     place.nothing_left()
 
 
-def test_stop_kill_ends_what_is_left_on_every_host(cluster: Cluster, place: Workplace) -> None:
+def test_only_the_expected_ports_are_open_and_stop_kill_ends_what_is_left_on_every_host(
+    cluster: Cluster, place: Workplace
+) -> None:
     begin(place)
     place.until_step(5)
+    servers = {"h1": ["server-0"], "h2": ["server-1"], "h3": []}
+    for name, expected in servers.items():
+        there = [found for found in cluster.listening(name) if found.process != "sshd"]
+        assert [found.address for found in there] == [cluster.address(name)] * len(expected)
+    (control,) = [
+        found for found in cluster.listening("lab") if found.pid == place.pid("coordinator")
+    ]
+    assert control.address == cluster.address("lab")
     home = [psutil.Process(place.pid(name)) for name in ("coordinator", "agent-0")]
     place.kill_at_once(home)
     assert daemons(cluster, "h1")

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fork_server
 import psutil
 import pytest
 from workplace import Command, Workplace
@@ -60,6 +61,7 @@ def write_job(place: Workplace) -> None:
 @pytest.fixture
 def joined(place: Workplace) -> Iterator[Workplace]:
     """A run that bob is invited to."""
+    fork_server.import_also("torch._dynamo")  # As the first optimiser of each script does.
     write_job(place)
     place.start()
     assert place.dlctl("keys", "invite", "bob").code == 0

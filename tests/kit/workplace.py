@@ -21,6 +21,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import fork_server
 import psutil
 import pytest
 
@@ -136,7 +137,7 @@ class Command:
         self._out = place.path / f"command-{number}.out"
         self._err = place.path / f"command-{number}.err"
         with self._out.open("wb") as out, self._err.open("wb") as err:
-            self.process = subprocess.Popen(
+            self.process = fork_server.Popen(
                 [*place.enter, *COMMAND, *arguments],
                 stdin=subprocess.DEVNULL, stdout=out, stderr=err,
                 cwd=place.path, env=place.env, start_new_session=True,
@@ -165,7 +166,7 @@ class Terminal:
         self._place = place
         self._master, slave = pty.openpty()
         self.shown = ""
-        self.process = subprocess.Popen(
+        self.process = fork_server.Popen(
             [*ON_TERMINAL, *arguments],
             stdin=slave, stdout=slave, stderr=slave,
             cwd=place.path, env={**place.env, "TERM": "xterm", **env}, start_new_session=True,

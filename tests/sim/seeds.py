@@ -15,10 +15,10 @@ from dlctl.sim.disk import NO_SPACE
 from dlctl.sim.simulation import Outcome, Simulation
 
 PER_COMMIT = {
-    "downpour": 8, "downpour-topk": 7, "sync": 5, "backups": 4, "target-batch": 3, "local-sgd": 8,
-    "ways": 7, "sandblaster": 5, "recovery": 8, "commits": 7, "sync-recovery": 6, "full-disks": 8,
-    "stops": 8, "streams": 6, "toys": 7, "serverless": 5, "liars": 8, "stolen-keys": 5,
-    "loops": 9, "joins": 6,
+    "downpour": 6, "downpour-topk": 5, "sync": 4, "backups": 3, "target-batch": 3, "local-sgd": 5,
+    "ways": 5, "sandblaster": 4, "recovery": 6, "commits": 5, "sync-recovery": 4, "full-disks": 5,
+    "stops": 5, "streams": 4, "toys": 5, "serverless": 4, "liars": 5, "stolen-keys": 3,
+    "loops": 5, "joins": 4,
 }  # fmt: skip
 """Scenario -> how many of it: those that take longer come less often. `make soak` takes 2,000."""
 
