@@ -130,7 +130,7 @@ def check(job: JobFile, request: SimulationRequest) -> None:
     shape = registry.load("algorithms", job.algorithm.name).shape
     faults = {
         "[job] script has a training loop of its own": job.has_loop,
-        "[[parties]] divide the model": bool(job.parties),
+        "[[parties]] divide the model": shape.is_divided,
         "[replica] has several processes": job.ranks > 1 or job.replica.hogwild > 1,
         f"{job.algorithm.name} shares memory between processes": "memory" in shape.links,
     }

@@ -82,7 +82,8 @@ from dlctl.algorithms.base import (
 from dlctl.algorithms.needs import Engine, Gradient, Need, NextBatch, NextData, Read, Step, Write
 from dlctl.compress.base import Delta
 from dlctl.errors import RemoteProtocolError
-from dlctl.job.config import COUNT_MAX, JobFile
+from dlctl.job.config import CLIENT, COUNT_MAX, HEAD, JobFile
+from dlctl.model.parts import Part
 from dlctl.shards.base import Shard
 from dlctl.wire import messages
 from dlctl.wire.messages import APPLIED, LATE, Array, Json
@@ -177,8 +178,11 @@ class Replica(ReplicaSide):
     def changes_parameters(self) -> bool:
         return False
 
+    def question(self, batch: tuple[int, int, int], arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+        return (BatchKey(*batch, self.slot).to_array(), *arrays)
+
     def run(self) -> Needs:
-        if self.role == "head":
+        if self.role == HEAD:
             return self._head()
         return self._in_parallel() if self.options.clients == "parallel" else self._in_turn()
 
@@ -213,7 +217,7 @@ class Replica(ReplicaSide):
     # ------------------------------------------------------------ the head
 
     def serve(self, op: str, arrays: tuple[Array, ...]) -> Answer:
-        if self.role != "head" or op not in TENSORS:
+        if self.role != HEAD or op not in TENSORS:
             raise RemoteProtocolError(f"there is no {op:.20} here")
         if len(arrays) != 1 + 2 * TENSORS[op]:
             raise RemoteProtocolError(f"{op} with {len(arrays)} arrays")
@@ -291,7 +295,7 @@ class Replica(ReplicaSide):
         return tuple(answer)
 
     def figures(self) -> Json:
-        return {"steps": self.steps, "repeated": self.repeated} if self.role == "head" else {}
+        return {"steps": self.steps, "repeated": self.repeated} if self.role == HEAD else {}
 
 
 def check_tensor(elements: Array, shape: Array) -> None:
@@ -447,7 +451,22 @@ SPLIT = Method(
     lead=Turns,
     shape=Shape(
         links=frozenset({"peers"}),
-        head="daemons.worker.split.head:Head",
+        parts=(
+            Part(
+                role=CLIENT,
+                tensors=("client.", "top."),
+                asks=HEAD,
+                task="daemons.worker.split.client:ClientParts",
+            ),
+            Part(
+                role=HEAD,
+                tensors=("head.",),
+                has_data=False,
+                task="daemons.worker.split.head:HeadParts",
+                engine="daemons.worker.split.head:Head",
+                twin="dlctl.algorithms.methods.split_twin:HeadTwin",
+            ),
+        ),
         serves_on=True,
         compressors=("none",),
     ),

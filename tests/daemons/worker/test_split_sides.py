@@ -58,7 +58,7 @@ class Sides:
         parts = ClientParts(clinic or Clinic(), options, "clinic")
         self.client = TorchReplica(Task(parts), device="cpu", seed=1)
         lab = Lab(3 if shape == "vanilla" else 4)
-        of_head = Task(HeadParts(lab, shape, "lab"), "lab", ["model"])
+        of_head = Task(HeadParts(lab, options, "lab"), "lab", ["model"])
         self.of_head = TorchReplica(of_head, device="cpu", seed=2)
         self.head = Head(EnginePlace(self.of_head, None))
         self.asked: list[tuple[str, tuple[Any, ...]]] = []
@@ -174,7 +174,7 @@ def test_a_party_without_its_part_is_named():
     with pytest.raises(TaskError, match=r'"clinic" lacks client_model'):
         ClientParts(Lab(), SimpleNamespace(shape="vanilla", alpha=0.0), "clinic")
     with pytest.raises(TaskError, match=r'"lab" lacks server_model'):
-        HeadParts(Clinic(), "vanilla", "lab")
+        HeadParts(Clinic(), SimpleNamespace(shape="vanilla", alpha=0.0), "lab")
 
 
 def test_nopeek_needs_four_samples_and_without_it_one_is_enough():
