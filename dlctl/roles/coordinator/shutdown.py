@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 from dlctl.records.memory import End, Entry, Memory
 from dlctl.roles.coordinator.checkpointing import SAVE_S_MAX, Checkpointing
@@ -99,9 +100,8 @@ class RunShutdown(Owner):
         self._draining = self.members.select(
             ("_state", "drained"), lambda d: d.state == "draining" and not d.drained
         )
-        self._answering = [
-            worker for worker in self.members.of_role("worker") if worker.index in self.without_data
-        ]
+        workers = self.members.of_role("worker")
+        self._answering = [each for each in workers if each.index in self.without_data]
         self._alive = self.members.select(("_state",), lambda d: d.alive)
         self.steps += [RECORDING, SHUTTING_DOWN, COLLECTING, LEAVING, OVER]
 
@@ -212,8 +212,8 @@ class RunShutdown(Owner):
         if self.is_in_vain():
             return ()
         if self.step == DRAINING:
-            last = (daemon for daemon in self._answering if _is_to_drain(daemon))
-            waits_for = dict.fromkeys([*self._draining, *last])
+            untold = (d for d in self._answering if _is_to_drain(d) and d.state != daemon_states.DRAINING)
+            waits_for = chain(self._draining, untold)
             return (daemon.name for daemon in waits_for if not daemon.out_of_touch)
         if self.step in (EVALUATING, FINISHING):
             return filter(None, [self.evaluations.worker])
@@ -261,19 +261,19 @@ class RunShutdown(Owner):
         more, and the others may wait for it at a barrier.
         """
         is_notified = worker.drained or ("drain", worker.name) in self.context.retries
-        if self.needs_servers() and not is_notified and worker not in self._answering:
+        if self.needs_servers() and not is_notified and worker.index not in self.without_data:
             self.context.drain(worker, self.reason, now)
 
     def _drain(self, now: float) -> None:
         for worker in self.members.of_role("worker"):
-            if worker.alive and worker.asked_for_data and worker not in self._answering:
+            if worker.alive and worker.asked_for_data and worker.index not in self.without_data:
                 self.context.drain(worker, self.reason, now)
 
     def _drain_answering(self, now: float) -> None:
         """Drain those that the others have asked until now, once these are drained."""
         if not self._answering or not self.needs_servers():
             return
-        if any(not (daemon.out_of_touch or daemon in self._answering) for daemon in self._draining):
+        if any(not (daemon.out_of_touch or daemon.index in self.without_data) for daemon in self._draining):
             return
         for worker in self._answering:
             if _is_to_drain(worker) and ("drain", worker.name) not in self.context.retries:
