@@ -6,13 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated import job_file, rows_in_order
+from simulated import Watcher, job_file, rows_in_order
 
+from dlctl.algorithms.methods.split import BACKWARD, STEP, BatchKey, clock_of, part_of
 from dlctl.job.config import JobFile, Party
+from dlctl.model.flat import slice_bounds
 from dlctl.sim.divided import DividedLeastSquares
 from dlctl.sim.faults import Faults
+from dlctl.sim.objectives import batch_rows
 from dlctl.sim.simulation import Outcome, Simulation
-from dlctl.wire.messages import Array
+from dlctl.wire.messages import Array, PeerRequest, Push
 
 LR, BATCH, EPOCHS = 0.02, 4, 2
 
@@ -22,16 +25,16 @@ def parties_of(clients: int) -> tuple[Party, ...]:
     return clinic, Party(name="lab", role="head", task="b", host="local")
 
 
-def job_of(clients: int = 2, **options: Any) -> JobFile:
+def job_of(count: int = 2, **options: Any) -> JobFile:
     return job_file(
-        clients + 1, 2, algorithm=("split", options), optimizer=("momentum", {"lr": LR}),
-        batch_size=BATCH, portion_batches=2, restarts_max=20, parties=parties_of(clients),
+        count + 1, 2, algorithm=("split", options), optimizer=("momentum", {"lr": LR}),
+        batch_size=BATCH, portion_batches=2, restarts_max=20, parties=parties_of(count),
         epochs=float(EPOCHS),
     )  # fmt: skip
 
 
-def run(job: JobFile, problem: DividedLeastSquares, faults: Faults | None = None) -> Outcome:
-    outcome = Simulation(job, problem, seed=3, faults=faults).run(200.0)
+def run(job: JobFile, problem: DividedLeastSquares, **circumstances: Any) -> Outcome:
+    outcome = Simulation(job, problem, seed=3, **circumstances).run(200.0)
     assert outcome.state == "finished", outcome.reason
     assert not outcome.left_behind
     return outcome
@@ -65,6 +68,59 @@ def test_clients_in_turn_are_one_process(shape, kills, agree):
     problem = DividedLeastSquares(is_u=shape == "u")
     job = job_of(2, shape=shape)
     faults = Faults(kills=kills, coordinator_kills=kills and 1, from_s=0.4, heal_at_s=2.0)
-    outcome = run(job, problem, faults if kills else None)
+    outcome = run(job, problem, faults=faults if kills else None)
     batches = rows_in_order(job, problem.samples, EPOCHS)
     agree(outcome.weights, in_one_process(problem, batches), atol=1e-6)
+
+
+def rounds_of(watcher: Watcher, job: JobFile) -> list[list[BatchKey]]:
+    """The batches of each step of the clients, in the order in which the head has had them."""
+    order: dict[int, list[BatchKey]] = {}
+    for message in watcher.messages():
+        if isinstance(message, PeerRequest) and message.op in (STEP, BACKWARD):
+            batch = BatchKey.of_array(message.payload.arrays[0])
+            known = order.setdefault(batch.round, [])
+            known += [] if batch in known else [batch]
+    head = job.workers.count - 1
+    pushed = [m for m in watcher.messages(f"worker-{head}") if isinstance(m, Push) and m.samples]
+    at = {(push.clock, push.portion): number for number, push in reversed([*enumerate(pushed)])}
+    key = lambda b: at[clock_of(b.data_epoch, b.portion), part_of(b.number, b.slot)]  # noqa: E731
+    return [sorted(order[number], key=key) for number in sorted(order)]
+
+
+def split_fed(problem: DividedLeastSquares, job: JobFile, rounds: list[list[BatchKey]]) -> Array:
+    """SplitFed as a loop: V1 with an h for each client, or V2 with one."""
+    w, ends = problem.initial().astype(float), problem.parts[0].layout.size()
+    velocity = np.zeros_like(w)
+    per_epoch = -(-problem.samples // (2 * BATCH))
+    for batches in rounds:
+        mean, total = np.zeros_like(w), 0
+        for batch in batches:
+            portion = slice_bounds(problem.samples, per_epoch, batch.portion)
+            rows = batch_rows(
+                problem.samples, job.job.seed, batch.data_epoch, portion, (batch.number, BATCH)
+            )
+            found = gradient(problem, w, rows)
+            mean, total = mean + len(rows) * found, total + len(rows)
+            if job.algorithm.options["heads"] == "one":
+                velocity[ends:] = 0.9 * velocity[ends:] + found[ends:]
+                w[ends:] -= LR * velocity[ends:]
+        last = ends if job.algorithm.options["heads"] == "one" else len(w)
+        velocity[:last] = 0.9 * velocity[:last] + mean[:last] / total
+        w[:last] -= LR * velocity[:last]
+    return w
+
+
+@pytest.mark.oracle("split", "the loop of SplitFed V1 or V2, in numpy")
+@pytest.mark.per_commit(3)
+@pytest.mark.parametrize(
+    ("heads", "shape"), [("each", "vanilla"), ("one", "vanilla"), ("each", "u")]
+)
+def test_parallel_clients_are_the_loop_of_splitfed(heads, shape, agree):
+    problem = DividedLeastSquares(samples=60, is_u=shape == "u")
+    job = job_of(3, clients="parallel", heads=heads, shape=shape)
+    watcher = Watcher(PeerRequest, Push)
+    outcome = run(job, problem, checkers=(watcher,))
+    rounds = rounds_of(watcher, job)
+    assert any(len(batches) == 3 for batches in rounds)
+    agree(outcome.weights, split_fed(problem, job, rounds), atol=1e-6)

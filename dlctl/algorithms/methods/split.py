@@ -25,9 +25,13 @@ Which clients work (`clients`):
     turn         one after the other, a portion each, and each reads the f that the one before it
                  has left on the clients' server: the updates are those of one process on the same
                  batches. The paper hands f on in the same order.
-    parallel     all at once: f is averaged after each step, by samples, and the head steps h with
-                 one client after the other: SplitFed V2 (Thapa et al., 2022) with one step between
-                 two averages. There is no V1, in which the head has an h for each client.
+    parallel     all at once: f is averaged after each step, by samples. SplitFed (Thapa et al.,
+                 2022), with one step between two averages, and with either head (`heads`):
+
+                 one     V2: the head steps its h with one client after the other, as they ask
+                 each    V1: each client has an h, which begins the step as the average of all; so
+                         the average after it is a step of the optimiser along the mean of their
+                         gradients, by samples
 
 - Every step of f and t is a push to the clients' server, every step of h one to the head's server,
   which make it by `[optimizer]`. So their state survives every process, and a worker that is
@@ -41,8 +45,11 @@ Which clients work (`clients`):
 - If the head dies between its step and its answer, the answer is computed again, with the h after
   the step: this gradient of f is that of a model that is one step newer. Nothing else of the run
   depends on when a process dies.
-- With `parallel` and "u", other clients may step h between the two halves of a batch: its dL/dz is
-  then that of the newer h at the older a.
+- With `parallel`, one head and "u", other clients may step h between the two halves of a batch: its
+  dL/dz is then that of the newer h at the older a. With a head for each they cannot.
+- With a head for each client the gradients of h are gathered on the head's server as they come, and
+  make the step when the first client asks in the next one. So the values that an evaluation sees
+  between two steps lack the newest gradients of h, and those of the end have all of them.
 - If the gradient of a client is discarded (NaN, infinite, too large), h has made its step.
 - A message has z, y and gradients of them; x, f and t stay with the clients, and so does y with
   "u". The clients' values are on their own server, which no other party can connect to. Checkpoints
@@ -84,10 +91,14 @@ from dlctl.compress.base import Delta
 from dlctl.errors import RemoteProtocolError
 from dlctl.job.config import CLIENT, COUNT_MAX, HEAD, JobFile
 from dlctl.model.parts import Part
+from dlctl.optim.base import Optimizer
+from dlctl.optim.gathered import FOLDS, GATHERED, TAKES, Gathered
 from dlctl.shards.base import Shard
 from dlctl.wire import messages
-from dlctl.wire.messages import APPLIED, LATE, Array, Json
+from dlctl.wire.messages import APPLIED, BUFFERED, LATE, Array, Json
 
+BEGIN, END = 1, 2
+"""The parts of pushes without samples: the head begins a step of the clients, or has seen all."""
 SAMPLES_MIN = 4
 """Of a batch with a distance correlation: U-centring divides by n - 3."""
 PORTIONS_MAX = 2**24
@@ -105,6 +116,9 @@ class Options:
     the clients, whose tasks have `top_model()`."""
     clients: Literal["turn", "parallel"] = "turn"
     """Whether clients work one after the other, or all at once with f averaged after each step."""
+    heads: Literal["one", "each"] = "one"
+    """With `clients = "parallel"`: "one": all clients step one h, one after the other (SplitFed
+    V2); "each": each steps an h of its own, and these are averaged after each step (V1)."""
     alpha: Annotated[float, Ge(0)] = 0.0
     """NoPeek: the weight of the distance correlation of x and z in a client's loss. Above 0 a batch
     needs four samples."""
@@ -118,6 +132,8 @@ class BatchKey(NamedTuple):
     number: int
     slot: int
     """Of the client that asks."""
+    round: int = 0
+    """The step that clients work on together, if they do."""
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -172,6 +188,8 @@ class Replica(ReplicaSide):
         self.answered: dict[int, list[Answered]] = {}
         """Slot of a client -> its newest batch, behind the furthest ones of its last two portions.
         """
+        self.round = 0
+        """The step that clients work on together: of a client its own, of the head the newest."""
         self.steps = self.repeated = 0
         """Of the head: batches that it has stepped with; answers from memory."""
 
@@ -179,7 +197,7 @@ class Replica(ReplicaSide):
         return False
 
     def question(self, batch: tuple[int, int, int], arrays: tuple[Array, ...]) -> tuple[Array, ...]:
-        return (BatchKey(*batch, self.slot).to_array(), *arrays)
+        return (BatchKey(*batch, self.slot, self.round).to_array(), *arrays)
 
     def run(self) -> Needs:
         if self.role == HEAD:
@@ -208,11 +226,16 @@ class Replica(ReplicaSide):
                 )
 
     def _in_parallel(self) -> Needs:
-        clock = yield from barrier.join()
+        self.round = yield from barrier.join()
         while True:
             samples = yield from stepwise.accrue(self)
-            yield stepwise.write(self, samples, clock)
-            clock = yield from barrier.next_step(clock)
+            yield stepwise.write(self, samples, self.round)
+            self.round = yield from barrier.next_step(self.round)
+
+    def leave(self) -> Iterable[Need]:
+        """All clients have drained: nobody begins another step."""
+        if self.role == HEAD and self.options.heads == "each":
+            yield self._fold(0, END)
 
     # ------------------------------------------------------------ the head
 
@@ -268,9 +291,19 @@ class Replica(ReplicaSide):
         answer: tuple[Array, ...] = yield Engine(op=PREDICT, arrays=tensors)
         return answer
 
+    def _begin_round(self, batch: BatchKey) -> Generator[Need, Any, None]:
+        """A client that asks in a step has the average of the step before: that is complete."""
+        if self.options.heads == "each" and batch.round > self.round:
+            yield self._fold(batch.round, BEGIN)
+            self.round = batch.round
+
+    def _fold(self, clock: int, part: int) -> Write:
+        return Write(vector=None, clock=clock, part=part, holds_steps=False, wait=True)
+
     def _forward(
         self, batch: BatchKey, tensors: tuple[Array, ...]
     ) -> Generator[Need, Any, tuple[Array, ...]]:
+        yield from self._begin_round(batch)
         yield Read(wait=True, after_own=True)
         answer: tuple[Array, ...] = yield Engine(op=FORWARD, arrays=tensors)
         self._keep(batch, FORWARD, answer, tensors)
@@ -280,6 +313,7 @@ class Replica(ReplicaSide):
         self, batch: BatchKey, op: str, tensors: tuple[Array, ...]
     ) -> Generator[Need, Any, tuple[Array, ...]]:
         """Step h, at most once for this batch, and answer."""
+        yield from self._begin_round(batch)
         yield Read(wait=True, after_own=True)
         *answer, gradient = yield Engine(op=op, arrays=tensors)
         if np.isfinite(gradient).all():  # Else the client discards the batch, too.
@@ -349,7 +383,13 @@ class InTurn(ShardSide):
 
     @classmethod
     def of(cls, options: Options) -> type[ShardSide]:
-        return InParallel if options.clients == "parallel" else cls
+        if options.clients == "turn":
+            return cls
+        return InRounds if options.heads == "each" else InParallel
+
+    @classmethod
+    def optimizer(cls, options: Options, optimizer: Optimizer, workers: int) -> Optimizer:
+        return Gathered(optimizer) if options.heads == "each" else optimizer
 
     def push(self, push: messages.Push, delta: Delta) -> list[PushOutcome]:
         if not push.portion:
@@ -388,6 +428,40 @@ class InParallel(barrier.Barrier):
 
     def restore(self, state: Json) -> None:
         self.once.resume(state)
+
+
+class InRounds(InParallel):
+    """The same, but the head's gradients are gathered, and the head says when a step is made."""
+
+    def __init__(self, options: Any, shard: Shard) -> None:
+        super().__init__(options, shard)
+        self.round = 0
+        """The newest step of the clients that the head has begun."""
+
+    def push(self, push: messages.Push, delta: Delta) -> list[PushOutcome]:
+        if not push.portion:
+            return super().push(push, delta)
+        if not push.samples:
+            return [self._fold(push)]
+        if not self.once.is_new(push):
+            return [push.outcome(LATE)]
+        self.shard.apply(delta, push.samples, counters={TAKES: push.samples})
+        return [push.outcome(BUFFERED)]
+
+    def _fold(self, push: messages.Push) -> PushOutcome:
+        is_next = push.portion == END or push.clock > self.round
+        if push.portion != END:
+            self.round = max(self.round, push.clock)
+        if is_next and self.shard.optimizer.counters[GATHERED]:
+            self.shard.apply(Delta(np.zeros(self.shard.size, np.float32)), 0, counters={FOLDS: 1})
+        return push.outcome(APPLIED)
+
+    def state(self) -> Json:
+        return {**super().state(), "round": self.round}
+
+    def resume(self, state: Json) -> None:
+        super().resume(state)
+        self.round = state["round"]
 
 
 def applied(side: ShardSide, once: Once, push: messages.Push, delta: Delta) -> PushOutcome:
@@ -436,11 +510,16 @@ class Turns(Lead):
 
 
 def check(job: JobFile) -> list[Fault]:
-    size = job.workers.batch_size
-    if not job.algorithm.options.get("alpha") or size == "auto" or size >= SAMPLES_MIN:
-        return []
-    what = f"a batch of {size} samples has no distance correlation, which alpha weighs"
-    return [(("workers", "batch_size"), what, f"use {SAMPLES_MIN} or more, or alpha = 0")]
+    found: list[Fault] = []
+    size, options = job.workers.batch_size, job.algorithm.options
+    if options.get("alpha") and size != "auto" and size < SAMPLES_MIN:
+        what = f"a batch of {size} samples has no distance correlation, which alpha weighs"
+        instead = f"use {SAMPLES_MIN} or more, or alpha = 0"
+        found.append((("workers", "batch_size"), what, instead))
+    if options.get("heads", "one") == "each" and options.get("clients", "turn") == "turn":
+        what = "clients that take turns step one h, one after the other"
+        found.append((("algorithm", "heads"), what, 'use clients = "parallel", or heads = "one"'))
+    return found
 
 
 SPLIT = Method(

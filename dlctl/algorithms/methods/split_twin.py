@@ -54,9 +54,7 @@ class HeadTwin(MethodEngine):
 
     def step(self, z: Array, z_shape: Array, y: Array, y_shape: Array) -> tuple[Array, ...]:
         of_z = received(z, z_shape)
-        loss, slope = self._layers.loss(
-            self._layers.output(self._h, of_z), received(y, y_shape)
-        )
+        loss, slope = self._layers.loss(self._layers.output(self._h, of_z), received(y, y_shape))
         by_z, by_h = self._layers.backward(self._h, of_z, slope)
         return (*sent(by_z), np.array([loss]), by_h)
 

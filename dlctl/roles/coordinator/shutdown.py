@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
 
 from dlctl.records.memory import End, Entry, Memory
 from dlctl.roles.coordinator.checkpointing import SAVE_S_MAX, Checkpointing
@@ -212,8 +211,9 @@ class RunShutdown(Owner):
         if self.is_in_vain():
             return ()
         if self.step == DRAINING:
-            untold = (d for d in self._answering if _is_to_drain(d) and d.state != daemon_states.DRAINING)
-            waits_for = chain(self._draining, untold)
+            asked = {daemon.name for daemon in self._draining}
+            untold = (each for each in self._answering if _is_to_drain(each))
+            waits_for = [*self._draining, *(each for each in untold if each.name not in asked)]
             return (daemon.name for daemon in waits_for if not daemon.out_of_touch)
         if self.step in (EVALUATING, FINISHING):
             return filter(None, [self.evaluations.worker])
@@ -273,7 +273,8 @@ class RunShutdown(Owner):
         """Drain those that the others have asked until now, once these are drained."""
         if not self._answering or not self.needs_servers():
             return
-        if any(not (daemon.out_of_touch or daemon.index in self.without_data) for daemon in self._draining):
+        asking = (each for each in self._draining if each.index not in self.without_data)
+        if any(not daemon.out_of_touch for daemon in asking):
             return
         for worker in self._answering:
             if _is_to_drain(worker) and ("drain", worker.name) not in self.context.retries:
