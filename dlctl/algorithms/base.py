@@ -499,6 +499,9 @@ class ShardSide(ABC):
         self.shard = shard
         self.lo = 0
         """Where the shard begins in its table; set by the server role."""
+        self.batches = ""
+        """How the run cuts its data (`dlctl.job.batches.cut`); set by the server role. What a state
+        says of portions and batches is of those of today only if this is the same."""
         self.measures_noise = False
         """Whether to measure how much the gradients of a step differ."""
         self.mean = Mean(self)
@@ -800,6 +803,8 @@ class Method:
     """The default compression of pushes."""
     check: Callable[[JobFile], list[Fault]] = lambda job: []
     """The settings of a job file that conflict with this method, beyond what the shape declares."""
+    check_model: Callable[[JobFile, Layout], list[Fault]] = lambda job, layout: []
+    """Like `check`, of a model that a worker has built: of its part."""
     check_steps: Callable[[JobFile, float], list[Fault]] = lambda job, steps: []
     """Like `check`, for a run in which all workers together make at most so many steps. It is
     called where the job file implies that, and again when the dataset is known.

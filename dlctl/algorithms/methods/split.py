@@ -42,6 +42,9 @@ Which clients work (`clients`):
   leased again, from its first batch on, and the batch that was under way is answered as before.
   With `turn` f has each batch once, too; with `parallel` f may have those of a dead client twice,
   as with sync.
+- A run that resumes with batches or portions of other sizes, or with another seed, does not know a
+  batch of before again: those of an epoch that was not complete, or of a portion that was not, are
+  computed anew, as with every method.
 - If the head dies between its step and its answer, the answer is computed again, with the h after
   the step: this gradient of f is that of a model that is one step newer. Nothing else of the run
   depends on when a process dies.
@@ -60,7 +63,9 @@ Which clients work (`clients`):
   With "vanilla" the norm of dL/dz alone tells a label with an AUC of 0.6 to 0.66, alpha or not.
   Less leakage in one attack is no guarantee of privacy.
 - Evaluations ask the head for h(z) of the test data, in eval mode.
-- The head has no buffers (BatchNorm) and no frozen parameters. With "u" it computes h(z) once more
+- The buffers of f (BatchNorm) are averaged by samples with `parallel`. Several clients in turn have
+  none: what one leaves would not be what the next one begins with.
+- The head has no buffers and no frozen parameters. With "u" it computes h(z) once more
   for the gradient, so dropout there would be another one.
 """
 
@@ -73,6 +78,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from annotated_types import Ge
 
+from dlctl import registry
 from dlctl.algorithms import barrier, stepwise
 from dlctl.algorithms.base import (
     Answer,
@@ -89,10 +95,13 @@ from dlctl.algorithms.base import (
 from dlctl.algorithms.needs import Engine, Gradient, Need, NextBatch, NextData, Read, Step, Write
 from dlctl.compress.base import Delta
 from dlctl.errors import RemoteProtocolError
+from dlctl.job import parties
 from dlctl.job.config import CLIENT, COUNT_MAX, HEAD, JobFile
+from dlctl.model.flat import AVERAGED, Layout
 from dlctl.model.parts import Part
 from dlctl.optim.base import Optimizer
 from dlctl.optim.gathered import FOLDS, GATHERED, TAKES, Gathered
+from dlctl.optim.matrices import MatrixOptimizer
 from dlctl.shards.base import Shard
 from dlctl.wire import messages
 from dlctl.wire.messages import APPLIED, BUFFERED, LATE, Array, Json
@@ -397,14 +406,15 @@ class InTurn(ShardSide):
         return [applied(self, self.once, push, delta)]
 
     def state(self) -> Json:
-        return self.once.state()
+        return {**self.once.state(), "cut": self.batches}
 
     def resume(self, state: Json) -> None:
         self.once.resume(state)
 
     def restore(self, state: Json) -> None:
         """A portion that is not done in the checkpoint is computed again."""
-        self.once.resume(state)
+        if state.get("cut") == self.batches:
+            self.once.resume(state)
 
 
 class InParallel(barrier.Barrier):
@@ -420,14 +430,15 @@ class InParallel(barrier.Barrier):
         return super().push(push, delta)
 
     def state(self) -> Json:
-        return {**super().state(), **self.once.state()}
+        return {**super().state(), **self.once.state(), "cut": self.batches}
 
     def resume(self, state: Json) -> None:
         super().resume(state)
         self.once.resume(state)
 
     def restore(self, state: Json) -> None:
-        self.once.resume(state)
+        if state.get("cut") == self.batches:
+            self.once.resume(state)
 
 
 class InRounds(InParallel):
@@ -519,12 +530,27 @@ def check(job: JobFile) -> list[Fault]:
     if options.get("heads", "one") == "each" and options.get("clients", "turn") == "turn":
         what = "clients that take turns step one h, one after the other"
         found.append((("algorithm", "heads"), what, 'use clients = "parallel", or heads = "one"'))
+    kind = registry.load("optimizers", job.optimizer.name)
+    if options.get("heads", "one") == "each" and issubclass(kind, MatrixOptimizer):
+        what = f"{job.optimizer.name} has no average of gradients that come one after the other"
+        found.append((("optimizer", "name"), what, 'use another one, or heads = "one"'))
     return found
+
+
+def check_model(job: JobFile, layout: Layout) -> list[Fault]:
+    names = [entry.name for entry in layout.entries if entry.kind == AVERAGED]
+    clients = sum(role == CLIENT for role in parties.roles(job))
+    if job.algorithm.options.get("clients", "turn") != "turn" or clients == 1 or not names:
+        return []
+    what = f"client_model() has buffers ({names[0]}), which clients in turn do not hand on"
+    instead = 'use GroupNorm or LayerNorm in place of BatchNorm, or clients = "parallel"'
+    return [(("algorithm", "clients"), what, instead)]
 
 
 SPLIT = Method(
     Options=Options,
     check=check,
+    check_model=check_model,
     replica=Replica,
     shard=InTurn,
     lead=Turns,
