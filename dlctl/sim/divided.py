@@ -9,7 +9,7 @@ import numpy as np
 
 from dlctl.algorithms.methods.split import BACKWARD, FORWARD, PREDICT, STEP
 from dlctl.algorithms.methods.split_twin import received, sent
-from dlctl.model.flat import TRAINED, Layout, TensorEntry
+from dlctl.model.flat import AVERAGED, TRAINED, Layout, TensorEntry
 from dlctl.sim.objectives import Batch, Objective
 from dlctl.sim.questions import Key, Question, Questions
 from dlctl.wire.messages import Array, Json
@@ -20,18 +20,23 @@ INPUTS, CUT, OUTPUTS = 4, 3, 2
 class DividedLeastSquares:
     """Mean of |x F H - y|^2 / 2 over the rows; with `is_u` of |x F H T - y|^2 / 2, T the clients'.
 
-    F is [INPUTS, CUT], H [CUT, OUTPUTS], T [OUTPUTS, OUTPUTS].
+    F is [INPUTS, CUT], H [CUT, OUTPUTS], T [OUTPUTS, OUTPUTS]. With `counts` the clients have a
+    buffer of one number: 1 and how many samples this replica has seen.
     """
 
-    def __init__(self, samples: int = 64, seed: int = 0, *, is_u: bool = False) -> None:
+    def __init__(
+        self, samples: int = 64, seed: int = 0, *, is_u: bool = False, counts: bool = False
+    ) -> None:
         rng = np.random.default_rng([seed, 21])
         self.samples, self.is_u = samples, is_u
         self.x = rng.standard_normal((samples, INPUTS)).astype(np.float32)
         self.y = (self.x @ rng.standard_normal((INPUTS, OUTPUTS))).astype(np.float32)
         tops = {"client.f": (INPUTS, CUT)} | ({"top.t": (OUTPUTS, OUTPUTS)} if is_u else {})
-        self.parts: tuple[Objective, ...] = (
-            ClientLayers(self, tops, rng), OutputLayer({"head.h": (CUT, OUTPUTS)}, rng),
-        )  # fmt: skip
+        client = ClientLayers(self, tops, rng)
+        if counts:
+            seen = TensorEntry("client.seen", AVERAGED, (1,), "float64")
+            client.layout = Layout((*client.layout.entries, seen))
+        self.parts: tuple[Objective, ...] = client, OutputLayer({"head.h": (CUT, OUTPUTS)}, rng)
         every = (entry for part in self.parts for entry in part.layout.entries)
         self.layout = Layout(tuple(every))
 
@@ -95,6 +100,9 @@ class ClientLayers(_Layers):
             answer = yield BACKWARD, sent(slope @ top[0].T)
         by_f, by_t = x.T @ received(*answer), a.T @ slope
         return loss, np.concatenate([by_f.ravel(), by_t.ravel()])
+
+    def averaged(self, before: Array, batch: Batch) -> Array:
+        return before + len(batch.rows) * bool(before.size)
 
     def evaluating(self, w: Array) -> Generator[Question, tuple[Array, ...], Json]:
         f, *top = self.matrices(w)

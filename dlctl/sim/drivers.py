@@ -68,7 +68,7 @@ from dlctl.sim.objectives import (
     stream_rows,
 )
 from dlctl.sim.process import Process
-from dlctl.sim.questions import Asking, Asks
+from dlctl.sim.questions import Asks, QuestionsDriver
 from dlctl.sim.shared_models import SharedModels
 from dlctl.sim.store import Store
 from dlctl.util import listing
@@ -219,12 +219,12 @@ class ComputeDriver:
         self.frozen = FrozenDriver(process, objective, files)
         self._own = own
         self._inner = own(self.parameters) if own is not None else None
-        self._asking: Asking | None = None
+        self._asking: QuestionsDriver | None = None
         """Of a part whose computations ask."""
         self._answered: tuple[float, Array] | None = None
         """Loss and gradient of the batch, where these came of answers."""
         if isinstance(objective, Asks):
-            self._asking = Asking(process)
+            self._asking = QuestionsDriver(process)
         self._engine: Operations | None = None
         if twin:
             place = TwinPlace(objective, self.parameters, method_options)

@@ -35,7 +35,7 @@ class Asks(Protocol):
     def evaluating(self, w: Array) -> Generator[Question, tuple[Array, ...], Json]: ...
 
 
-class Asking:
+class QuestionsDriver:
     """One computation at a time. The process performs no other one meanwhile."""
 
     def __init__(self, process: Process) -> None:

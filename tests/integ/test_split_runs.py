@@ -88,14 +88,15 @@ def test_clients_in_turn_learn_what_one_process_does_although_they_are_killed(
 
 @pytest.mark.long
 @pytest.mark.parametrize("algorithm", ['shape = "vanilla"', 'shape = "u"'])
-def test_no_batch_is_lost_or_twice_in_either_part_when_the_head_is_killed(
+def test_no_batch_is_lost_or_twice_in_either_part_when_the_head_or_a_server_is_killed(
     place: Workplace, algorithm: str
 ) -> None:
     write(place, algorithm, pause_s=0.02)
     run = place.begin("run", "job.toml")
-    for step in (4, 20, 36):
+    victims = {4: "worker-2", 16: "server-1", 28: "server-0", 40: "worker-2"}
+    for step, victim in victims.items():
         place.until_step(step)
-        kill(place, "worker-2")
+        kill(place, victim)
     ended = run.end(120)
     assert place.run()["state"] == "finished", ended.err
     assert versions(place) == [BATCHES, BATCHES]

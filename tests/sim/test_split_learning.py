@@ -15,7 +15,7 @@ from dlctl.sim.divided import DividedLeastSquares
 from dlctl.sim.faults import Faults
 from dlctl.sim.objectives import batch_rows
 from dlctl.sim.simulation import Outcome, Simulation
-from dlctl.wire.messages import Array, PeerRequest, Push
+from dlctl.wire.messages import Array, PeerRequest, Push, PushBuffers
 
 LR, BATCH, EPOCHS = 0.02, 4, 2
 
@@ -124,3 +124,23 @@ def test_parallel_clients_are_the_loop_of_splitfed(heads, shape, agree):
     rounds = rounds_of(watcher, job)
     assert any(len(batches) == 3 for batches in rounds)
     agree(outcome.weights, split_fed(problem, job, rounds), atol=1e-6)
+
+
+def test_the_buffers_of_parallel_clients_are_averaged_by_samples():
+    problem, watcher = DividedLeastSquares(counts=True), Watcher(PushBuffers)
+    outcome = run(job_of(2, clients="parallel"), problem, checkers=(watcher,))
+    newest = {message.slot: message for message in watcher.messages()}
+    assert set(newest) == {0, 1}
+    total = sum(message.samples for message in newest.values())
+    assert total == problem.samples * EPOCHS
+    expected = sum(m.samples / total * (1 + m.samples) for m in newest.values())
+    found = outcome.world.machine("server-0").serving.buffers.average()
+    assert found == pytest.approx([expected])
+
+
+def test_clients_in_turn_with_buffers_are_refused_before_the_first_step():
+    problem = DividedLeastSquares(counts=True)
+    outcome = Simulation(job_of(2), problem, seed=3).run(60.0)
+    assert outcome.state == "failed"
+    assert "client.seen" in outcome.reason
+    assert outcome.network.messages["Push"] == 0
