@@ -51,8 +51,9 @@ Which clients work (`clients`):
 - With `parallel`, one head and "u", other clients may step h between the two halves of a batch: its
   dL/dz is then that of the newer h at the older a. With a head for each they cannot.
 - With a head for each client the gradients of h are gathered on the head's server as they come, and
-  make the step when the first client asks in the next one. So the values that an evaluation sees
-  between two steps lack the newest gradients of h, and those of the end have all of them.
+  make the step when the first client asks in the next one, or when all have drained; so a checkpoint
+  in between has them beside h. If the head is drained while clients go on, as by `dlctl restart`, the
+  step is made in two.
 - If the gradient of a client is discarded (NaN, infinite, too large), h has made its step.
 - A message has z, y and gradients of them; x, f and t stay with the clients, and so does y with
   "u". The clients' values are on their own server, which no other party can connect to. Checkpoints
@@ -259,7 +260,7 @@ class Replica(ReplicaSide):
         if tensors[0].dtype != np.float32:
             raise RemoteProtocolError(f"its first tensor is {tensors[0].dtype}, not float32")
         if op == PREDICT:
-            return self._predict(tensors)
+            return self._predict(batch, tensors)
         if (kept := self._kept(batch, op)) is not None:
             self.repeated += 1
             return kept
@@ -295,7 +296,10 @@ class Replica(ReplicaSide):
         before = (e for e in others if e.is_of(others[-1].key[:2]))
         self.answered[batch.slot] = [*furthest(before), *furthest(ahead), kept]
 
-    def _predict(self, tensors: tuple[Array, ...]) -> Generator[Need, Any, tuple[Array, ...]]:
+    def _predict(
+        self, batch: BatchKey, tensors: tuple[Array, ...]
+    ) -> Generator[Need, Any, tuple[Array, ...]]:
+        yield from self._begin_round(batch)
         yield Read(wait=True, after_own=True)
         answer: tuple[Array, ...] = yield Engine(op=PREDICT, arrays=tensors)
         return answer
