@@ -51,9 +51,9 @@ Which clients work (`clients`):
 - With `parallel`, one head and "u", other clients may step h between the two halves of a batch: its
   dL/dz is then that of the newer h at the older a. With a head for each they cannot.
 - With a head for each client the gradients of h are gathered on the head's server as they come, and
-  make the step when the first client asks in the next one, or when all have drained; so a checkpoint
-  in between has them beside h. If the head is drained while clients go on, as by `dlctl restart`, the
-  step is made in two.
+  make the step when the first client asks in the next one, or when all have drained; so a
+  checkpoint in between has them beside h. If the head is drained while clients go on, as by
+  `dlctl restart`, the step is made in two.
 - If the gradient of a client is discarded (NaN, infinite, too large), h has made its step.
 - A message has z, y and gradients of them; x, f and t stay with the clients, and so does y with
   "u". The clients' values are on their own server, which no other party can connect to. Checkpoints
