@@ -11,7 +11,6 @@ never has parameters of two, and a worker knows the server of its own part only.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -58,10 +57,9 @@ class Division:
     """Which part each worker of a job has, and what follows from that."""
 
     def __init__(self, parts: Sequence[Part], job: JobFile) -> None:
-        self.parts = tuple(parts)
-        self._job = job
-        numbers = {part.role: number for number, part in enumerate(parts)}
         # A job that does not fit its method is refused by its check, not here.
+        self.parts = tuple(parts) if job.parties else (WHOLE,)
+        numbers = {part.role: number for number, part in enumerate(self.parts)}
         self._of_slots = [numbers.get(role, 0) for role in parties.roles(job)]
 
     @property
@@ -140,11 +138,6 @@ _OF_FIRST = (
     (AVERAGED, "buffers", "use GroupNorm or LayerNorm in place of BatchNorm"),
     (CONSTANT, "frozen parameters", "set requires_grad = True, or keep them as plain tensors"),
 )
-
-
-def shared_roles(parts: Sequence[Part]) -> list[str]:
-    """Roles that several parts have."""
-    return [role for role, count in Counter(part.role for part in parts).items() if count > 1]
 
 
 class PartLayouts:
