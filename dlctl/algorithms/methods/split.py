@@ -544,7 +544,7 @@ def check(job: JobFile) -> list[Fault]:
 def check_model(job: JobFile, layout: Layout) -> list[Fault]:
     names = [entry.name for entry in layout.entries if entry.kind == AVERAGED]
     clients = sum(role == CLIENT for role in parties.roles(job))
-    if job.algorithm.options.get("clients", "turn") != "turn" or clients == 1 or not names:
+    if job.algorithm.options.get("clients", "turn") != "turn" or clients < 2 or not names:
         return []
     what = f"client_model() has buffers ({names[0]}), which clients in turn do not hand on"
     instead = 'use GroupNorm or LayerNorm in place of BatchNorm, or clients = "parallel"'
