@@ -206,6 +206,8 @@ def test_a_head_that_has_not_seen_the_first_half_asks_for_it():
         ("predict", (BatchKey(0, 0, 0, 0).to_array(), np.ones(2), np.array([3], np.int64))),
         ("predict", (BatchKey(0, 0, 0, 0).to_array(), np.ones(3, np.int64), np.array([3]))),
         ("predict", (-BatchKey(0, 0, 0, 1).to_array(), *tensor(1.0))),
+        ("predict", (BatchKey(2**40, 0, 0, 1).to_array(), *tensor(1.0))),
+        ("predict", (BatchKey(0, 0, 0, 1, 2**62).to_array(), *tensor(1.0))),
         ("predict", (BatchKey(0, 0, 0, 0).to_array(), np.ones(0), np.array([0], np.int64))),
     ],
 )
@@ -291,6 +293,9 @@ def test_the_head_begins_a_step_once_before_it_computes_in_it_and_ends_the_last_
         assert kinds == [Write, Read, Engine, Write][number:]
     (last,) = side.leave()
     assert (last.part, last.vector) == (split.END, None)
+    asked = (BatchKey(0, 2, 0, 0, 8).to_array(), *tensor(1.0))
+    _, needs = answered(side.serve("predict", asked), {"predict": tensor(1.0)})
+    assert [type(need) for need in needs] == [Read, Engine], "after the end nothing is pushed"
 
 
 # ---------------------------------------------------------------- what it refuses, and forgets

@@ -94,6 +94,7 @@ from dlctl.algorithms.base import (
     Start,
 )
 from dlctl.algorithms.needs import Engine, Gradient, Need, NextBatch, NextData, Read, Step, Write
+from dlctl.algorithms.roster import IDLE
 from dlctl.compress.base import Delta
 from dlctl.errors import RemoteProtocolError
 from dlctl.job import parties
@@ -113,6 +114,8 @@ SAMPLES_MIN = 4
 """Of a batch with a distance correlation: U-centring divides by n - 3."""
 PORTIONS_MAX = 2**24
 """Portions of a data epoch that have numbers of their own in `clock_of`."""
+KEY_LIMITS = (2**24, PORTIONS_MAX, 2**31, COUNT_MAX, IDLE)
+"""Of the numbers of a `BatchKey`: what is made of them fits into a push."""
 STEP, FORWARD, BACKWARD, PREDICT = "step", "forward", "backward", "predict"
 """What a client asks the head: a batch of "vanilla"; both halves of one of "u"; an evaluation."""
 TENSORS = {STEP: 2, FORWARD: 1, BACKWARD: 1, PREDICT: 1}
@@ -155,7 +158,8 @@ class BatchKey(NamedTuple):
     @classmethod
     def of_array(cls, array: Array) -> BatchKey:
         """Raises RemoteProtocolError for an array that `to_array` would not make."""
-        if array.dtype != np.int64 or array.shape != (len(cls._fields),) or (array < 0).any():
+        is_key = array.dtype == np.int64 and array.shape == (len(cls._fields),)
+        if not is_key or (array < 0).any() or (array >= KEY_LIMITS).any():
             raise RemoteProtocolError("it does not say which batch it is about")
         return cls(*array.tolist())
 
@@ -246,6 +250,7 @@ class Replica(ReplicaSide):
         """All clients have drained: nobody begins another step."""
         if self.role == HEAD and self.options.heads == "each":
             yield self._fold(0, END)
+            self.round = IDLE  # What is asked from now on, as by `finish`, pushes nothing.
 
     # ------------------------------------------------------------ the head
 
