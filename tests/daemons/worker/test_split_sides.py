@@ -155,11 +155,17 @@ def test_clients_with_different_cuts_are_told_apart():
         sides.head.predict(np.zeros(10, np.float32), np.array([1, 2, 5], np.int64))
 
 
+class Whole(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.long()
+
+
 @pytest.mark.parametrize(
     ("part", "returns", "word"),
     [
         ("client_model", lambda: nn.Flatten(0), "a row for each"),
         ("client_model", lambda: 3, "Module"),
+        ("client_model", lambda: Whole(), "int64"),
         ("loss", lambda output, y: 3.0, "no loss"),
     ],
 )
