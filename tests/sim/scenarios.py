@@ -467,6 +467,7 @@ def split(seed: int) -> Simulation:
     problem = SplitLedger(samples=64, portion_batches=2, batch_size=4, epochs=3)
     problem.is_u = options.get("shape") == "u"
     problem.is_in_turn = "clients" not in options
+    problem.evaluates = seed % 2 > 0
     faults = recovery_faults(seed) if rng.random() < 1 / 2 else mixed_faults(seed)
     moments = tuple(
         Moment(name=f"worker-{rng.integers(WORKERS)}", kind="PeerReply", direction="received",

@@ -38,6 +38,8 @@ class SplitLedger:
             for number in range(-(-self.length(portion) // batch_size))
         ]
         self.is_u = self.is_in_turn = False
+        self.evaluates = True
+        """Whether an evaluation asks the head, as that of a task without `evaluate` does not."""
         cells = len(self.keys)
         self.parts = (Client(self, "client.w", 2 * cells, samples), Head("head.w", cells))
         every = (entry for part in self.parts for entry in part.layout.entries)
@@ -103,7 +105,8 @@ class Client(_Cells):
         return 1.0, gradient
 
     def evaluating(self, w: Array) -> Generator[Question, tuple[Array, ...], Json]:
-        yield PREDICT, sent(np.zeros((1, 2), np.float32))
+        if self._ledger.evaluates:
+            yield PREDICT, sent(np.zeros((1, 2), np.float32))
         return {"applied": float(w.sum())}
 
 
