@@ -186,7 +186,7 @@ def main(names: list[str]) -> None:
     matplotlib.rcParams.update(style | {"font.size": 9})
     beside = curve_of("sync")
     for name in names or registry.BUILT_IN["algorithms"]:
-        if registry.load("algorithms", name).shape.head:
+        if registry.load("algorithms", name).shape.is_divided:
             draw_leakage(name)
             continue
         curve = curve_of(name)

@@ -286,7 +286,7 @@ def _method_page(name: str) -> str:
     return _page(
         name,
         _wrap(_sentence(entry.summary)),
-        *_figure(name, has_parties=bool(method.shape.head)),
+        *_figure(name, has_parties=method.shape.is_divided),
         text,
         _section("Keys of `[algorithm]`", options),
         *_defaults(name),

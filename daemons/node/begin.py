@@ -22,7 +22,7 @@ from daemons.node.requests import Request, field, host_directory, make, name_of_
 from dlctl import __version__
 from dlctl.control.keys import KEY_LETTERS
 from dlctl.errors import DlctlError, Unreachable, UsageError, VersionMismatch
-from dlctl.job import config
+from dlctl.job import config, parties
 from dlctl.launch import local, partyfiles
 from dlctl.launch.base import HOST_FILE, Credentials
 from dlctl.runs import paths
@@ -109,12 +109,12 @@ def _job(request: Request, directory: Path, files: dict[PurePosixPath, bytes]) -
     """The resolved job, with the path of the user's file on this machine."""
     job: dict[str, Any] = field(request, "job", dict)
     try:
-        about = config.of_stored(job).job
-        path = _relative(about.file)
+        stored = config.of_stored(job)
+        about, path = stored.job, _relative(stored.job.file)
+        needed = [_relative(file) for file in parties.files(stored)]
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise UsageError(f"the job of the request is invalid: {error}") from error
-    parties = [_relative(party["task"].rpartition(":")[0]) for party in job.get("parties", ())]
-    if not any(each in files for each in parties or [path]):
+    if not any(each in files for each in needed):
         raise UsageError(f"the job's file {about.file!r:.200} is not among the files")
     here = about.with_file(str(directory / TASK / path))
     moved = partyfiles.with_tasks(job, lambda file: str(directory / TASK / file))

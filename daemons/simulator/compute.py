@@ -52,7 +52,7 @@ class TorchCompute:
         method = registry.load("algorithms", self.job.algorithm.name)
         queue = WorkQueue(process, slot, self.costs, self.generators)
         place = (self.directory, registration)
-        thread = ComputeThread(queue, self.job, place, method.shape.engine, None, self.directory)
+        thread = ComputeThread(queue, self.job, place, method.shape, None, self.directory)
         queue.next_work = thread.next_work
         name, incarnation = process.name, process.incarnation
         acks = Acks(self.directory, name, incarnation, self.job.servers.count)

@@ -36,7 +36,7 @@ from dlctl.algorithms.engines import EnginePlace, Operations
 from dlctl.errors import DlctlError
 from dlctl.job import parties
 from dlctl.job.config import JobFile, ParameterGroup
-from dlctl.model import parameter_groups
+from dlctl.model import parameter_groups, parts
 from dlctl.model.flat import TRAINED
 from dlctl.model.parameter_groups import SHOWN_MAX
 from dlctl.util import cores
@@ -48,7 +48,7 @@ class Built(NamedTuple):
     stepper: Any
     """A Stepper, or a CutStepper."""
     loader: Any
-    """A PortionLoader; None: the head of parties has no data."""
+    """A PortionLoader; None: the worker's part has no data."""
     samples: int
     """The samples of a data epoch; 0: the dataset is a stream, or there is none."""
     batch_size: int
@@ -73,7 +73,7 @@ def build(
     there is no such device, RanksEnded.
     """
     replica = build_replica(job, slot, run=run, memory=ranks.memory if ranks is not None else -1)
-    if parties.is_head(job, slot):
+    if not parts.of_job(job).of(slot).has_data:
         return Built(Stepper(replica, job.gradient), None, 0, 0)
     task = replica.task
     dataset = dataset_of(job, task)
@@ -134,16 +134,15 @@ def build_replica(
     make_first_calls()
     seed_all(job.job.seed)  # A dataset drawn during the import has to be the same in all workers.
     task = _task_of(job, slot, run)
-    job = parties.job_of(job, slot)
-    evaluates = not parties.is_head(job, slot)
-    if job.job.stop.target and evaluates and not task.has("evaluate"):
+    job, division = parties.job_of(job, slot), parts.of_job(job)
+    if job.job.stop.target and division.of(slot).has_data and not task.has("evaluate"):
         raise TaskError(
             f'job.stop.target is "{job.job.stop.target}", and the task has no evaluate',
             where=task.place("loss"),
             hint="add evaluate(model) -> {metric: value} to the task, or remove target",
         )
     device = _device(job, slot, rank)
-    lacks = not job.parties and _does_without_weights(job, slot)
+    lacks = not division.is_divided and _does_without_weights(job, slot)
     kind: Any = TorchReplica
     if job.replica.ranks > 1:
         # This import takes a second.
@@ -173,20 +172,16 @@ def build_replica(
 
 
 def _task_of(job: JobFile, slot: int, run: Path | None) -> Task:
-    """The task of the worker of this slot: the job's, or a part of that of its party."""
+    """The task of the worker of this slot: the job's, or one that is made of its party's."""
     spec = parties.job_of(job, slot).job.task
     place = spec, Path(spec.rpartition(":")[0]).parent, run
-    if not job.parties:
+    part, party = parts.of_job(job).of(slot), parties.party_of(job, slot)
+    if not part.task or party is None:
         return load_task(*place)
-    from daemons.worker.split.client import ClientParts
-    from daemons.worker.split.head import HeadParts
-
     user, name = load_user(*place)
     options = registry.load("algorithms", job.algorithm.name).Options(**job.algorithm.options)
-    party = parties.workers(job.parties)[slot].name
-    if parties.is_head(job, slot):
-        return Task(HeadParts(user, options.shape, party), name, ["model"])
-    return Task(ClientParts(user, options, party), name)
+    made = registry.attribute(part.task)(user, options, party.name)
+    return Task(made, name, () if part.has_data else ["model"])
 
 
 def warn_of_changing_losses(method: str, model: nn.Module) -> None:

@@ -35,11 +35,13 @@ from daemons.worker.task.print_streams import copied
 from daemons.worker.task.user_task import TaskError, plain, whereabouts
 from daemons.worker.work_clock import WorkClock
 from dlctl.algorithms import engines
+from dlctl.algorithms.base import Shape
 from dlctl.algorithms.engines import Operations
-from dlctl.algorithms.methods.split import BatchKey
 from dlctl.errors import DlctlError
 from dlctl.job.config import JobFile
+from dlctl.model.parts import Division
 from dlctl.roles.protocol.effects import (
+    AnswerWanted,
     BringAnswer,
     BringRows,
     BuffersLoaded,
@@ -51,7 +53,6 @@ from dlctl.roles.protocol.effects import (
     EvaluationRun,
     ExchangeOwn,
     FailedSample,
-    HeadWanted,
     LoadBuffers,
     LoadFrozen,
     LocateTask,
@@ -102,23 +103,20 @@ class ComputeThread:
         loop: ComputeLoop,
         job: JobFile,
         place: tuple[Path, Register],
-        engine: str = "",
+        shape: Shape,
         ranks: Ranks | None = None,
         run: Path | None = None,
-        *,
-        shares: bool = False,
     ) -> None:
         """place: the run or host directory, for the frozen parameters and the shared memory, and
-        this worker's identity there. engine: "module:Class", the torch part of the method; "" if it
-        has none. ranks: the other processes of the replica, if it has several. run: directory of
-        the run whose stored code is used; None: the task's files as they are now. shares: all
-        workers of this host share one model.
+        this worker's identity there. shape: of the method. ranks: the other processes of the
+        replica, if it has several. run: directory of the run whose stored code is used; None: the
+        task's files as they are now.
         """
         self._place = place
-        self._shares = shares
+        self._shape = shape
+        self._division = Division(shape.parts, job)
         self._frozen: Any = None
         self._run = run
-        self._engine_name = engine
         self._engine: Operations | None = None
         self._ranks = ranks
         self._loop = loop
@@ -235,13 +233,15 @@ class ComputeThread:
         replica = self._stepper.replica
         replica.reseed(effect.slot, effect.term)
         self._replica = replica
+        part = self._division.of(effect.slot)
+        self._make_engine(self._shape.engine or part.engine)
         if self._loader is None:
-            return self._build_head(replica)
+            return self._build_without_data(replica)
         self._loader.reseed(effect.slot, effect.term)
-        if self._job.parties:
-            replica.task.user.ask = partial(self._ask_head, effect.slot)
+        if part.asks:
+            replica.task.user.ask = self._ask_head
         mark = None
-        if self._shares:
+        if "memory" in self._shape.links:
             shared = share(replica, self._place[0])
             whose = "this worker" if shared.is_new else "another worker"
             log.info("the model is in shared memory that %s created", whose)
@@ -252,11 +252,6 @@ class ComputeThread:
         self._averaged = replica.averaged()
         if self._ranks is not None and self._job.replica.hogwild > 1:
             self._ahead = BatchesAhead(self._ranks, replica, self._loader.identity)
-        if self._engine_name and not self._job.parties:
-            engine, ranks = self._engine_name, self._ranks
-            met = (ranks.count, ranks.meet()) if ranks is not None else (1, None)
-            self._engine = make_engine(self._job, engine, replica, 0, *met)
-            self._stepper.tell(self._engine)
         loader, clients = self._loader, self._loader.clients
         ready = ModelReady(
             "", replica.layout.to_bytes(), samples, replica.task.has("finish"),
@@ -266,18 +261,25 @@ class ComputeThread:
         )  # fmt: skip
         return ModelBuilt(ready, replica.parameters, self._averaged, mark)
 
-    def _build_head(self, replica: TorchReplica) -> ModelBuilt:
-        """The head of parties: a model without data."""
+    def _make_engine(self, target: str) -> None:
+        """The torch part of the method, and of the worker's part; target: "": it has none."""
+        if not target:
+            return
+        ranks = self._ranks
+        met = (ranks.count, ranks.meet()) if ranks is not None else (1, None)
+        self._engine = make_engine(self._job, target, self._replica, 0, *met)
+        self._stepper.tell(self._engine)
+
+    def _build_without_data(self, replica: TorchReplica) -> ModelBuilt:
+        """A worker that only answers others."""
         self._frozen = FrozenFile(*self._place)
         self._averaged = replica.averaged()
-        self._engine = make_engine(self._job, self._engine_name, replica)
         ready = ModelReady("", replica.layout.to_bytes(), 0, frozen=self._frozen.digests(replica))
         return ModelBuilt(ready, replica.parameters, self._averaged, None)
 
-    def _ask_head(self, slot: int, op: str, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    def _ask_head(self, op: str, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
         """Ask the head, and wait for its answer: for as long as the run waits for a head."""
-        batch = BatchKey(*self._batch_at, slot).to_array()
-        self._loop.post(HeadWanted(op, (batch, *arrays)))
+        self._loop.post(AnswerWanted(op, self._batch_at, arrays))
         return self._answers.get()
 
     def _load_buffers(self, effect: LoadBuffers) -> BuffersLoaded:

@@ -71,10 +71,8 @@ def serve(main: Main, context: process.DaemonContext) -> int:
     method = registry.load("algorithms", job.algorithm.name)
     ranks = _later_ranks(context, loop)
     run = context.directory if context.is_home else None  # Other hosts have unchanging copies.
-    shares = "memory" in method.shape.links
     thread = ComputeThread(
-        loop, job, (context.directory, registration), method.shape.engine or method.shape.head,
-        ranks, run, shares=shares,
+        loop, job, (context.directory, registration), method.shape, ranks, run,
     )  # fmt: skip
     main.begin.put(thread)
     loop.perform(Settled, acks.write)

@@ -35,6 +35,7 @@ from dlctl.job.config import COUNT_MAX, Choice, JobFile
 from dlctl.job.settings import Setting, of_options
 from dlctl.model.cut import Bounds
 from dlctl.model.flat import ROWS, Layout, slice_bounds
+from dlctl.model.parts import WHOLE, Part
 from dlctl.model.vector import Vector, copy_into, copy_of, zeros_like
 from dlctl.optim.base import Optimizer
 from dlctl.shards.base import Shard
@@ -130,10 +131,9 @@ class Shape:
     exact: bool = False
     """Every entry of every push must arrive as it was computed, in float32, and replicas must fetch
     the exact parameters."""
-    head: str = ""
-    """"module:Class", the torch part of the head, for a method whose model is divided among parties
-    (`[[parties]]`): an engine of the head's worker alone, made as `engine` is. A client's gradients
-    come from its own task and from what the head answers."""
+    parts: tuple[Part, ...] = (WHOLE,)
+    """What its workers hold and do: all the same or, with a model that is divided among parties
+    (`[[parties]]`), a part for each role."""
     serves_on: bool = False
     """Replicas answer each other also when they are drained, until they exit."""
     same_loss: bool = False
@@ -144,6 +144,16 @@ class Shape:
         {"worker", "server", "coordinator"}
     )
     """The daemons whose deaths the run survives. Without "server" no shard state is persisted."""
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether its workers hold different parts of a model."""
+        return len(self.parts) > 1
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether any of its workers has an engine."""
+        return bool(self.engine) or any(part.engine for part in self.parts)
 
     @property
     def needs_servers(self) -> bool:
@@ -229,7 +239,7 @@ class Site:
     pushes_all: bool = False
     """Whether a push leaves no residual, so that the replica may give its vector away."""
     role: str = ""
-    """"client" or "head", in a job with parties (`dlctl/job/parties.py`)."""
+    """Of its part (`Shape.parts`); "": there is one part."""
 
 
 class Automatic(NamedTuple):
@@ -405,6 +415,13 @@ class ReplicaSide(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} answers no requests")
 
+    def question(self, batch: tuple[int, int, int], arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+        """What is sent where a computation of this replica asks a worker of another part
+        (`Part.asks`), which gets it in `serve`. batch: (data epoch, portion, number) of the newest
+        one.
+        """
+        return arrays
+
     def figures(self) -> messages.Json:
         """The method's figures that the worker reports beside its own, as plain numbers."""
         return {}
@@ -482,6 +499,9 @@ class ShardSide(ABC):
         self.shard = shard
         self.lo = 0
         """Where the shard begins in its table; set by the server role."""
+        self.batches = ""
+        """How the run cuts its data (`dlctl.job.batches.cut`); set by the server role. What a state
+        says of portions and batches is of those of today only if this is the same."""
         self.measures_noise = False
         """Whether to measure how much the gradients of a step differ."""
         self.mean = Mean(self)
@@ -783,6 +803,8 @@ class Method:
     """The default compression of pushes."""
     check: Callable[[JobFile], list[Fault]] = lambda job: []
     """The settings of a job file that conflict with this method, beyond what the shape declares."""
+    check_model: Callable[[JobFile, Layout], list[Fault]] = lambda job, layout: []
+    """Like `check`, of a model that a worker has built: of its part."""
     check_steps: Callable[[JobFile, float], list[Fault]] = lambda job, steps: []
     """Like `check`, for a run in which all workers together make at most so many steps. It is
     called where the job file implies that, and again when the dataset is known.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dlctl import outdated
-from dlctl.algorithms.base import Method, ReplicaSide, ShardSide
+from dlctl.algorithms.base import Method, ReplicaSide, Shape, ShardSide
 from dlctl.algorithms.means import Mean
 from dlctl.algorithms.needs import (
     PARAMETERS,
@@ -25,6 +25,7 @@ from dlctl.algorithms.needs import (
     Settle,
     Write,
 )
+from dlctl.job import parties
 from dlctl.job.inner import NONE
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
@@ -77,10 +78,24 @@ def faults_of(method: Method) -> list[str]:
         found.append("it needs an engine and its twin, or neither")
     if shape.ranks and not shape.engine:
         found.append("its replicas can be several processes, and have no engine")
-    if shape.head and (shape.engine or "peers" not in shape.links or len(shape.tables) != 1):
-        found.append("its head is asked by clients: it has one table, links of peers, no engine")
+    found += _faults_of_parts(shape)
     if "memory" in shape.links and (shape.model != "replica" or shape.needs_servers):
         found.append('its replicas share one model: it has no tables, and model = "replica"')
+    return found
+
+
+def _faults_of_parts(shape: Shape) -> list[str]:
+    found, known = [], [part.role for part in shape.parts]
+    if known != [""] and known != [*parties.ROLES]:
+        found.append(f"its parts are {', '.join(known)}: parties have {', '.join(parties.ROLES)}")
+    if shape.is_divided and (shape.engine or "peers" not in shape.links or len(shape.tables) != 1):
+        found.append("its parts ask each other: they have one table, links of peers, own engines")
+    if any(bool(part.engine) != bool(part.twin) for part in shape.parts):
+        found.append("each of its parts needs an engine and its twin, or neither")
+    if not shape.parts[0].has_data:
+        found.append("its first part has no data, and the run's buffers are those of that part")
+    if lost := {part.asks for part in shape.parts} - {"", *known}:
+        found.append(f"its parts ask {', '.join(sorted(lost))}, which is none of them")
     return found
 
 
@@ -107,7 +122,7 @@ def why_no_loop(method: Method) -> str:
         return "its replicas share the memory of one model"
     if any(table.of_rows for table in shape.tables):
         return "it asks which rows a batch reads"
-    if shape.head:
+    if shape.is_divided:
         return "its model is divided among parties, each with a task"
     if shape.engine:
         return "its engine works inside of the replica"
@@ -134,7 +149,7 @@ def served(method: Method) -> frozenset[type[Need]]:
     found |= {Read, Write, Settle} if shape.tables else set()
     found |= {Ask} if "peers" in shape.links else set()
     found |= {Collective} if "group" in shape.links else set()
-    found |= {Engine} if shape.engine or shape.head else set()
+    found |= {Engine} if shape.has_engine else set()
     found |= {OwnStep, OwnState} if method.inner.name != NONE else set()
     return frozenset(found)
 

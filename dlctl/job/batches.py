@@ -59,6 +59,16 @@ def bound(job: JobFile) -> int:
     return FOUND_MAX * job.gradient.accumulate if is_open(job) else largest(job)
 
 
+def cut(job: JobFile) -> str:
+    """How the samples of an epoch are cut into batches: where this is the same, so are the samples
+    of each batch of each portion.
+    """
+    of_hosts = [host.batch_size for host in job.places if host.batch_size]
+    sizes = [job.data.portion_batches, job.workers.batch_size, *of_hosts]
+    order = job.job.seed if job.data.shuffle else "-"
+    return f"{'x'.join(map(str, sizes))}/{order}"
+
+
 def smallest(job: JobFile) -> int:
     """The same on the host with the smallest batch size; a training loop of the user's own may make
     steps of any size.

@@ -1,9 +1,9 @@
-"""The parties of split learning: which daemons each of them has, and what each may see.
+"""The parties of split learning, as the job file lists them: their workers, tasks, files and hosts.
 
 The workers of the clients come first, in the order of the job file; the head's worker is the last
 one. `server-0` holds what the clients train, on the host of the first client, and `server-1` what
-the head trains, on the head's host. So a shard never has parameters of both sides, and a worker
-knows the servers of its own side only.
+the head trains, on the head's host. What a worker may see and do follows from its part
+(`dlctl/model/parts.py`).
 """
 
 from __future__ import annotations
@@ -13,64 +13,48 @@ from dataclasses import replace
 
 from dlctl.job.config import CLIENT, HEAD, HOME, JobFile, Party
 
-SIDES = (CLIENT, HEAD)
-"""The roles, in the order of their servers and of their parameters in the layout of the run."""
-
-
-def clients(parties: Sequence[Party]) -> list[Party]:
-    return [party for party in parties if party.role == CLIENT]
-
-
-def head(parties: Sequence[Party]) -> Party:
-    """The party with the role of the head; a valid job with parties has one."""
-    return next(party for party in parties if party.role == HEAD)
+ROLES = (CLIENT, HEAD)
+"""In the order of their workers and of their servers."""
 
 
 def workers(parties: Sequence[Party]) -> list[Party]:
     """The party of each worker, by slot."""
-    found = [party for party in clients(parties) for _ in range(party.workers)]
-    return [*found, head(parties)] if found else []
+    found = [party for role in ROLES for party in parties if party.role == role]
+    return [party for party in found for _ in range(party.workers)]
 
 
-def head_slot(job: JobFile) -> int:
-    """The slot of the head's worker; -1: the job has no parties."""
-    return len(workers(job.parties)) - 1
-
-
-def is_head(job: JobFile, slot: int) -> bool:
-    return slot >= 0 and slot == head_slot(job)
-
-
-def side_of(job: JobFile, slot: int) -> int:
-    """The side of a worker, which is the number of its server: 0 of a client, 1 of the head."""
-    return int(is_head(job, slot))
-
-
-def role_of(job: JobFile, slot: int) -> str:
-    """The role of a worker; "": the job has no parties."""
-    return SIDES[side_of(job, slot)] if job.parties else ""
-
-
-def slots_of(job: JobFile, shard: int, slots: Sequence[int]) -> tuple[int, ...]:
-    """Those of the slots that may know this server: all of them without parties."""
+def roles(job: JobFile) -> list[str]:
+    """The role of each worker, by slot; "": the job has no parties."""
     if not job.parties:
-        return tuple(slots)
-    return tuple(slot for slot in slots if side_of(job, slot) == shard)
+        return [""] * job.workers.count
+    return [party.role for party in workers(job.parties)]
+
+
+def party_of(job: JobFile, slot: int) -> Party | None:
+    """The party of a worker; None: the job has none."""
+    return workers(job.parties)[slot] if job.parties else None
 
 
 def job_of(job: JobFile, slot: int) -> JobFile:
     """The job as a worker of this slot reads it: with the task and the weights of its party."""
-    if not job.parties:
+    if (party := party_of(job, slot)) is None:
         return job
-    party = workers(job.parties)[slot]
     return replace(job, job=replace(job.job, task=party.task, weights=party.weights))
 
 
+def files(job: JobFile) -> list[str]:
+    """The files of the user's that the workers run: one, or that of each party."""
+    return [party.task.rpartition(":")[0] for party in job.parties] or [job.job.file]
+
+
 def hosts_of(job: JobFile) -> dict[str, str]:
-    """Server or worker -> the name of its host in the job file; "": this machine."""
-    of_workers = [_host(party) for party in workers(job.parties)]
-    found = {"server-0": of_workers[0], "server-1": of_workers[-1]}
-    return found | {f"worker-{slot}": host for slot, host in enumerate(of_workers)}
+    """Server or worker -> the name of its host in the job file, for a job with parties; "": this
+    machine.
+    """
+    every = workers(job.parties)
+    first = {role: next(party for party in every if party.role == role) for role in ROLES}
+    found = {f"server-{number}": _host(first[role]) for number, role in enumerate(ROLES)}
+    return found | {f"worker-{slot}": _host(party) for slot, party in enumerate(every)}
 
 
 def _host(party: Party) -> str:

@@ -49,7 +49,7 @@ def translate(document: dict[str, Any]) -> list[Fault]:
     follow: dict[str, dict[str, Any]] = {
         "job": {"task": next((t["task"] for t in (*mine, *tables) if "task" in t), "")},
         "workers": {"count": 1 + sum(n for n in counts if type(n) is int and n > 0)},
-        "servers": {"count": len(parties.SIDES)},
+        "servers": {"count": len(parties.ROLES)},
     }
     for section, keys in follow.items():
         table = document.setdefault(section, {})
@@ -151,10 +151,10 @@ def located(job: JobFile, home: Path) -> JobFile:
 def faults(job: JobFile, method: Method) -> Iterator[tuple[KeyPath, str, str]]:
     """What does not go with parties, or with a method that needs them."""
     name = job.algorithm.name
-    if job.parties and not method.shape.head:
+    if job.parties and not method.shape.is_divided:
         what = f"{name} has no parties: every worker of it has the whole model"
         yield AT, what, 'use [algorithm] name = "split", or remove [[parties]]'
-    if not job.parties and method.shape.head:
+    if not job.parties and method.shape.is_divided:
         what = f"{name} divides the model among parties, and the job has none"
         instead = "add [[parties]]: `dlctl init --example split` has two"
         yield ("algorithm", "name"), what, instead

@@ -16,6 +16,7 @@ from dlctl import jobfile, registry
 from dlctl.errors import UsageError
 from dlctl.job.config import JobFile, to_dict
 from dlctl.launch.base import same_hashes
+from dlctl.model import parts
 from dlctl.model.cut import Bounds
 from dlctl.ops import other_process, remains
 from dlctl.runs import lineage, select
@@ -54,7 +55,7 @@ def _gradient(job: JobFile, checkpoint: Path | None) -> tuple[Array, Bounds]:
             where=job.job.file,
             hint="measure with a job that has a task with a similar model",
         )
-    if job.parties:
+    if parts.of_job(job).is_divided:
         raise UsageError(
             "the model is divided among parties, which push every entry: nothing to compress",
             where=job.job.file,

@@ -21,6 +21,7 @@ from dlctl.errors import DlctlError, NotFound
 from dlctl.health import needs, network, resources, software
 from dlctl.health.findings import FAULT, LINKS, Finding
 from dlctl.health.needs import CONTROL, HERE, HostNeed, NeededLink
+from dlctl.job import parties
 from dlctl.launch import launcher as launchers
 from dlctl.launch import session, taskfiles
 from dlctl.launch.launcher import Launcher
@@ -109,8 +110,7 @@ def _of_coordinator(visits: Visits, job: JobFile, file: Path) -> Iterator[Findin
         subject = "task"
         if visits.launcher.copies_files:
             home = file.parent.resolve()
-            tasks = [party.task.rpartition(":")[0] for party in job.parties]
-            for needed in tasks or [job.job.file]:
+            for needed in parties.files(job):
                 taskfiles.collect(home, needed, home / job.job.run_dir)
     except DlctlError as error:
         yield _fault(here, subject, error)

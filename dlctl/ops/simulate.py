@@ -130,7 +130,7 @@ def check(job: JobFile, request: SimulationRequest) -> None:
     shape = registry.load("algorithms", job.algorithm.name).shape
     faults = {
         "[job] script has a training loop of its own": job.has_loop,
-        "[[parties]] divide the model": bool(job.parties),
+        "[[parties]] divide the model, and a loss waits for the head's answer": shape.is_divided,
         "[replica] has several processes": job.ranks > 1 or job.replica.hogwild > 1,
         f"{job.algorithm.name} shares memory between processes": "memory" in shape.links,
     }
@@ -138,7 +138,9 @@ def check(job: JobFile, request: SimulationRequest) -> None:
     if found:
         raise UsageError(
             f"this job cannot be simulated: {'; '.join(found)}",
-            hint="simulate it with one process per worker, as a task",
+            hint="try a short run of it, with stop = { steps = 100 }"
+            if shape.is_divided
+            else "simulate it with one process per worker, as a task",
         )
     count = job.workers.count
     unknown = [name for name in request.slow if int(name.rpartition("-")[2]) >= count]

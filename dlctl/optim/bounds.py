@@ -5,7 +5,7 @@ from __future__ import annotations
 from dlctl import registry
 from dlctl.job import shard_weights
 from dlctl.job.config import JobFile
-from dlctl.model import party_layouts
+from dlctl.model import parts
 from dlctl.model.cut import Bounds, cut, units
 from dlctl.model.flat import Layout, TensorEntry
 from dlctl.optim.base import Optimizer
@@ -18,8 +18,8 @@ def of_job(job: JobFile, layout: Layout) -> Bounds:
     """The bounds of the shards; (0,) without servers. Raises UsageError for too many servers."""
     if not job.servers.count:
         return (0,)
-    if job.parties:
-        return party_layouts.bounds_of(layout)
+    if (division := parts.of_job(job)).is_divided:
+        return division.bounds(layout)
     weights = job.servers.weights or shard_weights.of_job(job, layout.size())
     optimizer = _of_matrices(job)
 

@@ -68,12 +68,13 @@ from dlctl.sim.objectives import (
     stream_rows,
 )
 from dlctl.sim.process import Process
+from dlctl.sim.questions import Asks, QuestionsDriver
 from dlctl.sim.shared_models import SharedModels
 from dlctl.sim.store import Store
 from dlctl.util import listing
 from dlctl.util.names import HOME_AGENT
 from dlctl.wire.machine import Exit, Send, StopRequested
-from dlctl.wire.messages import Array, ModelReady, ProcessExited, Spawned
+from dlctl.wire.messages import Array, Json, ModelReady, ProcessExited, Spawned
 
 SPAWN_S = 0.05
 TAKE_S = 1e-4
@@ -218,6 +219,12 @@ class ComputeDriver:
         self.frozen = FrozenDriver(process, objective, files)
         self._own = own
         self._inner = own(self.parameters) if own is not None else None
+        self._asking: QuestionsDriver | None = None
+        """Of a part whose computations ask."""
+        self._answered: tuple[float, Array] | None = None
+        """Loss and gradient of the batch, where these came of answers."""
+        if isinstance(objective, Asks):
+            self._asking = QuestionsDriver(process)
         self._engine: Operations | None = None
         if twin:
             place = TwinPlace(objective, self.parameters, method_options)
@@ -275,7 +282,22 @@ class ComputeDriver:
             return
         self._gradient[:] = np.nan
         before = self.parameters.copy()
-        self._later(self.step_s(), lambda: self._finish(effect, before))
+        self._later(self.step_s(), lambda: self._ask(effect, before))
+
+    def _ask(self, effect: Compute, before: Array) -> None:
+        """Finish the step, once the questions of its batch are answered, if it has any."""
+        if self._asking is None:
+            self._finish(effect, before)
+            return
+        assert isinstance(self.objective, Asks)
+        batch = Batch(self._rows(effect), *self._who, self.computed)
+        key = effect.data_epoch, effect.portion, effect.number
+
+        def then(computed: tuple[float, Array]) -> None:
+            self._answered = computed
+            self._finish(effect, before)
+
+        self._asking.begin(self.objective.asking(before, batch, key), key, then)
 
     def step_s(self) -> float:
         """How long the next step takes."""
@@ -337,7 +359,8 @@ class ComputeDriver:
         if self._engine is not None:
             self._engine.begin_step(len(rows), 1.0)
             self._engine.see_batch(batch, 1.0)
-        loss, self._gradient[:] = self.objective.gradient(seen, batch)
+        loss, self._gradient[:] = self._answered or self.objective.gradient(seen, batch)
+        self._answered = None
         self._averaged = self.objective.averaged(self._averaged, batch)
         return loss
 
@@ -432,6 +455,9 @@ class ComputeDriver:
 
     def _evaluate(self, effect: RunEvaluation) -> None:
         takes_s = self.options.evaluate_s
+        if self._asking is not None:
+            self._evaluate_asking(effect)
+            return
         try:
             ran = EvaluationRun(effect.evaluation, self.objective.evaluate(effect.parameters))
         except JobFailed as error:
@@ -442,6 +468,16 @@ class ComputeDriver:
             text = f"{effect.finish_with} of {ran.metrics}"
             ran, takes_s = replace(ran, metrics={}, text=text), self.options.finish_s
         self._later(takes_s, lambda: self.process.post(ran))
+
+    def _evaluate_asking(self, effect: RunEvaluation) -> None:
+        assert self._asking is not None
+        assert isinstance(self.objective, Asks)
+
+        def then(metrics: Json) -> None:
+            ran = EvaluationRun(effect.evaluation, metrics)
+            self._later(self.options.evaluate_s, lambda: self.process.post(ran))
+
+        self._asking.begin(self.objective.evaluating(effect.parameters), (0, 0, 0), then)
 
 
 FOUND = 8

@@ -16,6 +16,7 @@ import numpy as np
 
 from dlctl import registry
 from dlctl.job.config import Choice, JobFile
+from dlctl.model.parts import Division
 from dlctl.roles.agent.agent import Agent
 from dlctl.roles.agent.guest import Guest
 from dlctl.roles.coordinator.coordinator import Coordinator
@@ -47,6 +48,7 @@ from dlctl.sim.keys import SimulatedKeys
 from dlctl.sim.network import NetworkOptions, SimNetwork
 from dlctl.sim.objectives import Objective
 from dlctl.sim.process import Observer, Process
+from dlctl.sim.questions import Divided
 from dlctl.sim.shared_models import SharedModels
 from dlctl.sim.states import CommitDriver, KeptStates
 from dlctl.sim.store import Store
@@ -350,9 +352,12 @@ class World:
         job = self.job
         method = registry.load("algorithms", job.algorithm.name)
         lead = method.lead(method.Options(**job.algorithm.options))
+        division, slot = Division(method.shape.parts, job), int(process.name.rpartition("-")[2])
+        whole = self.objective
+        objective = whole.parts[division.number(slot)] if isinstance(whole, Divided) else whole
         ComputeDriver(
-            process, self.objective, job.job.seed, self.compute,
-            self._compute_rng, job.algorithm.name, method.shape.twin,
+            process, objective, job.job.seed, self.compute,
+            self._compute_rng, job.algorithm.name, method.shape.twin or division.of(slot).twin,
             method.Options(**job.algorithm.options), self.inner(job.inner),
             files=files, cohort=lead.cohort,
             memory=self.shared_models if "memory" in method.shape.links else None,

@@ -106,7 +106,7 @@ def test_a_job_file_can_name_it(name, tmp_path):
     (tmp_path / "train.py").touch()
     path = tmp_path / "job.toml"
     method, task = f'algorithm.name = "{name}"\n', 'task = "train.py:task"'
-    if registry.load("algorithms", name).shape.head:
+    if registry.load("algorithms", name).shape.is_divided:
         rows = (f'{{ name = "{r}", role = "{r}", {task}, host = "local" }}' for r in PARTIES)
         path.write_text(f'parties = [{", ".join(rows)}]\njob.name = "a"\n{method}')
     else:  # Some need somebody to talk to.

@@ -17,9 +17,11 @@ from dlctl.algorithms.methods.split import SPLIT, BatchKey, Options
 from dlctl.algorithms.needs import Engine, Need, Read, Write
 from dlctl.compress.base import Delta
 from dlctl.errors import RemoteProtocolError
+from dlctl.job.config import Choice, Job, JobFile, Party, Workers
+from dlctl.model.flat import AVERAGED, TRAINED, Layout, TensorEntry
 from dlctl.optim.sgd import SGD, SGDOptions
 from dlctl.shards.memory import in_memory
-from dlctl.wire.messages import APPLIED, HELD, LATE, REFUSED, Array, Packed, Push
+from dlctl.wire.messages import APPLIED, BUFFERED, HELD, LATE, REFUSED, Array, Packed, Push
 
 SIZE, HEAD = 3, 2
 
@@ -204,6 +206,8 @@ def test_a_head_that_has_not_seen_the_first_half_asks_for_it():
         ("predict", (BatchKey(0, 0, 0, 0).to_array(), np.ones(2), np.array([3], np.int64))),
         ("predict", (BatchKey(0, 0, 0, 0).to_array(), np.ones(3, np.int64), np.array([3]))),
         ("predict", (-BatchKey(0, 0, 0, 1).to_array(), *tensor(1.0))),
+        ("predict", (BatchKey(2**40, 0, 0, 1).to_array(), *tensor(1.0))),
+        ("predict", (BatchKey(0, 0, 0, 1, 2**62).to_array(), *tensor(1.0))),
         ("predict", (BatchKey(0, 0, 0, 0).to_array(), np.ones(0), np.array([0], np.int64))),
     ],
 )
@@ -244,3 +248,96 @@ def test_parallel_clients_do_not_wait_for_each_other_and_have_one_portion_each()
     assert not lead.may_lease(2, 0)
     # Of those ahead, a server would not know that it has the batches of all of them.
     assert "worker-1" in lead.may_lease(1, 0)
+
+
+# ---------------------------------------------------------------- a head for each client
+
+
+def gathering() -> Any:
+    options = Options(clients="parallel", heads="each")
+    optimizer = SPLIT.shard.optimizer(options, SGD(SGDOptions(lr=1.0)), 3)
+    return SPLIT.shard.of(options)(options, in_memory(optimizer, np.zeros(SIZE, np.float32)))
+
+
+def ends(side: Any, clock: int, part: int = split.BEGIN) -> str:
+    """The head says that a step of the clients begins, or that it has seen all."""
+    empty = Packed("none", SIZE, (np.zeros(0, np.float32),))
+    message = Push(HEAD, 1, 1, 0, 0, 0, 0, 0, clock, empty, part)
+    return side.push(message, Delta(np.zeros(SIZE, np.float32)))[0].kind
+
+
+def test_the_gradients_of_a_step_are_gathered_until_the_next_one_begins():
+    side = gathering()
+    assert ends(side, 0) == APPLIED
+    assert [push(side, BatchKey(0, portion, 0, portion)) for portion in (0, 1)] == [BUFFERED] * 2
+    assert push(side, BatchKey(0, 1, 0, 0)) == LATE, "a batch is in the sum once"
+    assert side.shard.w.tolist() == [0.0] * SIZE
+    assert ends(side, 1) == ends(side, 1) == APPLIED
+    assert side.shard.w.tolist() == [-1.0] * SIZE, "the mean, once"
+    push(side, BatchKey(0, 2, 0, 0))
+    side.resume(json.loads(json.dumps(side.state())))
+    assert ends(side, 1) == APPLIED, "a new process of the head does not know the step"
+    assert side.shard.w.tolist() == [-1.0] * SIZE
+    assert ends(side, 0, split.END) == APPLIED
+    assert side.shard.w.tolist() == [-2.0] * SIZE
+
+
+def test_the_head_begins_a_step_once_before_it_computes_in_it_and_ends_the_last_one():
+    where = site(Options(clients="parallel", heads="each"), np.zeros(SIZE, np.float32), HEAD)
+    side = SPLIT.replica(replace(where, role="head"))
+    side.begin("new")
+    for number in range(2):
+        asked = (BatchKey(0, number, 0, 0, 7).to_array(), *tensor(1.0), *tensor(2.0))
+        _, needs = answered(side.serve("step", asked), STEPPED)
+        kinds = [type(need) for need in needs]
+        assert kinds == [Write, Read, Engine, Write][number:]
+    (last,) = side.leave()
+    assert (last.part, last.vector) == (split.END, None)
+    asked = (BatchKey(0, 2, 0, 0, 8).to_array(), *tensor(1.0))
+    _, needs = answered(side.serve("predict", asked), {"predict": tensor(1.0)})
+    assert [type(need) for need in needs] == [Read, Engine], "after the end nothing is pushed"
+
+
+# ---------------------------------------------------------------- what it refuses, and forgets
+
+
+@pytest.mark.parametrize("clients", ["turn", "parallel"])
+def test_batches_that_are_cut_otherwise_after_a_resume_are_new(clients):
+    side, same, other = (side_of(clients) for _ in range(3))
+    side.batches = same.batches = "2x8/0"
+    other.batches = "2x16/0"
+    push(side, BatchKey(0, 4, 0, 0))
+    for each, expected in ((same, LATE), (other, APPLIED)):
+        each.restore(json.loads(json.dumps(side.state())))
+        assert push(each, BatchKey(0, 4, 0, 1)) == expected
+
+
+def split_job(optimizer: str = "sgd", clients: int = 2, **options: Any) -> JobFile:
+    clinic = Party(name="c", role="client", task="a", host="local", workers=clients)
+    return JobFile(
+        job=Job(name="s", task="a"), algorithm=Choice(name="split", options=options),
+        optimizer=Choice(name=optimizer), workers=Workers(count=clients + 1),
+        parties=(clinic, Party(name="h", role="head", task="b", host="local")),
+    )  # fmt: skip
+
+
+def test_clients_in_turn_do_not_hand_on_buffers_and_that_is_said():
+    running = TensorEntry("client.1.running_mean", AVERAGED, (4,), "float32")
+    layout = Layout((TensorEntry("client.0.weight", TRAINED, (4,), "float32"), running))
+    ((key, what, instead),) = SPLIT.check_model(split_job(), layout)
+    assert key == ("algorithm", "clients")
+    assert (running.name in what, "GroupNorm" in instead) == (True, True)
+    plain = Layout(layout.entries[:1])
+    at_once = replace(split_job(), algorithm=Choice(name="split", options={"clients": "parallel"}))
+    for job, model in ((split_job(), plain), (split_job(clients=1), layout), (at_once, layout)):
+        assert SPLIT.check_model(job, model) == []
+
+
+def test_a_head_for_each_client_needs_clients_at_once_and_an_optimiser_of_means():
+    both = {"clients": "parallel", "heads": "each"}
+    assert SPLIT.check(replace(split_job(), algorithm=Choice(name="split", options=both))) == []
+    ((key, *_),) = SPLIT.check(split_job(heads="each"))
+    assert key == ("algorithm", "heads")
+    muon = replace(split_job("muon"), algorithm=Choice(name="split", options=both))
+    ((key, *_),) = SPLIT.check(muon)
+    assert key == ("optimizer", "name")

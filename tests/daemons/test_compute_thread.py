@@ -23,6 +23,7 @@ from daemons.worker import compute_thread
 from daemons.worker.compute_thread import TEXT_CHARS_MAX, ComputeThread
 from daemons.worker.task import print_streams
 from daemons.worker.task.failures import ProcessLost
+from dlctl.algorithms.base import Shape
 from dlctl.errors import DlctlError, Unreachable
 from dlctl.job import config
 from dlctl.roles.protocol.effects import (
@@ -92,7 +93,7 @@ def prepared(tmp_path: Path, monkeypatch) -> Iterator[Callable[..., Loop]]:
             ),
         )
         loop = Loop()
-        thread = ComputeThread(loop, job, (tmp_path, BIRTH))
+        thread = ComputeThread(loop, job, (tmp_path, BIRTH), Shape())
         threading.Thread(target=thread.run, name="compute", daemon=True).start()
         threads.append(thread)
         return loop
@@ -304,7 +305,7 @@ def test_rows_that_do_not_come_are_waited_for_so_long_and_no_longer(monkeypatch,
     monkeypatch.setattr(compute_thread, "EVALUATE_S_MAX", 0.01)
     loop = Loop()
     job = config.JobFile(job=config.Job(name="rows", task="train.py:"))
-    thread = ComputeThread(loop, job, (tmp_path, BIRTH))
+    thread = ComputeThread(loop, job, (tmp_path, BIRTH), Shape())
     with pytest.raises(DlctlError, match="rows"):
         thread._fetch_rows(np.arange(3))
     late, own = BringRows(np.zeros(3, np.float32)), BringRows(np.ones(3, np.float32))

@@ -13,6 +13,7 @@ import pytest
 
 from daemons.loop import Loop
 from daemons.worker.compute_thread import ComputeThread
+from dlctl.algorithms.base import Shape
 from dlctl.job import config
 from dlctl.roles.protocol.effects import (
     BuildModel,
@@ -121,7 +122,9 @@ def does(tmp_path: Path, monkeypatch, run_script) -> Callable[..., list[Event]]:
             data=config.Data(shuffle=False),
         )
         loop = Loop()
-        thread = ComputeThread(loop, job, (tmp_path, BIRTH), f"counting:{engine}")
+        thread = ComputeThread(
+            loop, job, (tmp_path, BIRTH), Shape(engine=f"counting:{engine}", twin="none")
+        )
         threading.Thread(target=thread.run, name="compute", daemon=True).start()
         events: list[Event] = run_script(loop, BuildModel(0, 1), *effects, awaited=1 + awaited)
         return events[1:] if isinstance(events[0], ModelBuilt) else events

@@ -4,157 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
-import runpy
 import signal
-from collections.abc import Iterator
-from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from split_parties import BATCHES, RECORDING, exported, has, loaded, received, write
 from torch import nn
 from torch.nn import functional
 from workplace import Workplace
 
 from daemons.worker.replica import seed_all
-
-CLINIC = """
-import threading
-from pathlib import Path
-
-import torch
-from torch import nn
-from torch.nn import functional
-from torch.utils.data import TensorDataset
-
-PAUSE_S = {pause_s}
-torch.manual_seed(5)
-X = torch.randn(256, 16)
-Y = (X[:, :4].sum(1) > 0).long() + 2 * (X[:, 4:8].sum(1) > 0).long()
-
-
-class Slow(nn.Module):
-    def forward(self, z):
-        threading.Event().wait(PAUSE_S)
-        return z
-
-
-class Clinic:
-    def client_model(self):
-        return nn.Sequential(nn.Linear(16, 12), nn.Tanh(), Slow())
-
-    def top_model(self):
-        return nn.Linear(8, 4)
-
-    def dataset(self):
-        return TensorDataset(X, Y)
-
-    def loss(self, output, y):
-        return functional.cross_entropy(output, y)
-
-    def evaluate(self, model):
-        return {{"accuracy": (model(X[:64]).argmax(1) == Y[:64]).float().mean()}}
-
-
-task = Clinic()
-"""
-LAB = """
-from torch import nn
-from torch.nn import functional
-
-
-class Lab:
-    def server_model(self):
-        return nn.Sequential(nn.Linear(12, 8), nn.ReLU(){last})
-
-    def loss(self, output, y):
-        return functional.cross_entropy(output, y)
-
-
-task = Lab()
-"""
-RECORDING = '''
-import os
-import pickle
-from pathlib import Path
-
-from dlctl.wire import codec
-
-decode = codec.decode
-
-
-def recorded(*arguments, **more):
-    """Every message that this process receives, from now on."""
-    message = decode(*arguments, **more)
-    with open(Path(__file__).with_name(f"received.{os.getpid()}"), "ab") as file:
-        pickle.dump((type(message).__name__, arrays_in(message)), file)
-    return message
-
-
-def arrays_in(thing):
-    import numpy as np
-
-    if isinstance(thing, np.ndarray):
-        return [np.array(thing)]
-    if isinstance(thing, tuple | list):
-        return [array for each in thing for array in arrays_in(each)]
-    names = getattr(thing, "__slots__", ()) if type(thing).__module__.startswith("dlctl.") else ()
-    return [array for name in names for array in arrays_in(getattr(thing, name, None))]
-
-
-codec.decode = recorded
-'''
-JOB = """
-[job]
-name = "split"
-stop = {{ epochs = 2 }}
-[algorithm]
-name = "split"
-{algorithm}
-[optimizer]
-name = "momentum"
-lr = 0.05
-[workers]
-batch_size = 8
-threads = 1
-[data]
-portion_batches = 2
-shuffle = false
-[evaluation]
-every_epochs = 1
-[checkpoints]
-every_s = 0.0
-[[parties]]
-name = "clinic"
-role = "client"
-task = "clinic/train.py:task"
-host = "local"
-workers = {clients}
-[[parties]]
-name = "lab"
-role = "head"
-task = "lab/train.py:task"
-host = "local"
-"""
-BATCHES = 64
-"""Of both epochs."""
-
-
-def write(place: Workplace, algorithm: str, *, clients: int = 2, pause_s: float = 0.0) -> None:
-    is_u = 'shape = "u"' in algorithm
-    for name, text in (
-        ("clinic", CLINIC.format(pause_s=pause_s)),
-        ("lab", LAB.format(last="" if is_u else ", nn.Linear(8, 4)")),
-    ):
-        (place.path / name).mkdir()
-        (place.path / name / "train.py").write_text(text)
-    (place.path / "job.toml").write_text(JOB.format(algorithm=algorithm, clients=clients))
-
-
-def loaded(path: Path) -> SimpleNamespace:
-    return SimpleNamespace(**runpy.run_path(str(path)))
 
 
 def in_one_process(place: Workplace, *, is_u: bool) -> dict[str, np.ndarray]:
@@ -177,22 +38,24 @@ def in_one_process(place: Workplace, *, is_u: bool) -> dict[str, np.ndarray]:
     return {name: value.detach().numpy() for name, value in model.state_dict().items()}
 
 
-def exported(place: Workplace) -> dict[str, np.ndarray]:
-    ended = place.dlctl("checkpoint", "export", "-o", "model.pt")
-    assert ended.code == 0, ended.err
-    state = torch.load(place.path / "model.pt", weights_only=True)
-    return {name: value.numpy() for name, value in state.items()}
-
-
 def flat(state: dict[str, np.ndarray]) -> np.ndarray:
     return np.concatenate([state[name].reshape(-1) for name in sorted(state)])
 
 
-def versions(place: Workplace) -> list[int]:
-    """Steps that each server has made, by the last checkpoint."""
+def states(place: Workplace) -> list[dict[str, Any]]:
+    """Of each server, in the last checkpoint."""
     newest = max((place.directory / "ckpt").glob("*/manifest.json"))
-    shards = json.loads(newest.read_text())["shards"]
-    return [shard["state"]["version"] for shard in shards]
+    return [shard["state"] for shard in json.loads(newest.read_text())["shards"]]
+
+
+def versions(place: Workplace) -> list[int]:
+    """Steps that each server has made."""
+    return [state["version"] for state in states(place)]
+
+
+def samples(place: Workplace) -> list[int]:
+    """Samples in the values of each server."""
+    return [state["samples"] for state in states(place)]
 
 
 def kill(place: Workplace, *names: str) -> None:
@@ -225,14 +88,15 @@ def test_clients_in_turn_learn_what_one_process_does_although_they_are_killed(
 
 @pytest.mark.long
 @pytest.mark.parametrize("algorithm", ['shape = "vanilla"', 'shape = "u"'])
-def test_no_batch_is_lost_or_twice_in_either_part_when_the_head_is_killed(
+def test_no_batch_is_lost_or_twice_in_either_part_when_the_head_or_a_server_is_killed(
     place: Workplace, algorithm: str
 ) -> None:
     write(place, algorithm, pause_s=0.02)
     run = place.begin("run", "job.toml")
-    for step in (4, 20, 36):
+    victims = {4: "worker-2", 16: "server-1", 28: "server-0", 40: "worker-2"}
+    for step, victim in victims.items():
         place.until_step(step)
-        kill(place, "worker-2")
+        kill(place, victim)
     ended = run.end(120)
     assert place.run()["state"] == "finished", ended.err
     assert versions(place) == [BATCHES, BATCHES]
@@ -240,8 +104,11 @@ def test_no_batch_is_lost_or_twice_in_either_part_when_the_head_is_killed(
 
 
 @pytest.mark.long
-def test_parallel_clients_train_although_one_and_the_head_are_killed(place: Workplace) -> None:
-    write(place, 'clients = "parallel"', pause_s=0.02)
+@pytest.mark.parametrize("heads", ["one", "each"])
+def test_parallel_clients_train_although_one_and_the_head_are_killed(
+    place: Workplace, heads: str
+) -> None:
+    write(place, f'clients = "parallel"\nheads = "{heads}"', pause_s=0.02)
     run = place.begin("run", "job.toml")
     place.until_step(8)
     kill(place, "worker-0")
@@ -249,34 +116,12 @@ def test_parallel_clients_train_although_one_and_the_head_are_killed(place: Work
     kill(place, "worker-2")
     ended = run.end(120)
     assert place.run()["state"] == "finished", ended.err
-    _, of_head = versions(place)
-    assert of_head == BATCHES, "a batch that a dead client had asked for is in h once"
+    _, of_head = samples(place)
+    assert of_head == 8 * BATCHES, "a batch that a dead client had asked for is in h once"
     place.nothing_left()
 
 
 # ---------------------------------------------------------------- what each party sees
-
-
-def received(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """(kind of message, an array in it) of all that the processes of a party have received."""
-    for path in folder.glob("received.*"):
-        with path.open("rb") as file:
-            while True:
-                try:
-                    kind, arrays = pickle.load(file)
-                except EOFError:
-                    break
-                for array in arrays:
-                    yield kind, array
-
-
-def has(values: np.ndarray, part: np.ndarray) -> bool:
-    """Whether a run of elements of the flat `values` is `part`, to 1e-6."""
-    values, part = values.reshape(-1).astype(np.float64), part.reshape(-1).astype(np.float64)
-    if values.size < part.size:
-        return False
-    windows = np.lib.stride_tricks.sliding_window_view(values, part.size)
-    return bool((np.abs(windows - part).max(1) < 1e-6).any())
 
 
 @pytest.mark.parametrize("shape", ["u", pytest.param("vanilla", marks=pytest.mark.long)])

@@ -10,6 +10,7 @@ from dlctl import jobfile
 from dlctl.job import parties, placement
 from dlctl.job.config import JobFile, from_dict, to_dict
 from dlctl.jobfile import JobFileError
+from dlctl.model import parts
 
 HEAD = '[job]\nname = "s"\n[algorithm]\nname = "split"\n'
 CLINIC = '[[parties]]\nname = "clinic"\nrole = "client"\ntask = "a/train.py:task"\nhost = "local"\n'
@@ -48,11 +49,13 @@ def test_workers_and_servers_follow_from_the_parties(folder):
     assert [party.name for party in parties.workers(job.parties)] == [
         "clinic", "clinic", "ward", "lab",
     ]  # fmt: skip
-    assert parties.head_slot(job) == 3
+    division = parts.of_job(job)
+    assert (division.without_data, division.asked_by(1), division.asked_by(3)) == ({3}, 3, -1)
     tasks = [parties.job_of(job, slot).job.task for slot in range(4)]
     assert [Path(task).parent.name for task in tasks] == ["a", "a", "c", "b"]
-    assert parties.slots_of(job, 0, range(4)) == (0, 1, 2)
-    assert parties.slots_of(job, 1, range(4)) == (3,)
+    assert division.slots_of(0, range(4)) == (0, 1, 2)
+    assert division.slots_of(1, range(4)) == (3,)
+    assert [division.initialises(slot) for slot in range(4)] == [True, False, False, True]
     assert from_dict(JobFile, to_dict(job)) == job
 
 

@@ -130,7 +130,7 @@ def training(
     collecting: Collecting | None = None,
     own_lr: float = OWN_LR,
     steps: MakeSteps | None = None,
-    head: int = -1,
+    asks: int = -1,
 ) -> Training:
     """A replica at work. own_lr: of its own optimiser, if the method has one."""
     queue = send_queue or SendQueue(context.retries)
@@ -148,7 +148,7 @@ def training(
     host = NoWorker(Links(context, me or identity(), tables, queue, members), terms)
     return Training(
         host, method, side, Origin(np.zeros(0)), collecting=collecting, steps=steps or Computing,
-        head=head,
+        asks=asks,
     )  # fmt: skip
 
 

@@ -28,9 +28,10 @@ from simulated import (
     job_file,
     ledger_checkers,
 )
+from split_ledger import SplitChecker, SplitLedger
 from stolen_key import Thief
 
-from dlctl.job.config import Gradients
+from dlctl.job.config import Gradients, Party
 from dlctl.model.flat import TRAINED, Layout, TensorEntry
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import (
@@ -456,6 +457,45 @@ class SameResult(Checker):
             raise self.broken(f"the weights are {difference:.3g} away from an undisturbed run's")
 
 
+def split(seed: int) -> Simulation:
+    """Clients and a head: in turn, or all at once with one h or with one for each; all die."""
+    rng = np.random.default_rng([seed, 14])
+    options = (
+        {}, {"clients": "parallel"}, {"clients": "parallel", "heads": "each"}, {"shape": "u"},
+        {"shape": "u", "clients": "parallel", "heads": "each"},
+    )[seed % 5]  # fmt: skip
+    problem = SplitLedger(samples=64, portion_batches=2, batch_size=4, epochs=3)
+    problem.is_u = options.get("shape") == "u"
+    problem.is_in_turn = "clients" not in options
+    problem.evaluates = seed % 2 > 0
+    faults = recovery_faults(seed) if rng.random() < 1 / 2 else mixed_faults(seed)
+    moments = tuple(
+        Moment(name=f"worker-{rng.integers(WORKERS)}", kind="PeerReply", direction="received",
+               count=int(rng.integers(1, 12)))
+        for _ in range(2)
+    )  # fmt: skip
+    of_head = Moment(name=f"worker-{WORKERS}", kind="PeerReply", before=True, count=6)
+    moments += (of_head,) if rng.random() < 1 / 3 else ()
+    faults = replace(faults, moments=moments, full_disks=0)
+    durability = ("process", "process", "disk")[seed % 3]
+    job = job_file(
+        WORKERS + 1, 2, algorithm=("split", options), optimizer=ACCOUNT, batch_size=4,
+        portion_batches=2, seed=seed, restarts_max=20, durability=durability, timeouts=TIMEOUTS,
+        epochs=3.0, checkpoint_s=0.6, evaluate_epochs=1.0, parties=(
+            Party(name="clinic", role="client", task="a", host="local", workers=WORKERS),
+            Party(name="lab", role="head", task="b", host="local"),
+        ),
+    )  # fmt: skip
+    checkers = (
+        SplitChecker(problem, options.get("heads", "one")), TermsChecker(),
+        LeasesChecker(problem.samples, 3), LivenessChecker(faults.heal_at_s), NothingLeft(),
+    )  # fmt: skip
+    return syncing(seed, Simulation(
+        job, problem, seed, network=poor_network(seed), compute=COMPUTE, faults=faults,
+        checkers=checkers,
+    ))  # fmt: skip
+
+
 def _driven(seed: int, checkers: tuple[Checker, ...], **circumstances: object) -> Simulation:
     job = job_file(
         WORKERS, SERVERS, algorithm=("sandblaster", {"iterations": 5, "gradient_norm_min": 0.0}),
@@ -771,5 +811,6 @@ SCENARIOS: dict[str, Callable[[int], Simulation]] = {
     "liars": liars,
     "loops": loops,
     "joins": joins,
+    "split": split,
 }
 """Name -> seed -> a run that has not begun."""

@@ -90,6 +90,7 @@ def job_file(
     parameters: tuple[config.ParameterGroup, ...] = (),
     average: config.Average | None = None,
     has_loop: bool = False,
+    parties: tuple[config.Party, ...] = (),
     **stop: Any,
 ) -> config.JobFile:
     """A job as the tests need it; `stop` is { epochs = 2 } unless something else is given. Among
@@ -127,6 +128,7 @@ def job_file(
         checkpoints=config.Checkpoints(every_s=checkpoint_s),
         evaluation=config.Evaluation(every_epochs=evaluate_epochs, every_steps=evaluate_steps),
         hosts=hosts,
+        parties=parties,
         timeouts=config.Timeouts(**(timeouts or {})),
     )
 

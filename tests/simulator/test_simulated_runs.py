@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from split_parties import write
 from workplace import Workplace
 
 from dlctl.records.work_times import FOLDER
@@ -121,6 +122,15 @@ def test_a_method_with_shared_memory_is_refused(
     ended = command_at(place, "simulate", "job.toml")
     assert ended.code == 2
     assert "memory" in ended.err
+
+
+def test_a_model_that_parties_divide_is_refused(
+    place: Workplace, command_at: Callable[..., Any]
+) -> None:
+    write(place, 'shape = "u"')
+    ended = command_at(place, "simulate", "job.toml")
+    assert ended.code == 2
+    assert ("[[parties]]" in ended.err, ended.err.count("error")) == (True, 1)
 
 
 def test_an_error_of_the_task_is_told(place: Workplace) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from daemons.worker.replica import TorchReplica
-from daemons.worker.split.client import check_parts, checked
+from daemons.worker.split.client import Options, check_parts, checked
 from daemons.worker.split.tensors import all_received, described, sent
 from daemons.worker.task.user_task import TaskError, calling
 from dlctl.algorithms.engines import EnginePlace, MethodEngine, Operation
@@ -33,11 +33,11 @@ class HeadModel(nn.Module):
 class HeadParts:
     """The task of the head's worker."""
 
-    def __init__(self, user: Any, shape: str, party: str) -> None:
+    def __init__(self, user: Any, options: Options, party: str) -> None:
         """party: its name. Raises TaskError for a task that lacks a part."""
         self._user, self.party = user, party
-        needed = ["server_model", *(["loss"] if shape == "vanilla" else [])]
-        check_parts(user, needed, party, f'the head of shape = "{shape}"')
+        needed = ["server_model", *(["loss"] if options.shape == "vanilla" else [])]
+        check_parts(user, needed, party, f'the head of shape = "{options.shape}"')
 
     def model(self) -> nn.Module:
         with calling("task.server_model"):

@@ -25,9 +25,13 @@ Which clients work (`clients`):
     turn         one after the other, a portion each, and each reads the f that the one before it
                  has left on the clients' server: the updates are those of one process on the same
                  batches. The paper hands f on in the same order.
-    parallel     all at once: f is averaged after each step, by samples, and the head steps h with
-                 one client after the other: SplitFed V2 (Thapa et al., 2022) with one step between
-                 two averages. There is no V1, in which the head has an h for each client.
+    parallel     all at once: f is averaged after each step, by samples. SplitFed (Thapa et al.,
+                 2022), with one step between two averages, and with either head (`heads`):
+
+                 one     V2: the head steps its h with one client after the other, as they ask
+                 each    V1: each client has an h, which begins the step as the average of all; so
+                         the average after it is a step of the optimiser along the mean of their
+                         gradients, by samples
 
 - Every step of f and t is a push to the clients' server, every step of h one to the head's server,
   which make it by `[optimizer]`. So their state survives every process, and a worker that is
@@ -38,11 +42,18 @@ Which clients work (`clients`):
   leased again, from its first batch on, and the batch that was under way is answered as before.
   With `turn` f has each batch once, too; with `parallel` f may have those of a dead client twice,
   as with sync.
+- A run that resumes with batches or portions of other sizes, or with another seed, does not know a
+  batch of before again: those of an epoch that was not complete, or of a portion that was not, are
+  computed anew, as with every method.
 - If the head dies between its step and its answer, the answer is computed again, with the h after
   the step: this gradient of f is that of a model that is one step newer. Nothing else of the run
   depends on when a process dies.
-- With `parallel` and "u", other clients may step h between the two halves of a batch: its dL/dz is
-  then that of the newer h at the older a.
+- With `parallel`, one head and "u", other clients may step h between the two halves of a batch: its
+  dL/dz is then that of the newer h at the older a. With a head for each they cannot.
+- With a head for each client the gradients of h are gathered on the head's server as they come, and
+  make the step when the first client asks in the next one, or when all have drained; so a
+  checkpoint in between has them beside h. If the head is drained while clients go on, as by
+  `dlctl restart`, the step is made in two.
 - If the gradient of a client is discarded (NaN, infinite, too large), h has made its step.
 - A message has z, y and gradients of them; x, f and t stay with the clients, and so does y with
   "u". The clients' values are on their own server, which no other party can connect to. Checkpoints
@@ -53,7 +64,9 @@ Which clients work (`clients`):
   With "vanilla" the norm of dL/dz alone tells a label with an AUC of 0.6 to 0.66, alpha or not.
   Less leakage in one attack is no guarantee of privacy.
 - Evaluations ask the head for h(z) of the test data, in eval mode.
-- The head has no buffers (BatchNorm) and no frozen parameters. With "u" it computes h(z) once more
+- The buffers of f (BatchNorm) are averaged by samples with `parallel`. Several clients in turn have
+  none: what one leaves would not be what the next one begins with.
+- The head has no buffers and no frozen parameters. With "u" it computes h(z) once more
   for the gradient, so dropout there would be another one.
 """
 
@@ -66,6 +79,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from annotated_types import Ge
 
+from dlctl import registry
 from dlctl.algorithms import barrier, stepwise
 from dlctl.algorithms.base import (
     Answer,
@@ -80,17 +94,28 @@ from dlctl.algorithms.base import (
     Start,
 )
 from dlctl.algorithms.needs import Engine, Gradient, Need, NextBatch, NextData, Read, Step, Write
+from dlctl.algorithms.roster import IDLE
 from dlctl.compress.base import Delta
 from dlctl.errors import RemoteProtocolError
-from dlctl.job.config import COUNT_MAX, JobFile
+from dlctl.job import parties
+from dlctl.job.config import CLIENT, COUNT_MAX, HEAD, JobFile
+from dlctl.model.flat import AVERAGED, Layout
+from dlctl.model.parts import Part
+from dlctl.optim.base import Optimizer
+from dlctl.optim.gathered import FOLDS, GATHERED, TAKES, Gathered
+from dlctl.optim.matrices import MatrixOptimizer
 from dlctl.shards.base import Shard
 from dlctl.wire import messages
-from dlctl.wire.messages import APPLIED, LATE, Array, Json
+from dlctl.wire.messages import APPLIED, BUFFERED, LATE, Array, Json
 
+BEGIN, END = 1, 2
+"""The parts of pushes without samples: the head begins a step of the clients, or has seen all."""
 SAMPLES_MIN = 4
 """Of a batch with a distance correlation: U-centring divides by n - 3."""
 PORTIONS_MAX = 2**24
 """Portions of a data epoch that have numbers of their own in `clock_of`."""
+KEY_LIMITS = (2**24, PORTIONS_MAX, 2**31, COUNT_MAX, IDLE)
+"""Of the numbers of a `BatchKey`: what is made of them fits into a push."""
 STEP, FORWARD, BACKWARD, PREDICT = "step", "forward", "backward", "predict"
 """What a client asks the head: a batch of "vanilla"; both halves of one of "u"; an evaluation."""
 TENSORS = {STEP: 2, FORWARD: 1, BACKWARD: 1, PREDICT: 1}
@@ -104,6 +129,9 @@ class Options:
     the clients, whose tasks have `top_model()`."""
     clients: Literal["turn", "parallel"] = "turn"
     """Whether clients work one after the other, or all at once with f averaged after each step."""
+    heads: Literal["one", "each"] = "one"
+    """With `clients = "parallel"`: "one": all clients step one h, one after the other (SplitFed
+    V2); "each": each steps an h of its own, and these are averaged after each step (V1)."""
     alpha: Annotated[float, Ge(0)] = 0.0
     """NoPeek: the weight of the distance correlation of x and z in a client's loss. Above 0 a batch
     needs four samples."""
@@ -117,6 +145,8 @@ class BatchKey(NamedTuple):
     number: int
     slot: int
     """Of the client that asks."""
+    round: int = 0
+    """The step that clients work on together, if they do."""
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -128,7 +158,8 @@ class BatchKey(NamedTuple):
     @classmethod
     def of_array(cls, array: Array) -> BatchKey:
         """Raises RemoteProtocolError for an array that `to_array` would not make."""
-        if array.dtype != np.int64 or array.shape != (len(cls._fields),) or (array < 0).any():
+        is_key = array.dtype == np.int64 and array.shape == (len(cls._fields),)
+        if not is_key or (array < 0).any() or (array >= KEY_LIMITS).any():
             raise RemoteProtocolError("it does not say which batch it is about")
         return cls(*array.tolist())
 
@@ -171,14 +202,19 @@ class Replica(ReplicaSide):
         self.answered: dict[int, list[Answered]] = {}
         """Slot of a client -> its newest batch, behind the furthest ones of its last two portions.
         """
+        self.round = 0
+        """The step that clients work on together: of a client its own, of the head the newest."""
         self.steps = self.repeated = 0
         """Of the head: batches that it has stepped with; answers from memory."""
 
     def changes_parameters(self) -> bool:
         return False
 
+    def question(self, batch: tuple[int, int, int], arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+        return (BatchKey(*batch, self.slot, self.round).to_array(), *arrays)
+
     def run(self) -> Needs:
-        if self.role == "head":
+        if self.role == HEAD:
             return self._head()
         return self._in_parallel() if self.options.clients == "parallel" else self._in_turn()
 
@@ -204,16 +240,22 @@ class Replica(ReplicaSide):
                 )
 
     def _in_parallel(self) -> Needs:
-        clock = yield from barrier.join()
+        self.round = yield from barrier.join()
         while True:
             samples = yield from stepwise.accrue(self)
-            yield stepwise.write(self, samples, clock)
-            clock = yield from barrier.next_step(clock)
+            yield stepwise.write(self, samples, self.round)
+            self.round = yield from barrier.next_step(self.round)
+
+    def leave(self) -> Iterable[Need]:
+        """All clients have drained: nobody begins another step."""
+        if self.role == HEAD and self.options.heads == "each":
+            yield self._fold(0, END)
+            self.round = IDLE  # What is asked from now on, as by `finish`, pushes nothing.
 
     # ------------------------------------------------------------ the head
 
     def serve(self, op: str, arrays: tuple[Array, ...]) -> Answer:
-        if self.role != "head" or op not in TENSORS:
+        if self.role != HEAD or op not in TENSORS:
             raise RemoteProtocolError(f"there is no {op:.20} here")
         if len(arrays) != 1 + 2 * TENSORS[op]:
             raise RemoteProtocolError(f"{op} with {len(arrays)} arrays")
@@ -223,7 +265,7 @@ class Replica(ReplicaSide):
         if tensors[0].dtype != np.float32:
             raise RemoteProtocolError(f"its first tensor is {tensors[0].dtype}, not float32")
         if op == PREDICT:
-            return self._predict(tensors)
+            return self._predict(batch, tensors)
         if (kept := self._kept(batch, op)) is not None:
             self.repeated += 1
             return kept
@@ -259,14 +301,27 @@ class Replica(ReplicaSide):
         before = (e for e in others if e.is_of(others[-1].key[:2]))
         self.answered[batch.slot] = [*furthest(before), *furthest(ahead), kept]
 
-    def _predict(self, tensors: tuple[Array, ...]) -> Generator[Need, Any, tuple[Array, ...]]:
+    def _predict(
+        self, batch: BatchKey, tensors: tuple[Array, ...]
+    ) -> Generator[Need, Any, tuple[Array, ...]]:
+        yield from self._begin_round(batch)
         yield Read(wait=True, after_own=True)
         answer: tuple[Array, ...] = yield Engine(op=PREDICT, arrays=tensors)
         return answer
 
+    def _begin_round(self, batch: BatchKey) -> Generator[Need, Any, None]:
+        """A client that asks in a step has the average of the step before: that is complete."""
+        if self.options.heads == "each" and batch.round > self.round:
+            yield self._fold(batch.round, BEGIN)
+            self.round = batch.round
+
+    def _fold(self, clock: int, part: int) -> Write:
+        return Write(vector=None, clock=clock, part=part, holds_steps=False, wait=True)
+
     def _forward(
         self, batch: BatchKey, tensors: tuple[Array, ...]
     ) -> Generator[Need, Any, tuple[Array, ...]]:
+        yield from self._begin_round(batch)
         yield Read(wait=True, after_own=True)
         answer: tuple[Array, ...] = yield Engine(op=FORWARD, arrays=tensors)
         self._keep(batch, FORWARD, answer, tensors)
@@ -276,6 +331,7 @@ class Replica(ReplicaSide):
         self, batch: BatchKey, op: str, tensors: tuple[Array, ...]
     ) -> Generator[Need, Any, tuple[Array, ...]]:
         """Step h, at most once for this batch, and answer."""
+        yield from self._begin_round(batch)
         yield Read(wait=True, after_own=True)
         *answer, gradient = yield Engine(op=op, arrays=tensors)
         if np.isfinite(gradient).all():  # Else the client discards the batch, too.
@@ -291,7 +347,7 @@ class Replica(ReplicaSide):
         return tuple(answer)
 
     def figures(self) -> Json:
-        return {"steps": self.steps, "repeated": self.repeated} if self.role == "head" else {}
+        return {"steps": self.steps, "repeated": self.repeated} if self.role == HEAD else {}
 
 
 def check_tensor(elements: Array, shape: Array) -> None:
@@ -345,7 +401,13 @@ class InTurn(ShardSide):
 
     @classmethod
     def of(cls, options: Options) -> type[ShardSide]:
-        return InParallel if options.clients == "parallel" else cls
+        if options.clients == "turn":
+            return cls
+        return InRounds if options.heads == "each" else InParallel
+
+    @classmethod
+    def optimizer(cls, options: Options, optimizer: Optimizer, workers: int) -> Optimizer:
+        return Gathered(optimizer) if options.heads == "each" else optimizer
 
     def push(self, push: messages.Push, delta: Delta) -> list[PushOutcome]:
         if not push.portion:
@@ -353,14 +415,15 @@ class InTurn(ShardSide):
         return [applied(self, self.once, push, delta)]
 
     def state(self) -> Json:
-        return self.once.state()
+        return {**self.once.state(), "cut": self.batches}
 
     def resume(self, state: Json) -> None:
         self.once.resume(state)
 
     def restore(self, state: Json) -> None:
         """A portion that is not done in the checkpoint is computed again."""
-        self.once.resume(state)
+        if state.get("cut") == self.batches:
+            self.once.resume(state)
 
 
 class InParallel(barrier.Barrier):
@@ -376,14 +439,49 @@ class InParallel(barrier.Barrier):
         return super().push(push, delta)
 
     def state(self) -> Json:
-        return {**super().state(), **self.once.state()}
+        return {**super().state(), **self.once.state(), "cut": self.batches}
 
     def resume(self, state: Json) -> None:
         super().resume(state)
         self.once.resume(state)
 
     def restore(self, state: Json) -> None:
-        self.once.resume(state)
+        if state.get("cut") == self.batches:
+            self.once.resume(state)
+
+
+class InRounds(InParallel):
+    """The same, but the head's gradients are gathered, and the head says when a step is made."""
+
+    def __init__(self, options: Any, shard: Shard) -> None:
+        super().__init__(options, shard)
+        self.round = 0
+        """The newest step of the clients that the head has begun."""
+
+    def push(self, push: messages.Push, delta: Delta) -> list[PushOutcome]:
+        if not push.portion:
+            return super().push(push, delta)
+        if not push.samples:
+            return [self._fold(push)]
+        if not self.once.is_new(push):
+            return [push.outcome(LATE)]
+        self.shard.apply(delta, push.samples, counters={TAKES: push.samples})
+        return [push.outcome(BUFFERED)]
+
+    def _fold(self, push: messages.Push) -> PushOutcome:
+        is_next = push.portion == END or push.clock > self.round
+        if push.portion != END:
+            self.round = max(self.round, push.clock)
+        if is_next and self.shard.optimizer.counters[GATHERED]:
+            self.shard.apply(Delta(np.zeros(self.shard.size, np.float32)), 0, counters={FOLDS: 1})
+        return push.outcome(APPLIED)
+
+    def state(self) -> Json:
+        return {**super().state(), "round": self.round}
+
+    def resume(self, state: Json) -> None:
+        super().resume(state)
+        self.round = state["round"]
 
 
 def applied(side: ShardSide, once: Once, push: messages.Push, delta: Delta) -> PushOutcome:
@@ -432,22 +530,57 @@ class Turns(Lead):
 
 
 def check(job: JobFile) -> list[Fault]:
-    size = job.workers.batch_size
-    if not job.algorithm.options.get("alpha") or size == "auto" or size >= SAMPLES_MIN:
+    found: list[Fault] = []
+    size, options = job.workers.batch_size, job.algorithm.options
+    if options.get("alpha") and size != "auto" and size < SAMPLES_MIN:
+        what = f"a batch of {size} samples has no distance correlation, which alpha weighs"
+        instead = f"use {SAMPLES_MIN} or more, or alpha = 0"
+        found.append((("workers", "batch_size"), what, instead))
+    if options.get("heads", "one") == "each" and options.get("clients", "turn") == "turn":
+        what = "clients that take turns step one h, one after the other"
+        found.append((("algorithm", "heads"), what, 'use clients = "parallel", or heads = "one"'))
+    kind = registry.load("optimizers", job.optimizer.name)
+    if options.get("heads", "one") == "each" and issubclass(kind, MatrixOptimizer):
+        what = f"{job.optimizer.name} has no average of gradients that come one after the other"
+        found.append((("optimizer", "name"), what, 'use another one, or heads = "one"'))
+    return found
+
+
+def check_model(job: JobFile, layout: Layout) -> list[Fault]:
+    names = [entry.name for entry in layout.entries if entry.kind == AVERAGED]
+    clients = sum(role == CLIENT for role in parties.roles(job))
+    if job.algorithm.options.get("clients", "turn") != "turn" or clients < 2 or not names:
         return []
-    what = f"a batch of {size} samples has no distance correlation, which alpha weighs"
-    return [(("workers", "batch_size"), what, f"use {SAMPLES_MIN} or more, or alpha = 0")]
+    what = f"client_model() has buffers ({names[0]}), which clients in turn do not hand on"
+    instead = 'use GroupNorm or LayerNorm in place of BatchNorm, or clients = "parallel"'
+    return [(("algorithm", "clients"), what, instead)]
 
 
 SPLIT = Method(
     Options=Options,
     check=check,
+    check_model=check_model,
     replica=Replica,
     shard=InTurn,
     lead=Turns,
     shape=Shape(
         links=frozenset({"peers"}),
-        head="daemons.worker.split.head:Head",
+        parts=(
+            Part(
+                role=CLIENT,
+                tensors=("client.", "top."),
+                asks=HEAD,
+                task="daemons.worker.split.client:ClientParts",
+            ),
+            Part(
+                role=HEAD,
+                tensors=("head.",),
+                has_data=False,
+                task="daemons.worker.split.head:HeadParts",
+                engine="daemons.worker.split.head:Head",
+                twin="dlctl.algorithms.methods.split_twin:HeadTwin",
+            ),
+        ),
         serves_on=True,
         compressors=("none",),
     ),

@@ -22,7 +22,7 @@ from typing import Any
 
 from dlctl.algorithms.base import Method
 from dlctl.errors import DlctlError, NotPermitted, RemoteProtocolError
-from dlctl.job import parties, placement, settings
+from dlctl.job import placement, settings
 from dlctl.job.config import JobFile
 from dlctl.model.flat import Layout
 from dlctl.records import evaluated
@@ -54,7 +54,6 @@ from dlctl.roles.coordinator.supervision.failure_detector import ERROR_CHARS_MAX
 from dlctl.roles.coordinator.supervision.groups import Groups
 from dlctl.roles.coordinator.supervision.guests import Guests
 from dlctl.roles.coordinator.supervision.host_failures import HostFailures
-from dlctl.roles.coordinator.supervision.party_models import check_head
 from dlctl.roles.coordinator.supervision.peers import PeerLists
 from dlctl.roles.coordinator.supervision.registration import Past, Registration
 from dlctl.roles.coordinator.supervision.scaling import Scaling
@@ -116,8 +115,8 @@ class Coordinator:
             past.incarnations,
             placement.takes_workers(job),
         )
-        members.sides = max(0, parties.head_slot(job))
         self.run = run = RunState(run_id, job, algorithm, keyring, context, members)
+        members.part_of = run.division.number
         self._restarts = Due[Daemon]("retry_at")
         members.observe(self._restarts)
         self._unready = members.select(("_state", "asked_for_data"), _is_unready_worker)
@@ -143,7 +142,7 @@ class Coordinator:
         self.evaluations = Evaluations(
             context, members, lambda: self.progress.steps, target, job.evaluation.finish_s,
             Best.parse(job.checkpoints.best),
-            of_average=job.average.evaluate, without=parties.head_slot(job),
+            of_average=job.average.evaluate, without=run.division.without_data,
         )  # fmt: skip
         self.peers = PeerLists(run, self)
         self.groups = Groups(run, self, lambda: self.progress.steps)
@@ -424,8 +423,11 @@ class Coordinator:
             # A refused model changes no state: a run that had not begun can, once it is fixed.
             layout = self.registration.check_model(worker, message.layout)
             self.run.algorithm.shape.check_sizes(layout)
-            if parties.is_head(self.run.job, worker.index):
-                self._on_head_ready(worker, layout, now)
+            self.run.division.check(worker.name, worker.index, layout)
+            for path, what, instead in self.run.algorithm.check_model(self.run.job, layout):
+                raise DlctlError(f"{'.'.join(path)}: {what}", hint=instead)
+            if worker.index in self.run.division.without_data:
+                self._admit_model(worker, layout, 0, now)
                 return
             self.registration.check_values(worker, message.values)
             is_found = self.data.find_batch_size(message.batch_size)
@@ -435,12 +437,8 @@ class Coordinator:
             dataset = Dataset.built(message)
             self.take_dataset(worker.name, dataset, message.order)
             self.frozen.on_model(worker, layout, message, now)
-            self.registration.keep_part(worker, layout, message.samples)
-            worker.model_ready = True
             self.evaluations.has_finish |= message.has_finish
-            self.peers.advance(now)  # A worker needs the list of peers before it starts.
-            self.registration.assign(now)
-            self.registration.introduce(None if is_found else worker)
+            self._admit_model(worker, layout, message.samples, now, to_all=is_found)
         except RemoteProtocolError:
             raise
         except DlctlError as error:
@@ -450,14 +448,15 @@ class Coordinator:
             else:
                 self.failure_detector.fail(worker, text, now)
 
-    def _on_head_ready(self, worker: Daemon, layout: Layout, now: float) -> None:
-        """The head has a model, and no data. Raises DlctlError for what only clients may have."""
-        check_head(worker.name, layout)
-        self.registration.keep_part(worker, layout)
+    def _admit_model(
+        self, worker: Daemon, layout: Layout, samples: int, now: float, *, to_all: bool = False
+    ) -> None:
+        """A worker has built its model. to_all: others may have waited for it."""
+        self.registration.keep_part(worker, layout, samples)
         worker.model_ready = True
-        self.peers.advance(now)
+        self.peers.advance(now)  # A worker needs the list of peers before it starts.
         self.registration.assign(now)
-        self.registration.introduce(worker)
+        self.registration.introduce(None if to_all else worker)
 
     def take_dataset(self, worker: str, dataset: Dataset, order: str = "") -> None:
         """A worker has built the dataset. Raises DlctlError if it cannot be that of this run."""
@@ -548,7 +547,7 @@ class Coordinator:
         if self.run.state in ("pending", "starting"):
             return
         for receiver in [server] if server is not None else self.members.of_role("server"):
-            slots = parties.slots_of(self.run.job, receiver.index, self.members.live_slots())
+            slots = self.run.division.slots_of(receiver.index, self.members.live_slots())
             members = m.Members(slots, self.rate.scale or ())
             self.context.send(receiver.name, members)
 
@@ -626,7 +625,7 @@ class Coordinator:
             state, reason, [step for step, yes in wanted.items() if yes],
             self.run.job.timeouts.grace_s if grace_s is None else grace_s, self.context,
             self.members, self.evaluations, self.checkpointing, self.begin_checkpoint,
-            self.run.keeps_shards(), self.mirror,
+            self.run.keeps_shards(), self.mirror, self.run.division.without_data,
             self.run.job.timeouts.script_s if self.run.job.has_loop else shutdown.EXIT_S,
         )  # fmt: skip
         self.change_state("stopping", reason, now)

@@ -53,8 +53,8 @@ class Evaluations(Owner):
     """The metric whose best value is saved at once."""
     of_average: bool = False
     """Evaluate the servers' moving average."""
-    without: int = -1
-    """The slot of a worker that cannot evaluate: the head of parties; -1: there is none."""
+    without: frozenset[int] = frozenset()
+    """The slots of workers that cannot evaluate: they have no data."""
     best_value: float | None = field(default=None, init=False)
     """The best value that this coordinator has seen."""
     is_to_save: bool = field(default=False, init=False)
@@ -144,7 +144,7 @@ class Evaluations(Owner):
 
     def _able(self) -> list[Daemon]:
         workers = (d for d in self.members.of_role("worker") if d.alive and d.asked_for_data)
-        able = (d for d in workers if d.index != self.without)
+        able = (d for d in workers if d.index not in self.without)
         return [d for d in able if not (d.out_of_touch or d.killed_for or d.error)]
 
     def pass_over(self) -> None:

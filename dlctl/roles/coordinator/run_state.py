@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 from dlctl.algorithms.base import Method
 from dlctl.errors import DlctlError
 from dlctl.job.config import JobFile
+from dlctl.model.parts import Division
 from dlctl.records.memory import Entry, Memory, RunMemory
 from dlctl.roles.coordinator.members.membership import Daemon, Membership
 from dlctl.roles.coordinator.records import EventContext, Owner
@@ -99,6 +101,11 @@ class RunState(Owner):
 
     def recall(self, memory: Memory, now: float) -> None:
         """Which state follows on a restart depends on other parts, too (`Persistence.resume`)."""
+
+    @cached_property
+    def division(self) -> Division:
+        """What the workers hold and may do."""
+        return Division(self.algorithm.shape.parts, self.job)
 
     @property
     def is_working(self) -> bool:

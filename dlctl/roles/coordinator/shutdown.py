@@ -55,6 +55,10 @@ STOPPED_BY = {
 """The origins that a stop request may state, and the reasons that the run records for them."""
 
 
+def _is_to_drain(worker: Daemon) -> bool:
+    return worker.alive and worker.asked_for_data and not worker.drained
+
+
 def stop_reason(origin: object, *, kill: bool = False) -> str:
     """Why a run was stopped. A client chooses from known reasons; other text is ignored."""
     known = STOPPED_BY.get(origin) if isinstance(origin, str) else None
@@ -78,6 +82,8 @@ class RunShutdown(Owner):
     keeps_shards: bool
     """The servers' state survives their exit, unless they are asked to remove it."""
     mirror: LogMirror
+    without_data: frozenset[int] = frozenset()
+    """The slots of workers that answer others' questions, and drain once these have."""
     exit_s: float = EXIT_S
     """For daemons to exit on request."""
     until: float = field(default=0.0, init=False)
@@ -93,6 +99,8 @@ class RunShutdown(Owner):
         self._draining = self.members.select(
             ("_state", "drained"), lambda d: d.state == "draining" and not d.drained
         )
+        workers = self.members.of_role("worker")
+        self._answering = [each for each in workers if each.index in self.without_data]
         self._alive = self.members.select(("_state",), lambda d: d.alive)
         self.steps += [RECORDING, SHUTTING_DOWN, COLLECTING, LEAVING, OVER]
 
@@ -154,6 +162,7 @@ class RunShutdown(Owner):
             self._work(now)
 
     def _work(self, now: float) -> None:
+        self._drain_answering(now)
         self._evaluate(now)
         self._save(now)
         if self.step == FINISHING and self.state == "finished":
@@ -202,7 +211,10 @@ class RunShutdown(Owner):
         if self.is_in_vain():
             return ()
         if self.step == DRAINING:
-            return (daemon.name for daemon in self._draining if not daemon.out_of_touch)
+            asked = {daemon.name for daemon in self._draining}
+            untold = (each for each in self._answering if _is_to_drain(each))
+            waits_for = [*self._draining, *(each for each in untold if each.name not in asked)]
+            return (daemon.name for daemon in waits_for if not daemon.out_of_touch)
         if self.step in (EVALUATING, FINISHING):
             return filter(None, [self.evaluations.worker])
         if self.step == SAVING:
@@ -249,12 +261,23 @@ class RunShutdown(Owner):
         more, and the others may wait for it at a barrier.
         """
         is_notified = worker.drained or ("drain", worker.name) in self.context.retries
-        if self.needs_servers() and not is_notified:
+        if self.needs_servers() and not is_notified and worker.index not in self.without_data:
             self.context.drain(worker, self.reason, now)
 
     def _drain(self, now: float) -> None:
         for worker in self.members.of_role("worker"):
-            if worker.alive and worker.asked_for_data:
+            if worker.alive and worker.asked_for_data and worker.index not in self.without_data:
+                self.context.drain(worker, self.reason, now)
+
+    def _drain_answering(self, now: float) -> None:
+        """Drain those that the others have asked until now, once these are drained."""
+        if not self._answering or not self.needs_servers():
+            return
+        asking = (each for each in self._draining if each.index not in self.without_data)
+        if any(not daemon.out_of_touch for daemon in asking):
+            return
+        for worker in self._answering:
+            if _is_to_drain(worker) and ("drain", worker.name) not in self.context.retries:
                 self.context.drain(worker, self.reason, now)
 
     def _shut_down(self, now: float) -> None:

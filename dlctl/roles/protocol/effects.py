@@ -320,12 +320,14 @@ class BringRows(Effect):
 
 
 @record
-class HeadWanted(Event):
-    """The task's loss or `evaluate`, which is running, asks the head of the parties; answered by
-    `BringAnswer`.
+class AnswerWanted(Event):
+    """The task's loss or `evaluate`, which is running, asks the worker that its part asks; answered
+    by `BringAnswer`.
     """
 
     op: str
+    batch: tuple[int, int, int]
+    """(data epoch, portion, number) of the newest batch of the replica."""
     arrays: tuple[Array, ...]
 
 

@@ -21,7 +21,7 @@ from dlctl.algorithms.tables import optimizer_of, side_of
 from dlctl.compress.base import Compressor
 from dlctl.compress.none import Dense
 from dlctl.errors import DlctlError, RemoteProtocolError
-from dlctl.job import schedule
+from dlctl.job import batches, schedule
 from dlctl.job.config import COUNT_MAX, JobFile
 from dlctl.job.schedule import Scale
 from dlctl.model import cut
@@ -297,7 +297,7 @@ class Server:
             shard.clip_norm = gradient.clip_norm if gradient.clip == "global" else 0.0
         options = self.algorithm.without_live(self.options, self.algorithm.live_in_shards)
         side = side_of(table, self.algorithm, options, shard)
-        side.lo = lo
+        side.lo, side.batches = lo, batches.cut(self.job)
         side.measures_noise = not number and takes_gradients
         if side.shared_norm is not None:
             side.shared_norm.is_needed = shard.clip_norm > 0 and servers.count > 1

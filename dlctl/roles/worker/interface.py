@@ -17,12 +17,12 @@ from typing import Any, Protocol
 from dlctl.algorithms.base import ReplicaSide
 from dlctl.algorithms.needs import Need
 from dlctl.roles.protocol.effects import (
+    AnswerWanted,
     Computed,
     EngineRan,
     GroupFailed,
     GroupJoined,
     GroupWaits,
-    HeadWanted,
     Reduced,
     RowsNamed,
     StoreOpened,
@@ -44,7 +44,7 @@ FROM_COORDINATOR: tuple[type[m.Message], ...] = (m.Lease, m.Group)
 FROM_SHARDS: tuple[type[m.Message], ...] = (m.Ack, m.Parameters, m.SparseParameters)
 """The messages that a worker passes on to its replica; before it has begun they are dropped."""
 OF_GROUP = (StoreOpened, GroupJoined, Reduced, GroupWaits, GroupFailed)
-OF_STEPS = (Computed, RowsNamed, EngineRan, LoopStepped, DataWanted, HeadWanted)
+OF_STEPS = (Computed, RowsNamed, EngineRan, LoopStepped, DataWanted, AnswerWanted)
 """Likewise the events."""
 
 

@@ -16,7 +16,8 @@ from dlctl import outdated
 from dlctl.algorithms import shapes
 from dlctl.algorithms.base import Method, ReplicaSide
 from dlctl.algorithms.needs import Ask, Collective, Gradient, Need, NextData, Read, Settle, Write
-from dlctl.roles.protocol.effects import HeadWanted
+from dlctl.model.parts import NOBODY
+from dlctl.roles.protocol.effects import AnswerWanted
 from dlctl.roles.worker.accounts import Accounts
 from dlctl.roles.worker.fetching import Fetcher
 from dlctl.roles.worker.interface import OF_GROUP, MakeSteps, ReplicaHost
@@ -58,10 +59,10 @@ class Training:
         *,
         collecting: Collecting | None = None,
         steps: MakeSteps = Computing,
-        head: int = -1,
+        asks: int = NOBODY,
     ) -> None:
-        """collecting: the group of the replicas, if they have one. steps: makes who computes. head:
-        the slot of the head that computations ask; -1: there are no parties.
+        """collecting: the group of the replicas, if they have one. steps: makes who computes. asks:
+        the slot of the worker that the computations ask, if they do.
         """
         self.host = host
         self.links, self._terms = host.links, host.terms
@@ -80,7 +81,7 @@ class Training:
         serves_on = method.shape.serves_on
         size = len(side.parameters)
         self.asking = Asking(context, me, members, size, accounts.rates, serves_on)
-        self._remote = Remote(context, self.asking, members, head) if head >= 0 else None
+        self._remote = Remote(context, self.asking, members, asks) if asks != NOBODY else None
         served = shapes.served(method)
         self._services = {k: one for k, one in self._all_services().items() if k in served}
         self._serving = AnswerRunner(self._services)
@@ -261,7 +262,7 @@ class Training:
 
     def _hands_out_model(self) -> bool:
         """Whether other replicas get its model; that of a party stays there."""
-        return self._remote is None and self.has_model()
+        return not self.side.role and self.has_model()
 
     def is_at_work(self) -> bool:
         return self.steps.is_at_work()
@@ -317,9 +318,9 @@ class Training:
         self.asking.on_answer(peer, answer, now)
 
     def on_event(self, event: Event, now: float) -> None:
-        if isinstance(event, HeadWanted):
+        if isinstance(event, AnswerWanted):
             assert self._remote is not None
-            self._remote.want(event, now)
+            self._remote.want(event.op, self.side.question(event.batch, event.arrays), now)
         elif not isinstance(event, OF_GROUP):
             self.steps.on_event(event, now)
         elif self.collecting is not None:

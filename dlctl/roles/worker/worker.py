@@ -18,9 +18,10 @@ from dlctl.algorithms.base import Method, ReplicaSide, Site, Start
 from dlctl.algorithms.shapes import check_names
 from dlctl.compress.base import Compressor
 from dlctl.errors import JobFailed, RemoteProtocolError
-from dlctl.job import parties, schedule
+from dlctl.job import schedule
 from dlctl.job.config import JobFile
 from dlctl.model.flat import Layout
+from dlctl.model.parts import Division
 from dlctl.roles.protocol.context import (
     COORDINATOR,
     EXIT_FENCED,
@@ -120,6 +121,7 @@ class Worker:
         )
         self.members = PeerMembers(self.context, name, connects="peers" in shape.links)
         self.joining = Joining(self.context, self.registration, shape)
+        self._division = Division(shape.parts, self.job)
         self.training: AtWork | None = None
         self._restoring = Restoring(self.context)
         self._saves = Saves(self.context, name, self.job, shape)
@@ -330,7 +332,7 @@ class Worker:
         origin = Origin(model.averaged, takes_over, model.mark)
         self.training = Training(
             self, self.algorithm, side, origin, collecting=collecting, steps=self.steps,
-            head=parties.head_slot(self.job),
+            asks=self._division.asked_by(self.links.identity.slot),
         )  # fmt: skip
         if self._draining:
             self.training.drain()
@@ -347,7 +349,7 @@ class Worker:
                 members=self.members.slots,
                 has_inner=self.settings.own_rate is not None,
                 pushes_all=self.compressor.takes_all,
-                role=parties.role_of(self.job, self.links.identity.slot),
+                role=self._division.of(self.links.identity.slot).role,
             )
         )
 

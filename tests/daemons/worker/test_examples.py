@@ -57,7 +57,7 @@ def test_the_job_file_is_valid_and_names_a_task_that_loads(name):
         tasks = [load_user(party.task, path.parent)[0] for party in job.parties]
         options = SimpleNamespace(**job.algorithm.options)
         assert Task(ClientParts(tasks[0], options, "the client")).has("evaluate")
-        assert HeadParts(tasks[-1], options.shape, "the head").model()
+        assert HeadParts(tasks[-1], options, "the head").model()
     else:
         assert load_task(job.job.task, path.parent).has("evaluate")
 

@@ -58,7 +58,7 @@ class Sides:
         parts = ClientParts(clinic or Clinic(), options, "clinic")
         self.client = TorchReplica(Task(parts), device="cpu", seed=1)
         lab = Lab(3 if shape == "vanilla" else 4)
-        of_head = Task(HeadParts(lab, shape, "lab"), "lab", ["model"])
+        of_head = Task(HeadParts(lab, options, "lab"), "lab", ["model"])
         self.of_head = TorchReplica(of_head, device="cpu", seed=2)
         self.head = Head(EnginePlace(self.of_head, None))
         self.asked: list[tuple[str, tuple[Any, ...]]] = []
@@ -155,11 +155,17 @@ def test_clients_with_different_cuts_are_told_apart():
         sides.head.predict(np.zeros(10, np.float32), np.array([1, 2, 5], np.int64))
 
 
+class Whole(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.long()
+
+
 @pytest.mark.parametrize(
     ("part", "returns", "word"),
     [
         ("client_model", lambda: nn.Flatten(0), "a row for each"),
         ("client_model", lambda: 3, "Module"),
+        ("client_model", lambda: Whole(), "int64"),
         ("loss", lambda output, y: 3.0, "no loss"),
     ],
 )
@@ -174,7 +180,7 @@ def test_a_party_without_its_part_is_named():
     with pytest.raises(TaskError, match=r'"clinic" lacks client_model'):
         ClientParts(Lab(), SimpleNamespace(shape="vanilla", alpha=0.0), "clinic")
     with pytest.raises(TaskError, match=r'"lab" lacks server_model'):
-        HeadParts(Clinic(), "vanilla", "lab")
+        HeadParts(Clinic(), SimpleNamespace(shape="vanilla", alpha=0.0), "lab")
 
 
 def test_nopeek_needs_four_samples_and_without_it_one_is_enough():

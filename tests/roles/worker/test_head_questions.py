@@ -13,7 +13,7 @@ from builders import identity, joined_tables, site, training
 from dlctl.algorithms.methods.split import PREDICT, SPLIT, BatchKey, Options
 from dlctl.errors import JobFailed
 from dlctl.roles.protocol.context import Context
-from dlctl.roles.protocol.effects import BringAnswer, HeadWanted
+from dlctl.roles.protocol.effects import BringAnswer
 from dlctl.roles.protocol.meters import Rates
 from dlctl.roles.worker.members import PeerMembers
 from dlctl.roles.worker.services.asking import GONE, MODEL, Asking, pack
@@ -23,7 +23,7 @@ from dlctl.wire.machine import Send
 from dlctl.wire.messages import Array
 
 HEAD = 1
-WANTED = HeadWanted(PREDICT, (BatchKey(0, 0, 0, 0).to_array(), np.ones(2, np.float32)))
+WANTED = (BatchKey(0, 0, 0, 0).to_array(), np.ones(2, np.float32))
 
 
 class Client:
@@ -36,7 +36,7 @@ class Client:
         rates = Rates("push_bytes", "fetch_bytes")
         self.asking = Asking(self.context, identity(0, 1), members, 4, rates, True)
         self.remote = Remote(self.context, self.asking, members, HEAD)
-        self.remote.want(WANTED, 0.0)
+        self.remote.want(PREDICT, WANTED, 0.0)
 
     def asked(self) -> m.PeerRequest:
         """The only question that was sent since the last call."""
@@ -74,7 +74,7 @@ def test_a_party_does_not_hand_out_its_model():
     side.begin("new")
     members = PeerMembers(context, "worker-0", connects=True)
     members.on_peers(m.Peers(1, (0, HEAD), (), (1, 1), ("at-0", "at-1"), ("", "")), 0)
-    client = training(context, tables, SPLIT, side, members=members, head=HEAD)
+    client = training(context, tables, SPLIT, side, members=members, asks=HEAD)
     client.on_ask(b"connection", m.PeerRequest(HEAD, 1, 1, 1, MODEL, pack(())))
     client.advance(0.0)
     sent: list[Any] = [each for each in context.clear() if isinstance(each, Send)]

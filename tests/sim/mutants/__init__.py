@@ -15,4 +15,5 @@ from mutants import methods as methods
 from mutants import server as server
 from mutants import shards as shards
 from mutants import shared as shared
+from mutants import split as split
 from mutants import worker as worker

@@ -277,8 +277,8 @@ class Membership:
         self.daemons: dict[str, Daemon] = {}
         """All daemons by name. Only the methods of this class change it."""
         self._takes_workers = takes_workers
-        self.sides = 0
-        """The number of the clients' workers, which come before the head's; 0: no parties."""
+        self.part_of: Callable[[int], int] = lambda slot: 0
+        """Slot -> the part of the model that it holds."""
         self.reserved: set[int] = set()
         """Slots of workers that may join."""
         self._places = count()
@@ -449,15 +449,15 @@ class Membership:
         return slots
 
     def no_worker_left(self) -> str:
-        """Why the run cannot continue after a loss or a removal: all remaining workers are
-        quarantined; "" if not.
+        """Why the run cannot continue after a loss or a removal: all remaining workers, or all of a
+        part, are quarantined; "" if not.
         """
-        workers = self.of_role("worker")
-        if self.sides:  # Clients and head cannot do without each other.
-            of_head = [worker for worker in workers if worker.index == self.sides]
-            of_clients = [worker for worker in workers if worker.index != self.sides]
-            workers = of_head if _are_quarantined(of_head) else of_clients
-        if not _are_quarantined(workers):
+        by_part: dict[int, list[Daemon]] = {}
+        for worker in self.of_role("worker"):
+            by_part.setdefault(self.part_of(worker.index), []).append(worker)
+        # The parts cannot do without each other.
+        workers = next(filter(_are_quarantined, by_part.values()), None)
+        if workers is None:
             return ""
         newest = max(workers, key=lambda worker: (worker.last_exit or {}).get("at", 0.0))
         return f"{NO_WORKER}: {newest.name}: {newest.error or 'it is quarantined'}"

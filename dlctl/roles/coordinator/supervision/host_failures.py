@@ -135,7 +135,7 @@ class HostFailures(CoordinatorPart):
             reason = f"{text}, and with it {' and '.join(servers)}: {shards} lost"
             self.control.end("failed", reason, now)
             return
-        if self.run.job.parties:
+        if self.run.division.is_divided:
             self._gone(hosted, "given up with its host", now)
             names = " and ".join(daemon.name for daemon in hosted)
             reason = f"{text}, and with it {names}: a party works on its own host only"

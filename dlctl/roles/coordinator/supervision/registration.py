@@ -14,17 +14,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 
 from dlctl.errors import DlctlError
-from dlctl.job import batches, parties, placement
+from dlctl.job import batches, placement
 from dlctl.job.settings import EVERY_RUN
 from dlctl.model.cut import Bounds
 from dlctl.model.flat import Layout
+from dlctl.model.parts import PartLayouts
 from dlctl.optim import bounds
 from dlctl.records.memory import Entry, Memory
 from dlctl.roles.coordinator.members import daemon_states
 from dlctl.roles.coordinator.members.membership import Daemon
 from dlctl.roles.coordinator.records import IssueTerm, Owner
 from dlctl.roles.coordinator.run_state import RunState
-from dlctl.roles.coordinator.supervision.party_models import PartyModels
 from dlctl.roles.protocol.authz import keys_of
 from dlctl.roles.protocol.token import sign
 from dlctl.wire import messages as m
@@ -91,7 +91,7 @@ class Registration(Owner):
         self.layout: Layout | None = None
         self.bounds: Bounds = ()
         """Of the servers' shards; (): the layout is not known yet."""
-        self._parts = PartyModels()
+        self._parts = PartLayouts(run.division)
         self._bytes, self._samples = b"", 0
         self._before = Layout.from_rows(past.manifest["layout"]) if past.manifest else None
         self._terms = dict(past.terms)
@@ -127,12 +127,8 @@ class Registration(Owner):
         return self.bounds or bounds.of_job(self.run.job, layout)
 
     def keep_part(self, worker: Daemon, layout: Layout, samples: int = 0) -> None:
-        """A worker has built this: the model of the run or, with parties, a side of it."""
-        if not self.run.job.parties:
-            self.keep_layout(layout, samples)
-            return
-        side = parties.side_of(self.run.job, worker.index)
-        if whole := self._parts.built(side, layout, samples):
+        """A worker has built this: the model of the run, or its part of that."""
+        if whole := self._parts.built(worker.index, layout, samples):
             self.keep_layout(*whole)
 
     def whose(self, peer: Peer, message: m.Message) -> str:
@@ -249,9 +245,7 @@ class Registration(Owner):
         other workers, of this run so far or of its checkpoint, or is too small for the servers.
         """
         built, known = Layout.from_bytes(layout), self.layout or self._before
-        if self.run.job.parties:
-            side = parties.side_of(self.run.job, worker.index)
-            known = self._parts.known(side, known)
+        known = self._parts.known(worker.index, known)
         if known is not None and built != known:
             what = "the model of the script" if self.run.job.has_loop else "model()"
             raise DlctlError(
@@ -260,7 +254,7 @@ class Registration(Owner):
                 hint=f"undo the change of {what} and start again, or start with --fresh to begin a "
                 f"new run; {what} must have the same layers in every process",
             )
-        if not self.run.job.parties:
+        if not self.run.division.is_divided:
             self._shards_of(built)
         return built
 
@@ -305,9 +299,9 @@ class Registration(Owner):
         self.introduce()
 
     def _workers_of(self, server: Daemon) -> list[Daemon]:
-        """The workers that may know a server: with parties, those of its side."""
+        """The workers that may know a server."""
         workers = self.members.of_role("worker")
-        slots = parties.slots_of(self.run.job, server.index, [w.index for w in workers])
+        slots = self.run.division.slots_of(server.index, [w.index for w in workers])
         return [worker for worker in workers if worker.index in slots]
 
     def notify_moved(self, server: Daemon, now: float) -> None:
@@ -335,21 +329,19 @@ class Registration(Owner):
             self.context.send(worker.name, self._topology(worker, servers, frozen))
 
     def _topology(self, worker: Daemon, servers: list[Daemon], frozen: bytes) -> m.Topology:
-        """What a worker is told of the servers: with parties, of those of its side alone."""
-        job, first, bounds = self.run.job, 0, self.bounds
-        is_first = worker.index == 0
-        if job.parties:
-            first = parties.side_of(job, worker.index)
-            base, end = self.bounds[first : first + 2]
-            servers, bounds = servers[first : first + 1], (0, end - base)
-            frozen = b"" if first else frozen
-            is_first |= bool(first)
+        """What a worker is told of the servers: of those that it may know."""
+        division = self.run.division
+        known = division.shards_of(worker.index, len(servers))
+        mine = [servers[shard] for shard in known]
+        base = self.bounds[known.start] if mine else 0
+        bounds = tuple(end - base for end in self.bounds[known.start : known.stop + 1])
         # Before the release no worker has pushed anything, so a replacement restores what its
         # predecessor restored.
-        initialise = is_first and not self.restore
+        initialise = division.initialises(worker.index) and not self.restore
         return m.Topology(
-            tuple(server.address for server in servers),
-            tuple(self.keyring.public(server.name) for server in servers),
-            bounds, initialise, self.restore, self.under_way, frozen,
-            batches.size(job, worker.agent), first, self.bounds[first] if first else 0,
+            tuple(server.address for server in mine),
+            tuple(self.keyring.public(server.name) for server in mine),
+            bounds, initialise, self.restore, self.under_way,
+            b"" if division.number(worker.index) else frozen,
+            batches.size(self.run.job, worker.agent), known.start, base,
         )  # fmt: skip

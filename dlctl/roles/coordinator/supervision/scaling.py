@@ -37,7 +37,7 @@ class Scaling(CoordinatorPart):
     def scale(self, count: int, now: float) -> Json:
         """Scale to `count` workers. Returns which start and which leave. Raises DlctlError."""
         self.check_running()
-        if self.run.job.parties:
+        if self.run.division.is_divided:
             raise DlctlError(
                 "the workers of a run with parties are those of its parties",
                 hint="change workers in [[parties]] of the job file, then `dlctl start` again",

@@ -9,7 +9,7 @@ from functools import partial
 
 from dlctl import registry
 from dlctl.errors import DlctlError
-from dlctl.job import batches, parties, schedule
+from dlctl.job import batches, schedule
 from dlctl.job.clients import epoch_samples
 from dlctl.job.config import JobFile
 from dlctl.roles.coordinator.pools.counting import CountingPool
@@ -99,7 +99,7 @@ def _stream(job: JobFile, dataset: Dataset) -> StreamPool:
 def _clients(job: JobFile, clients: tuple[int, ...], lead: MethodLead) -> ClientPool:
     """Steps and samples are counted when they are done: their limits are none of the pool's."""
     drawn = lead.side.cohort(len(clients))
-    with_data = job.workers.count - (parties.head_slot(job) >= 0)
+    with_data = job.workers.count - len(lead.without_data)
     owners = with_data if job.data.partition == "workers" else 0
     pool = ClientPool(
         epoch_samples(clients, drawn), drawn.clients, sizes=clients, passes=drawn.passes,

@@ -47,6 +47,8 @@ class MethodLead:
         known = _LiveOptions(options, live, run.members) if live else options
         self.side: Lead = run.algorithm.lead(run.algorithm.without_live(known, live))
         self.cuts_epochs = self.side.cuts_epochs
+        self.without_data = run.division.without_data
+        """The slots that never lease any."""
         self.driven: Driven | None = None
         """The method, if the coordinator drives it."""
         if self.side.portions == "batch":

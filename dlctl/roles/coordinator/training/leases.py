@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dlctl.errors import RemoteProtocolError
-from dlctl.job import batches, parties
+from dlctl.job import batches
 from dlctl.records.memory import ANSWER, Entry, Memory
 from dlctl.roles.coordinator.members.membership import Daemon
 from dlctl.roles.coordinator.pools.data_pool import UNKNOWN, Range
@@ -39,8 +39,8 @@ class Leases:
         self.data = data
         self.lead = lead
         self.progress = progress
-        self._head = parties.head_slot(run.job)
-        """The slot that asks for data and never gets any; -1: there is none."""
+        self._without = run.division.without_data
+        """The slots that ask for data and never get any."""
         self.answered: dict[int, m.Lease] = {}
         """Slot -> its newest lease, in case its request is resent."""
         self._changed: set[int] = set()
@@ -58,7 +58,7 @@ class Leases:
                 self.run.context.send(f"worker-{request.slot}", answered)
             return
         self._waiting[request.slot] = request
-        if self.data.is_open and request.slot != self._head:
+        if self.data.is_open and request.slot not in self._without:
             for at in range(0, len(request.ends) - 2, 3):
                 self.data.pool.on_end(request.slot, *request.ends[at : at + 3])
             self.data.pool.wait(request.slot)
@@ -83,7 +83,7 @@ class Leases:
 
     def _queue(self) -> None:
         """The pool has to know of requests that came before it was there."""
-        waiting = self._waiting.keys() - {self._head}
+        waiting = self._waiting.keys() - self._without
         if len(waiting) > self.data.pool.count_waiting():
             for slot in self._waiting:
                 if slot in waiting:
@@ -132,7 +132,7 @@ class Leases:
         if self.lead.driven is not None and self.lead.driven.has_begun:
             return self.lead.driven.waits_for(now)
         slots = self.run.members.live_slots()
-        waiting = (slot for slot in self._waiting if slot != self._head)
+        waiting = (slot for slot in self._waiting if slot not in self._without)
         reasons = (self._has_to_wait(slot, slots) for slot in waiting)
         return next((reason for reason in reasons if reason), "")
 

@@ -1,15 +1,14 @@
-"""Questions of a computation to the head of the parties (`dlctl/job/parties.py`): the task's loss,
-or its `evaluate`, runs in another thread, and waits for the answer.
+"""Questions of a computation to the worker that its part asks (`dlctl/model/parts.py`): the task's
+loss, or its `evaluate`, runs in another thread, and waits for the answer.
 
-A question outlives the head's processes: it is asked again of the next one. The head answers a
-batch that it had before as it did then, and steps with it once.
+A question outlives the processes of that worker: it is asked again of the next one.
 """
 
 from __future__ import annotations
 
 from dlctl.errors import JobFailed
 from dlctl.roles.protocol.context import Context
-from dlctl.roles.protocol.effects import BringAnswer, HeadWanted
+from dlctl.roles.protocol.effects import BringAnswer
 from dlctl.roles.worker.members import PeerMembers
 from dlctl.roles.worker.services.asking import Asking
 from dlctl.roles.worker.services.base import Phase
@@ -22,11 +21,11 @@ class Remote:
     """At most one question at a time: the thread that computes waits for it."""
 
     def __init__(self, context: Context, asking: Asking, members: PeerMembers, head: int) -> None:
-        """head: the slot of the head's worker."""
+        """head: the slot of that worker."""
         self._context, self._asking, self._members = context, asking, members
         self._head = head
-        self._wanted: HeadWanted | None = None
-        """What the computation waits for."""
+        self._wanted: tuple[str, tuple[Array, ...]] | None = None
+        """The operation and the arrays that the computation waits for."""
         self._is_asked = False
         self.answered = 0
         """Answers that a computation has been given."""
@@ -35,8 +34,8 @@ class Remote:
     def waits(self) -> bool:
         return self._wanted is not None
 
-    def want(self, wanted: HeadWanted, now: float) -> None:
-        self._wanted, self._is_asked = wanted, False
+    def want(self, op: str, arrays: tuple[Array, ...], now: float) -> None:
+        self._wanted, self._is_asked = (op, arrays), False
         self.advance(now)
 
     def advance(self, now: float) -> None:
@@ -45,9 +44,7 @@ class Remote:
         if self._wanted is None or self._is_asked or head is None or not head.address:
             return
         self._is_asked = True
-        self._asking.ask(
-            self._head, self._wanted.op, self._wanted.arrays, INF, self._on_answer, now
-        )
+        self._asking.ask(self._head, *self._wanted, INF, self._on_answer, now)
 
     def _on_answer(self, arrays: tuple[Array, ...] | None) -> None:
         """Raises JobFailed for a question that no process of the head would answer."""

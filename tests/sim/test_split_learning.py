@@ -1,0 +1,146 @@
+"""Split learning in virtual time: as one process learns, and SplitFed as its loop, whoever dies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from simulated import Watcher, job_file, rows_in_order
+
+from dlctl.algorithms.methods.split import BACKWARD, STEP, BatchKey, clock_of, part_of
+from dlctl.job.config import JobFile, Party
+from dlctl.model.flat import slice_bounds
+from dlctl.sim.divided import DividedLeastSquares
+from dlctl.sim.faults import Faults
+from dlctl.sim.objectives import batch_rows
+from dlctl.sim.simulation import Outcome, Simulation
+from dlctl.wire.messages import Array, PeerRequest, Push, PushBuffers
+
+LR, BATCH, EPOCHS = 0.02, 4, 2
+
+
+def parties_of(clients: int) -> tuple[Party, ...]:
+    clinic = Party(name="clinic", role="client", task="a", host="local", workers=clients)
+    return clinic, Party(name="lab", role="head", task="b", host="local")
+
+
+def job_of(count: int = 2, **options: Any) -> JobFile:
+    return job_file(
+        count + 1, 2, algorithm=("split", options), optimizer=("momentum", {"lr": LR}),
+        batch_size=BATCH, portion_batches=2, restarts_max=20, parties=parties_of(count),
+        epochs=float(EPOCHS),
+    )  # fmt: skip
+
+
+def run(job: JobFile, problem: DividedLeastSquares, **circumstances: Any) -> Outcome:
+    outcome = Simulation(job, problem, seed=3, **circumstances).run(200.0)
+    assert outcome.state == "finished", outcome.reason
+    assert not outcome.left_behind
+    return outcome
+
+
+def gradient(problem: DividedLeastSquares, w: Array, rows: Array) -> Array:
+    """Of the whole model, float64."""
+    shapes = [entry.shape for entry in problem.layout.entries]
+    ends = np.cumsum([np.prod(shape) for shape in shapes])
+    cut = [p.reshape(s) for p, s in zip(np.split(w, ends[:-1]), shapes, strict=True)]
+    f, h = cut[0], cut[-1]
+    t = cut[1] if problem.is_u else np.eye(h.shape[1])
+    x, y = problem.x[rows].astype(float), problem.y[rows].astype(float)
+    error = (x @ f @ h @ t - y) / len(rows)
+    of = [x.T @ error @ t.T @ h.T, *([(x @ f @ h).T @ error] * problem.is_u)]
+    return np.concatenate([g.ravel() for g in (*of, (x @ f).T @ error @ t.T)])
+
+
+def in_one_process(problem: DividedLeastSquares, batches: list[Array]) -> Array:
+    w, velocity = problem.initial().astype(float), 0.0
+    for rows in batches:
+        velocity = 0.9 * velocity + gradient(problem, w, rows)
+        w = w - LR * velocity
+    return w
+
+
+@pytest.mark.oracle("split", "one process, in numpy, and kills of clients and the coordinator")
+@pytest.mark.parametrize("shape", ["vanilla", "u"])
+@pytest.mark.parametrize("kills", [0, 3])
+def test_clients_in_turn_are_one_process(shape, kills, agree):
+    problem = DividedLeastSquares(is_u=shape == "u")
+    job = job_of(2, shape=shape)
+    faults = Faults(kills=kills, coordinator_kills=kills and 1, from_s=0.4, heal_at_s=2.0)
+    outcome = run(job, problem, faults=faults if kills else None)
+    batches = rows_in_order(job, problem.samples, EPOCHS)
+    agree(outcome.weights, in_one_process(problem, batches), atol=1e-6)
+
+
+def rounds_of(watcher: Watcher, job: JobFile) -> list[list[BatchKey]]:
+    """The batches of each step of the clients, in the order in which the head has had them."""
+    order: dict[int, list[BatchKey]] = {}
+    for message in watcher.messages():
+        if isinstance(message, PeerRequest) and message.op in (STEP, BACKWARD):
+            batch = BatchKey.of_array(message.payload.arrays[0])
+            known = order.setdefault(batch.round, [])
+            known += [] if batch in known else [batch]
+    head = job.workers.count - 1
+    pushed = [m for m in watcher.messages(f"worker-{head}") if isinstance(m, Push) and m.samples]
+    at = {(push.clock, push.portion): number for number, push in reversed([*enumerate(pushed)])}
+    key = lambda b: at[clock_of(b.data_epoch, b.portion), part_of(b.number, b.slot)]  # noqa: E731
+    return [sorted(order[number], key=key) for number in sorted(order)]
+
+
+def split_fed(problem: DividedLeastSquares, job: JobFile, rounds: list[list[BatchKey]]) -> Array:
+    """SplitFed as a loop: V1 with an h for each client, or V2 with one."""
+    w, ends = problem.initial().astype(float), problem.parts[0].layout.size()
+    velocity = np.zeros_like(w)
+    per_epoch = -(-problem.samples // (2 * BATCH))
+    for batches in rounds:
+        mean, total = np.zeros_like(w), 0
+        for batch in batches:
+            portion = slice_bounds(problem.samples, per_epoch, batch.portion)
+            rows = batch_rows(
+                problem.samples, job.job.seed, batch.data_epoch, portion, (batch.number, BATCH)
+            )
+            found = gradient(problem, w, rows)
+            mean, total = mean + len(rows) * found, total + len(rows)
+            if job.algorithm.options["heads"] == "one":
+                velocity[ends:] = 0.9 * velocity[ends:] + found[ends:]
+                w[ends:] -= LR * velocity[ends:]
+        last = ends if job.algorithm.options["heads"] == "one" else len(w)
+        velocity[:last] = 0.9 * velocity[:last] + mean[:last] / total
+        w[:last] -= LR * velocity[:last]
+    return w
+
+
+@pytest.mark.oracle("split", "the loop of SplitFed V1 or V2, in numpy")
+@pytest.mark.per_commit(3)
+@pytest.mark.parametrize(
+    ("heads", "shape"), [("each", "vanilla"), ("one", "vanilla"), ("each", "u")]
+)
+def test_parallel_clients_are_the_loop_of_splitfed(heads, shape, agree):
+    problem = DividedLeastSquares(samples=60, is_u=shape == "u")
+    job = job_of(3, clients="parallel", heads=heads, shape=shape)
+    watcher = Watcher(PeerRequest, Push)
+    outcome = run(job, problem, checkers=(watcher,))
+    rounds = rounds_of(watcher, job)
+    assert any(len(batches) == 3 for batches in rounds)
+    agree(outcome.weights, split_fed(problem, job, rounds), atol=1e-6)
+
+
+def test_the_buffers_of_parallel_clients_are_averaged_by_samples():
+    problem, watcher = DividedLeastSquares(counts=True), Watcher(PushBuffers)
+    outcome = run(job_of(2, clients="parallel"), problem, checkers=(watcher,))
+    newest = {message.slot: message for message in watcher.messages()}
+    assert set(newest) == {0, 1}
+    total = sum(message.samples for message in newest.values())
+    assert total == problem.samples * EPOCHS
+    expected = sum(m.samples / total * (1 + m.samples) for m in newest.values())
+    found = outcome.world.machine("server-0").serving.buffers.average()
+    assert found == pytest.approx([expected])
+
+
+def test_clients_in_turn_with_buffers_are_refused_before_the_first_step():
+    problem = DividedLeastSquares(counts=True)
+    outcome = Simulation(job_of(2), problem, seed=3).run(60.0)
+    assert outcome.state == "failed"
+    assert "client.seen" in outcome.reason
+    assert outcome.network.messages["Push"] == 0
