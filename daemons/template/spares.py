@@ -29,7 +29,7 @@ DESCRIPTORS_MAX = 8
 _DESCRIPTORS_END = 1 << 16
 
 
-class Rank:
+class ForkedRank:
     """A process that was a spare; a child of this one, as `subprocess.Popen` is."""
 
     def __init__(self, pid: int, stdout: IO[bytes] | None) -> None:
@@ -78,7 +78,7 @@ def start_rank(
     pass_fds: Sequence[int],
     environment: Mapping[str, str] | None = None,
     is_piped: bool = False,
-) -> subprocess.Popen[bytes] | Rank:
+) -> subprocess.Popen[bytes] | ForkedRank:
     """Start a rank: of a spare if there is one, else as a new process. environment: None, for that
     of this process. is_piped: what it prints goes to its `stdout`, else to that of this process.
     Raises OSError.
@@ -99,13 +99,13 @@ def start_rank(
 
 def _of_spare(
     argv: Sequence[str], pass_fds: Sequence[int], environment: Mapping[str, str], is_piped: bool
-) -> Rank | None:
+) -> ForkedRank | None:
     """None: the spare is of no use, and ends."""
     pid, line = _spares.pop(0)
     reader, writer = os.pipe() if is_piped else (-1, -1)
     prints = (writer, writer) if is_piped else (1, 2)
     request = json.dumps([list(argv), environment, list(pass_fds)]).encode()
-    rank = Rank(pid, os.fdopen(reader, "rb") if is_piped else None)
+    rank = ForkedRank(pid, os.fdopen(reader, "rb") if is_piped else None)
     try:
         with line:
             if len(request) <= MESSAGE_BYTES_MAX and command_line.fits(argv):
