@@ -53,7 +53,7 @@ class Size(NamedTuple):
 
 
 TINY, GPT2 = Size(96, 64, 16, 2, 2), Size(50_257, 1024, 768, 12, 12)
-TASK = f'''"""The GPT of the example in another size, on random tokens; notes when its steps begin."""
+TASK = f'''"""The GPT of the example in another size, on random tokens; notes its steps."""
 import os
 import sys
 import time

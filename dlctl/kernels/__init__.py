@@ -66,6 +66,12 @@ def halves(kind: Literal["half", "bfloat"]) -> Halves | None:
     return Halves(*(getattr(module, f"{name}_{kind}") for name in Halves._fields))
 
 
+def from_signs() -> Callable[[Array, Array, Array], None] | None:
+    """(bits, means, out): `OneBit.expand`, of contiguous uint8 and float32; None: not in C."""
+    module = _loaded()[0]
+    return None if module is None else module.from_signs
+
+
 def takes(array: Array) -> bool:
     """Whether C may read this array: what came in a message may begin at any byte."""
     return type(array) is np.ndarray and array.flags.c_contiguous and array.flags.aligned

@@ -515,12 +515,61 @@ static PyObject *converted(PyObject *const *args, Py_ssize_t count, Conversion *
     ENTRY(rest_bfloat, 2, 4)
 HALVES(CONVERSION_OF)
 
+/* ------------------------------------------------------------------ signs */
+
+enum { ROW = 1024 };
+/* Elements with one mean for each sign, as dlctl/compress/blocks.py cuts them. */
+
+/* to[i] = the mean of its row for bit i, lowest bit of a byte first; means: those of all rows for a
+ * 1, then those for a 0. As bits, so that all of NaN stays. */
+FOR_EACH_PROCESSOR void dlctl_from_signs(const uint8_t *bits, const uint32_t *means,
+                                         Py_ssize_t rows, uint32_t *to, Py_ssize_t size) {
+    for (Py_ssize_t row = 0; row < rows; row++) {
+        const uint32_t ones = means[row], zeros = means[rows + row];
+        const Py_ssize_t first = row * ROW, left = size - first, n = left < ROW ? left : ROW;
+        const uint8_t *octets = bits + first / 8;
+        uint32_t *some = to + first;
+        NO_DEPENDENCE
+        for (Py_ssize_t i = 0; i < n / 8; i++)
+            for (int bit = 0; bit < 8; bit++)
+                some[8 * i + bit] = CHOICE((octets[i] >> bit) & 1, ones, zeros);
+        for (Py_ssize_t i = n / 8 * 8; i < n; i++)
+            some[i] = CHOICE((octets[i / 8] >> (i % 8)) & 1, ones, zeros);
+    }
+}
+
+/* from_signs(bits, means, to) */
+static PyObject *from_signs(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    if (count != 3) {
+        PyErr_SetString(PyExc_TypeError, "takes (bits, means, to)");
+        return NULL;
+    }
+    Arrays arrays = {.count = 0};
+    void *to = memory(&arrays, args[2], -1, PyBUF_WRITABLE);
+    const Py_ssize_t size = to ? length_bytes(&arrays) / (Py_ssize_t)sizeof(float) : 0;
+    const Py_ssize_t rows = size / ROW + (size % ROW != 0);
+    const void *bits = to ? memory(&arrays, args[0], size / 8 + (size % 8 != 0), PyBUF_SIMPLE) : NULL;
+    const void *means =
+        bits ? memory(&arrays, args[1], 2 * rows * (Py_ssize_t)sizeof(float), PyBUF_SIMPLE) : NULL;
+    if (!means) {
+        let_go(&arrays);
+        return NULL;
+    }
+    PyThreadState *thread = size > LOCK_MAX ? PyEval_SaveThread() : NULL;
+    dlctl_from_signs(bits, means, rows, to, size);
+    if (thread)
+        PyEval_RestoreThread(thread);
+    let_go(&arrays);
+    Py_RETURN_NONE;
+}
+
 /* ------------------------------------------------------------------ the module */
 
 static PyMethodDef METHODS[] = {
 #define ENTRY(name, ...) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL},
     RULES(ENTRY)
     HALVES(ENTRY)
+    ENTRY(from_signs)
     ENTRY(gather)
     ENTRY(scatter)
     {NULL, NULL, 0, NULL},

@@ -24,13 +24,14 @@ MEMORY_PER_BYTE = 60
 SIZE_MAX = 5_000
 """Elements of an array: more than a loop that holds the interpreter's lock."""
 GUARD = 64
+ROW = 1024
 SLOTS = {"sgd": (0, 2), "momentum": (1, 4), "adagrad": (1, 2), "rmsprop": (2, 5), "adam": (2, 7),
          "yogi": (2, 5), "lion": (1, 6), "nesterov_arrives": (2, 3), "nesterov_steps": (2, 4),
          "accrue": (0, 1)}  # fmt: skip
 """Rule -> its slots and its constants."""
 HALVES = ("half", "bfloat")
 ENTRIES = [*SLOTS, *(f"{name}_{kind}" for kind in HALVES for name in kernels.Halves._fields),
-           "gather", "scatter"]  # fmt: skip
+           "gather", "scatter", "from_signs"]  # fmt: skip
 
 
 def seeds() -> list[bytes]:
@@ -52,6 +53,8 @@ def target(data: bytes) -> None:
         _rule(name, of, differ, flags)
     elif name in ("gather", "scatter"):
         _copies(name, of, differ, flags)
+    elif name == "from_signs":
+        _signs(of, differ)
     else:
         _conversion(name, of, differ)
 
@@ -132,6 +135,16 @@ def _conversion(name: str, of: _Arrays, differ: int) -> None:
             wide = _wide(source, kind)
             wanted = wide if what == "widen" else before - wide
             assert np.array_equal(out, wanted, equal_nan=True)
+
+
+def _signs(of: _Arrays, differ: int) -> None:
+    rows = -(-of.size // ROW)
+    bits, means = of.make(-(-of.size // 8), np.uint8), of.make(2 * rows + differ, np.uint32)
+    out = of.make(of.size, np.uint32)
+    if _call("from_signs", of, differ == 0, bits, means, out):
+        flags = np.unpackbits(bits, count=of.size, bitorder="little").view(bool)
+        ones, zeros = (np.repeat(part, ROW)[: of.size] for part in (means[:rows], means[rows:]))
+        assert np.array_equal(out, np.where(flags, ones, zeros))
 
 
 def _half(values: Any) -> Any:

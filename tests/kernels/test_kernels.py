@@ -7,11 +7,13 @@ import pytest
 
 from dlctl import kernels, registry
 from dlctl.compress import bfloat16, values
+from dlctl.compress.onebit import OneBit
 from dlctl.optim import compiled
 from dlctl.optim.adam import AdamOptions
 from dlctl.optim.blocks import Block, BlockPlace
 from dlctl.optim.plain import Accrue
 from dlctl.util.threads import PART
+from dlctl.wire.messages import Packed
 
 pytestmark = pytest.mark.skipif(bool(kernels.missing()), reason=f"no kernels: {kernels.missing()}")
 RULES = [
@@ -259,3 +261,29 @@ def test_conversions_refuse_other_lengths(kind: Any) -> None:
     with pytest.raises(ValueError, match="read-only"):
         loops.narrow(wide[:10], narrow)
     assert not wide.any()
+
+
+@pytest.mark.parametrize("size", [1, 7, 1023, 1024, 1025, 10_007])
+def test_signs_are_decoded_as_by_numpy(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(8)
+    means = rng.standard_normal(2 * -(-size // 1024)).astype(np.float32)
+    means[::3] = np.nan
+    packed = Packed("onebit", size, (rng.integers(0, 256, -(-size // 8), np.uint8), means))
+    by_loop = {}
+    for loop in (kernels.from_signs, lambda: None):
+        monkeypatch.setattr(kernels, "from_signs", loop)
+        by_loop[loop] = OneBit.expand(packed, size).values.view(np.uint32)
+    one, other = by_loop.values()
+    assert np.array_equal(one, other)
+
+
+def test_signs_of_another_length_are_refused() -> None:
+    loop = kernels.from_signs()
+    assert loop is not None
+    bits, means, out = np.zeros(2, np.uint8), np.zeros(2, np.float32), np.ones(17, np.float32)
+    for of in ((bits, means, out), (bits, means[:1], out[:16]), (bits[:1], means, out[:16])):
+        with pytest.raises(ValueError, match="bytes"):
+            loop(*of)
+    assert out.all()
+    with pytest.raises(TypeError):
+        loop(bits, means)
