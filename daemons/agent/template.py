@@ -25,6 +25,7 @@ from daemons.template.words import (
     StartRequest,
     pair,
 )
+from dlctl.errors import DlctlError
 from dlctl.job import config, placement
 from dlctl.launch import base
 from dlctl.util import regular
@@ -57,10 +58,11 @@ class Forked:
 
 def wanted(directory: Path, agent: str) -> set[str]:
     """The roles that this agent will start soon."""
-    if (job := _job_of(directory)) is None:
-        return set()
-    places = placement.place(job)
-    return {name.rpartition("-")[0] for name, its_agent in places.items() if its_agent == agent}
+    with suppress(ValueError, KeyError, TypeError, AttributeError, DlctlError):
+        if (job := _job_of(directory)) is not None:
+            places = placement.place(job).items()
+            return {name.rpartition("-")[0] for name, its_agent in places if its_agent == agent}
+    return set()
 
 
 def _later_ranks(directory: Path) -> int:
