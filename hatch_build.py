@@ -67,7 +67,8 @@ def compiled() -> bool:
         command = [*compiler, *FLAGS, ABI, f"-I{include}", "-o", str(made), str(SOURCE), "-lm"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_S)
-            why = done.stderr.strip() if done.returncode else ""
+            ended = f"{compiler[0]} ended with {done.returncode}"
+            why = (done.stderr.strip() or ended) if done.returncode else ""
         except (OSError, subprocess.TimeoutExpired) as error:
             why = str(error)
         if not why and not made.is_file():

@@ -134,7 +134,7 @@ def _watch(run: Path, ranks: int) -> list[int]:
         if len(pids) < ranks:
             pids = _pids(found)
         for rank, pid in enumerate(pids):
-            peaks[rank] = max(peaks[rank], _own_bytes(pid))
+            peaks[rank] = max(peaks[rank], own_bytes(pid))
         time.sleep(POLL_S)
     if found["state"] != "finished":
         raise RuntimeError(f"{found['state']}: {found['reason']}")
@@ -153,7 +153,7 @@ def _pids(found: dict[str, Any]) -> list[int]:
     return [pid, *later] if pid else []
 
 
-def _own_bytes(pid: int) -> int:
+def own_bytes(pid: int) -> int:
     """0 if the process has exited."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()

@@ -11,7 +11,7 @@ import errno
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -23,7 +23,7 @@ from daemons.log_tail import await_printed, exit_code, last_lines
 from daemons.loop import Loop
 from dlctl.errors import DlctlError
 from dlctl.launch import commands, local
-from dlctl.launch.base import WORKER, Credentials
+from dlctl.launch.base import Credentials
 from dlctl.roles.agent.children import ProcessStarted
 from dlctl.roles.coordinator.members.crash_loops import NO_ROOM, UNSAID
 from dlctl.roles.protocol.effects import ProcessEnded, SignalProcess, StartProcess
@@ -62,19 +62,19 @@ class Children:
         context: Place,
         loop: Loop,
         prepare: Callable[[Spawn], None] = lambda _: None,
-        template: Template | None = None,
+        templates: Iterable[Template] = (),
     ) -> None:
-        """prepare: called before a process is started. Raises OSError or DlctlError. template:
-        forks the workers; None: none does.
+        """prepare: called before a process is started. Raises OSError or DlctlError. templates:
+        each forks the daemons of its role.
         """
         self.context = context
         self.prepare = prepare
-        self.nursery = None if template is None else Nursery(template, loop, self._start_now)
+        self.nurseries = {each.role: Nursery(each, loop, self._start_now) for each in templates}
         self.loop = loop
         self._running: dict[tuple[str, int], _Child] = {}
         self._oom = OomWatch()
         loop.chores.append(self._oom.look)
-        if self.nursery is not None:
+        if self.nurseries:
             loop.chores.append(lambda: reap(self._is_known))
         loop.perform(StartProcess, self._start)
         loop.perform(SignalProcess, self._signal)
@@ -83,30 +83,40 @@ class Children:
         return any(child.pid == pid for child in self._running.values())
 
     def _start(self, effect: StartProcess) -> None:
-        if self.nursery is None or not self.nursery.takes(effect.spawn):
-            self._start_now(effect.spawn)
+        spawn = effect.spawn
+        try:
+            self.prepare(spawn)
+        except (OSError, DlctlError) as error:
+            self._cannot_start(spawn, error)
+            return
+        nursery = self.nurseries.get(spawn.role)
+        if nursery is None or not nursery.takes(spawn):
+            self._start_now(spawn)
 
     def _start_now(self, spawn: Spawn) -> None:
         directory, control = self.context.directory, self.context.control
         name, incarnation = spawn.name, spawn.incarnation
         credentials = Credentials(spawn.secret, self.context.credentials.coordinator)
         try:
-            self.prepare(spawn)
             process: subprocess.Popen[bytes] | Forked | None = None
-            if self.nursery is not None and spawn.role == WORKER:
-                process = self.nursery.template.start(name, incarnation, control, credentials)
+            if nursery := self.nurseries.get(spawn.role):
+                process = nursery.template.start(name, incarnation, control, credentials)
             if process is None:
                 process = local.start(
                     directory, spawn.role, name, incarnation, control, credentials
                 )
         except (OSError, DlctlError) as error:
-            words = (f"cannot start it: {error}",)
-            is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-            cause = NO_ROOM if is_full else ""
-            self.loop.post(ProcessEnded(ProcessExited(name, incarnation, 1, words, cause)))
+            self._cannot_start(spawn, error)
             return
         self._hold(name, incarnation, _Child(process.pid, os.pidfd_open(process.pid), process))
         self.loop.post(ProcessStarted(Spawned(name, incarnation, process.pid)))
+
+    def _cannot_start(self, spawn: Spawn, error: OSError | DlctlError) -> None:
+        words = (f"cannot start it: {error}",)
+        is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        cause = NO_ROOM if is_full else ""
+        exited = ProcessExited(spawn.name, spawn.incarnation, 1, words, cause)
+        self.loop.post(ProcessEnded(exited))
 
     def adopt(self) -> tuple[Spawned, ...]:
         """Watch the daemons of this run that are already running on this machine."""
@@ -118,8 +128,8 @@ class Children:
             if pidfd is not None:
                 self._hold(daemon.name, daemon.incarnation, _Child(daemon.pid, pidfd, None))
                 found.append(Spawned(daemon.name, daemon.incarnation, daemon.pid))
-                if self.nursery is not None and daemon.role == WORKER:
-                    self.nursery.begin_later()
+                if nursery := self.nurseries.get(daemon.role):
+                    nursery.begin_later()
         return tuple(found)
 
     def _hold(self, name: str, incarnation: int, child: _Child) -> None:
@@ -149,8 +159,9 @@ class Children:
 
     def _signal(self, effect: SignalProcess) -> None:
         child = self._running.get((effect.name, effect.incarnation))
-        if child is None and self.nursery is not None:
-            self.nursery.drop(effect)
+        if child is None:
+            for nursery in self.nurseries.values():
+                nursery.drop(effect)
         if child is not None:
             child.is_killed |= effect.signal == signal.SIGKILL
             with contextlib.suppress(ProcessLookupError):

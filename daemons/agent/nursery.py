@@ -1,4 +1,4 @@
-"""Workers that wait until the agent's template can fork them."""
+"""Daemons of one role that wait until the agent's template can fork them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from collections.abc import Callable
 
 from daemons.agent.template import Template
 from daemons.loop import Loop
-from dlctl.launch.base import WORKER
 from dlctl.roles.protocol.effects import ProcessEnded, SignalProcess
 from dlctl.wire.messages import ProcessExited, Spawn
 
 LATER_S = 5.0
-"""From the start of an agent that adopts workers to that of its template."""
+"""From the start of an agent that adopts daemons to that of their template."""
 
 
 class Nursery:
     def __init__(self, template: Template, loop: Loop, start: Callable[[Spawn], None]) -> None:
-        """start: called with each of the workers, once the template can fork or there is none."""
+        """start: called with each of the daemons, once the template can fork or there is none."""
         self.template = template
         self._loop = loop
         self._start = start
@@ -29,15 +28,13 @@ class Nursery:
         self._watch()
 
     def begin_later(self) -> None:
-        """Start the template for the replacements of workers that are there already; not at once,
+        """Start the template for the replacements of daemons that are there already; not at once,
         as the imports of other processes have to be done first.
         """
         self._begins_at = time.monotonic() + LATER_S
 
     def takes(self, spawn: Spawn) -> bool:
         """Whether this process waits for the template; otherwise it is to be started now."""
-        if spawn.role != WORKER:
-            return False
         self.template.begin()
         self._watch()
         if self.template.is_loading:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 from daemons import process, signals
@@ -16,9 +17,9 @@ from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.runs import paths
 
 
-def serve(template: Template, context: process.DaemonContext) -> int:
+def serve(templates: Sequence[Template], context: process.DaemonContext) -> int:
     loop = Loop(context.log_handler.rotate_if_full, secret=context.credentials.secret)
-    children = Children(context, loop, template=template)
+    children = Children(context, loop, templates=templates)
     FileSender(loop, context.directory, context.registration.name, ON_HOSTS)
     signals.stop_the_run(loop, context)
     loop.transport.connect(COORDINATOR, context.control, context.credentials.coordinator)

@@ -1,6 +1,6 @@
-"""The agent's end of its template (`daemons.template`): starts it, and has it fork workers.
+"""The agent's end of a template (`daemons.template`): starts it, and has it fork daemons.
 
-Whatever is wrong with it, a worker is started as any other process, which only takes longer.
+Whatever is wrong with it, a daemon is started as any other process, which only takes longer.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from pathlib import Path
 
 from daemons.template.words import (
     MESSAGE_BYTES_MAX,
-    PER_WORKER,
+    PER_DAEMON,
     READY,
     ROOM_BYTES,
     StartRequest,
     pair,
 )
+from dlctl.errors import DlctlError
 from dlctl.job import config, placement
 from dlctl.launch import base
 from dlctl.util import regular
@@ -33,7 +34,7 @@ log = logging.getLogger("dlctl")
 SWITCH = "DLCTL_SPAWN"
 """An environment variable: "1" switches templates off."""
 READY_S = 60.0
-"""Time for the imports; a worker needs as long for its own."""
+"""Time for the imports; a daemon needs as long for its own."""
 FORK_S = 3.0
 """Time for a fork; the agent waits so long."""
 DEATHS_MAX = 3
@@ -55,13 +56,26 @@ class Forked:
         return self.returncode
 
 
-def is_wanted(directory: Path, agent: str) -> bool:
-    """Whether this agent will start workers soon. False for a job that cannot be read."""
+def wanted(directory: Path, agent: str) -> set[str]:
+    """The roles that this agent will start soon."""
+    with suppress(ValueError, KeyError, TypeError, AttributeError, DlctlError):
+        if (job := _job_of(directory)) is not None:
+            places = placement.place(job).items()
+            return {name.rpartition("-")[0] for name, its_agent in places if its_agent == agent}
+    return set()
+
+
+def _later_ranks(directory: Path) -> int:
+    """The processes of a worker beside its first."""
+    job = _job_of(directory)
+    return 0 if job is None else job.ranks - 1
+
+
+def _job_of(directory: Path) -> config.JobFile | None:
+    """None: it cannot be read, as the daemons will say."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        job = config.of_stored(json.loads(regular.read_bytes(directory / "job.json")))
-        places = placement.place(job)
-        return any(a == agent and name.startswith(base.WORKER) for name, a in places.items())
-    return False
+        return config.of_stored(json.loads(regular.read_bytes(directory / "job.json")))
+    return None
 
 
 def _sets_variables(directory: Path) -> bool:
@@ -81,16 +95,18 @@ def _sets_variables(directory: Path) -> bool:
 class Template:
     """`has_changed` is called when it can fork, or cannot any more: see `is_loading`."""
 
-    def __init__(self, directory: Path, agent: str) -> None:
+    def __init__(self, directory: Path, agent: str, role: str = base.WORKER) -> None:
+        """role: of the daemons that it forks."""
         self.directory = directory
         self.agent = agent
+        self.role = role
         self.has_changed: Callable[[], None] = lambda: None
         self.is_loading = False
-        """It imports: a worker that waits for that starts sooner than one with its own imports."""
+        """It imports: a daemon that waits for that starts sooner than one with its own imports."""
         self.fd = -1
         """Readable when `look` has something to do; -1: there is no template."""
-        self._has_loop = base.has_loop(base.WORKER, directory)
-        self._is_off = os.environ.get(SWITCH) == "1" or _sets_variables(directory)
+        self._has_loop, self._spares = False, 0
+        self._is_off = os.environ.get(SWITCH) == "1"
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._environment: dict[str, str] = {}
@@ -101,17 +117,26 @@ class Template:
         """Start it, unless there is one, or it is not to be used. Does not wait for it."""
         if self._process is not None or self._is_off:
             return
+        if self.role == base.WORKER:
+            self._has_loop = base.has_loop(self.role, self.directory)
+            self._spares = _later_ranks(self.directory)
+            self._is_off = _sets_variables(self.directory)
+            if self._is_off:
+                return
         _adopt_orphans()
         self._environment = self._environment_of("", 0)
-        for name in PER_WORKER:
+        for name in PER_DAEMON:
             self._environment.pop(name, None)
         mine, its = pair()
         argv = [sys.executable, "-P", "-m", "daemons.template", str(self.directory), self.agent]
-        argv += [base.SCRIPT if self._has_loop else base.WORKER, "-" * ROOM_BYTES]
+        argv += [base.SCRIPT if self._has_loop else self.role, "-" * ROOM_BYTES]
         try:
             with its:
                 environment = self._environment
-                self._process = subprocess.Popen(argv, stdin=its.fileno(), env=environment)
+                # A session of its own: Ctrl-C in the terminal of a guest is not for it.
+                self._process = subprocess.Popen(
+                    argv, stdin=its.fileno(), env=environment, start_new_session=True
+                )
         except OSError as error:
             mine.close()
             self._give_up(f"it cannot be started: {error}")
@@ -146,26 +171,26 @@ class Template:
             return b""
 
     def _replace(self, what: str) -> None:
-        """Start the next one, for the next death of a worker, unless several were of no use."""
+        """Start the next one, for the next death of a daemon, unless several were of no use."""
         self._deaths += 1
         was_loading = self.is_loading
         self.end()
         if self._deaths >= DEATHS_MAX:
             self._give_up(f"it {what}, {self._deaths} times in a row")
             return
-        log.warning("the template of the workers %s: starting another one", what)
+        log.warning("the template of the %ss %s: starting another one", self.role, what)
         if was_loading:
             self.has_changed()  # Who has waited for it does not wait again.
         self.begin()
 
     def _give_up(self, why: str) -> None:
-        log.warning("workers are started without a template, which takes longer: %s", why)
+        log.warning("%ss are started without a template, which takes longer: %s", self.role, why)
         self._is_off = True
         self.end()
         self.has_changed()
 
     def end(self) -> None:
-        """Kill it: the workers stay."""
+        """Kill it: the daemons stay."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -173,12 +198,12 @@ class Template:
             self._socket.close()
         self._process, self._socket, self.fd, self.is_loading = None, None, -1, False
 
-    # ------------------------------------------------------------ a worker
+    # ------------------------------------------------------------ a daemon
 
     def start(
         self, name: str, incarnation: int, control: str, credentials: base.Credentials
     ) -> Forked | None:
-        """Have it fork this worker. None: start it in another way. Raises OSError if its log cannot
+        """Have it fork this daemon. None: start it in another way. Raises OSError if its log cannot
         be opened.
         """
         if self._socket is None:
@@ -189,11 +214,12 @@ class Template:
         if self.is_loading or self._is_off:
             return None
         loop = self._has_loop
-        argv = base.argv(base.WORKER, self.directory, name, incarnation, control, has_loop=loop)
-        own = {name: environment[name] for name in PER_WORKER if name in environment}
+        argv = base.argv(self.role, self.directory, name, incarnation, control, has_loop=loop)
+        own = {name: environment[name] for name in PER_DAEMON if name in environment}
         output = base.open_log(self.directory, name, incarnation)
         try:
-            pid = self._ask(StartRequest(argv, own, os.getpid()), output, credentials)
+            request = StartRequest(argv, own, os.getpid(), self._spares)
+            pid = self._ask(request, output, credentials)
         finally:
             os.close(output)
         if pid is None:
@@ -204,16 +230,16 @@ class Template:
 
     def _environment_of(self, name: str, incarnation: int) -> dict[str, str]:
         loop = self._has_loop
-        return base.environment(base.WORKER, self.directory, name, incarnation, has_loop=loop)
+        return base.environment(self.role, self.directory, name, incarnation, has_loop=loop)
 
     def _others(self, environment: Mapping[str, str]) -> str:
         """Variables that differ from those that the template was started with."""
-        wanted = {k: v for k, v in environment.items() if k not in PER_WORKER}
+        wanted = {k: v for k, v in environment.items() if k not in PER_DAEMON}
         differ = wanted.items() ^ self._environment.items()
         return ", ".join(sorted({name for name, _ in differ}))
 
     def _ask(self, request: StartRequest, output: int, credentials: base.Credentials) -> int | None:
-        """The pid of the worker that the template has forked, and that has begun."""
+        """The pid of the daemon that the template has forked, and that has begun."""
         assert self._socket is not None
         mine, its = pair()
         with mine:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from daemons.agent.children import Children
+from daemons.agent.template import Template
 from daemons.files.file_sender import ON_HOSTS, FileSender
 from daemons.guest.begin import JOIN_FILE
 from daemons.guest.shown_log import ShownLog
@@ -69,7 +70,8 @@ def serve(directory: Path, name: str, incarnation: int, control: str) -> int:
     context = GuestContext(directory, control, credentials, join["program"], join["processes"])
     loop = Loop(secret=made.secret)
     shown = ShownLog(directory)
-    Children(context, loop, lambda spawn: _prepare(context, shown, spawn))
+    template = Template(directory, name)  # It begins once there is a job.
+    Children(context, loop, lambda spawn: _prepare(context, shown, spawn), [template])
     FileSender(loop, directory, name, ON_HOSTS)
     loop.chores.append(shown.look)
     loop.stop_on_signals()

@@ -20,7 +20,7 @@ from daemons import imports
 from daemons.attach import context as attached
 from daemons.attach.context import LaterProcess, ProgramEnd
 from daemons.process import read_job
-from daemons.script import later_ranks, program
+from daemons.script import later_ranks, machine, program
 from daemons.worker.at_exit import end_in_this_thread
 from dlctl.launch.base import HOST_FILE
 
@@ -44,6 +44,7 @@ def main() -> None:
     process = attached.begin_later(job, int(sys.argv[4]))
     is_home = not (directory / HOST_FILE).exists()
     mine = os.getpid()
+    machine.use_threads(os.environ)
     imports.quicken()
     end = program.run(job.job, directory if is_home else None)
     is_mine = os.getpid() == mine

@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from typing import Any, NamedTuple
 from daemons.attach.context import ProgramEnd, ScriptProcess
 from daemons.process import in_words
 from daemons.script import rank_environment
+from daemons.template import spares
 from daemons.worker.task.failures import ProcessLost, how_it_ended
 from dlctl.roles.protocol.effects import TaskFailed
 
@@ -149,13 +149,13 @@ class _LaterRank:
         environment = dict(os.environ)
         rank_environment.be(environment, number)
         try:
-            self.process = subprocess.Popen(
+            self.process = spares.start_rank(
                 # -P, as for every daemon: see `launch.base.argv`.
                 [
                     sys.executable, "-P", "-m", "daemons.script.later_rank",
                     str(context.directory), me.name, str(me.incarnation), str(number), str(theirs),
                 ],
-                stdin=subprocess.DEVNULL, pass_fds=(theirs,), env=environment,
+                pass_fds=(theirs,), environment=environment,
             )  # fmt: skip
         finally:
             os.close(theirs)

@@ -1,1 +1,1 @@
-"""The template: a process of each host that has imported what workers import, and forks them."""
+"""Templates: processes of each host that have imported what its daemons import, and fork them."""

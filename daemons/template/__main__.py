@@ -1,5 +1,6 @@
 """`python -P -m daemons.template RUN_DIRECTORY AGENT PACKAGE PADDING`, with the socket of its agent
-as standard input: imports what workers import, and then forks a worker for each request.
+as standard input: imports what the daemons of this package import, and then forks one of them for
+each request.
 
 A fork copies memory but no threads, and no GPU context survives it. So the template never computes:
 it only imports, and refuses to fork if a library has started more than that.
@@ -15,20 +16,21 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 
 from daemons.imports import without_collections
+from daemons.template import running
 from daemons.template.command_line import rewrite
 from daemons.template.forked import become
 from daemons.template.words import MESSAGE_BYTES_MAX, READY, read_request
 
 PR_SET_PDEATHSIG = 1
 IMPORTED = {
+    "server": ("daemons.server.serving",),
     "worker": ("daemons.worker.main", "torch.optim"),
     "script": ("daemons.script.main", "daemons.attach.begin", "torch.optim", "torch._dynamo"),
 }
-"""By what the workers are: a package of daemons. torch._dynamo: the first optimiser of a script
-imports it, which takes half as long as torch itself; those of workers do without it."""
+"""By package of daemons. torch._dynamo: the first optimiser of a script imports it, which takes
+half as long as torch itself; those of workers do without it."""
 BLAS = "numpy"
 """Its library for linear algebra has threads from the import on, and ends them before a fork."""
 
@@ -57,47 +59,35 @@ def prepare(modules: Sequence[str]) -> str:
     try:
         with without_collections():
             importlib.import_module(BLAS)
-            threads = _threads()
+            threads = running.threads()
             for name in modules:
                 importlib.import_module(name)
-    except Exception as error:  # The worker itself says what is wrong, and where.
+    except Exception as error:  # The daemon itself says what is wrong, and where.
         return f"an import fails: {type(error).__name__}: {error}"
-    gc.freeze()  # A collection in a worker would write to, and so copy, what it shares with others.
-    if _threads() > threads:
+    gc.freeze()  # A collection in a daemon would write to, and so copy, what it shares with others.
+    if running.threads() > threads:
         return "an import has started a thread"
-    if uses_gpu():
+    if running.uses_gpu():
         return "an import has opened a GPU"
     return ""
 
 
-def _threads() -> int:
-    return len(os.listdir("/proc/self/task"))
-
-
-def uses_gpu() -> bool:
-    for descriptor in os.listdir("/proc/self/fd"):
-        with suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{descriptor}").startswith(("/dev/nvidia", "/dev/kfd")):
-                return True
-    return False
-
-
 def serve(agent: socket.socket) -> None:
-    """Fork a worker for each request, until the agent is gone."""
+    """Fork a daemon for each request, until the agent is gone."""
     while True:
         data, descriptors, _, _ = socket.recv_fds(agent, MESSAGE_BYTES_MAX, 2)
         if not data:
             return
         try:
             _fork(data, descriptors)
-        except OSError as error:  # No memory, no pid: the agent sees the worker's line break off.
+        except OSError as error:  # No memory, no pid: the agent sees the daemon's line break off.
             print(f"the template cannot fork: {error}", file=sys.stderr, flush=True)
         for descriptor in descriptors:
             os.close(descriptor)
 
 
 def _fork(data: bytes, descriptors: list[int]) -> None:
-    """Fork a process that forks the worker and exits: see `words`."""
+    """Fork a process that forks the daemon and exits: see `words`."""
     between = os.fork()
     if between:
         os.waitpid(between, 0)

@@ -14,15 +14,29 @@ PADDING_BYTES_MIN = 8
 """Zeros behind a shorter command line: so many are no words of it (`processes.command_line`)."""
 
 
+def fits(words: Sequence[str]) -> bool:
+    """Whether the memory of the present command line has room for these words."""
+    start, end = _memory()
+    return start > 0 and len(_line(words)) + PADDING_BYTES_MIN <= end - start
+
+
+def _memory() -> tuple[int, int]:
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    return int(fields[_ARG_START]), int(fields[_ARG_END])
+
+
+def _line(words: Sequence[str]) -> bytes:
+    return b"".join(os.fsencode(word) + b"\0" for word in words)
+
+
 def rewrite(words: Sequence[str]) -> bool:
     """Show these words in place of the command line that this process was started with. Returns
     False if they do not fit into its memory, or /proc does not show that.
     """
-    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
-    start, end = int(fields[_ARG_START]), int(fields[_ARG_END])
-    line = b"".join(os.fsencode(word) + b"\0" for word in words)
-    if start <= 0 or len(line) + PADDING_BYTES_MIN > end - start:
+    if not fits(words):
         return False
+    start, end = _memory()
+    line = _line(words)
     # The interpreter has copied its arguments long ago.
     ctypes.memset(start, 0, end - start)
     ctypes.memmove(start, line, len(line))

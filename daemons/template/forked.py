@@ -4,16 +4,15 @@ started with its own command line.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import runpy
 import socket
-import sys
 import time
 import traceback
 from typing import NoReturn
 
+from daemons.template import spares
 from daemons.template.command_line import rewrite
+from daemons.template.forking import draw_other_numbers, run
 from daemons.template.words import MESSAGE_BYTES_MAX, StartRequest
 
 PARENT_S, LOOK_S = 5.0, 0.0002
@@ -21,22 +20,22 @@ PARENT_S, LOOK_S = 5.0, 0.0002
 GO_S = 10.0
 """Time for the agent to send the credentials, which are ready."""
 _DESCRIPTORS_MAX = 1 << 16
-_MODULE = 3
-"""The place of the module in a daemon's command line (`dlctl.launch.base.argv`)."""
 
 
 def become(request: StartRequest, log: int, line: int) -> NoReturn:
-    """Run the worker of this request; log, line: descriptors."""
+    """Run the daemon of this request; log, line: descriptors."""
     code = 1
     try:
         os.setsid()
-        if rewrite(request.argv) and _has_parent(request.agent):
+        if _has_parent(request.agent):
             _take_descriptors(log, line)
-            os.environ.update(request.environment)
-            _draw_other_numbers()
-            if _told_to_go(socket.socket(fileno=os.dup(3))):
-                _run(request.argv)
-            code = 0
+            spares.fork(request.argv, request.spares)
+            if rewrite(request.argv):
+                os.environ.update(request.environment)
+                draw_other_numbers()
+                if _told_to_go(socket.socket(fileno=os.dup(3))):
+                    run(request.argv)
+                code = 0
     except BaseException:  # What the daemon itself raises, it logs.
         traceback.print_exc()
     finally:
@@ -63,18 +62,6 @@ def _take_descriptors(log: int, line: int) -> None:
     os.closerange(4, _DESCRIPTORS_MAX)
 
 
-def _draw_other_numbers() -> None:
-    """Seed all generators from the machine, as a new process does. Python's `random` does so on its
-    own; the generators of GPUs do not exist yet.
-    """
-    import numpy as np
-    import torch
-
-    np.random.seed()
-    torch.default_generator.seed()
-    multiprocessing.current_process().authkey = os.urandom(32)
-
-
 def _told_to_go(line: socket.socket) -> bool:
     """Tell the agent the pid; leave its answer, the credentials, as standard input."""
     line.settimeout(GO_S)
@@ -93,10 +80,3 @@ def _told_to_go(line: socket.socket) -> bool:
     os.dup2(reader, 0)
     os.close(reader)
     return True
-
-
-def _run(argv: list[str]) -> None:
-    module = argv[_MODULE]
-    sys.argv = [module, *argv[_MODULE + 1 :]]
-    sys.orig_argv[:] = argv
-    runpy.run_module(module, run_name="__main__", alter_sys=True)

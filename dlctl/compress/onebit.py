@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from dlctl import kernels
 from dlctl.compress import blocks
 from dlctl.compress.base import Compressor, Delta
 from dlctl.compress.plain import (
@@ -92,6 +93,11 @@ class OneBit(Compressor):
         number = blocks.count(size)
         check_array(bits, "u1", -(-size // 8), "bytes of signs")
         check_array(means, "<f4", 2 * number, "means")
+        loop = kernels.from_signs()
+        if loop is not None and kernels.takes(bits) and kernels.takes(means):
+            values = np.empty(size, np.float32)
+            loop(bits, means, values)
+            return Delta(values)
         ones, zeros = means[:number, None], means[number:, None]
 
         def fill(rows: Array, first: int) -> None:

@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from dlctl import kernels
 from dlctl.compress import bfloat16
 from dlctl.errors import RemoteProtocolError
 from dlctl.model.vector import Vector, cast, copy_into, host_view, to_host
@@ -39,16 +40,18 @@ def take_values(u: Vector, precision: Precision) -> Array:
     stays in `u`. Values too large for the precision saturate at its largest number (float16:
     65504). NaN and infinities are taken unchanged and leave 0.
     """
-    if precision == "bfloat16":
-        return _take_bfloat16(u)
     if isinstance(u, np.ndarray) and u.dtype == precision:
         return _take_all(u)
-    taken = cast(u, precision)
-    on_host = to_host(taken)
-    if taken.dtype == u.dtype:
+    if (taken := _take_in_c(u, precision)) is not None:
+        return taken
+    if precision == "bfloat16":
+        return _take_bfloat16(u)
+    rounded = cast(u, precision)
+    on_host = to_host(rounded)
+    if rounded.dtype == u.dtype:
         u[:] = 0
     elif np.isfinite(on_host).all():
-        u -= taken
+        u -= rounded
     else:
         _take_saturated(u, on_host, precision)
     return on_host
@@ -65,6 +68,19 @@ def _take_all(u: Array) -> Array:
             u[cut] = 0
 
     threads.in_parts(u.size, take)
+    return taken
+
+
+def _take_in_c(u: Vector, precision: Precision) -> Array | None:
+    """None, and `u` is unchanged: there is no loop for it, or some values are too large."""
+    is_bfloat = precision == "bfloat16"
+    loops = kernels.halves("bfloat" if is_bfloat else "half")
+    if loops is None or not kernels.takes(u) or u.dtype != np.float32:
+        return None
+    taken = np.empty(u.size, "<u2" if is_bfloat else np.float16)
+    if any(threads.in_parts(u.size, lambda lo, hi: loops.narrow(u[lo:hi], taken[lo:hi]))):
+        return None
+    threads.in_parts(u.size, lambda lo, hi: loops.rest(taken[lo:hi], u[lo:hi]))
     return taken
 
 
@@ -131,7 +147,13 @@ def as_float32(values: Array) -> Array:
     """float32[n]: the array itself, perhaps read-only, or a copy if it had 16 bits."""
     if values.dtype == np.float32:
         return values
-    if values.dtype == np.uint16:
+    is_bfloat = values.dtype == np.uint16
+    loops = kernels.halves("bfloat" if is_bfloat else "half")
+    if loops is not None and values.dtype in WIRE_DTYPES and kernels.takes(values):
+        wide = np.empty(values.shape, np.float32)
+        threads.in_parts(values.size, lambda lo, hi: loops.widen(values[lo:hi], wide[lo:hi]))
+        return wide
+    if is_bfloat:
         return bfloat16.decode(values)
     with np.errstate(invalid="ignore"):  # a signalling NaN
         return values.astype(np.float32)

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,37 @@ def missing() -> str:
 def step(name: str) -> Step | None:
     """The rule of this name; None: there is none in C."""
     return _steps().get(name)
+
+
+class Halves(NamedTuple):
+    """Conversions of contiguous arrays of one length: float32, and 16 bits."""
+
+    narrow: Callable[[Array, Array], bool]
+    """(float32, 16 bits): rounded to the nearest, ties to even. Returns whether some are not finite
+    or too large."""
+    widen: Callable[[Array, Array], bool]
+    """(16 bits, float32)"""
+    rest: Callable[[Array, Array], bool]
+    """(16 bits, float32): subtracts the former."""
+
+
+def halves(kind: Literal["half", "bfloat"]) -> Halves | None:
+    """Of float16 or bfloat16; None: there are none in C."""
+    module = _loaded()[0]
+    if module is None:
+        return None
+    return Halves(*(getattr(module, f"{name}_{kind}") for name in Halves._fields))
+
+
+def from_signs() -> Callable[[Array, Array, Array], None] | None:
+    """(bits, means, out): `OneBit.expand`, of contiguous uint8 and float32; None: not in C."""
+    module = _loaded()[0]
+    return None if module is None else module.from_signs
+
+
+def takes(array: Array) -> bool:
+    """Whether C may read this array: what came in a message may begin at any byte."""
+    return type(array) is np.ndarray and array.flags.c_contiguous and array.flags.aligned
 
 
 def gather(array: Array, positions: Array, out: Array) -> None:

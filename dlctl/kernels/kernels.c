@@ -156,6 +156,47 @@ FOR_EACH_PROCESSOR void dlctl_lion(const Block *block, const float *constants) {
     }
 }
 
+/* w - (step + g / every) * lr, as DelayedNesterov._descend */
+#define DESCENDED(step, g) (w[i] - ((step) + (g) / every) * lr)
+
+FOR_EACH_PROCESSOR void dlctl_nesterov_arrives(const Block *block, const float *constants) {
+    const float lr = constants[0], every = constants[1], spread = constants[2];
+    const float *m = block->slots[0], *sum = block->slots[1];
+    float *m_next = block->slots_next[0], *sum_next = block->slots_next[1];
+    UNPACK
+    NO_DEPENDENCE
+    for (Py_ssize_t i = 0; i < n; i++) {
+        float x = g[i];
+        w_next[i] = DESCENDED(m[i] * spread, x);
+        sum_next[i] = sum[i] + x;
+        m_next[i] = m[i];
+    }
+}
+
+FOR_EACH_PROCESSOR void dlctl_nesterov_steps(const Block *block, const float *constants) {
+    const float lr = constants[0], every = constants[1], rest = constants[2];
+    const float momentum = constants[3];
+    const float *m = block->slots[0], *sum = block->slots[1];
+    float *m_next = block->slots_next[0], *sum_next = block->slots_next[1];
+    UNPACK
+    NO_DEPENDENCE
+    for (Py_ssize_t i = 0; i < n; i++) {
+        float x = g[i];
+        float next = m[i] * momentum + (sum[i] + x) / every;
+        m_next[i] = next;
+        w_next[i] = DESCENDED(next * rest, x);
+        sum_next[i] = 0;
+    }
+}
+
+FOR_EACH_PROCESSOR void dlctl_accrue(const Block *block, const float *constants) {
+    const float stays = constants[0];
+    UNPACK
+    NO_DEPENDENCE
+    for (Py_ssize_t i = 0; i < n; i++)
+        w_next[i] = w[i] * stays + g[i];
+}
+
 /* name, number of slots, number of constants */
 #define RULES(RULE)                                                                                \
     RULE(sgd, 0, 2)                                                                                \
@@ -164,7 +205,10 @@ FOR_EACH_PROCESSOR void dlctl_lion(const Block *block, const float *constants) {
     RULE(rmsprop, 2, 5)                                                                            \
     RULE(adam, 2, 7)                                                                               \
     RULE(yogi, 2, 5)                                                                               \
-    RULE(lion, 1, 6)
+    RULE(lion, 1, 6)                                                                               \
+    RULE(nesterov_arrives, 2, 3)                                                                   \
+    RULE(nesterov_steps, 2, 4)                                                                     \
+    RULE(accrue, 0, 1)
 
 /* ------------------------------------------------------------------ memory of arrays */
 
@@ -351,11 +395,181 @@ static PyObject *scatter(PyObject *self, PyObject *const *args, Py_ssize_t count
     return copied(args, count, 0);
 }
 
+/* ------------------------------------------------------------------ values of 16 bits */
+
+typedef union {
+    uint32_t bits;
+    float value;
+} Float;
+
+enum { HALF_EXPONENT = 0x7c00, BFLOAT_EXPONENT = 0x7f80 };
+
+/* As ?: of bits, without a branch, so that compilers vectorise what is computed in both. */
+#define CHOICE(condition, yes, no)                                                                 \
+    ((-(uint32_t)(condition) & (uint32_t)(yes)) | (((uint32_t)(condition) - 1) & (uint32_t)(no)))
+
+/* float16: 1 bit of sign, 5 of exponent, 10 of fraction */
+static inline float from_half(uint16_t half) {
+    const uint32_t exponent = half & HALF_EXPONENT, body = (uint32_t)(half & 0x7fff) << 13;
+    const Float small = {.value = (float)(int32_t)(half & 0x3ff) * 0x1p-24f};
+    const uint32_t normal = body + ((uint32_t)(127 - 15) << 23), special = body | 0x7f800000u;
+    const uint32_t size = CHOICE(exponent == 0, small.bits,
+                                 CHOICE(exponent == HALF_EXPONENT, special, normal));
+    return ((Float){.bits = size | (uint32_t)(half & 0x8000) << 16}).value;
+}
+
+/* Rounded to the nearest, ties to even. */
+static inline uint16_t to_half(float value) {
+    const Float given = {.value = value};
+    const uint32_t size = given.bits & 0x7fffffffu, sign = (given.bits >> 16) & 0x8000;
+    /* Next to 0.5 the last bit of a float32 is that of the smallest numbers of float16. */
+    const Float small = {.value = ((Float){.bits = size}).value + 0.5f};
+    const uint32_t normal = (size - ((uint32_t)(127 - 15) << 23) + 0xfff + ((size >> 13) & 1)) >> 13;
+    const uint32_t nan = 0x7e00u | ((size >> 13) & 0x3ff);
+    const uint32_t large = CHOICE(size > 0x7f800000u, nan, HALF_EXPONENT);
+    const uint32_t found = CHOICE(size >= 0x47800000u, large, /* 2^16 */
+                                  CHOICE(size < 0x38800000u, small.bits - 0x3f000000u, /* 2^-14 */
+                                         normal));
+    return (uint16_t)(found | sign);
+}
+
+/* bfloat16: the upper half of a float32 */
+static inline float from_bfloat(uint16_t bfloat) {
+    return ((Float){.bits = (uint32_t)bfloat << 16}).value;
+}
+
+static inline uint16_t to_bfloat(float value) {
+    const Float given = {.value = value};
+    const uint32_t rounded = (given.bits + 0x7fff + ((given.bits >> 16) & 1)) >> 16;
+    return (given.bits & 0x7fffffffu) > 0x7f800000u ? BFLOAT_EXPONENT | 0x40 : (uint16_t)rounded;
+}
+
+/* Of `n` values. narrow tells whether some do not fit; rest leaves what narrow has rounded away. */
+#define CONVERSIONS(kind, exponent)                                                                \
+    FOR_EACH_PROCESSOR int dlctl_widen_##kind(const void *from, void *to, Py_ssize_t n) {          \
+        const uint16_t *narrow = from;                                                             \
+        float *wide = to;                                                                          \
+        NO_DEPENDENCE                                                                              \
+        for (Py_ssize_t i = 0; i < n; i++)                                                         \
+            wide[i] = from_##kind(narrow[i]);                                                      \
+        return 0;                                                                                  \
+    }                                                                                              \
+    FOR_EACH_PROCESSOR int dlctl_narrow_##kind(const void *from, void *to, Py_ssize_t n) {         \
+        const float *wide = from;                                                                  \
+        uint16_t *narrow = to;                                                                     \
+        int are_too_large = 0;                                                                     \
+        NO_DEPENDENCE                                                                              \
+        for (Py_ssize_t i = 0; i < n; i++) {                                                       \
+            narrow[i] = to_##kind(wide[i]);                                                        \
+            are_too_large |= (narrow[i] & exponent) == exponent;                                   \
+        }                                                                                          \
+        return are_too_large;                                                                      \
+    }                                                                                              \
+    FOR_EACH_PROCESSOR int dlctl_rest_##kind(const void *from, void *to, Py_ssize_t n) {           \
+        const uint16_t *narrow = from;                                                             \
+        float *wide = to;                                                                          \
+        NO_DEPENDENCE                                                                              \
+        for (Py_ssize_t i = 0; i < n; i++)                                                         \
+            wide[i] -= from_##kind(narrow[i]);                                                     \
+        return 0;                                                                                  \
+    }
+
+CONVERSIONS(half, HALF_EXPONENT)
+CONVERSIONS(bfloat, BFLOAT_EXPONENT)
+
+typedef int Conversion(const void *, void *, Py_ssize_t);
+
+/* from and to: of from_bytes and to_bytes a value, and of one length */
+static PyObject *converted(PyObject *const *args, Py_ssize_t count, Conversion *convert,
+                           Py_ssize_t from_bytes, Py_ssize_t to_bytes) {
+    if (count != 2) {
+        PyErr_SetString(PyExc_TypeError, "takes (from, to)");
+        return NULL;
+    }
+    Arrays arrays = {.count = 0};
+    const void *from = memory(&arrays, args[0], -1, PyBUF_SIMPLE);
+    const Py_ssize_t size = from ? length_bytes(&arrays) / from_bytes : 0;
+    void *to = from ? memory(&arrays, args[1], size * to_bytes, PyBUF_WRITABLE) : NULL;
+    if (!to) {
+        let_go(&arrays);
+        return NULL;
+    }
+    PyThreadState *thread = size > LOCK_MAX ? PyEval_SaveThread() : NULL;
+    const int result = convert(from, to, size);
+    if (thread)
+        PyEval_RestoreThread(thread);
+    let_go(&arrays);
+    return PyBool_FromLong(result);
+}
+
+#define CONVERSION_OF(name, from, to)                                                              \
+    static PyObject *name(PyObject *self, PyObject *const *args, Py_ssize_t count) {               \
+        return converted(args, count, dlctl_##name, from, to);                                     \
+    }
+#define HALVES(ENTRY)                                                                              \
+    ENTRY(widen_half, 2, 4)                                                                        \
+    ENTRY(narrow_half, 4, 2)                                                                       \
+    ENTRY(rest_half, 2, 4)                                                                         \
+    ENTRY(widen_bfloat, 2, 4)                                                                      \
+    ENTRY(narrow_bfloat, 4, 2)                                                                     \
+    ENTRY(rest_bfloat, 2, 4)
+HALVES(CONVERSION_OF)
+
+/* ------------------------------------------------------------------ signs */
+
+enum { ROW = 1024 };
+/* Elements with one mean for each sign, as dlctl/compress/blocks.py cuts them. */
+
+/* to[i] = the mean of its row for bit i, lowest bit of a byte first; means: those of all rows for a
+ * 1, then those for a 0. As bits, so that all of NaN stays. */
+FOR_EACH_PROCESSOR void dlctl_from_signs(const uint8_t *bits, const uint32_t *means,
+                                         Py_ssize_t rows, uint32_t *to, Py_ssize_t size) {
+    for (Py_ssize_t row = 0; row < rows; row++) {
+        const uint32_t ones = means[row], zeros = means[rows + row];
+        const Py_ssize_t first = row * ROW, left = size - first, n = left < ROW ? left : ROW;
+        const uint8_t *octets = bits + first / 8;
+        uint32_t *some = to + first;
+        NO_DEPENDENCE
+        for (Py_ssize_t i = 0; i < n / 8; i++)
+            for (int bit = 0; bit < 8; bit++)
+                some[8 * i + bit] = CHOICE((octets[i] >> bit) & 1, ones, zeros);
+        for (Py_ssize_t i = n / 8 * 8; i < n; i++)
+            some[i] = CHOICE((octets[i / 8] >> (i % 8)) & 1, ones, zeros);
+    }
+}
+
+/* from_signs(bits, means, to) */
+static PyObject *from_signs(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    if (count != 3) {
+        PyErr_SetString(PyExc_TypeError, "takes (bits, means, to)");
+        return NULL;
+    }
+    Arrays arrays = {.count = 0};
+    void *to = memory(&arrays, args[2], -1, PyBUF_WRITABLE);
+    const Py_ssize_t size = to ? length_bytes(&arrays) / (Py_ssize_t)sizeof(float) : 0;
+    const Py_ssize_t rows = size / ROW + (size % ROW != 0);
+    const void *bits = to ? memory(&arrays, args[0], size / 8 + (size % 8 != 0), PyBUF_SIMPLE) : NULL;
+    const void *means =
+        bits ? memory(&arrays, args[1], 2 * rows * (Py_ssize_t)sizeof(float), PyBUF_SIMPLE) : NULL;
+    if (!means) {
+        let_go(&arrays);
+        return NULL;
+    }
+    PyThreadState *thread = size > LOCK_MAX ? PyEval_SaveThread() : NULL;
+    dlctl_from_signs(bits, means, rows, to, size);
+    if (thread)
+        PyEval_RestoreThread(thread);
+    let_go(&arrays);
+    Py_RETURN_NONE;
+}
+
 /* ------------------------------------------------------------------ the module */
 
 static PyMethodDef METHODS[] = {
 #define ENTRY(name, ...) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL},
     RULES(ENTRY)
+    HALVES(ENTRY)
+    ENTRY(from_signs)
     ENTRY(gather)
     ENTRY(scatter)
     {NULL, NULL, 0, NULL},

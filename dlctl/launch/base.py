@@ -39,8 +39,8 @@ class Credentials(NamedTuple):
 NO_CREDENTIALS = Credentials("", "")
 
 
-WORKER, SCRIPT = "worker", "script"
-"""Packages of daemons: what a worker is started with, and with a training loop of its own."""
+SERVER, WORKER, SCRIPT = "server", "worker", "script"
+"""Packages of daemons; the last: what a worker with a training loop of its own is started with."""
 
 
 def argv(

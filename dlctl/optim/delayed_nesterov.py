@@ -25,6 +25,7 @@ from annotated_types import Ge, Le, Lt
 
 from dlctl.job.config import COUNT_MAX, STRICT
 from dlctl.job.settings import Setting
+from dlctl.optim import compiled
 from dlctl.optim.base import LEARNING_RATE
 from dlctl.optim.blocks import Block, Rule
 from dlctl.optim.wrapping import keep
@@ -76,7 +77,16 @@ class DelayedNesterov:
     def begin_update(self) -> Rule:
         pushes = self.counters[PUSHES] + 1
         self.counters[PUSHES] = 0 if pushes >= self.every else pushes
-        return self._step if self.counters[PUSHES] == 0 else self._arrive
+        if self.counters[PUSHES]:
+            spread = self.spread * self.momentum
+            return compiled.rule("nesterov_arrives", self._arrive, self.lr, self.every, spread)
+        constants = self.lr, self.every, self._rest * self.momentum, self.momentum
+        return compiled.rule("nesterov_steps", self._step, *constants)
+
+    @property
+    def _rest(self) -> float:
+        """The part of the momentum that the N-th push applies."""
+        return 1 - self.spread * (self.every - 1)
 
     def _arrive(self, blocks: Iterable[Block]) -> None:
         for _, w, g, (m, arrived), w_next, (m_next, arrived_next) in blocks:
@@ -87,7 +97,6 @@ class DelayedNesterov:
             keep(m, m_next)
 
     def _step(self, blocks: Iterable[Block]) -> None:
-        rest = 1 - self.spread * (self.every - 1)
         for _, w, g, (m, arrived), w_next, (m_next, arrived_next) in blocks:
             mean = scratch(g.size, 1)
             np.add(arrived, g, out=mean)
@@ -95,7 +104,7 @@ class DelayedNesterov:
             np.multiply(m, self.momentum, out=m_next)
             m_next += mean
             step = scratch(g.size)
-            np.multiply(m_next, rest * self.momentum, out=step)
+            np.multiply(m_next, self._rest * self.momentum, out=step)
             self._descend(w, g, step, w_next)
             arrived_next[:] = 0
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dlctl.job.settings import Setting
+from dlctl.optim import compiled
 from dlctl.optim.blocks import Block, Rule
 from dlctl.wire.messages import Json
 
@@ -51,7 +52,7 @@ class Accrue(Add):
                 np.multiply(w, w.dtype.type(stays), out=w_next)
                 w_next += g
 
-        return accrue
+        return compiled.rule("accrue", accrue, stays)
 
 
 def _add(blocks: Iterable[Block]) -> None:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from update_loops import loops as loops
 
 from dlctl.compress.none import Dense
 from dlctl.compress.values import take_values

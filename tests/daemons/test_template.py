@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from daemons.agent.template import PR_SET_CHILD_SUBREAPER, SWITCH, Forked, Template, reap
-from daemons.template.words import PER_WORKER
+from daemons.template.words import PER_DAEMON
 from dlctl import jobfile
 from dlctl.job.config import to_dict
 from dlctl.launch import base, local
@@ -122,6 +122,16 @@ class Place:
         found: dict[str, Any] = json.loads(until("the program prints", printed)[0])
         return found
 
+    def use(self, job: str, role: str = base.WORKER) -> None:
+        """Another job, and a template of this role."""
+        self.template.end()
+        (self.path / "job.toml").write_text(job)
+        (self.directory / "job.json").write_text(
+            json.dumps(to_dict(jobfile.load(self.path / "job.toml")))
+        )
+        self.template = Template(self.directory, "agent-0", role)
+        self.begin()
+
     def close(self) -> None:
         for process in self.started:
             if process.returncode is None:
@@ -144,9 +154,14 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-def _children() -> set[str]:
-    text = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
-    return set(text.split())
+def _children(of: int | None = None) -> set[str]:
+    pid = of or os.getpid()
+    return set(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+
+
+def _words(pid: int) -> str:
+    """Its command line; "" if it has ended."""
+    return " ".join(processes.command_line(pid, processes.start_of(pid)))
 
 
 def private_kb(pid: int) -> int:
@@ -173,6 +188,54 @@ def test_forked_workers_are_as_started_ones_in_all_but_memory(place: Place) -> N
     assert told[0] == told[1] == told[2]
     assert told[0]["threads"] == 1
     assert private_kb(pids[0]) < private_kb(pids[2]) / 3
+
+
+def test_the_other_ranks_of_a_forked_worker_are_forked_too(place: Place) -> None:
+    place.write(TELL)
+    place.use(JOB.replace("threads = 1", "threads = 2\nprocesses = 2"))
+    worker = place.fork("worker-0")
+    told = []
+
+    def of_all() -> bool:
+        lines = (line["msg"] for line in place.log("worker-0") if "stream" in line)
+        told[:] = [json.loads(line) for line in lines if line.startswith("{")]
+        return len(told) == 2
+
+    until("both ranks print", of_all)
+    (rank,) = (int(pid) for pid in _children(worker.pid) if "later_rank" in _words(int(pid)))
+    assert _words(rank).split()[2:4] == ["-m", "daemons.script.later_rank"]
+    assert {each["rank"] for each in told} == {"0", "1"}
+    assert [each["were_there"] for each in told] == [True, True]
+    assert len({each["numbers"][0] for each in told}) == 2
+    assert {each["threads"] for each in told} == {1}
+    assert [each["open"] for each in told] == [told[0]["open"]] * 2
+    assert next(local.living(place.directory)).pid == worker.pid
+    os.kill(worker.pid, signal.SIGKILL)
+    until("it ends with the worker", lambda: not _words(rank))
+
+
+def test_spares_that_are_of_no_use_are_replaced_by_processes(tmp_path: Path) -> None:
+    told = _python(
+        "import os, signal, sys; from daemons.template import spares\n"
+        "spares.fork([sys.executable, '-P', '-m', 'daemons.worker', '.', 'x', '1', ''], 2)\n"
+        "os.kill(spares._spares[0][0], signal.SIGKILL)\n"
+        "for words in ['killed'], ['too long' * 999]:\n"
+        "    argv = [sys.executable, '-c', 'import sys; print(len(sys.argv[1]))', *words]\n"
+        "    rank = spares.start_rank(argv, pass_fds=(), is_piped=True)\n"
+        "    print(type(rank).__name__, int(rank.stdout.read()), rank.wait())\n"
+    )
+    assert told == "Popen 6 0\nPopen 7992 0\n"
+
+
+def test_servers_have_a_template_without_torch(place: Place) -> None:
+    place.use(JOB, base.SERVER)
+    forked = place.fork("server-0")
+    found = [daemon[:4] for daemon in local.living(place.directory)]
+    assert found == [("server", "server-0", 1, forked.pid)]
+    until("it has a log", lambda: place.log("server-0"))
+    maps = Path(f"/proc/{forked.pid}/maps").read_text()
+    assert "numpy" in maps
+    assert "torch" not in maps
 
 
 def test_workers_outlive_the_template_and_the_next_one_forks(place: Place) -> None:
@@ -263,4 +326,4 @@ def test_a_process_changes_its_command_line_if_the_new_one_fits() -> None:
 
 def test_what_differs_between_workers_is_all_that_the_template_lacks(tmp_path: Path) -> None:
     one, two = (base.environment("worker", tmp_path, f"worker-{n}", n + 1) for n in range(2))
-    assert {name for name, _ in one.items() ^ two.items()} == {*PER_WORKER}
+    assert {name for name, _ in one.items() ^ two.items()} == {*PER_DAEMON}

@@ -6,9 +6,14 @@ import numpy as np
 import pytest
 
 from dlctl import kernels, registry
+from dlctl.compress import bfloat16, values
+from dlctl.compress.onebit import OneBit
 from dlctl.optim import compiled
 from dlctl.optim.adam import AdamOptions
 from dlctl.optim.blocks import Block, BlockPlace
+from dlctl.optim.plain import Accrue
+from dlctl.util.threads import PART
+from dlctl.wire.messages import Packed
 
 pytestmark = pytest.mark.skipif(bool(kernels.missing()), reason=f"no kernels: {kernels.missing()}")
 RULES = [
@@ -26,6 +31,9 @@ RULES = [
     ("yogi", {}),
     ("lion", {}),
     ("lion", {"weight_decay": 0.1}),
+    ("delayed-nesterov", {"every": 3}),
+    ("delayed-nesterov", {"every": 2, "spread": 0.25}),
+    ("accrue", {"lr": 0.875}),
 ]
 SIZE = 10_007
 """Longer than a loop that holds the interpreter's lock, and no multiple of a vector's length."""
@@ -40,10 +48,18 @@ def gradients(scale: float) -> list[Any]:
     return found
 
 
+def made(name: str, options: dict[str, Any]) -> Any:
+    if name == "accrue":  # Of tables only.
+        accrue = Accrue()
+        accrue.lr = options["lr"]
+        return accrue
+    kind = registry.load("optimizers", name)
+    return kind(kind.Options(**options))
+
+
 def updates(name: str, options: dict[str, Any], pushed: list[Any]) -> tuple[list[Any], list[bool]]:
     """(w and the slots after these pushes, whether numpy was told of each), in place and not."""
-    kind = registry.load("optimizers", name)
-    optimizer = kind(kind.Options(**options))
+    optimizer = made(name, options)
     w = np.random.default_rng(4).standard_normal(SIZE).astype(np.float32)
     w[::13] = -0.0
     now = [w, *(np.full(SIZE, value, np.float32) for value in optimizer.slots.values())]
@@ -95,8 +111,12 @@ def test_of_a_constant_beyond_float32_numpy_is_told_in_the_same_way() -> None:
     assert not np.isfinite(w).any()
 
 
-def test_there_is_a_test_of_each_rule() -> None:
-    assert set(kernels._steps()) <= {name for name, _ in RULES}
+def test_there_is_a_test_of_each_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: set[str] = set()
+    monkeypatch.setattr(kernels, "step", asked.add)
+    for name, options in RULES:
+        updates(name, options, gradients(1.0))
+    assert set(kernels._steps()) <= asked
 
 
 @pytest.mark.parametrize("positions", [np.int64, np.uint32])
@@ -181,3 +201,89 @@ def test_arrays_of_other_lengths_are_refused() -> None:
     a.flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):
         step((0.1, 1e-10), a, a, a, (a,), (a,))
+
+
+ALL_HALVES = np.arange(1 << 16, dtype=np.uint16)
+AROUND = (-1, 0, 1)
+
+
+def between_halves(precision: str) -> Any:
+    """float32: of 16 bits, half way between two of these, and next to both; and random bits."""
+    wide = ALL_HALVES.view(np.float16).astype(np.float32).view(np.uint32).astype(np.int64)
+    last = 12
+    if precision == "bfloat16":
+        wide, last = ALL_HALVES.astype(np.int64) << 16, 15
+    found = [wide + half + around for half in (0, 1 << last) for around in AROUND]
+    found.append(np.random.default_rng(6).integers(0, 1 << 32, 100_000))
+    return (np.concatenate(found) & 0xFFFFFFFF).astype(np.uint32).view(np.float32)
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_values_of_16_bits_are_numpys(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow = ALL_HALVES.view(np.float16 if precision == "float16" else np.uint16)
+    everything = between_halves(precision)
+    small = np.abs(everything) <= values.LARGEST[precision]  # Not NaN.
+    found = []
+    for loops in (kernels.halves, lambda kind: None):
+        monkeypatch.setattr(kernels, "halves", loops)
+        wide = values.as_float32(narrow)
+        found.append([bits(wide)])
+        for pushed in (everything[small], everything, wide):
+            rest = pushed.copy()
+            taken = values.take_values(rest, precision)
+            assert taken.dtype == narrow.dtype
+            found[-1] += [bits(values.as_float32(taken)), bits(rest)]
+    for one, other in zip(*found, strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_a_large_vector_is_converted_in_parts() -> None:
+    u = np.random.default_rng(7).standard_normal(2 * PART + 5).astype(np.float32)
+    rest = u.copy()
+    taken = values.take_values(rest, "bfloat16")
+    assert np.array_equal(taken, bfloat16.encode(u))
+    assert np.array_equal(values.as_float32(taken) + rest, u)
+    assert np.array_equal(values.as_float32(unaligned(taken)), bfloat16.decode(taken))
+
+
+@pytest.mark.parametrize("kind", ["half", "bfloat"])
+def test_conversions_refuse_other_lengths(kind: Any) -> None:
+    loops = kernels.halves(kind)
+    assert loops is not None
+    wide, narrow = np.zeros(11, np.float32), np.zeros(10, np.uint16)
+    for call, of in ((loops.narrow, (wide, narrow)), (loops.widen, (narrow, wide)),
+                     (loops.rest, (narrow, wide))):  # fmt: skip
+        with pytest.raises(ValueError, match="bytes"):
+            call(*of)
+        with pytest.raises(TypeError):
+            call(of[0])
+    narrow.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        loops.narrow(wide[:10], narrow)
+    assert not wide.any()
+
+
+@pytest.mark.parametrize("size", [1, 7, 1023, 1024, 1025, 10_007])
+def test_signs_are_decoded_as_by_numpy(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(8)
+    means = rng.standard_normal(2 * -(-size // 1024)).astype(np.float32)
+    means[::3] = np.nan
+    packed = Packed("onebit", size, (rng.integers(0, 256, -(-size // 8), np.uint8), means))
+    by_loop = {}
+    for loop in (kernels.from_signs, lambda: None):
+        monkeypatch.setattr(kernels, "from_signs", loop)
+        by_loop[loop] = OneBit.expand(packed, size).values.view(np.uint32)
+    one, other = by_loop.values()
+    assert np.array_equal(one, other)
+
+
+def test_signs_of_another_length_are_refused() -> None:
+    loop = kernels.from_signs()
+    assert loop is not None
+    bits, means, out = np.zeros(2, np.uint8), np.zeros(2, np.float32), np.ones(17, np.float32)
+    for of in ((bits, means, out), (bits, means[:1], out[:16]), (bits[:1], means, out[:16])):
+        with pytest.raises(ValueError, match="bytes"):
+            loop(*of)
+    assert out.all()
+    with pytest.raises(TypeError):
+        loop(bits, means)

@@ -49,7 +49,8 @@ def test_no_loop_leaves_its_arrays(tmp_path: Path) -> None:
     )  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(library), str(HERE / "test_kernels.py"),
-         str(HERE.parent / "optim" / "test_rules.py")],
+         str(HERE.parent / "optim" / "test_rules.py"),
+         f"{HERE.parent / 'fuzz' / 'test_fuzz.py'}", "-k", "not fuzz or kernels"],
         # Python's own allocator would hide an access beyond a block.
         env={**os.environ, "LD_PRELOAD": str(asan), "PYTHONMALLOC": "malloc",
              "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"},

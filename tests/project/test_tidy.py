@@ -56,6 +56,7 @@ OPENED_OTHERWISE = {
     "dlctl/cli/commands/man.py": "a part of the package",
     "dlctl/observe/html.py": "a part of the package",
     "daemons/process.py": "/dev/null",
+    "daemons/template/spares.py": "/dev/null",
     "daemons/tracker/__main__.py": "/dev/null",
     "dlctl/cli/ui/console.py": "/dev/null",
     "daemons/worker/replica_group.py": "no file",

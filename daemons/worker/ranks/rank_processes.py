@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -25,6 +24,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from daemons.log_tail import LINE_CHARS_MAX, LINES
+from daemons.template import spares
 from daemons.worker.ranks.rank_group import BUILT, MET, RankMessage, join_group, receive, send
 from daemons.worker.task.failures import KILLED, ProcessLost, how_it_ended
 from dlctl.roles.protocol.effects import TaskFailed
@@ -259,13 +259,11 @@ class _Rank:
         self.link = Connection(ours.detach())
         with theirs:
             fd = theirs.fileno()
-            self.process = subprocess.Popen(
+            self.process = spares.start_rank(
                 # -P, as for every daemon: see `launch.base.argv`.
                 [sys.executable, "-P", "-m", "daemons.worker.later_rank", *argv, str(fd)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
                 pass_fds=(fd, order["store"], order["memory"]),
+                is_piped=True,
             )
         send(self.link, "begin", **order)
         self._threads = [
