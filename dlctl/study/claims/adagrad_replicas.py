@@ -7,11 +7,11 @@ from dlctl.study.claims.base import Arm, Claim, Found, Lab, changes_of, finals, 
 
 REPLICAS = (4, 12, 36)
 TUNED_AT = 4
-STEPS = 32
+STEPS = 20
 """Of each worker, in the virtual time that all runs have."""
 STEP_S = 0.01
-GOOD = 0.85
-TRIALS = 6
+GOOD = 0.8
+TRIALS = 4
 
 
 def experiment(lab: Lab) -> Found:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dlctl.study.claims import jobs
 from dlctl.study.claims.base import Arm, Claim, Found, Lab, changes_of, finals, less, within
 
-WORKERS, STEPS, INTERVAL = 4, 400, 50
-TRIALS = 3
+WORKERS, STEPS, INTERVAL = 4, 250, 50
+TRIALS = 2
 NEAR = 0.1
 FEWER = 25.0
 

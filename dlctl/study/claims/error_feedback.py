@@ -5,8 +5,8 @@ from __future__ import annotations
 from dlctl.study.claims import jobs
 from dlctl.study.claims.base import Arm, Claim, Found, Lab, changes_of, finals, less, within
 
-STEPS = 120
-TRIALS = 4
+STEPS = 60
+TRIALS = 3
 DENSITY = 0.01
 NEAR = 0.1
 BYTES = 0.05

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dlctl.study.claims import jobs
 from dlctl.study.claims.base import Arm, Claim, Found, Lab, changes_of, costs, finals, less
 
-FEW, MANY = 4, 32
-BATCHES = 480
+FEW, MANY = 4, 24
+BATCHES = 240
 SPREAD = 0.7
-GOOD = 0.85
+GOOD = 0.8
 TRIALS = 3
 
 
 def experiment(lab: Lab) -> Found:
-    job = jobs.digits(stop=f"steps = {BATCHES}", workers=FEW, evaluation="every_steps = 40")
+    job = jobs.digits(stop=f"steps = {BATCHES}", workers=FEW, evaluation="every_steps = 24")
     lab.place("digits", job, {"mlp.py": jobs.MLP})
     begun = {
         f"{name}, {count}": Arm(

@@ -6,9 +6,9 @@ from dlctl.study.claims import jobs
 from dlctl.study.claims.base import Arm, Claim, Found, Lab, changes_of, costs, less
 
 WORKERS = 4
-STEPS = 100
-GOOD = 0.94
-TRIALS = 4
+STEPS = 50
+GOOD = 0.92
+TRIALS = 3
 
 
 def experiment(lab: Lab) -> Found:

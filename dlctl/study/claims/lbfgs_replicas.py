@@ -8,7 +8,7 @@ from dlctl.study.claims import jobs
 from dlctl.study.claims.base import Arm, Claim, Found, Lab, Ran, Row, within
 
 ITERATIONS = 6
-STEP_S = 0.02
+STEP_S = 0.04
 ALIKE = 1e-3
 SLOW = 10.0
 WORKERS = 8
@@ -17,7 +17,7 @@ LOSS = 1.15
 
 def experiment(lab: Lab) -> Found:
     job = jobs.digits(
-        stop="epochs = 1000.0", workers=1, batch=24, portion=1, task="mlp.py:linear",
+        stop="epochs = 1000.0", workers=1, batch=48, portion=1, task="mlp.py:linear",
         evaluation="every_epochs = 0.0",
     )  # fmt: skip
     lab.place("digits", job, {"mlp.py": jobs.MLP})

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dlctl.study.claims import jobs
 from dlctl.study.claims.base import Arm, Claim, Found, Lab, changes_of, finals, less, within
 
-EPOCHS = 8
-BATCH = 16
-SIZES = (1, 4, 16, 64)
+EPOCHS = 6
+BATCH = 32
+SIZES = (1, 4, 12, 32)
 ALIKE = 0.02
 TRIALS = 3
 WARMUP = "20%"
@@ -27,16 +27,16 @@ def experiment(lab: Lab) -> Found:
         scaled = {"workers.count": k, "optimizer": {"name": "sgd", "lr": k * rate}}
         warm = {"schedule": {"kind": "constant", "warmup": WARMUP}} if k > 1 else {}
         arms[f"k = {k}"] = begun.having({**scaled, **warm})
-    plain = {"workers.count": 16, "optimizer": {"name": "sgd", "lr": rate}}
-    arms["k = 16, rate not scaled"] = begun.having(plain)
+    plain = {"workers.count": 12, "optimizer": {"name": "sgd", "lr": rate}}
+    arms["k = 12, rate not scaled"] = begun.having(plain)
     runs = lab.run(arms)
     accuracy = {name: finals(of_arm, "accuracy", 0.0) for name, of_arm in runs.items()}
     one = accuracy["k = 1"]
     return Found(
         margins={
             "as one batch": within(less(accuracy["k = 4"], one), ALIKE),
-            "scaling is needed": less(accuracy["k = 16, rate not scaled"], accuracy["k = 16"]),
-            "it breaks": within(less(one, accuracy["k = 64"]), -ALIKE),
+            "scaling is needed": less(accuracy["k = 12, rate not scaled"], accuracy["k = 12"]),
+            "it breaks": within(less(one, accuracy["k = 32"]), -ALIKE),
         },
         figures={f"accuracy after {EPOCHS} epochs": accuracy},
         notes=changes_of({"k = 1": begun.having({"optimizer.lr": rate})}, ["optimizer.lr"]),
@@ -53,8 +53,8 @@ CLAIM = Claim(
     measure="the accuracy at the end",
     criterion={
         "as one batch": f"with k = 4 it is at most {ALIKE:g} lower than with k = 1",
-        "scaling is needed": "with k = 16 it is higher with the scaled rate than without",
-        "it breaks": f"with k = 64 it is more than {ALIKE:g} lower than with k = 1",
+        "scaling is needed": "with k = 12 it is higher with the scaled rate than without",
+        "it breaks": f"with k = 32 it is more than {ALIKE:g} lower than with k = 1",
     },
     experiment=experiment,
     minutes=6,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dlctl.study.claims import jobs
 from dlctl.study.claims.base import Arm, Claim, Found, Lab, Ran, less, within
 
-WORKERS, STEPS = 8, 40
+WORKERS, STEPS = 8, 30
 BOUNDS = {"s = 0": 0, "s = 3": 3, "no bound": 1_000_000}
 SPREAD = 0.8
 

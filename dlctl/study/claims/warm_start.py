@@ -5,7 +5,7 @@ from __future__ import annotations
 from dlctl.study.claims import jobs
 from dlctl.study.claims.base import Arm, Claim, Found, Lab, Ran
 
-WORKERS, STEPS, ALONE = 16, 20, 40
+WORKERS, STEPS, ALONE = 12, 10, 20
 RATE = 0.3
 GROUP = 4
 """Seeds of which one rate of divergence is made."""
