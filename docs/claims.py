@@ -29,15 +29,17 @@ HEAD = """<!-- Written by `make claims` from benchmarks/results. -->
 
 # What papers claim
 
-Each claim below is an experiment: `dlctl claims run NAME` repeats it, in minutes on one core. It runs the real roles and
-methods in virtual time, with real gradients of small networks, so it says whether a claim holds there, not whether it
-does on a thousand machines. All sides of a comparison are tuned with the same number of trials on a seed of their own,
-and then run with the same seeds.
+Each claim below is an experiment: `dlctl claims run NAME` repeats it, in minutes on one core.
+It runs the real roles and methods in virtual time, with real gradients of small networks, so it
+says whether a claim holds there, not whether it does on a thousand machines. All sides of a
+comparison are tuned with the same number of trials on a seed of their own, and then run with
+the same seeds.
 
-A claim is **shown** if every part of its criterion is: at least four of five seeds agree, and the median margin is larger
-than the spread over the seeds, the range between the quartiles. It is **refuted** if that is true of the opposite of
-one part. Else it is **not shown**. A margin is how far a seed is on the side that the paper says, in the unit of the
-measure. The criteria were written before the runs.
+A claim is **shown** if every part of its criterion is: at least four of five seeds agree, and
+the median margin is larger than the spread over the seeds, the range between the quartiles. It
+is **refuted** if that is true of the opposite of one part. Else it is **not shown**. A margin
+is how far a seed is on the side that the paper says, in the unit of the measure. The criteria
+were written before the runs.
 """
 
 
@@ -115,8 +117,8 @@ def _delays() -> list[str]:
     panels = np.atleast_1d(figure.subplots(1, len(optimizers), sharey=True))
     lines = [
         "", "## Delays, depth and optimisers", "",
-        "Figure 1 of Dai et al., Toward Understanding the Impact of Staleness in Distributed Machine "
-        "Learning, 2018, with the set-up of [staleness-depth](#staleness-depth): rounds to the "
+        "Figure 1 of Dai et al., Toward Understanding the Impact of Staleness in Distributed "
+        "Machine Learning, 2018, with the set-up of [staleness-depth](#staleness-depth): rounds to the "
         "target with delays of up to s rounds, relative to none; the median of five seeds, 10 where "
         "the target is not reached in as many. The last column is gradient coherence with s = 8, "
         "the least product of a gradient with those of the last 8 rounds, relative to its square.",
@@ -130,7 +132,9 @@ def _delays() -> list[str]:
                 lines.append(f"| {optimizer} | {depth} | {NOT_RUN} | | | | | |")
                 continue
             ratios = {int(s): _ratio(row, cell["rounds"]["0"]) for s, row in cell["rounds"].items()}
-            axes.plot([*ratios], [*ratios.values()], color=f"C{depth}", marker=".", label=f"{depth}")
+            axes.plot(
+                [*ratios], [*ratios.values()], color=f"C{depth}", marker=".", label=f"{depth}"
+            )
             shown = " | ".join(f"{ratios[s]:.2f}" for s in (4, 8, 16, 32))
             coherence = statistics.median(cell["coherence"])
             lines.append(

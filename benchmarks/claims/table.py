@@ -1,5 +1,5 @@
-"""The big table: every method in five conditions, tuned equally, until the same loss of a small GPT.
-`python -m benchmarks.claims.table [CELLS]`
+"""The big table: every method in five conditions, tuned equally, until the same loss of a small
+GPT. `python -m benchmarks.claims.table [CELLS]`
 
 A cell is a method in a condition: the median time, bytes and samples to the target over its seeds.
 The rates of a method are tuned once, where links and machines are fast. Cells that are done are
@@ -64,8 +64,8 @@ def main(cells_max: int) -> None:
 
 
 def _cell(lab: SimulatedLab, name: str, condition: str, row: dict[str, Any]) -> dict[str, Any]:
-    """{"seconds", "bytes", "samples": for each seed, None where the target is not reached}, with the
-    tuned values; or {"error"}.
+    """{"seconds", "bytes", "samples": for each seed, None where the target is not reached}, with
+    the tuned values; or {"error"}.
     """
     arm = _arm(name)
     known = next((cell["tuned"] for cell in row.values() if "tuned" in cell), None)

@@ -5,8 +5,8 @@ Understanding the Impact of Staleness in Distributed Machine Learning", 2018, st
     u_p     its update in round t, by its own optimiser from a gradient at w_p
     s       the longest delay
 
-Worker p adds u_p to its own copy at once, and to that of p' after 1 + r rounds, r uniform in 0 .. s,
-drawn for each update and each receiver. With s = 0 all have the updates of all others one round
+Worker p adds u_p to its own copy at once, and to that of p' after 1 + r rounds, r uniform in
+0 .. s, drawn for each update and each receiver. With s = 0 all have the updates of all others one round
 later.
 
 All workers of all seeds are stacked: a weight matrix is one tensor [replicas, in, out]. The
@@ -16,6 +16,7 @@ optimisers of [inner] used here are element-wise, so one of them steps all.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,7 @@ class Digits:
             images = torch.tensor(arrays["pixels"]).float() / 8
             labels = torch.tensor(arrays["labels"]).long()
         images -= images[:-HELD_OUT].mean(0)
-        return cls(
-            images[:-HELD_OUT], labels[:-HELD_OUT], images[-HELD_OUT:], labels[-HELD_OUT:]
-        )
+        return cls(images[:-HELD_OUT], labels[:-HELD_OUT], images[-HELD_OUT:], labels[-HELD_OUT:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ class Delayed:
         widths = [64, *[WIDTH] * setting.hidden, 10]
         self.shapes = [
             shape
-            for fan_in, fan_out in zip(widths, widths[1:], strict=False)
+            for fan_in, fan_out in pairwise(widths)
             for shape in ((fan_in, fan_out), (1, fan_out))
         ]
         self.sizes = [rows * columns for rows, columns in self.shapes]
@@ -109,7 +108,7 @@ class Delayed:
         return torch.cat(parts)
 
     def _views(self, copies: Tensor) -> list[Tensor]:
-        parts = copies.split(self.sizes, 1)
+        parts = copies.split(self.sizes, 1)  # type: ignore[no-untyped-call]
         return [
             part.view(len(copies), *shape) for part, shape in zip(parts, self.shapes, strict=True)
         ]
@@ -119,9 +118,7 @@ class Delayed:
         before = self.copies.clone()
         rows = torch.cat(
             [
-                torch.randint(
-                    len(self.data.images), (self.setting.workers, BATCH), generator=rng
-                )
+                torch.randint(len(self.data.images), (self.setting.workers, BATCH), generator=rng)
                 for rng in self.rngs
             ]
         )
@@ -218,7 +215,9 @@ def coherences(training: Delayed, delay: int, rounds: int) -> list[float]:
     """Gradient coherence of each seed, its median over the rounds: the least of the products of the
     gradient and those of the last `delay` rounds, relative to its own square.
     """
-    every, past, found = max(1, delay // 4), [], []
+    every = max(1, delay // 4)
+    past: list[Tensor] = []
+    found: list[Tensor] = []
     for _ in range(rounds // every):
         for _ in range(every):
             training.step()

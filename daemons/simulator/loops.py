@@ -1,5 +1,6 @@
-"""Small loops with torch that are no runs, for experiments: `python -m daemons.simulator.loops NAME`
-with a request as JSON on standard input, and the answer on standard output.
+"""Small loops with torch that are no runs, for experiments:
+`python -m daemons.simulator.loops NAME`, with a request as JSON on standard input, and the answer
+on standard output.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from importlib import import_module
 
 from daemons.imports import without_collections
 
-LOOPS = {"delays": "daemons.simulator.delays"}
+LOOPS = {name: f"daemons.simulator.{name}" for name in ("delays", "locks", "nopeek")}
 """Name -> the module whose `answer` it is."""
 
 

@@ -61,9 +61,7 @@ def simulate(request: SimulationRequest, directory: Path, job: JobFile) -> Json:
     )
     compute = TorchCompute(job, directory, Costs(durations, request.seed))
     network, watcher = _network(request), Watcher()
-    simulation = Simulation(
-        job, compute, seed=request.seed, network=network, checkers=(watcher,)
-    )
+    simulation = Simulation(job, compute, seed=request.seed, network=network, checkers=(watcher,))
     killer = Killer(simulation.world, request.kill_every_s, request.seed)
     outcome = simulation.run(request.until_s)
     mark: Json = {

@@ -25,7 +25,9 @@ class Watcher(Checker):
         match effect:
             case Reduce(vector=vector):
                 self.summed_values += len(vector)
-            case Send(message=m.Push(clock=clock)) if 0 <= clock < IDLE:
+            case Send(message=m.Push(clock=clock)) if clock >= IDLE:
+                self._clocks.pop(process.name, None)  # It has no data: nobody waits for it.
+            case Send(message=m.Push(clock=clock)) if clock >= 0:
                 self._clocks.setdefault(process.name, clock)
                 ahead = clock - min(self._clocks.values())
                 self.clock_gap = max(self.clock_gap, ahead)

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dlctl.errors import DlctlError, UsageError
+from dlctl.errors import UsageError
 from dlctl.ops import compare, examples, other_process, run_figures, simulate, simulators
 from dlctl.ops.cases import Start
 from dlctl.ops.simulators import Simulators

@@ -14,9 +14,9 @@ import dlctl
 from dlctl import jobfile
 from dlctl.cli import app
 from dlctl.cli.commands import init
-from dlctl.ops import examples
 from dlctl.cli.ui import console
 from dlctl.errors import NotFound
+from dlctl.ops import examples
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = ROOT / "examples" / init.SMALLEST

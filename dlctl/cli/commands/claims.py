@@ -69,8 +69,9 @@ def run(name: str, seeds: int | None, slots: int | None, output: Path | None) ->
     record = claims.run(name, slots or cores.usable(), seeds)
     if output is not None:
         outfile.write(output, (json.dumps(record, indent=1) + "\n").encode())
-        console.written(output)
     console.show("dlctl.claim/1", record, _result(record))
+    if output is not None and not console.settings.json:
+        console.written(output)
 
 
 def _names() -> list[str]:

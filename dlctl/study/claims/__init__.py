@@ -26,7 +26,9 @@ CLAIMS = {
     "spread-servers": "spread_servers",
     "target-batch": "target_batch",
     "kfac-epochs": "kfac_epochs",
+    "nopeek-leakage": "nopeek_leakage",
     "diloco-interval": "diloco_interval",
+    "hogwild-locks": "hogwild_locks",
 }
 """Name -> its module in this package, in the order of the table."""
 

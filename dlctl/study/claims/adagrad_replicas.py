@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlctl.study.claims import jobs
-from dlctl.study.claims.base import Arm, Claim, Found, Lab, changes_of, finals, less
+from dlctl.study.claims.base import Arm, Claim, Found, Lab, Row, changes_of, finals, less
 
 REPLICAS = (4, 12, 36)
 TUNED_AT = 4
@@ -27,7 +27,8 @@ def experiment(lab: Lab) -> Found:
         for name, lr in (("sgd", 0.1), ("adagrad", 0.03))
     }
     tuned = lab.tuned(arms, "accuracy >= 0.999", TRIALS)
-    accuracy, most = {}, {}
+    accuracy: dict[str, Row] = {}
+    most: dict[str, Row] = {}
     for name, arm in tuned.items():
         more = {str(n): arm.having({"workers.count": n}) for n in REPLICAS}
         found = {n: finals(runs, "accuracy", 0.0) for n, runs in lab.run(more).items()}

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dlctl.study.claims import jobs
 from dlctl.study.claims.base import (
-    Arm, Claim, Found, Lab, changes_of, costs, finals, less, within,
+    Arm,
+    Claim,
+    Found,
+    Lab,
+    changes_of,
+    costs,
+    finals,
+    less,
+    within,
 )  # fmt: skip
 
 WORKERS = 10
@@ -65,9 +73,10 @@ CLAIM = Claim(
     paper="Chen et al., Revisiting Distributed Synchronous SGD, 2016",
     sentence="Not waiting for the slowest few workers makes synchronous SGD faster, without loss "
     "of accuracy; the best number of backup workers is neither none nor all.",
-    setup=f"sync with {WORKERS} workers on the digits, {", ".join(map(str, BACKUPS))} of which are backups; the "
-    f"standard deviation of the logarithm of a step's time is {SPREAD:g}. The rate is tuned "
-    f"with {TRIALS} trials without backups, and is proportional to the gradients that a step uses.",
+    setup=f"sync with {WORKERS} workers on the digits, {', '.join(map(str, BACKUPS))} of which are "
+    f"backups; the standard deviation of the logarithm of a step's time is {SPREAD:g}. The rate is "
+    f"tuned with {TRIALS} trials without backups, and is proportional to the gradients that a step "
+    "uses.",
     measure=f"the time to an accuracy of {GOOD:g}, and the accuracy after {STEPS} steps' samples",
     criterion={
         "faster than none": "with 2 backups it is reached sooner than with none",

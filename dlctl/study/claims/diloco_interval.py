@@ -61,8 +61,8 @@ def experiment(lab: Lab) -> Found:
 CLAIM = Claim(
     paper="Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models, "
     "2023",
-    sentence="With a synchronisation every 50 to 500 steps, DiLoCo trains a language model about as "
-    "well as synchronous training does, with a fraction of the communication.",
+    sentence="With a synchronisation every 50 to 500 steps, DiLoCo trains a language model about "
+    "as well as synchronous training does, with a fraction of the communication.",
     setup=f"sync with AdamW and diloco with H = {INTERVAL}, {WORKERS} workers and {STEPS} steps of "
     "each, on the text of examples/chargpt; a GPT with two layers, 32 wide. The rates of each are "
     f"tuned with {TRIALS} trials.",

@@ -45,8 +45,8 @@ def experiment(lab: Lab) -> Found:
 
 CLAIM = Claim(
     paper="Goyal et al., Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour, 2017",
-    sentence="With k workers, k times the rate and a gradual warm-up, training is as good per epoch "
-    "as with one; for very large batches this breaks.",
+    sentence="With k workers, k times the rate and a gradual warm-up, training is as good per "
+    "epoch as with one; for very large batches this breaks.",
     setup=f"sync on the digits, one hidden layer, {EPOCHS} epochs, k workers with batches of "
     f"{BATCH}. The rate for k = 1 is tuned with {TRIALS} trials; for k workers it is k times that, "
     f"reached gradually in {WARMUP} of the run.",

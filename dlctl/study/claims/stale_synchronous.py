@@ -48,8 +48,8 @@ def _of(run: Ran | None, name: str) -> float:
 CLAIM = Claim(
     paper="Ho et al., More Effective Distributed ML via a Stale Synchronous Parallel Parameter "
     "Server, 2013",
-    sentence="No worker is ever more than s clocks ahead of the slowest, and the waiting is between "
-    "that of bulk-synchronous and of asynchronous training.",
+    sentence="No worker is ever more than s clocks ahead of the slowest, and the waiting is "
+    "between that of bulk-synchronous and of asynchronous training.",
     setup=f"ssp with {WORKERS} workers on the digits, {STEPS} steps each on average, whose "
     f"durations vary: the standard deviation of their logarithm is {SPREAD:g}.",
     measure="the largest gap of two workers' clocks that the simulator has seen, and the time of "

@@ -12,7 +12,10 @@ SLOWER = 2.0
 
 def experiment(lab: Lab) -> Found:
     job = jobs.digits(
-        stop=f"samples = {TARGET * STEPS}", workers=WORKERS, portion=2, evaluation="every_steps = 80"
+        stop=f"samples = {TARGET * STEPS}",
+        workers=WORKERS,
+        portion=2,
+        evaluation="every_steps = 80",
     )
     lab.place("digits", job, {"mlp.py": jobs.MLP})
     fixed = Arm(
