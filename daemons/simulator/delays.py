@@ -6,8 +6,8 @@ Understanding the Impact of Staleness in Distributed Machine Learning", 2018, st
     s       the longest delay
 
 Worker p adds u_p to its own copy at once, and to that of p' after 1 + r rounds, r uniform in
-0 .. s, drawn for each update and each receiver. With s = 0 all have the updates of all others one round
-later.
+0 .. s, drawn for each update and each receiver. With s = 0 all have the updates of all
+others one round later.
 
 All workers of all seeds are stacked: a weight matrix is one tensor [replicas, in, out]. The
 optimisers of [inner] used here are element-wise, so one of them steps all.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dlctl.study.claims import jobs
 from dlctl.study.claims.base import Arm, Claim, Found, Lab, Ran
 
-WORKERS, STEPS, ALONE = 12, 10, 20
-RATE = 0.3
+WORKERS, STEPS, ALONE = 12, 12, 24
+RATE = 0.1
 GROUP = 4
 """Seeds of which one rate of divergence is made."""
 BAD = 0.5
