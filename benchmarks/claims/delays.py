@@ -16,7 +16,7 @@ from dlctl.study.claims import staleness_depth
 
 RESULTS = Path(__file__).parents[1] / "results" / "delays.json"
 OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "rmsprop")
-DEPTHS = (0, 1, 2, 3)
+DEPTHS = (3, 1, 0, 2)
 DELAYS = (0, 4, 8, 16, 32)
 COHERENCE_DELAY = 8
 

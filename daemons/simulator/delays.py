@@ -65,7 +65,7 @@ class Digits:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class DelaySetting:
     optimizer: str
     hidden: int
     workers: int
@@ -76,7 +76,7 @@ class Setting:
 class Delayed:
     """The training of one setting, all seeds at once."""
 
-    def __init__(self, data: Digits, setting: Setting, lr: float) -> None:
+    def __init__(self, data: Digits, setting: DelaySetting, lr: float) -> None:
         self.data = data
         self.setting = setting
         self.lr = lr
@@ -195,9 +195,9 @@ def rounds_to_target(training: Delayed, rounds_max: int) -> list[int]:
     return found
 
 
-def rate_for(data: Digits, setting: Setting, rounds: int) -> float:
+def rate_for(data: Digits, setting: DelaySetting, rounds: int) -> float:
     """The rate with which about so many rounds reach the target without delay, by bisection."""
-    setting = Setting(setting.optimizer, setting.hidden, setting.workers, 0, (TUNING_SEED,))
+    setting = DelaySetting(setting.optimizer, setting.hidden, setting.workers, 0, (TUNING_SEED,))
     lr, factor, was_slow = OPTIMIZERS[setting.optimizer][2], 4.0, None
     for _ in range(SEARCH):
         (needed,) = rounds_to_target(Delayed(data, setting, lr), 2 * rounds)
@@ -236,15 +236,15 @@ def answer(request: Json) -> Json:
     """
     data = Digits.of(Path(request["directory"]) / "digits.npz")
     seeds = tuple(request["seeds"])
-    made = Setting(request["optimizer"], request["hidden"], request["workers"], 0, seeds)
+    made = DelaySetting(request["optimizer"], request["hidden"], request["workers"], 0, seeds)
     lr = request.get("lr") or rate_for(data, made, request["rounds"])
     rounds_max = int(request["times_max"] * request["rounds"])
     rounds = {}
     for delay in request["delays"]:
-        setting = Setting(made.optimizer, made.hidden, made.workers, delay, seeds)
+        setting = DelaySetting(made.optimizer, made.hidden, made.workers, delay, seeds)
         rounds[str(delay)] = rounds_to_target(Delayed(data, setting, lr), rounds_max)
     found: Json = {"lr": lr, "rounds": rounds}
     if delay := request.get("coherence"):
-        setting = Setting(made.optimizer, made.hidden, made.workers, delay, seeds)
+        setting = DelaySetting(made.optimizer, made.hidden, made.workers, delay, seeds)
         found["coherence"] = coherences(Delayed(data, setting, lr), delay, request["rounds"])
     return found

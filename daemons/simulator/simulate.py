@@ -16,7 +16,7 @@ from daemons.simulator.compute import TorchCompute
 from daemons.simulator.costs import Costs, Durations, Lognormal, Recorded
 from daemons.simulator.kills import Killer
 from daemons.simulator.measuring import measure
-from daemons.simulator.watching import Watcher
+from daemons.simulator.watching import RunWatcher
 from dlctl.errors import DlctlError
 from dlctl.job.config import JobFile
 from dlctl.records.work_times import WorkTimes
@@ -60,7 +60,7 @@ def simulate(request: SimulationRequest, directory: Path, job: JobFile) -> Json:
         recorded={_slot(name): _recorded(kinds) for name, kinds in request.times.items()},
     )
     compute = TorchCompute(job, directory, Costs(durations, request.seed))
-    network, watcher = _network(request), Watcher()
+    network, watcher = _network(request), RunWatcher()
     simulation = Simulation(job, compute, seed=request.seed, network=network, checkers=(watcher,))
     killer = Killer(simulation.world, request.kill_every_s, request.seed)
     outcome = simulation.run(request.until_s)

@@ -10,7 +10,7 @@ from dlctl.wire import messages as m
 from dlctl.wire.machine import Effect, Send
 
 
-class Watcher(Checker):
+class RunWatcher(Checker):
     """Sees all effects."""
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ from dlctl.runs import checkpoints
 from dlctl.runs.database import RunDb
 from dlctl.sim.request import SimulationRequest
 from dlctl.study import claims, tuning, variants
-from dlctl.study.claims.base import SEEDS_MIN, Arm, Claim, Ran, judged, outcome
+from dlctl.study.claims.base import SEEDS_MIN, Arm, PaperClaim, Ran, judged, outcome
 from dlctl.study.judging import Score, score
 from dlctl.study.tuning import PatternSearch
 from dlctl.util import notes, regular
@@ -189,7 +189,7 @@ def _cpu_s() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
-def described(name: str, claim: Claim) -> Json:
+def described(name: str, claim: PaperClaim) -> Json:
     """What the claim is, as data."""
     fields = ("paper", "sentence", "setup", "measure", "minutes")
     return {

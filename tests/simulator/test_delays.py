@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from daemons.simulator.delays import Delayed, Digits, Setting
+from daemons.simulator.delays import Delayed, DelaySetting, Digits
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits" / "digits.npz"
 
@@ -19,7 +19,7 @@ def data() -> Digits:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 def test_all_updates_arrive_at_all_workers(data: Digits, optimizer: str) -> None:
-    training = Delayed(data, Setting(optimizer, 1, 3, 4, (1, 2)), 0.01)
+    training = Delayed(data, DelaySetting(optimizer, 1, 3, 4, (1, 2)), 0.01)
     begun = training.copies.clone()
     for _ in range(7):
         training.step()
@@ -32,7 +32,7 @@ def test_all_updates_arrive_at_all_workers(data: Digits, optimizer: str) -> None
 
 
 def test_without_delay_all_copies_are_equal_before_each_round(data: Digits) -> None:
-    training = Delayed(data, Setting("adagrad", 0, 4, 0, (5,)), 0.01)
+    training = Delayed(data, DelaySetting("adagrad", 0, 4, 0, (5,)), 0.01)
     for _ in range(3):
         training.step()
         assert not training.pending.any()

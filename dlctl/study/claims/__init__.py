@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from dlctl.errors import NotFound
-from dlctl.study.claims.base import Claim
+from dlctl.study.claims.base import PaperClaim
 from dlctl.util.did_you_mean import meant
 
 CLAIMS = {
@@ -33,10 +33,10 @@ CLAIMS = {
 """Name -> its module in this package, in the order of the table."""
 
 
-def load(name: str) -> Claim:
+def load(name: str) -> PaperClaim:
     """Raises NotFound."""
     if name not in CLAIMS:
         close = meant(name, [*CLAIMS])
         raise NotFound(f'there is no claim "{name}"{close}', hint="dlctl claims ls")
-    found: Claim = import_module(f"{__name__}.{CLAIMS[name]}").CLAIM
+    found: PaperClaim = import_module(f"{__name__}.{CLAIMS[name]}").CLAIM
     return found

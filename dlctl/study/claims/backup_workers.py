@@ -5,9 +5,9 @@ from __future__ import annotations
 from dlctl.study.claims import jobs
 from dlctl.study.claims.base import (
     Arm,
-    Claim,
-    Found,
+    Findings,
     Lab,
+    PaperClaim,
     changes_of,
     costs,
     finals,
@@ -24,7 +24,7 @@ LOST = 0.02
 TRIALS = 3
 
 
-def experiment(lab: Lab) -> Found:
+def experiment(lab: Lab) -> Findings:
     job = jobs.digits(
         stop=f"steps = {WORKERS * STEPS}", workers=WORKERS, evaluation="every_steps = 20"
     )
@@ -56,7 +56,7 @@ def experiment(lab: Lab) -> Found:
         for name, of_arm in runs.items()
     }
     few, none, many = (f"{b} backup" for b in (2, 0, BACKUPS[-1]))
-    return Found(
+    return Findings(
         margins={
             "faster than none": less(seconds[few], seconds[none]),
             "faster than many": less(seconds[few], seconds[many]),
@@ -69,7 +69,7 @@ def experiment(lab: Lab) -> Found:
     )  # fmt: skip
 
 
-CLAIM = Claim(
+CLAIM = PaperClaim(
     paper="Chen et al., Revisiting Distributed Synchronous SGD, 2016",
     sentence="Not waiting for the slowest few workers makes synchronous SGD faster, without loss "
     "of accuracy; the best number of backup workers is neither none nor all.",

@@ -103,7 +103,7 @@ class Lab(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Findings:
     """What an experiment has found."""
 
     margins: Mapping[str, Row]
@@ -115,7 +115,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class PaperClaim:
     paper: str
     sentence: str
     """What it says, in our words."""
@@ -123,7 +123,7 @@ class Claim:
     measure: str
     criterion: Mapping[str, str]
     """Part -> when it holds, as a sentence."""
-    experiment: Callable[[Lab], Found]
+    experiment: Callable[[Lab], Findings]
     seeds: int = SEEDS_MIN
     minutes: float
     """About so long it takes on one core."""
@@ -131,31 +131,31 @@ class Claim:
     """The measure to draw; "": the first."""
 
 
-class Outcome(StrEnum):
+class Verdict(StrEnum):
     SHOWN = "shown"
     NOT_SHOWN = "not shown"
     REFUTED = "refuted"
 
 
-def judged(margins: Sequence[float]) -> Outcome:
+def judged(margins: Sequence[float]) -> Verdict:
     """The outcome of one part of a criterion."""
     middle = Middle.of(margins)
     if middle is None or len(margins) < SEEDS_MIN:
-        return Outcome.NOT_SHOWN
+        return Verdict.NOT_SHOWN
     spread = middle.high - middle.low
-    for sign, outcome in ((1, Outcome.SHOWN), (-1, Outcome.REFUTED)):
+    for sign, outcome in ((1, Verdict.SHOWN), (-1, Verdict.REFUTED)):
         agree = sum(sign * margin > 0 for margin in margins)
         if agree >= SHARE * len(margins) and sign * middle.median > spread:
             return outcome
-    return Outcome.NOT_SHOWN
+    return Verdict.NOT_SHOWN
 
 
-def outcome(margins: Mapping[str, Sequence[float]]) -> Outcome:
+def outcome(margins: Mapping[str, Sequence[float]]) -> Verdict:
     """Of the whole claim: shown if all parts are, refuted if one is."""
     parts = {judged(of_part) for of_part in margins.values()}
-    if parts == {Outcome.SHOWN}:
-        return Outcome.SHOWN
-    return Outcome.REFUTED if Outcome.REFUTED in parts else Outcome.NOT_SHOWN
+    if parts == {Verdict.SHOWN}:
+        return Verdict.SHOWN
+    return Verdict.REFUTED if Verdict.REFUTED in parts else Verdict.NOT_SHOWN
 
 
 def less(first: Sequence[float], second: Sequence[float]) -> Row:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlctl.study.claims import jobs
-from dlctl.study.claims.base import Arm, Claim, Found, Lab, changes_of, finals, less, within
+from dlctl.study.claims.base import Arm, Findings, Lab, PaperClaim, changes_of, finals, less, within
 
 WORKERS, STEPS, INTERVAL = 4, 250, 50
 TRIALS = 2
@@ -11,7 +11,7 @@ NEAR = 0.1
 FEWER = 25.0
 
 
-def experiment(lab: Lab) -> Found:
+def experiment(lab: Lab) -> Findings:
     job = jobs.small_gpt(
         stop=f"steps = {WORKERS * STEPS}", workers=WORKERS, batch=4, portion=INTERVAL,
         evaluation=f"every_steps = {WORKERS * STEPS // 2}",
@@ -48,7 +48,7 @@ def experiment(lab: Lab) -> Found:
         for name, of_arm in runs.items()
     }
     times = [a / b for a, b in zip(sent["sync"], sent["diloco"], strict=True)]
-    return Found(
+    return Findings(
         margins={
             "about as good": within(less(loss["sync"], loss["diloco"]), NEAR),
             "few bytes": less([FEWER] * len(times), times),
@@ -58,7 +58,7 @@ def experiment(lab: Lab) -> Found:
     )
 
 
-CLAIM = Claim(
+CLAIM = PaperClaim(
     paper="Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models, "
     "2023",
     sentence="With a synchronisation every 50 to 500 steps, DiLoCo trains a language model about "

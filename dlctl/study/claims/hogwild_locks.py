@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dlctl.study.claims.base import Claim, Found, Lab, less, within
+from dlctl.study.claims.base import Findings, Lab, PaperClaim, less, within
 
 EPOCHS = 3
 ALIKE = 1.01
 
 
-def experiment(lab: Lab) -> Found:
+def experiment(lab: Lab) -> Findings:
     answer = lab.loop("locks", {"seeds": [*lab.seeds], "epochs": EPOCHS})
     seconds, loss = ({arm: answer[arm][key] for arm in answer} for key in ("seconds", "loss"))
     one, free, locked = answer
     relative = [a / b for a, b in zip(loss[free], loss[one], strict=True)]
-    return Found(
+    return Findings(
         margins={
             "as good": within(relative, ALIKE),
             "faster than with locks": less(seconds[free], seconds[locked]),
@@ -22,7 +22,7 @@ def experiment(lab: Lab) -> Found:
     )
 
 
-CLAIM = Claim(
+CLAIM = PaperClaim(
     paper="Niu et al., Hogwild!: A Lock-Free Approach to Parallelizing Stochastic Gradient "
     "Descent, 2011",
     sentence="If updates are sparse, processes that write to one model without any locks lose "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlctl.study.claims import jobs
-from dlctl.study.claims.base import Arm, Claim, Found, Lab, changes_of, finals, less, within
+from dlctl.study.claims.base import Arm, Findings, Lab, PaperClaim, changes_of, finals, less, within
 
 EPOCHS = 6
 BATCH = 32
@@ -13,7 +13,7 @@ TRIALS = 3
 WARMUP = "20%"
 
 
-def experiment(lab: Lab) -> Found:
+def experiment(lab: Lab) -> Findings:
     job = jobs.digits(stop=f"epochs = {EPOCHS}.0", workers=1, batch=BATCH, portion=1)
     lab.place("digits", job, {"mlp.py": jobs.MLP})
     begun = Arm(
@@ -32,7 +32,7 @@ def experiment(lab: Lab) -> Found:
     runs = lab.run(arms)
     accuracy = {name: finals(of_arm, "accuracy", 0.0) for name, of_arm in runs.items()}
     one = accuracy["k = 1"]
-    return Found(
+    return Findings(
         margins={
             "as one batch": within(less(accuracy["k = 4"], one), ALIKE),
             "scaling is needed": less(accuracy["k = 12, rate not scaled"], accuracy["k = 12"]),
@@ -43,7 +43,7 @@ def experiment(lab: Lab) -> Found:
     )
 
 
-CLAIM = Claim(
+CLAIM = PaperClaim(
     paper="Goyal et al., Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour, 2017",
     sentence="With k workers, k times the rate and a gradual warm-up, training is as good per "
     "epoch as with one; for very large batches this breaks.",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dlctl.study.claims.base import Claim, Found, Lab, less, within
+from dlctl.study.claims.base import Findings, Lab, PaperClaim, less, within
 
 ALPHAS = (0.0, 0.5)
 EPOCHS = 12
 LOST = 0.02
 
 
-def experiment(lab: Lab) -> Found:
+def experiment(lab: Lab) -> Findings:
     lab.place("digits")
     request = {"alphas": ALPHAS, "seeds": [*lab.seeds], "epochs": EPOCHS}
     answer = lab.loop("nopeek", request)
@@ -21,7 +21,7 @@ def experiment(lab: Lab) -> Found:
     }
     plain, guarded = (f"alpha {alpha:g}" for alpha in ALPHAS)
     accuracy = found["accuracy"]
-    return Found(
+    return Findings(
         margins={
             "tells less": less(found["u_dcor2"][guarded], found["u_dcor2"][plain]),
             "attacker is worse": less(found["error"][plain], found["error"][guarded]),
@@ -35,7 +35,7 @@ def experiment(lab: Lab) -> Found:
     )
 
 
-CLAIM = Claim(
+CLAIM = PaperClaim(
     paper="Vepakomma et al., NoPeek: Information leakage reduction to share activations in "
     "distributed deep learning, 2020",
     sentence="Minimising the distance correlation of inputs and activations beside the usual loss "

@@ -6,13 +6,13 @@ import numpy as np
 
 from dlctl.sim.request import LinkSpeed
 from dlctl.study.claims import jobs
-from dlctl.study.claims.base import Arm, Claim, Found, Lab, Ran, Row, less, within
+from dlctl.study.claims.base import Arm, Findings, Lab, PaperClaim, Ran, Row, less, within
 
 HOSTS, STEPS = 6, 12
 EVEN = 1.1
 
 
-def experiment(lab: Lab) -> Found:
+def experiment(lab: Lab) -> Findings:
     job = jobs.digits(
         stop=f"steps = {HOSTS * STEPS}", workers=HOSTS, evaluation="every_epochs = 0.0"
     )
@@ -41,7 +41,7 @@ def experiment(lab: Lab) -> Found:
     }
     beside, central = arms
     apart = _apart(runs[beside], runs[central])
-    return Found(
+    return Findings(
         margins={
             "links alike": within(uneven[beside], EVEN),
             "faster": less(seconds[beside], seconds[central]),
@@ -65,7 +65,7 @@ def _apart(first: list[Ran | None], second: list[Ran | None]) -> Row:
     ]
 
 
-CLAIM = Claim(
+CLAIM = PaperClaim(
     paper="Jiang et al., A Unified Architecture for Accelerating Distributed DNN Training in "
     "Heterogeneous GPU/CPU Clusters, 2020",
     sentence="Parameter servers on all machines balance the load of their links, where one central "

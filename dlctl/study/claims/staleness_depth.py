@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlctl.study.claims.base import Claim, Found, Lab, less
+from dlctl.study.claims.base import Findings, Lab, PaperClaim, less
 
 DELAY = 32
 WORKERS = 8
@@ -29,7 +29,7 @@ def ratios(lab: Lab, optimizer: str, hidden: int, delays: list[int]) -> dict[int
     return {d: [a / b for a, b in zip(rounds[d], rounds[0], strict=True)] for d in delays}
 
 
-def experiment(lab: Lab) -> Found:
+def experiment(lab: Lab) -> Findings:
     lab.place("digits")
     found = {
         (name, hidden): ratios(lab, name, hidden, [DELAY])[DELAY]
@@ -37,7 +37,7 @@ def experiment(lab: Lab) -> Found:
         for hidden in (1, 3)
     }
     deep = {name: found[name, 3] for name in ARMS}
-    return Found(
+    return Findings(
         margins={
             "deeper, SGD": less(found["sgd", 1], deep["sgd"]),
             "deeper, momentum": less(found["momentum", 1], deep["momentum"]),
@@ -52,7 +52,7 @@ def experiment(lab: Lab) -> Found:
     )
 
 
-CLAIM = Claim(
+CLAIM = PaperClaim(
     paper="Dai et al., Toward Understanding the Impact of Staleness in Distributed Machine "
     "Learning, 2018",
     sentence="Stale updates cost batches: more of them in deeper networks, and with momentum more "

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dlctl.study.claims import jobs
-from dlctl.study.claims.base import Arm, Claim, Found, Lab, Row, finals, within
+from dlctl.study.claims.base import Arm, Findings, Lab, PaperClaim, Row, finals, within
 
 WORKERS, TARGET, STEPS = 8, 256, 30
 ALIKE = 0.02
 SLOWER = 2.0
 
 
-def experiment(lab: Lab) -> Found:
+def experiment(lab: Lab) -> Findings:
     job = jobs.digits(
         stop=f"samples = {TARGET * STEPS}",
         workers=WORKERS,
@@ -39,7 +39,7 @@ def experiment(lab: Lab) -> Found:
     apart: Row = [abs(a - b) for a, b in zip(fixed_ones, churned, strict=True)]
     slower = [b / a for a, b in zip(*seconds.values(), strict=True)]
     killed = [run.simulated["killed"] for run in runs["workers come and go"] if run]
-    return Found(
+    return Findings(
         margins={
             "as a fixed fleet": within(apart, ALIKE),
             "goes on": within(slower, SLOWER),
@@ -49,7 +49,7 @@ def experiment(lab: Lab) -> Found:
     )
 
 
-CLAIM = Claim(
+CLAIM = PaperClaim(
     paper="Diskin et al., Distributed Deep Learning in Open Collaborations, 2021",
     sentence="If a step is made of a fixed number of samples, whoever computes them, training with "
     "peers that come and go is equivalent to training with a fixed fleet.",
