@@ -16,11 +16,11 @@ from dlctl.ops import claims
 from dlctl.study.claims import CLAIMS, load
 from dlctl.study.claims.base import (
     Arm,
-    Findings,
+    ClaimOutcome,
+    Evidence,
     Lab,
     PaperClaim,
     Ran,
-    Verdict,
     finals,
     judged,
     outcome,
@@ -35,25 +35,28 @@ SEED_NOISE = 1e-4
 @pytest.mark.parametrize(
     ("margins", "expected"),
     [
-        ([1.0, 1.1, 1.2, 1.1, -0.1], Verdict.SHOWN),
-        ([1.0, 1.1, 1.2, -0.1, -0.1], Verdict.NOT_SHOWN),  # Three of five seeds.
-        ([0.1, 3.0, 0.2, 5.0, 0.3], Verdict.NOT_SHOWN),  # The spread is larger than the median.
-        ([-1.0, -1.1, -1.2, -1.1, 0.1], Verdict.REFUTED),
-        ([0.0] * 5, Verdict.NOT_SHOWN),
-        ([1.0] * 4, Verdict.NOT_SHOWN),  # Too few seeds.
+        ([1.0, 1.1, 1.2, 1.1, -0.1], ClaimOutcome.SHOWN),
+        ([1.0, 1.1, 1.2, -0.1, -0.1], ClaimOutcome.NOT_SHOWN),  # Three of five seeds.
+        (
+            [0.1, 3.0, 0.2, 5.0, 0.3],
+            ClaimOutcome.NOT_SHOWN,
+        ),  # The spread is larger than the median.
+        ([-1.0, -1.1, -1.2, -1.1, 0.1], ClaimOutcome.REFUTED),
+        ([0.0] * 5, ClaimOutcome.NOT_SHOWN),
+        ([1.0] * 4, ClaimOutcome.NOT_SHOWN),  # Too few seeds.
     ],
 )
 def test_a_part_is_judged_by_four_of_five_seeds_and_their_spread(
-    margins: Sequence[float], expected: Verdict
+    margins: Sequence[float], expected: ClaimOutcome
 ) -> None:
     assert judged(margins) is expected
 
 
 def test_a_claim_is_shown_if_all_parts_are_and_refuted_if_one_is() -> None:
     good, none, bad = [1.0] * 5, [0.0] * 5, [-1.0] * 5
-    assert outcome({"a": good, "b": good}) is Verdict.SHOWN
-    assert outcome({"a": good, "b": none}) is Verdict.NOT_SHOWN
-    assert outcome({"a": good, "b": none, "c": bad}) is Verdict.REFUTED
+    assert outcome({"a": good, "b": good}) is ClaimOutcome.SHOWN
+    assert outcome({"a": good, "b": none}) is ClaimOutcome.NOT_SHOWN
+    assert outcome({"a": good, "b": none, "c": bad}) is ClaimOutcome.REFUTED
 
 
 @pytest.mark.parametrize("name", CLAIMS)
@@ -179,7 +182,9 @@ class SyntheticLab:
 @pytest.mark.parametrize("name", WORLDS)
 def test_a_criterion_judges_runs_both_ways(name: str) -> None:
     claim = load(name)
-    for world, expected in zip(WORLDS[name], (Verdict.SHOWN, Verdict.REFUTED), strict=True):
+    for world, expected in zip(
+        WORLDS[name], (ClaimOutcome.SHOWN, ClaimOutcome.REFUTED), strict=True
+    ):
         found = claim.experiment(SyntheticLab(world, claim.seeds))
         parts = {part: (judged(row), row) for part, row in found.margins.items()}
         assert outcome(found.margins) is expected, parts
@@ -224,7 +229,9 @@ LOOPS: Worlds = {
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_criterion_judges_loops_both_ways(name: str) -> None:
     claim = load(name)
-    for world, expected in zip(LOOPS[name], (Verdict.SHOWN, Verdict.REFUTED), strict=True):
+    for world, expected in zip(
+        LOOPS[name], (ClaimOutcome.SHOWN, ClaimOutcome.REFUTED), strict=True
+    ):
         found = claim.experiment(SyntheticLab(world, claim.seeds))
         assert outcome(found.margins) is expected, found.margins
         assert found.margins.keys() == claim.criterion.keys()
@@ -238,7 +245,7 @@ def test_every_claim_has_synthetic_results() -> None:
 # ------------------------------------------------------------ real runs
 
 
-def _tiny(lab: Lab) -> Findings:
+def _tiny(lab: Lab) -> Evidence:
     from dlctl.study.claims import jobs
 
     job = jobs.digits(stop="steps = 4", workers=2, evaluation="every_steps = 2")
@@ -248,7 +255,7 @@ def _tiny(lab: Lab) -> Findings:
     (runs,) = lab.run({"sync": arm}).values()
     accuracy = finals(runs, "accuracy", 0.0)
     assert all(run is not None and run.weights.shape == (4810,) for run in runs)
-    return Findings({"learns": within(accuracy, 1.0)}, {"accuracy": {"sync": accuracy}})
+    return Evidence({"learns": within(accuracy, 1.0)}, {"accuracy": {"sync": accuracy}})
 
 
 def test_a_claim_runs_and_its_record_is_read(

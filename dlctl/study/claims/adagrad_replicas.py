@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlctl.study.claims import jobs
-from dlctl.study.claims.base import Arm, Findings, Lab, PaperClaim, Row, changes_of, finals, less
+from dlctl.study.claims.base import Arm, Evidence, Lab, PaperClaim, Row, changes_of, finals, less
 
 REPLICAS = (4, 12, 36)
 TUNED_AT = 4
@@ -14,7 +14,7 @@ GOOD = 0.8
 TRIALS = 4
 
 
-def experiment(lab: Lab) -> Findings:
+def experiment(lab: Lab) -> Evidence:
     seconds = f"seconds = {STEPS * STEP_S}"
     job = jobs.digits(stop=seconds, workers=TUNED_AT, task="mlp.py:two", portion=2)
     lab.place("digits", job, {"mlp.py": jobs.MLP})
@@ -36,7 +36,7 @@ def experiment(lab: Lab) -> Findings:
         seeds = range(len(lab.seeds))
         usable = [[n for n in REPLICAS if found[str(n)][seed] >= GOOD] for seed in seeds]
         most[name] = [float(max(of_seed, default=0)) for of_seed in usable]
-    return Findings(
+    return Evidence(
         margins={"more replicas": less(most["sgd"], most["adagrad"])},
         figures={"accuracy": accuracy, f"most replicas with {GOOD:g}": most},
         notes=changes_of(tuned, ["optimizer.lr"]),

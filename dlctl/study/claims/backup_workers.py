@@ -5,7 +5,7 @@ from __future__ import annotations
 from dlctl.study.claims import jobs
 from dlctl.study.claims.base import (
     Arm,
-    Findings,
+    Evidence,
     Lab,
     PaperClaim,
     changes_of,
@@ -24,7 +24,7 @@ LOST = 0.02
 TRIALS = 3
 
 
-def experiment(lab: Lab) -> Findings:
+def experiment(lab: Lab) -> Evidence:
     job = jobs.digits(
         stop=f"steps = {WORKERS * STEPS}", workers=WORKERS, evaluation="every_steps = 20"
     )
@@ -56,7 +56,7 @@ def experiment(lab: Lab) -> Findings:
         for name, of_arm in runs.items()
     }
     few, none, many = (f"{b} backup" for b in (2, 0, BACKUPS[-1]))
-    return Findings(
+    return Evidence(
         margins={
             "faster than none": less(seconds[few], seconds[none]),
             "faster than many": less(seconds[few], seconds[many]),

@@ -103,7 +103,7 @@ class Lab(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class Evidence:
     """What an experiment has found."""
 
     margins: Mapping[str, Row]
@@ -123,7 +123,7 @@ class PaperClaim:
     measure: str
     criterion: Mapping[str, str]
     """Part -> when it holds, as a sentence."""
-    experiment: Callable[[Lab], Findings]
+    experiment: Callable[[Lab], Evidence]
     seeds: int = SEEDS_MIN
     minutes: float
     """About so long it takes on one core."""
@@ -131,31 +131,31 @@ class PaperClaim:
     """The measure to draw; "": the first."""
 
 
-class Verdict(StrEnum):
+class ClaimOutcome(StrEnum):
     SHOWN = "shown"
     NOT_SHOWN = "not shown"
     REFUTED = "refuted"
 
 
-def judged(margins: Sequence[float]) -> Verdict:
+def judged(margins: Sequence[float]) -> ClaimOutcome:
     """The outcome of one part of a criterion."""
     middle = Middle.of(margins)
     if middle is None or len(margins) < SEEDS_MIN:
-        return Verdict.NOT_SHOWN
+        return ClaimOutcome.NOT_SHOWN
     spread = middle.high - middle.low
-    for sign, outcome in ((1, Verdict.SHOWN), (-1, Verdict.REFUTED)):
+    for sign, outcome in ((1, ClaimOutcome.SHOWN), (-1, ClaimOutcome.REFUTED)):
         agree = sum(sign * margin > 0 for margin in margins)
         if agree >= SHARE * len(margins) and sign * middle.median > spread:
             return outcome
-    return Verdict.NOT_SHOWN
+    return ClaimOutcome.NOT_SHOWN
 
 
-def outcome(margins: Mapping[str, Sequence[float]]) -> Verdict:
+def outcome(margins: Mapping[str, Sequence[float]]) -> ClaimOutcome:
     """Of the whole claim: shown if all parts are, refuted if one is."""
     parts = {judged(of_part) for of_part in margins.values()}
-    if parts == {Verdict.SHOWN}:
-        return Verdict.SHOWN
-    return Verdict.REFUTED if Verdict.REFUTED in parts else Verdict.NOT_SHOWN
+    if parts == {ClaimOutcome.SHOWN}:
+        return ClaimOutcome.SHOWN
+    return ClaimOutcome.REFUTED if ClaimOutcome.REFUTED in parts else ClaimOutcome.NOT_SHOWN
 
 
 def less(first: Sequence[float], second: Sequence[float]) -> Row:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlctl.study.claims import jobs
-from dlctl.study.claims.base import Arm, Findings, Lab, PaperClaim, changes_of, finals, less, within
+from dlctl.study.claims.base import Arm, Evidence, Lab, PaperClaim, changes_of, finals, less, within
 
 WORKERS, STEPS, INTERVAL = 4, 250, 50
 TRIALS = 2
@@ -11,7 +11,7 @@ NEAR = 0.1
 FEWER = 25.0
 
 
-def experiment(lab: Lab) -> Findings:
+def experiment(lab: Lab) -> Evidence:
     job = jobs.small_gpt(
         stop=f"steps = {WORKERS * STEPS}", workers=WORKERS, batch=4, portion=INTERVAL,
         evaluation=f"every_steps = {WORKERS * STEPS // 2}",
@@ -48,7 +48,7 @@ def experiment(lab: Lab) -> Findings:
         for name, of_arm in runs.items()
     }
     times = [a / b for a, b in zip(sent["sync"], sent["diloco"], strict=True)]
-    return Findings(
+    return Evidence(
         margins={
             "about as good": within(less(loss["sync"], loss["diloco"]), NEAR),
             "few bytes": less([FEWER] * len(times), times),

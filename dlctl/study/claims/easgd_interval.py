@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlctl.study.claims import jobs
-from dlctl.study.claims.base import Arm, Findings, Lab, PaperClaim, changes_of, finals, less, within
+from dlctl.study.claims.base import Arm, Evidence, Lab, PaperClaim, changes_of, finals, less, within
 
 WORKERS, STEPS = 6, 48
 INTERVALS = (1, 16)
@@ -11,7 +11,7 @@ TRIALS = 3
 AHEAD, LOST = 0.2, 0.1
 
 
-def experiment(lab: Lab) -> Findings:
+def experiment(lab: Lab) -> Evidence:
     job = jobs.digits(stop=f"steps = {WORKERS * STEPS}", workers=WORKERS, task="mlp.py:one")
     lab.place("digits", job, {"mlp.py": jobs.MLP})
     conditions = {"step_s": 0.01, "spread": 0.2}
@@ -34,7 +34,7 @@ def experiment(lab: Lab) -> Findings:
     found = {name: finals(runs, "accuracy", 0.0) for name, runs in lab.run(arms).items()}
     seldom = [found[f"{name}, every {INTERVALS[-1]}"] for name in tuned]
     lost = less(seldom[1], found["easgd, every 1"])
-    return Findings(
+    return Evidence(
         margins={
             "Downpour breaks": within(less(seldom[1], seldom[0]), -AHEAD),
             "EASGD does not": within(lost, LOST),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlctl.study.claims import jobs
-from dlctl.study.claims.base import Arm, Findings, Lab, PaperClaim, changes_of, finals, less, within
+from dlctl.study.claims.base import Arm, Evidence, Lab, PaperClaim, changes_of, finals, less, within
 
 STEPS = 60
 TRIALS = 3
@@ -20,7 +20,7 @@ COMPRESSIONS = {
 }  # fmt: skip
 
 
-def experiment(lab: Lab) -> Findings:
+def experiment(lab: Lab) -> Evidence:
     job = jobs.digits(stop=f"steps = {4 * STEPS}", workers=4)
     lab.place("digits", job, {"mlp.py": jobs.MLP})
     begun = {
@@ -41,7 +41,7 @@ def experiment(lab: Lab) -> Findings:
     }
     dense, topk = loss["dense"], loss["top-k"]
     share = [a / b for a, b in zip(sent["top-k"], sent["dense"], strict=True)]
-    return Findings(
+    return Evidence(
         margins={
             "as good as dense": within(less(dense, topk), NEAR),
             "not without feedback": less(loss["random-k"], loss["random-k, no feedback"]),

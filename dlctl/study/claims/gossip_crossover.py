@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlctl.study.claims import jobs
-from dlctl.study.claims.base import Arm, Findings, Lab, PaperClaim, changes_of, costs, finals, less
+from dlctl.study.claims.base import Arm, Evidence, Lab, PaperClaim, changes_of, costs, finals, less
 
 FEW, MANY = 4, 24
 BATCHES = 240
@@ -12,7 +12,7 @@ GOOD = 0.8
 TRIALS = 3
 
 
-def experiment(lab: Lab) -> Findings:
+def experiment(lab: Lab) -> Evidence:
     job = jobs.digits(stop=f"steps = {BATCHES}", workers=FEW, evaluation="every_steps = 24")
     lab.place("digits", job, {"mlp.py": jobs.MLP})
     begun = {
@@ -31,7 +31,7 @@ def experiment(lab: Lab) -> Findings:
     accuracy = {n: finals(of_arm, "accuracy", 0.0) for n, of_arm in runs.items()}
     gossip, summed = (f"{name}, {MANY}" for name in ("gossip", "allreduce"))
     early, late = (f"{name}, {FEW}" for name in ("gossip", "allreduce"))
-    return Findings(
+    return Evidence(
         margins={
             "few: gossip is sooner": less(seconds[early], seconds[late]),
             "many: all-reduce is better": less(accuracy[gossip], accuracy[summed]),

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dlctl.study.claims.base import Findings, Lab, PaperClaim, less, within
+from dlctl.study.claims.base import Evidence, Lab, PaperClaim, less, within
 
 EPOCHS = 3
 ALIKE = 1.01
 
 
-def experiment(lab: Lab) -> Findings:
+def experiment(lab: Lab) -> Evidence:
     answer = lab.loop("locks", {"seeds": [*lab.seeds], "epochs": EPOCHS})
     seconds, loss = ({arm: answer[arm][key] for arm in answer} for key in ("seconds", "loss"))
     one, free, locked = answer
     relative = [a / b for a, b in zip(loss[free], loss[one], strict=True)]
-    return Findings(
+    return Evidence(
         margins={
             "as good": within(relative, ALIKE),
             "faster than with locks": less(seconds[free], seconds[locked]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlctl.study.claims import jobs
-from dlctl.study.claims.base import Arm, Findings, Lab, PaperClaim, changes_of, costs, less
+from dlctl.study.claims.base import Arm, Evidence, Lab, PaperClaim, changes_of, costs, less
 
 WORKERS = 4
 STEPS = 50
@@ -11,7 +11,7 @@ GOOD = 0.92
 TRIALS = 3
 
 
-def experiment(lab: Lab) -> Findings:
+def experiment(lab: Lab) -> Evidence:
     job = jobs.digits(
         stop=f"steps = {WORKERS * STEPS}", workers=WORKERS, batch=32, evaluation="every_steps = 20"
     )
@@ -43,7 +43,7 @@ def experiment(lab: Lab) -> Findings:
         ]
         for name, of_arm in runs.items()
     }
-    return Findings(
+    return Evidence(
         margins={
             "fewer samples": less(samples["K-FAC"], samples["SGD"]),
             "less traffic": less(sent["K-FAC"], sent["K-FAC, lw"]),

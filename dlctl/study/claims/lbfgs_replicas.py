@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dlctl.study.claims import jobs
-from dlctl.study.claims.base import Arm, Findings, Lab, PaperClaim, Ran, Row, within
+from dlctl.study.claims.base import Arm, Evidence, Lab, PaperClaim, Ran, Row, within
 
 ITERATIONS = 6
 STEP_S = 0.04
@@ -15,7 +15,7 @@ WORKERS = 8
 LOSS = 1.15
 
 
-def experiment(lab: Lab) -> Findings:
+def experiment(lab: Lab) -> Evidence:
     job = jobs.digits(
         stop="epochs = 1000.0", workers=1, batch=48, portion=1, task="mlp.py:linear",
         evaluation="every_epochs = 0.0",
@@ -42,7 +42,7 @@ def experiment(lab: Lab) -> Findings:
     ideal = WORKERS / (WORKERS - 1 + 1 / SLOW)
     times = [s / (e * ideal) for s, e in zip(slow, equal, strict=True)]
     killed = [ran.simulated["killed"] for ran in runs["4 workers, some are killed"] if ran]
-    return Findings(
+    return Evidence(
         margins={
             "the same with more": within(apart["4 workers, 2 servers"], ALIKE),
             "the same with kills": within(apart["4 workers, some are killed"], ALIKE),

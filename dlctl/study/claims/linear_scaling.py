@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlctl.study.claims import jobs
-from dlctl.study.claims.base import Arm, Findings, Lab, PaperClaim, changes_of, finals, less, within
+from dlctl.study.claims.base import Arm, Evidence, Lab, PaperClaim, changes_of, finals, less, within
 
 EPOCHS = 6
 BATCH = 32
@@ -13,7 +13,7 @@ TRIALS = 3
 WARMUP = "20%"
 
 
-def experiment(lab: Lab) -> Findings:
+def experiment(lab: Lab) -> Evidence:
     job = jobs.digits(stop=f"epochs = {EPOCHS}.0", workers=1, batch=BATCH, portion=1)
     lab.place("digits", job, {"mlp.py": jobs.MLP})
     begun = Arm(
@@ -32,7 +32,7 @@ def experiment(lab: Lab) -> Findings:
     runs = lab.run(arms)
     accuracy = {name: finals(of_arm, "accuracy", 0.0) for name, of_arm in runs.items()}
     one = accuracy["k = 1"]
-    return Findings(
+    return Evidence(
         margins={
             "as one batch": within(less(accuracy["k = 4"], one), ALIKE),
             "scaling is needed": less(accuracy["k = 12, rate not scaled"], accuracy["k = 12"]),

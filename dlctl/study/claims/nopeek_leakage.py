@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dlctl.study.claims.base import Findings, Lab, PaperClaim, less, within
+from dlctl.study.claims.base import Evidence, Lab, PaperClaim, less, within
 
 ALPHAS = (0.0, 0.5)
 EPOCHS = 12
 LOST = 0.02
 
 
-def experiment(lab: Lab) -> Findings:
+def experiment(lab: Lab) -> Evidence:
     lab.place("digits")
     request = {"alphas": ALPHAS, "seeds": [*lab.seeds], "epochs": EPOCHS}
     answer = lab.loop("nopeek", request)
@@ -21,7 +21,7 @@ def experiment(lab: Lab) -> Findings:
     }
     plain, guarded = (f"alpha {alpha:g}" for alpha in ALPHAS)
     accuracy = found["accuracy"]
-    return Findings(
+    return Evidence(
         margins={
             "tells less": less(found["u_dcor2"][guarded], found["u_dcor2"][plain]),
             "attacker is worse": less(found["error"][plain], found["error"][guarded]),

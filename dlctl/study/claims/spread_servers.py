@@ -6,13 +6,13 @@ import numpy as np
 
 from dlctl.sim.request import LinkSpeed
 from dlctl.study.claims import jobs
-from dlctl.study.claims.base import Arm, Findings, Lab, PaperClaim, Ran, Row, less, within
+from dlctl.study.claims.base import Arm, Evidence, Lab, PaperClaim, Ran, Row, less, within
 
 HOSTS, STEPS = 6, 12
 EVEN = 1.1
 
 
-def experiment(lab: Lab) -> Findings:
+def experiment(lab: Lab) -> Evidence:
     job = jobs.digits(
         stop=f"steps = {HOSTS * STEPS}", workers=HOSTS, evaluation="every_epochs = 0.0"
     )
@@ -41,7 +41,7 @@ def experiment(lab: Lab) -> Findings:
     }
     beside, central = arms
     apart = _apart(runs[beside], runs[central])
-    return Findings(
+    return Evidence(
         margins={
             "links alike": within(uneven[beside], EVEN),
             "faster": less(seconds[beside], seconds[central]),

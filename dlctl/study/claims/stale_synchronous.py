@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dlctl.study.claims import jobs
-from dlctl.study.claims.base import Arm, Findings, Lab, PaperClaim, Ran, less, within
+from dlctl.study.claims.base import Arm, Evidence, Lab, PaperClaim, Ran, less, within
 
 WORKERS, STEPS = 8, 30
 BOUNDS = {"s = 0": 0, "s = 3": 3, "no bound": 1_000_000}
 SPREAD = 0.8
 
 
-def experiment(lab: Lab) -> Findings:
+def experiment(lab: Lab) -> Evidence:
     job = jobs.digits(
         stop=f"steps = {WORKERS * STEPS}", workers=WORKERS, evaluation="every_epochs = 0.0"
     )
@@ -31,7 +31,7 @@ def experiment(lab: Lab) -> Findings:
         name: [1e6 if run is None else float(run.simulated["clock_gap"]) for run in of_arm]
         for name, of_arm in runs.items()
     }
-    return Findings(
+    return Evidence(
         margins={
             "never further apart": within(gaps["s = 3"], BOUNDS["s = 3"] + 0.5),
             "faster than s = 0": less(seconds["s = 3"], seconds["s = 0"]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlctl.study.claims.base import Findings, Lab, PaperClaim, less
+from dlctl.study.claims.base import Evidence, Lab, PaperClaim, less
 
 DELAY = 32
 WORKERS = 8
@@ -29,7 +29,7 @@ def ratios(lab: Lab, optimizer: str, hidden: int, delays: list[int]) -> dict[int
     return {d: [a / b for a, b in zip(rounds[d], rounds[0], strict=True)] for d in delays}
 
 
-def experiment(lab: Lab) -> Findings:
+def experiment(lab: Lab) -> Evidence:
     lab.place("digits")
     found = {
         (name, hidden): ratios(lab, name, hidden, [DELAY])[DELAY]
@@ -37,7 +37,7 @@ def experiment(lab: Lab) -> Findings:
         for hidden in (1, 3)
     }
     deep = {name: found[name, 3] for name in ARMS}
-    return Findings(
+    return Evidence(
         margins={
             "deeper, SGD": less(found["sgd", 1], deep["sgd"]),
             "deeper, momentum": less(found["momentum", 1], deep["momentum"]),

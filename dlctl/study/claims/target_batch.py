@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dlctl.study.claims import jobs
-from dlctl.study.claims.base import Arm, Findings, Lab, PaperClaim, Row, finals, within
+from dlctl.study.claims.base import Arm, Evidence, Lab, PaperClaim, Row, finals, within
 
 WORKERS, TARGET, STEPS = 8, 256, 30
 ALIKE = 0.02
 SLOWER = 2.0
 
 
-def experiment(lab: Lab) -> Findings:
+def experiment(lab: Lab) -> Evidence:
     job = jobs.digits(
         stop=f"samples = {TARGET * STEPS}",
         workers=WORKERS,
@@ -39,7 +39,7 @@ def experiment(lab: Lab) -> Findings:
     apart: Row = [abs(a - b) for a, b in zip(fixed_ones, churned, strict=True)]
     slower = [b / a for a, b in zip(*seconds.values(), strict=True)]
     killed = [run.simulated["killed"] for run in runs["workers come and go"] if run]
-    return Findings(
+    return Evidence(
         margins={
             "as a fixed fleet": within(apart, ALIKE),
             "goes on": within(slower, SLOWER),

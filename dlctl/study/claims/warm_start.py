@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlctl.study.claims import jobs
-from dlctl.study.claims.base import Arm, Findings, Lab, PaperClaim, Ran
+from dlctl.study.claims.base import Arm, Evidence, Lab, PaperClaim, Ran
 
 WORKERS, STEPS, ALONE = 12, 12, 24
 RATE = 0.1
@@ -12,7 +12,7 @@ GROUP = 4
 BAD = 0.5
 
 
-def experiment(lab: Lab) -> Findings:
+def experiment(lab: Lab) -> Evidence:
     job = jobs.digits(stop=f"steps = {WORKERS * STEPS + ALONE}", workers=WORKERS, task="mlp.py:two")
     lab.place("digits", job, {"mlp.py": jobs.MLP})
     arms = {
@@ -29,7 +29,7 @@ def experiment(lab: Lab) -> Findings:
     }
     runs = lab.run(arms)
     rates = {name: _rates(of_arm) for name, of_arm in runs.items()}
-    return Findings(
+    return Evidence(
         margins={
             "diverges less": [a - b for a, b in zip(rates["without"], rates["with"], strict=True)]
         },
