@@ -67,13 +67,13 @@ class SimulatedLab:
                 for name, point in asked
             ]
             scores: dict[str, dict[tuple[int, ...], Score]] = {}
-            for (name, point), ran in zip(asked, self._ran(tried, goal), strict=True):
+            for (name, point), ran in zip(asked, self._ran(tried), strict=True):
                 found = score(None if ran is None else ran.figures, goal)
                 scores.setdefault(name, {})[point] = found
             for name, of_name in scores.items():
                 searches[name].tell(of_name)
-        return {name: arm.having(searches[name].values(searches[name].best))
-                for name, arm in arms.items()}  # fmt: skip
+        best = {name: search.values(search.best) for name, search in searches.items()}
+        return {name: arm.having(best[name]) for name, arm in arms.items()}
 
     def _search(self, arm: Arm, trials: int) -> PatternSearch:
         job = self._start(_Trial(arm, compare.TUNING_SEED)).job
@@ -82,17 +82,16 @@ class SimulatedLab:
 
     def run(self, arms: Mapping[str, Arm]) -> dict[str, list[Ran | None]]:
         trials = [_Trial(arm, seed) for arm in arms.values() for seed in self.seeds]
-        ran, count = self._ran(trials, None), len(self.seeds)
+        ran, count = self._ran(trials), len(self.seeds)
         return {name: ran[n * count : (n + 1) * count] for n, name in enumerate(arms)}
 
     def loop(self, name: str, request: Json) -> Json:
         argv = [sys.executable, "-P", "-m", LOOPS, name]
-        where = str(self._directory)
-        asked = json.dumps({**request, "directory": where})
-        done = subprocess.run(argv, input=asked, stdout=subprocess.PIPE, text=True, check=False)
+        asked = json.dumps({**request, "directory": str(self._directory)})
+        done = subprocess.run(argv, input=asked, capture_output=True, text=True, check=False)
         if done.returncode:
             what = f"the loop {name} has failed"
-            raise other_process.error_of(done.stdout, done.returncode, self._directory, what)
+            raise other_process.error_of(done.stderr, done.returncode, self._directory, what)
         answer: Json = json.loads(done.stdout)
         return answer
 
@@ -103,8 +102,10 @@ class SimulatedLab:
         changes = {**variants.overrides(document, arm.method), **arm.changes}
         return simulate.read(file, {**changes, "job.seed": trial.seed})
 
-    def _ran(self, trials: Sequence[_Trial], goal: Target | None) -> list[Ran | None]:
-        """goal: where a run may end. Raises DlctlError if all runs have failed."""
+    def _ran(self, trials: Sequence[_Trial]) -> list[Ran | None]:
+        """None: that run has failed, as one does that diverges. Raises DlctlError if the code of
+        all runs has failed.
+        """
         requests = []
         for trial in trials:
             start = self._start(trial)

@@ -204,10 +204,12 @@ LOOPS: Worlds = {
     "nopeek-leakage": (
         {"nopeek": {
             "0.0": [{"u_dcor2": 0.8, "error": 0.3, "accuracy": 0.96}] * 5,
-            "0.5": [{"u_dcor2": 0.3, "error": 0.6, "accuracy": 0.95}] * 5,
+            "0.2": [{"u_dcor2": 0.4, "error": 0.5, "accuracy": 0.95}] * 5,
+            "0.5": [{"u_dcor2": 0.3, "error": 0.6, "accuracy": 0.9}] * 5,
         }},
         {"nopeek": {
             "0.0": [{"u_dcor2": 0.8, "error": 0.6, "accuracy": 0.96}] * 5,
+            "0.2": [{"u_dcor2": 0.4, "error": 0.3, "accuracy": 0.95}] * 5,
             "0.5": [{"u_dcor2": 0.3, "error": 0.3, "accuracy": 0.95}] * 5,
         }},
     ),
