@@ -19,6 +19,7 @@ WORKERS = 10
 BACKUPS = (0, 2, 8)
 SPREAD = 0.7
 GOOD = 0.85
+TARGET = f"accuracy >= {GOOD}"
 STEPS = 30
 LOST = 0.02
 TRIALS = 3
@@ -34,7 +35,7 @@ def experiment(lab: Lab) -> Evidence:
         changes={"optimizer": {"name": "sgd", "lr": 0.3}},
         conditions={"step_s": 0.01, "spread": SPREAD},
     )
-    tuned = lab.tuned({"0 backup": begun}, f"accuracy >= {GOOD}", TRIALS)
+    tuned = lab.tuned({"0 backup": begun}, TARGET, TRIALS)
     rate = tuned["0 backup"].changes["optimizer.lr"]
     arms = {
         f"{b} backup": begun.having(
@@ -47,9 +48,7 @@ def experiment(lab: Lab) -> Evidence:
     }
     runs = lab.run(arms)
     most = WORKERS * STEPS * 0.01
-    seconds = {
-        name: costs(of_arm, "seconds", "accuracy", GOOD, most) for name, of_arm in runs.items()
-    }
+    seconds = {name: costs(of_arm, "seconds", TARGET, most) for name, of_arm in runs.items()}
     accuracy = {name: finals(of_arm, "accuracy", 0.0) for name, of_arm in runs.items()}
     rates = {
         name: [0.0 if r is None else r.figures["step"] / r.figures["seconds"] for r in of_arm]

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from dlctl.study.judging import SHARE, Middle
+from dlctl.records.best import Target
+from dlctl.study.judging import SHARE, Middle, reached
 
 Json = dict[str, Any]
 Row = list[float]
@@ -61,15 +62,12 @@ class Ran:
         """A metric of the last evaluation."""
         return float((self.figures["evaluation"] or {})[metric])
 
-    def cost(self, measure: str, metric: str, bound: float) -> float | None:
-        """What the run had cost when its metric was first at least `bound`, or at most -`bound` if
-        that is below zero: "seconds", "bytes", "samples". None: it never was.
+    def cost(self, measure: str, target: str) -> float | None:
+        """What the run had cost when it first reached the target ("accuracy >= 0.9"): "seconds",
+        "bytes" or "samples". None: it never did.
         """
-        for row in self.figures["evaluations"]:
-            value = row["metrics"][metric]
-            if value >= bound if bound > 0 else value <= -bound:
-                return float(row[measure])
-        return None
+        found = reached(self.figures, Target.parse(target))
+        return None if found is None else float(getattr(found, measure))
 
 
 class Lab(Protocol):
@@ -176,11 +174,9 @@ def finals(runs: Sequence[Ran | None], metric: str, if_failed: float) -> Row:
     ]
 
 
-def costs(
-    runs: Sequence[Ran | None], measure: str, metric: str, bound: float, if_never: float
-) -> Row:
+def costs(runs: Sequence[Ran | None], measure: str, target: str, if_never: float) -> Row:
     """`Ran.cost` of each run. if_never: in place of that of a run that has not reached it."""
-    found = [None if run is None else run.cost(measure, metric, bound) for run in runs]
+    found = [None if run is None else run.cost(measure, target) for run in runs]
     return [if_never if cost is None else cost for cost in found]
 
 

@@ -8,6 +8,7 @@ from dlctl.study.claims.base import Arm, Evidence, Lab, PaperClaim, changes_of, 
 WORKERS = 4
 STEPS = 50
 GOOD = 0.92
+TARGET = f"accuracy >= {GOOD}"
 TRIALS = 3
 
 
@@ -31,11 +32,11 @@ def experiment(lab: Lab) -> Evidence:
             method="kfac", changes={**momentum, "algorithm": factors}, conditions=conditions
         ),
     }
-    arms = lab.tuned(begun, f"accuracy >= {GOOD}", TRIALS)
+    arms = lab.tuned(begun, TARGET, TRIALS)
     arms["K-FAC, lw"] = arms["K-FAC"].having({"algorithm": {**factors, "placement": "lw"}})
     runs = lab.run(arms)
     never = float(WORKERS * STEPS * 32)
-    samples = {n: costs(of_arm, "samples", "accuracy", GOOD, never) for n, of_arm in runs.items()}
+    samples = {n: costs(of_arm, "samples", TARGET, never) for n, of_arm in runs.items()}
     sent = {
         name: [
             1e6 if run is None else run.simulated["summed_values"] / run.figures["step"]

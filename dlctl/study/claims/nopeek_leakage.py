@@ -41,11 +41,11 @@ CLAIM = PaperClaim(
     "distributed deep learning, 2020",
     sentence="Minimising the distance correlation of inputs and activations beside the usual loss "
     "prevents reconstruction of the inputs and keeps the accuracy.",
-    setup="A network for the digits, cut behind 32 units, trained for "
-    f"{EPOCHS} epochs without the distance correlation, and with a weight of it that is moderate, "
-    f"{MODERATE:g}, or large, {ALPHAS[-1]:g}; both parts in one process. (The large one was tried "
-    "first, and costs more accuracy than the criterion allows.) The attacker has half of the held-out scans with what the client sends "
-    "for them, trains a decoder, and guesses the other half.",
+    setup=f"A network for the digits, cut behind 32 units, trained for {EPOCHS} epochs without the "
+    f"distance correlation, and with a weight of it that is moderate, {MODERATE:g}, or large, "
+    f"{ALPHAS[-1]:g}; both parts in one process. (The large one was tried first, and costs more "
+    "accuracy than the criterion allows.) The attacker has half of the held-out scans with what "
+    "the client sends for them, trains a decoder, and guesses the other half.",
     measure="the bias-corrected distance correlation of scans and cut, the attacker's error, and "
     "the accuracy",
     criterion={
