@@ -35,16 +35,17 @@ CONDITIONS: dict[str, dict[str, Any]] = {
     "one 3x slower": {"slow": {"worker-3": 3.0}},
     "kills": {"kill_every_s": {"worker": 5.0, "server": 10.0}},
 }
-NOT_SIMULATED = ("hogwild", "split", "rows")
-"""Methods that share memory, divide the model, or are for embeddings alone."""
-INTERVALS = {"local_steps": 10, "exchange_every_steps": 10, "buffer_pushes": 4}
+LEFT_OUT = ("hogwild", "split", "rows", "sandblaster")
+"""Methods that share memory, divide the model, are for embeddings alone, or whose batch is all of
+the data."""
+INTERVALS = {"local_steps": 10, "exchange_every_steps": 10, "buffer_pushes": 4, "delay_steps": 1}
 """For methods with such a key: the defaults are for runs a hundred times as long."""
 
 
 def main(cells_max: int) -> None:
     """cells_max: how many to compute now."""
     done: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    names = [name for name in registry.BUILT_IN["algorithms"] if name not in NOT_SIMULATED]
+    names = [name for name in registry.BUILT_IN["algorithms"] if name not in LEFT_OUT]
     with claims.lab(5, 1) as lab:
         lab.seeds = range(1, 1 + SEEDS)
         job = jobs.small_gpt(

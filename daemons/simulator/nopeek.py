@@ -40,9 +40,9 @@ def _run(data: Digits, alpha: float, seed: int, epochs: int) -> Json:
     parameters = [*client.parameters(), *head.parameters()]
     optimizer = torch.optim.SGD(parameters, LR, momentum=MOMENTUM)
     for _ in range(epochs):
-        for rows in torch.randperm(len(data.images)).split(BATCH):
-            if len(rows) < BATCH:
-                continue
+        order = torch.randperm(len(data.images))
+        for at in range(0, len(order) - BATCH + 1, BATCH):
+            rows = order[at : at + BATCH]
             x = data.images[rows]
             z = client(x)
             loss = functional.cross_entropy(head(z), data.labels[rows])
