@@ -87,7 +87,7 @@ def _section(name: str, record: dict[str, Any] | None) -> list[str]:
         f"**{record['outcome']}** with {record['seeds']} seeds in {record['seconds']:.0f} s on "
         f"{record['made_at']}, dlctl {how['dlctl']}.",
     ]
-    return lines
+    return [*lines, "", claim.remark] if claim.remark else lines
 
 
 def draw(name: str, what: str, arms: dict[str, list[float]]) -> None:

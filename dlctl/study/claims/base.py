@@ -127,6 +127,8 @@ class PaperClaim:
     """About so long it takes on one core."""
     figure: str = ""
     """The measure to draw; "": the first."""
+    remark: str = ""
+    """How the outcome is to be read, for the page."""
 
 
 class ClaimOutcome(StrEnum):
