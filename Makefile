@@ -125,7 +125,7 @@ peers: install
 	$(BIN)/python -m pytest -m "long or not long" tests/benchmarks/test_benchmarks.py
 
 # What papers claim: the outcomes, from the records in benchmarks/results, and the page of the
-# documents. Claims without a record run, and so does ONLY=NAME: a minute to ten each.
+# documents. Claims without a record run, and so does ONLY=NAME: about a minute each.
 claims: install
 	$(BIN)/python -m benchmarks.claims $(ONLY)
 

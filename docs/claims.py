@@ -29,7 +29,7 @@ HEAD = """<!-- Written by `make claims` from benchmarks/results. -->
 
 # What papers claim
 
-Each claim below is an experiment: `dlctl claims run NAME` repeats it, in minutes on one core.
+Each claim below is an experiment: `dlctl claims run NAME` repeats it, in about a minute of a core.
 It runs the real roles and methods in virtual time, with real gradients of small networks, so it
 says whether a claim holds there, not whether it does on a thousand machines. All sides of a
 comparison are tuned with the same number of trials on a seed of their own, and then run with

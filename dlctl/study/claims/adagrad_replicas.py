@@ -54,5 +54,5 @@ CLAIM = PaperClaim(
     measure=f"the most replicas with which the accuracy at the end is {GOOD:g} or more",
     criterion={"more replicas": "it is larger with Adagrad than with SGD"},
     experiment=experiment,
-    minutes=4,
+    minutes=1,
 )

@@ -83,5 +83,5 @@ CLAIM = PaperClaim(
         "as accurate": f"the accuracy at the end is at most {LOST:g} lower with 2 than with none",
     },
     experiment=experiment,
-    minutes=5,
+    minutes=1,
 )

@@ -72,5 +72,5 @@ CLAIM = PaperClaim(
         "few bytes": f"sync sends at least {FEWER:g} times as many bytes",
     },
     experiment=experiment,
-    minutes=8,
+    minutes=2,
 )

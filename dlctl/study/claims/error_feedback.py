@@ -70,5 +70,5 @@ CLAIM = PaperClaim(
     f"it sends an entry once in {1 / DENSITY:.0f} steps on average, so that in {STEPS} steps many "
     "gradients are not sent at all, while scaled entries without feedback are right on average "
     "from the first step. That part of the claim needs longer runs than this one.",
-    minutes=4,
+    minutes=1,
 )

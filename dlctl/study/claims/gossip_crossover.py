@@ -55,5 +55,5 @@ CLAIM = PaperClaim(
         "many: all-reduce is better": f"with {MANY} workers all-reduce has the higher accuracy",
     },
     experiment=experiment,
-    minutes=6,
+    minutes=1,
 )

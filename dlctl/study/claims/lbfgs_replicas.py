@@ -85,5 +85,5 @@ CLAIM = PaperClaim(
         "no tail": f"the time is at most {LOSS:g} of the ideal",
     },
     experiment=experiment,
-    minutes=4,
+    minutes=1,
 )

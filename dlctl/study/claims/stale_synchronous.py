@@ -61,5 +61,5 @@ CLAIM = PaperClaim(
     },
     experiment=experiment,
     figure="seconds",
-    minutes=2,
+    minutes=1,
 )

@@ -70,5 +70,5 @@ CLAIM = PaperClaim(
         "Adagrad less": "Adagrad needs fewer than momentum, with three",
     },
     experiment=experiment,
-    minutes=3,
+    minutes=2,
 )

@@ -61,5 +61,5 @@ CLAIM = PaperClaim(
         "goes on": f"it takes at most {SLOWER:g} times as long",
     },
     experiment=experiment,
-    minutes=3,
+    minutes=1,
 )

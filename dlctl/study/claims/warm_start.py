@@ -64,5 +64,5 @@ CLAIM = PaperClaim(
     remark="With this rate and in so few steps nearly all runs end badly, with the warm start and "
     "without it. It says nothing about smaller rates or longer runs.",
     seeds=5 * GROUP,
-    minutes=3,
+    minutes=1,
 )
