@@ -136,6 +136,7 @@ def _read(directory: Path, how: Json) -> Ran | None:
     """None: the run has failed, as one does that diverges."""
     figures = run_figures.of_run(directory)
     if figures["state"] == "failed":
+        notes.warn(f"a run has failed: {figures['reason']}")
         return None
     with closing(RunDb(directory, readonly=True)) as db:
         figures["links"] = db.run().get("links") or {}

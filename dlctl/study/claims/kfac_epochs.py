@@ -58,7 +58,7 @@ CLAIM = PaperClaim(
     sentence="K-FAC reaches the same accuracy in fewer epochs than SGD with momentum, and sharing "
     "eigenvectors now and then needs less traffic than preconditioned gradients in every step.",
     setup=f"allreduce and kfac with {WORKERS} workers and momentum 0.9 on the digits, batches of "
-    "32, factors every 5 steps, eigenvectors every 25, The rate of each is tuned with "
+    "32, factors every 5 steps, eigenvectors every 25. The rate of each is tuned with "
     f"{TRIALS} trials; lw has that of opt.",
     measure=f"the samples to an accuracy of {GOOD:g}, and the values that replicas sum for each "
     "gradient",
@@ -67,7 +67,7 @@ CLAIM = PaperClaim(
         "less traffic": "opt sums fewer values than lw",
     },
     experiment=experiment,
-    remark="K-FAC has the default KL clip of 0.001 and a damping of 0.03, which were not tuned: the "
-    "clip limits its steps. The benchmark of K-FAC on Fashion-MNIST has both tuned by hand.",
+    remark="K-FAC has the default KL clip of 0.001 and a damping of 0.03, which were not tuned: "
+    "the clip limits its steps. The benchmark of K-FAC on Fashion-MNIST has both tuned by hand.",
     minutes=1,
 )
