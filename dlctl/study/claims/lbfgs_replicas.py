@@ -85,7 +85,7 @@ CLAIM = PaperClaim(
         "no tail": f"the time is at most {LOSS:g} of the ideal",
     },
     experiment=experiment,
-    remark="In one of the five seeds the run with kills failed, and counts as wholly different; the "
-    "other four have the same parameters to the bit.",
+    remark="In one of the five seeds the run with kills failed, and counts as wholly different; "
+    "the other four have the same parameters to the bit.",
     minutes=1,
 )
