@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-machines test-processes oracles long-machines long-processes soak seeds fuzz \
-	lint faults hosts slurm integrations rampage bench peers man docs figures clean install
+	lint faults hosts slurm integrations rampage bench peers claims man docs figures clean \
+	install
 
 # Most modules of torch are never imported: compiling them all takes longer than installing them.
 # Those that are, are compiled here: the processes of a run would all do that at the same time.
@@ -122,6 +123,11 @@ bench: install
 # Every peer of the benchmarks that is installed trains for a moment.
 peers: install
 	$(BIN)/python -m pytest -m "long or not long" tests/benchmarks/test_benchmarks.py
+
+# What papers claim: the outcomes, from the records in benchmarks/results, and the page of the
+# documents. Claims without a record run, and so does ONLY=NAME: about a minute each.
+claims: install
+	$(BIN)/python -m benchmarks.claims $(ONLY)
 
 # What is generated of man and docs/methods: commands, keys, methods.
 man: install

@@ -151,11 +151,11 @@ def draw(name: str, curve: Curve, beside: Curve) -> None:
     save(name, figure)
 
 
-def save(name: str, figure: Figure) -> None:
+def save(name: str, figure: Figure, folder: Path = FOLDER) -> None:
     drawn = StringIO()
     figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})
     short = re.sub(r"(\d\.\d)\d+", r"\1", drawn.getvalue()).replace("\nL ", " L ")
-    (FOLDER / f"{name}.svg").write_text(short, encoding="utf-8")
+    (folder / f"{name}.svg").write_text(short, encoding="utf-8")
 
 
 def draw_leakage(name: str) -> None:
@@ -181,9 +181,13 @@ def sends_messages(name: str) -> bool:
     return bool(shape.needs_servers or "peers" in shape.links)
 
 
-def main(names: list[str]) -> None:
+def set_style() -> None:
     style = {"svg.fonttype": "none", "svg.hashsalt": "dlctl", "font.sans-serif": ["DejaVu Sans"]}
     matplotlib.rcParams.update(style | {"font.size": 9})
+
+
+def main(names: list[str]) -> None:
+    set_style()
     beside = curve_of("sync")
     for name in names or registry.BUILT_IN["algorithms"]:
         if registry.load("algorithms", name).shape.is_divided:

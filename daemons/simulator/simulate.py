@@ -16,6 +16,7 @@ from daemons.simulator.compute import TorchCompute
 from daemons.simulator.costs import Costs, Durations, Lognormal, Recorded
 from daemons.simulator.kills import Killer
 from daemons.simulator.measuring import measure
+from daemons.simulator.watching import RunWatcher
 from dlctl.errors import DlctlError
 from dlctl.job.config import JobFile
 from dlctl.records.work_times import WorkTimes
@@ -59,7 +60,8 @@ def simulate(request: SimulationRequest, directory: Path, job: JobFile) -> Json:
         recorded={_slot(name): _recorded(kinds) for name, kinds in request.times.items()},
     )
     compute = TorchCompute(job, directory, Costs(durations, request.seed))
-    simulation = Simulation(job, compute, seed=request.seed, network=_network(request))
+    network, watcher = _network(request), RunWatcher()
+    simulation = Simulation(job, compute, seed=request.seed, network=network, checkers=(watcher,))
     killer = Killer(simulation.world, request.kill_every_s, request.seed)
     outcome = simulation.run(request.until_s)
     mark: Json = {
@@ -69,6 +71,7 @@ def simulate(request: SimulationRequest, directory: Path, job: JobFile) -> Json:
         "evaluation_s": request.evaluation_s,
         "real_s": time.perf_counter() - began,
         "killed": killer.killed,
+        **watcher.to_json(),
         "digest": outcome.digest,
     }
     run_directory.write(directory, outcome, time.time(), mark)

@@ -60,6 +60,7 @@ SECTIONS = {
         "compare": "Compare methods on a job, each tuned with the same budget.",
         "sweep": "Try values of keys: each trial a run, kept through kills.",
         "simulate": "Run a job in virtual time: how it would train, and how long.",
+        "claims": "Try what papers claim: shown, not shown or refuted.",
     },
     "Setup": {
         "algorithms": "List the names that a job file can use, and their keys.",

@@ -16,6 +16,7 @@ from dlctl.cli import app
 from dlctl.cli.commands import init
 from dlctl.cli.ui import console
 from dlctl.errors import NotFound
+from dlctl.ops import examples
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = ROOT / "examples" / init.SMALLEST
@@ -78,7 +79,7 @@ def test_an_example_is_written_as_it_is_and_nothing_else_of_its_folder(
     assert app.run(["validate", "new/job.toml"]) == 0
 
 
-@pytest.mark.parametrize("name", init.examples())
+@pytest.mark.parametrize("name", examples.folders())
 def test_every_example_can_be_written_and_is_named_in_the_help(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,7 +97,7 @@ def test_of_an_unknown_example_the_likely_one_is_suggested_and_all_are_listed(
     assert app.run(["init", "--example", "chatgpt", "new"]) == NotFound.exit_code
     error = capsys.readouterr().err
     assert '"chargpt"' in error
-    assert [name for name in init.examples() if name not in error] == []
+    assert [name for name in examples.folders() if name not in error] == []
     assert not Path("new").exists()
 
 
@@ -118,9 +119,9 @@ def test_a_wheel_has_the_examples_where_init_looks_for_them() -> None:
     assert {"dlctl", "daemons", "examples"} == set(wheel["only-include"])
     package = Path(dlctl.__file__).parent
     place = package.parent / wheel["sources"]["examples"]
-    assert (place, ROOT / "examples") == init.FOLDERS
+    assert (place, ROOT / "examples") == examples.FOLDERS
     ignored = [line for line in (ROOT / ".gitignore").read_text().split() if "/" not in line[:-1]]
-    names = [path.name for example in init.examples() for path in init.files(example)]
+    names = [path.name for example in examples.folders() for path in init.files(example)]
     assert [n for n in names if any(fnmatch(n, i.strip("/")) for i in ignored)] == []
 
 

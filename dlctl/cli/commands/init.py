@@ -12,11 +12,10 @@ from dlctl.cli.group import make_command
 from dlctl.cli.options import PATH, completing, force_option, require_free
 from dlctl.cli.ui import console
 from dlctl.errors import NotFound, UsageError, os_errors_as
+from dlctl.ops import examples
 from dlctl.util import outfile
 from dlctl.util.did_you_mean import meant
 
-FOLDERS = (Path(__file__).parents[2] / "examples", Path(__file__).parents[3] / "examples")
-"""Where the examples are: in a wheel, and in the source tree."""
 NO_FOLDERS = ("runs", "__pycache__")
 """In the folder of an example that somebody has run."""
 SMALLEST, LOOP = "own_task", "own_loop"
@@ -37,7 +36,7 @@ SMALLEST, LOOP = "own_task", "own_loop"
 @click.option(
     "--example",
     metavar="NAME",
-    shell_complete=completing(lambda ctx: examples()),
+    shell_complete=completing(lambda ctx: examples.folders()),
     help="Write this example instead: chargpt, digits, fashion_mnist, glove, lightning, "
     "transformers, split or word2vec.",
 )
@@ -51,7 +50,7 @@ def command(directory: Path, has_loop: bool, example: str | None, force: bool) -
         raise UsageError("--script and --example both say what to write", hint="use one of them")
     chosen = example or (LOOP if has_loop else SMALLEST)
     sources = files(chosen)
-    folder = examples()[chosen]
+    folder = examples.folders()[chosen]
     targets = [directory / source.relative_to(folder) for source in sources]
     with os_errors_as("cannot write", directory):
         directory.mkdir(parents=True, exist_ok=True)
@@ -68,15 +67,9 @@ def command(directory: Path, has_loop: bool, example: str | None, force: bool) -
     console.commands([*rows, ("dlctl status", "shows its progress, from another terminal")])
 
 
-def examples() -> dict[str, Path]:
-    """Name -> folder, of all that have a job file."""
-    root = next(folder for folder in FOLDERS if folder.is_dir())
-    return {path.parent.name: path.parent for path in sorted(root.glob("*/*.toml"))}
-
-
 def files(example: str) -> list[Path]:
     """All files of an example, but none of its runs. Raises NotFound, with all names."""
-    known = examples()
+    known = examples.folders()
     if example not in known:
         text = f'there is no example "{example}"{meant(example, known)}'
         raise NotFound(text, hint=f"dlctl init --example, with one of {', '.join(known)}")

@@ -58,7 +58,8 @@ class RunProgress(Owner):
             return f"{self.data.pool.amount_done()} are done"
         if self._counts_steps and stop.steps and self.steps >= stop.steps:
             return f"{self.steps:,} steps are done"
-        if stop.seconds is not None and now - self.run.released_at >= stop.seconds:
+        until = self.deadline()  # Not the difference: at its deadline a run is over, to the bit.
+        if until is not None and now >= until:
             return f"{stop.seconds:g} seconds are over"
         if self._counts_samples and stop.samples and self.samples >= stop.samples:
             return f"{self.samples:,} samples are done"
