@@ -102,6 +102,11 @@ class DeliveryProcess:
         if self._process is not None:
             self._close_pipes(self._process)
 
+    def end(self) -> None:
+        """Kill the process: another one can go on where it is."""
+        if self._process is not None:
+            self._kill(self._process)
+
     def close(self, until: float) -> None:
         """End the process: in order if it has answered everything, and does so in time."""
         left, process = plural(self.pending, "row") if self.pending else "", self._process

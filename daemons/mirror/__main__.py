@@ -16,10 +16,10 @@ from daemons.mirror.uploader import FOLDER, Uploader, why
 from daemons.process import read_job
 from dlctl.runs import paths
 from dlctl.stores import addresses, checkpoint_store, ownership
-from dlctl.stores.addresses import RUN
 from dlctl.stores.objects import StoreError
 from dlctl.util import regular
 from dlctl.util.flock import is_locked_within
+from dlctl.util.names import RUN_IN_ADDRESS
 from dlctl.util.redact import redacted
 
 LOCK = "lock"
@@ -58,7 +58,7 @@ def main(directory: Path) -> int:
 
 def _uploader(directory: Path) -> Uploader:
     job = read_job(directory)
-    address = job.checkpoints.mirror.replace(RUN, directory.name)
+    address = job.checkpoints.mirror.replace(RUN_IN_ADDRESS, directory.name)
     claim = ownership.kept(directory, address)
     ownership.write(directory, claim)
     store = checkpoint_store.at(addresses.parse(address))

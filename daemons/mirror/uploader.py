@@ -1,7 +1,7 @@
 """Keeps the newest checkpoints of a run in its mirror.
 
 Whatever has happened before, `bring` brings the newest one there, and then removes what is
-superfluous: never before its successor is complete, and never the one that the run has resumed from.
+superfluous: nothing before its successor is complete, and never what the run has resumed from.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from dlctl.errors import DlctlError
 from dlctl.job.config import JobFile
 from dlctl.records.best import Best
-from dlctl.records.manifest import FAILURE, Manifest, parts
+from dlctl.records.manifest import FAILURE, MANIFEST, Manifest, parts
 from dlctl.runs import checkpoints, lineage, paths
 from dlctl.runs.database import RunDb
 from dlctl.runs.lineage import Resume
@@ -58,9 +58,8 @@ class Uploader:
         with closing(RunDb(self._directory, readonly=True)) as db:
             self._resumes = lineage.resumes(db)
         contents, objects = self._store.look(), self._store.objects
-        newest = contents.run_id() if contents.owner is None else ""
         run_id, claim = self._directory.name, self._claim
-        ownership.take(objects, contents.owner, newest, claim, run_id, self._resumes)
+        ownership.take(objects, contents.owner, contents.whose(), claim, run_id, self._resumes)
         objects.sweep()
         return _row(contents)
 
@@ -123,7 +122,7 @@ class Uploader:
         try:
             names = [part["file"] for part in parts(manifest) if part["file"]]
             try:
-                for name in (*names, checkpoints.MANIFEST):
+                for name in (*names, MANIFEST):
                     (there / name).hardlink_to(source / name)
             except FileNotFoundError:
                 raise

@@ -82,10 +82,11 @@ class Job:
     workers."""
     weights: str = ""
     """Initial values instead of those of model(): a .safetensors file, or a directory of them, with
-    names as in model().state_dict(); relative to the job file, or an address as
-    "s3://bucket/base.safetensors", which each host downloads once. On other hosts the same full path is
-    used. A worker without the file takes the run's values, but worker-0, and all workers of methods
-    whose replicas initialise their own model, need it. "": the values of model()."""
+    names as in model().state_dict(). A path is relative to the job file, and on other hosts the
+    same full path is used; what is at an address, as "s3://bucket/base.safetensors", is downloaded
+    once by each host, with the credentials that its workers find there. A worker without the file
+    takes the run's values, but worker-0, and all workers of methods whose replicas initialise their
+    own model, need it. "": the values of model()."""
     strict: bool = True
     """Whether all names and shapes of `weights` and of the model have to match. If not, those that
     match are used, and a warning lists the others."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from dlctl import registry
 from dlctl.errors import UsageError
@@ -14,8 +15,6 @@ from dlctl.util.did_you_mean import did_you_mean
 from dlctl.util.redact import has_credentials, redacted
 
 KIND = "stores"
-RUN = "{run}"
-"""In the address of a mirror: the name of the run."""
 FILE = "file"
 _LIKE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/", re.ASCII)
 _WHOLE = re.compile(r"([a-z][a-z0-9+.-]+)://([^/]*)(?:/(.*))?", re.ASCII | re.DOTALL)
@@ -52,6 +51,11 @@ def is_like(text: str) -> bool:
     return _LIKE.match(text) is not None
 
 
+def located(text: str, home: Path) -> str:
+    """The full path of what is named relative to `home`; an address, or "", as it is."""
+    return text if not text or is_like(text) else str(home / text)
+
+
 def parse(text: str) -> Address:
     """Raises UsageError."""
     fault, suggestion = verdict(text)
@@ -74,9 +78,8 @@ def verdict(text: str) -> Verdict:
         return _without_scheme(text)
     scheme, bucket, key = found[1], found[2], found[3] or ""
     if not registry.is_known(KIND, scheme):
-        known = [name for name in registry.names(KIND)]
-        meant = did_you_mean(scheme, known)
-        return f'has the unknown scheme "{scheme:.20}"', meant or f"there are {', '.join(known)}"
+        meant = did_you_mean(scheme, registry.names(KIND), registry.ALIASES)
+        return f'has the unknown scheme "{scheme:.20}"', meant
     if scheme == FILE and bucket:
         return (
             "must be a full path, as file:///mnt/store",

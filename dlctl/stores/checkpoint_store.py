@@ -19,7 +19,7 @@ from pathlib import Path
 
 from dlctl import registry
 from dlctl.errors import DlctlError, NotFound
-from dlctl.records.manifest import MANIFEST, Manifest, is_suspect, parse, parts
+from dlctl.records.manifest import MANIFEST, Manifest, has_updates, is_suspect, parse, parts
 from dlctl.runs import checkpoints, lineage
 from dlctl.stores import addresses, ownership
 from dlctl.stores.addresses import KIND, Address
@@ -62,11 +62,13 @@ class Contents:
 
         return sorted(self.names, key=rank, reverse=True)
 
-    def run_id(self) -> str:
-        """The run whose checkpoints these are; "" if there is nothing."""
+    def whose(self) -> str:
+        """The run whose checkpoints these are; "" if there is none, or of initial values only."""
+        if not any(map(has_updates, self.manifests.values())):
+            return ""
         if self.owner is not None:
             return self.owner.run_id
-        return str(self.manifests[self.names[-1]]["run_id"]) if self.manifests else ""
+        return str(self.manifests[self.names[-1]]["run_id"])
 
     def missing(self, name: str) -> list[str]:
         """What is wrong with a complete one by its sizes, a sentence each."""

@@ -43,6 +43,12 @@ class Folder:
             what = f"there is no directory {self.root.parent}"
             raise StoreError(what, "missing", where=self.address, hint="make it, or mount it")
 
+    def size(self, name: str) -> int | None:
+        with self._errors():
+            self._require_root()
+            path = self.root / name
+            return path.stat().st_size if path.is_file() else None
+
     def read(self, name: str) -> bytes:
         return b"".join(self.pieces(name))
 

@@ -37,6 +37,13 @@ class FsspecObjects:
         skip = len(self._fs._strip_protocol(self._root)) + 1
         return {path[skip:]: int(info["size"]) for path, info in found.items() if path[skip:]}
 
+    def size(self, name: str) -> int | None:
+        with self._errors():
+            self._fs.invalidate_cache()
+            if not self._fs.isfile(self._path(name)):
+                return None
+            return int(self._fs.info(self._path(name))["size"])
+
     def read(self, name: str) -> bytes:
         with self._errors(name):
             found: bytes = self._fs.cat_file(self._path(name))

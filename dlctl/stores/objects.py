@@ -47,6 +47,9 @@ class Objects(Protocol):
     def sizes(self, below: str = "") -> dict[str, int]:
         """Every object in the folder `below` ("": all) and its size in bytes; {}: there is none."""
 
+    def size(self, name: str) -> int | None:
+        """Of one object in bytes; None: there is none."""
+
     def read(self, name: str) -> bytes:
         """A small object. Raises NoObject."""
 

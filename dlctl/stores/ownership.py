@@ -87,29 +87,35 @@ def require_free(owner: str, before: Sequence[str], claim: Claim, run_id: str) -
 
 
 def take(
-    objects: Objects, found: Owner | None, newest: str, claim: Claim, run_id: str,
-    resumes: Sequence[Resume] = (),
-) -> Owner:  # fmt: skip
-    """Make the run the owner. found: the present one; newest: the run of the newest checkpoint
-    there. Raises StoreError if it is another run's.
+    objects: Objects,
+    found: Owner | None,
+    whose: str,
+    claim: Claim,
+    run_id: str,
+    resumes: Sequence[Resume] | None = None,
+) -> Owner:
+    """Make the run the owner. found: the present one; whose: the run that has checkpoints there;
+    "": there is nothing to lose. resumes: None leaves them as they are. Raises StoreError if it is
+    another run's.
     """
     is_own = found is not None and found.mark == claim.mark
-    if not is_own:
-        owner = found.run_id if found is not None else newest
-        if found is not None and found.run_id == run_id and run_id not in claim.follows:
-            owner = f"another {run_id}"
-        require_free(owner, found.before if found is not None else (), claim, run_id)
     before = found.before if found is not None else ()
+    if not is_own:
+        if found is not None and whose == run_id and run_id not in claim.follows:
+            whose = f"another {run_id}"  # Its name is random, and short.
+        require_free(whose, before, claim, run_id)
     if found is not None and not is_own:
         before = (*before, found.run_id)[-BEFORE_MAX:]
-    pairs = tuple((resume.checkpoint, resume.highest) for resume in resumes)
-    owner_now = Owner(run_id, claim.mark, before, pairs)
+    pairs = found.resumes if found is not None and is_own else ()
+    if resumes is not None:
+        pairs = tuple((resume.checkpoint, resume.highest) for resume in resumes)
+    now = Owner(run_id, claim.mark, before, pairs)
     if found is None:
-        if not objects.create(NAME, _bytes(owner_now)):
-            return take(objects, read(objects), newest, claim, run_id, resumes)
-    elif found != owner_now:
-        objects.replace(NAME, _bytes(owner_now))
-    return owner_now
+        if not objects.create(NAME, _bytes(now)):
+            return take(objects, read(objects), whose, claim, run_id, resumes)
+    elif found != now:
+        objects.replace(NAME, _bytes(now))
+    return now
 
 
 def confirm(objects: Objects, claim: Claim) -> None:
@@ -145,6 +151,16 @@ def claim_of(directory: Path) -> Claim | None:
 def write(directory: Path, claim: Claim) -> None:
     """Raises OSError."""
     paths.write(directory / CLAIM, json.dumps(asdict(claim), indent=1).encode(), MODE)
+
+
+def following(claim: Claim, run_id: str) -> Claim:
+    """The same, which may also take the place of this run."""
+    return replace(claim, follows=tuple(dict.fromkeys((*claim.follows, run_id))))
+
+
+def numbered(claim: Claim, highest: int) -> Claim:
+    """The same of a run that issues higher numbers only."""
+    return replace(claim, highest=highest)
 
 
 def kept(directory: Path, address: str, follows: Sequence[str] = ()) -> Claim:
