@@ -94,7 +94,8 @@ class CheckpointMirror:
             "pending": self.pending, "lag_steps": lag, "why": self.why, "cause": self.cause,
         }  # fmt: skip
         if self.pending:
-            found |= {"behind_since": self._since, "sent": self.sent[0], "nbytes": self.sent[1]}
+            sent, under_way = self.sent
+            found |= {"behind_since": self._since, "sent_bytes": sent, "of_bytes": under_way}
         return found
 
     def problems(self, now: float) -> Iterator[Problem]:
