@@ -22,7 +22,7 @@ from dlctl.stores.checkpoint_store import CheckpointStore
 from dlctl.stores.folder import Folder
 from dlctl.stores.fsspec_objects import FsspecObjects
 from dlctl.stores.objects import NoObject, Objects, StoreError
-from dlctl.util.text import NOT_FINITE
+from dlctl.util.text import NO_WORKER, NOT_FINITE
 
 SERVERS = s3_servers.SERVERS if "DLCTL_STORAGE" in os.environ else ()
 KINDS = ["folder", "fsspec-memory", "fsspec-file", *SERVERS]
@@ -184,7 +184,7 @@ def test_a_half_deleted_checkpoint_is_damaged_and_the_one_before_it_counts(
     data = store.objects.read(name)
     store.objects.remove([name])
     if damage != "missing":
-        store.objects.replace(name, data[:-1] if damage == "shorter" else data[:-1] + b"?")
+        store.objects.replace(name, data[:-1] if damage == "shorter" else data[:-1] + b"!")
     contents = store.look()
     assert bool(contents.missing(bad.name)) == (damage != "other")
     assert len(store.problems(bad.name, contents.manifests[bad.name])) == 1
@@ -237,7 +237,7 @@ def test_checkpoints_of_an_abandoned_branch_and_of_failures_come_last(
     store: CheckpointStore, tmp_path: Path
 ) -> None:
     """As on the run's own disk (`lineage.order`)."""
-    ruined = {FAILURE: f"worker-0: {NOT_FINITE}"}
+    ruined = {FAILURE: f"{NO_WORKER}: {NOT_FINITE}"}
     made = [checkpoint(tmp_path / "run-1", n, **(ruined if n == 5 else {})) for n in range(1, 6)]
     for source in made:
         put(store, source)
