@@ -1,4 +1,4 @@
-"""A file, or the files of a folder, from an address: downloaded once, whatever asks for it."""
+"""A file, or the files of a folder, from an address: downloaded once, whoever asks for it."""
 
 from __future__ import annotations
 
@@ -62,6 +62,19 @@ def fetched(text: str, folder: Path, suffix: str = "") -> Path:
     finally:
         os.close(lock)
     return target
+
+
+def fetched_here(address: str, suffix: str = "") -> Path:
+    """`dlctl.fetched`, for tasks and scripts: the local path of the file at an address, or of a
+    directory with what is below it. All workers of a host share one download, which is kept in
+    `$XDG_CACHE_HOME/dlctl` (~/.cache/dlctl): remove it there if the data changes at its address.
+    suffix: what the names end with. A path that is no address is returned as it is. Raises
+    DlctlError.
+    """
+    if not addresses.is_like(address):
+        return Path(address)
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return fetched(address, Path(caches) / "dlctl", suffix)
 
 
 def _download(text: str, place: Path, suffix: str) -> None:
