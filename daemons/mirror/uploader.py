@@ -27,7 +27,7 @@ from dlctl.runs.lineage import Resume
 from dlctl.stores import checkpoint_store, ownership
 from dlctl.stores.checkpoint_store import CheckpointStore, Contents
 from dlctl.stores.objects import StoreError
-from dlctl.stores.ownership import Claim
+from dlctl.stores.ownership import MirrorClaim
 from dlctl.util import regular
 from dlctl.util.fsync import replacing
 
@@ -44,7 +44,9 @@ Tell = Callable[[int, int], None]
 
 
 class Uploader:
-    def __init__(self, directory: Path, job: JobFile, store: CheckpointStore, claim: Claim) -> None:
+    def __init__(
+        self, directory: Path, job: JobFile, store: CheckpointStore, claim: MirrorClaim
+    ) -> None:
         """directory: that of the run. Raises OSError."""
         self._directory, self._job, self._store, self._claim = directory, job, store, claim
         self._folder = directory / FOLDER

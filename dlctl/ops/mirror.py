@@ -52,7 +52,7 @@ def claim(directory: Path, job: JobFile, follows: Sequence[str] = (), source: st
     store = checkpoint_store.at(addresses.parse(address))
     before: list[Contents] = []
 
-    def take() -> ownership.Claim:
+    def take() -> ownership.MirrorClaim:
         contents = store.look()
         before.append(contents)
         whose, found = contents.whose(), mine
@@ -78,7 +78,7 @@ def claim(directory: Path, job: JobFile, follows: Sequence[str] = (), source: st
     return Claimed(mine.highest, release)
 
 
-def _is_new(contents: Contents, claim: ownership.Claim) -> bool:
+def _is_new(contents: Contents, claim: ownership.MirrorClaim) -> bool:
     """Whether the run has not written there before."""
     return contents.owner is None or contents.owner.mark != claim.mark
 

@@ -24,7 +24,7 @@ from dlctl.runs import checkpoints, lineage
 from dlctl.stores import addresses, ownership
 from dlctl.stores.addresses import KIND, Address
 from dlctl.stores.objects import NoObject, Objects, Progress, StoreError
-from dlctl.stores.ownership import Owner
+from dlctl.stores.ownership import MirrorOwner
 from dlctl.util.hashing import no_progress
 from dlctl.util.text import plural
 
@@ -41,7 +41,7 @@ class Contents:
     """Those of complete ones, oldest first."""
     unreadable: Mapping[str, str] = field(default_factory=dict)
     """Those with a manifest that cannot be read, and why."""
-    owner: Owner | None = None
+    owner: MirrorOwner | None = None
 
     @property
     def names(self) -> list[str]:

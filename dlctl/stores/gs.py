@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,6 +46,8 @@ def opened(address: Address) -> FsspecObjects:
     return FsspecObjects(str(address), root, filesystem, translate, lambda _: OPTIONS)
 
 
+_BUCKET = re.compile(r"b/[^/]+/o")
+"""What gcsfs says if the objects of a bucket cannot be listed."""
 OPTIONS: Mapping[str, Any] = {"chunksize": PART_BYTES}
 
 
@@ -53,6 +56,8 @@ def translate(error: BaseException) -> StoreError | None:
     if type(code) is int and code in STATUS:
         cause, text, hint = STATUS[code]
         return StoreError(text, cause, hint=hint or None)
+    if isinstance(error, FileNotFoundError) and _BUCKET.fullmatch(str(error)):
+        return StoreError("there is no such bucket", "missing", hint="create it, or correct it")
     for kind in type(error).__mro__:
         if kind.__name__ in CLASSES:
             cause, text, hint = CLASSES[kind.__name__]

@@ -29,7 +29,7 @@ MODE = 0o644
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class MirrorOwner:
     run_id: str
     mark: str
     """Random, and known to the run: another one may have the same name."""
@@ -44,7 +44,7 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class MirrorClaim:
     """That of a run on an address, in its directory."""
 
     address: str
@@ -55,17 +55,17 @@ class Claim:
     """The highest number there when it began: it issues higher ones only."""
 
 
-def new_claim(address: str, follows: Sequence[str] = (), highest: int = 0) -> Claim:
-    return Claim(address, secrets.token_hex(16), tuple(follows), highest)
+def new_claim(address: str, follows: Sequence[str] = (), highest: int = 0) -> MirrorClaim:
+    return MirrorClaim(address, secrets.token_hex(16), tuple(follows), highest)
 
 
-def read(objects: Objects) -> Owner | None:
+def read(objects: Objects) -> MirrorOwner | None:
     """Raises StoreError, also for a file that is no such record."""
     try:
         data = json.loads(objects.read(NAME))
         resumes = tuple((int(number), int(highest)) for number, highest in data["resumes"])
         before = tuple(str(name) for name in data["before"])
-        return Owner(str(data["run_id"]), str(data["mark"]), before, resumes)
+        return MirrorOwner(str(data["run_id"]), str(data["mark"]), before, resumes)
     except NoObject:
         return None
     except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -74,7 +74,7 @@ def read(objects: Objects) -> Owner | None:
         raise StoreError(what, "foreign", where=where, hint=hint) from error
 
 
-def require_free(owner: str, before: Sequence[str], claim: Claim, run_id: str) -> None:
+def require_free(owner: str, before: Sequence[str], claim: MirrorClaim, run_id: str) -> None:
     """Raises StoreError if another run writes there. owner: its name; "": nobody's."""
     if not owner or owner == run_id or {owner, *before} & set(claim.follows):
         return
@@ -88,12 +88,12 @@ def require_free(owner: str, before: Sequence[str], claim: Claim, run_id: str) -
 
 def take(
     objects: Objects,
-    found: Owner | None,
+    found: MirrorOwner | None,
     whose: str,
-    claim: Claim,
+    claim: MirrorClaim,
     run_id: str,
     resumes: Sequence[Resume] | None = None,
-) -> Owner:
+) -> MirrorOwner:
     """Make the run the owner. found: the present one; whose: the run that has checkpoints there;
     "": there is nothing to lose. resumes: None leaves them as they are. Raises StoreError if it is
     another run's.
@@ -109,7 +109,7 @@ def take(
     pairs = found.resumes if found is not None and is_own else ()
     if resumes is not None:
         pairs = tuple((resume.checkpoint, resume.highest) for resume in resumes)
-    now = Owner(run_id, claim.mark, before, pairs)
+    now = MirrorOwner(run_id, claim.mark, before, pairs)
     if found is None:
         if not objects.create(NAME, _bytes(now)):
             return take(objects, read(objects), whose, claim, run_id, resumes)
@@ -118,7 +118,7 @@ def take(
     return now
 
 
-def confirm(objects: Objects, claim: Claim) -> None:
+def confirm(objects: Objects, claim: MirrorClaim) -> None:
     """Raises StoreError if another run has become the owner."""
     found = read(objects)
     if found is None or found.mark != claim.mark:
@@ -127,20 +127,20 @@ def confirm(objects: Objects, claim: Claim) -> None:
         raise StoreError(what, "foreign", where=claim.address)
 
 
-def _bytes(owner: Owner) -> bytes:
+def _bytes(owner: MirrorOwner) -> bytes:
     return json.dumps({"schema": SCHEMA, **asdict(owner)}, indent=1).encode()
 
 
 # ---------------------------------------------------------------- in the run directory
 
 
-def claim_of(directory: Path) -> Claim | None:
+def claim_of(directory: Path) -> MirrorClaim | None:
     """The claim of a run; None if it has none. Raises DlctlError if it is damaged."""
     path = directory / CLAIM
     try:
         data: dict[str, Any] = json.loads(regular.read_bytes(path))
         follows = tuple(str(name) for name in data["follows"])
-        return Claim(str(data["address"]), str(data["mark"]), follows, int(data["highest"]))
+        return MirrorClaim(str(data["address"]), str(data["mark"]), follows, int(data["highest"]))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -148,22 +148,22 @@ def claim_of(directory: Path) -> Claim | None:
         raise DlctlError(what, where=str(path), hint=f"rm {path}") from error
 
 
-def write(directory: Path, claim: Claim) -> None:
+def write(directory: Path, claim: MirrorClaim) -> None:
     """Raises OSError."""
     paths.write(directory / CLAIM, json.dumps(asdict(claim), indent=1).encode(), MODE)
 
 
-def following(claim: Claim, run_id: str) -> Claim:
+def following(claim: MirrorClaim, run_id: str) -> MirrorClaim:
     """The same, which may also take the place of this run."""
     return replace(claim, follows=tuple(dict.fromkeys((*claim.follows, run_id))))
 
 
-def numbered(claim: Claim, highest: int) -> Claim:
+def numbered(claim: MirrorClaim, highest: int) -> MirrorClaim:
     """The same of a run that issues higher numbers only."""
     return replace(claim, highest=highest)
 
 
-def kept(directory: Path, address: str, follows: Sequence[str] = ()) -> Claim:
+def kept(directory: Path, address: str, follows: Sequence[str] = ()) -> MirrorClaim:
     """The claim of a run on this address: the one that it has, or a new one. Raises DlctlError."""
     found = claim_of(directory)
     if found is not None and found.address == address:

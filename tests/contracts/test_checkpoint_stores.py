@@ -51,10 +51,12 @@ def objects(kind: str, endpoint: str, tmp_path: Path, monkeypatch: pytest.Monkey
     if kind == "folder":
         return Folder(place)
     if kind in s3_servers.SERVERS:
-        for key, value in {**s3_servers.ENV, "AWS_ENDPOINT_URL": endpoint}.items():
+        where = {"AWS_ENDPOINT_URL": endpoint, "STORAGE_EMULATOR_HOST": endpoint}
+        for key, value in {**s3_servers.ENV, **s3_servers.GS_ENV, **where}.items():
             monkeypatch.setenv(key, value)
-        address = addresses.parse(f"s3://{s3_servers.BUCKET}/{secrets.token_hex(4)}/clouds")
-        return checkpoint_store.objects_at(address)
+        scheme = "gs" if kind == "gs" else "s3"
+        text = f"{scheme}://{s3_servers.BUCKET}/{secrets.token_hex(4)}/clouds"
+        return checkpoint_store.objects_at(addresses.parse(text))
     from fsspec.implementations.local import LocalFileSystem
     from fsspec.implementations.memory import MemoryFileSystem
 

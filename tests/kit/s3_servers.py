@@ -1,4 +1,5 @@
-"""Two S3 servers of others, moto and s3rver, and a proxy in front of one that breaks on demand.
+"""Servers of others, moto and s3rver for S3 and an emulator for gs://, and a proxy in front of one
+that breaks on demand.
 
 `make storage` has an environment with them, and says where s3rver is.
 """
@@ -34,7 +35,9 @@ ENV = {
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
 }
-SERVERS = ("moto", "s3rver")
+GS_ENV = {"GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
+"""The emulator has no gRPC."""
+SERVERS = ("moto", "s3rver", "gs")
 
 
 def free_port() -> int:
@@ -51,6 +54,10 @@ def server(kind: str) -> Iterator[str]:
         "s3rver": [
             os.environ.get("DLCTL_S3RVER", "s3rver"), "-d", folder, "-a", "127.0.0.1",
             "-p", str(port), "--configure-bucket", BUCKET,
+        ],
+        "gs": [
+            str(Path(sys.executable).with_name("gcp-storage-emulator")), "start", "-H", "127.0.0.1",
+            "--port", str(port), "--default-bucket", BUCKET, "--in-memory",
         ],
     }[kind]  # fmt: skip
     with open(Path(folder, "log"), "wb") as log:
@@ -73,7 +80,7 @@ def _until_there(port: int, process: subprocess.Popen[bytes], log: Path) -> None
                 return
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < until, log.read_text()
-        time.sleep(0.05)
+        threading.Event().wait(0.05)
 
 
 def make_bucket(endpoint: str, name: str = BUCKET) -> None:
