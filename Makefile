@@ -110,7 +110,7 @@ integrations: .venv-oldest/.installed .venv-newest/.installed
 # Checkpoints in object storage: two S3 servers, moto's and s3rver, and a store that fails. Needs npm.
 storage: .venv-storage/.installed
 	DLCTL_STORAGE=1 DLCTL_S3RVER=.venv-storage/node_modules/.bin/s3rver \
-		.venv-storage/bin/python -m pytest -W ignore -m "long or not long" --timeout 400 \
+		.venv-storage/bin/python -m pytest -W ignore -m "long or not long" --timeout 900 \
 		tests/storage tests/contracts/test_checkpoint_stores.py
 .venv-storage/.installed: pyproject.toml constraints.txt
 	$(PY) -m venv $(@D)

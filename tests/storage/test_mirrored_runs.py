@@ -21,7 +21,7 @@ from dlctl.records.manifest import has_updates
 from dlctl.stores import addresses, checkpoint_store, s3
 from dlctl.stores.checkpoint_store import Contents
 
-PATIENCE_S = 90.0
+PATIENCE_S = 200.0
 SAMPLES, EPOCHS = 256, 4
 
 
@@ -31,6 +31,12 @@ def job(place: Workplace, mirror: str, stop: str = ENDLESS, more: str = "") -> N
     path.write_text(
         path.read_text().replace("every_s = 1.0", f'every_s = 1.0\nmirror = "{mirror}"')
     )
+
+
+def start(place: Workplace) -> Path:
+    ended = place.dlctl("start", "job.toml", timeout_s=PATIENCE_S)
+    assert ended.code == 0, ended.err
+    return place.directory
 
 
 def look(address: str) -> Contents:
@@ -80,7 +86,7 @@ def test_all_machines_are_lost_and_a_new_one_goes_on_with_every_sample(
     place.task(pause_s=SLOW_S, samples=SAMPLES)
     seen = place.count_samples()
     job(place, prefix, stop=f"{{ epochs = {EPOCHS} }}")
-    old = place.start()
+    old = start(place)
     place.until("a checkpoint with updates is mirrored", newer(place), PATIENCE_S)
     lose_all(place)
     contents = look(prefix)
@@ -89,10 +95,10 @@ def test_all_machines_are_lost_and_a_new_one_goes_on_with_every_sample(
     assert has_updates(saved)
     Path(f"{place.path / 'train.py'}.seen").write_text("")
 
-    refused = place.dlctl("start", "job.toml")
+    refused = place.dlctl("start", "job.toml", timeout_s=PATIENCE_S)
     assert refused.code == 1, refused.err
     assert f"dlctl start --from {prefix}" in refused.err
-    began = place.dlctl("start", "--from", prefix, "job.toml")
+    began = place.dlctl("start", "--from", prefix, "job.toml", timeout_s=PATIENCE_S)
     assert began.code == 0, began.err
     assert f"from the checkpoint of {old.name} at step {saved['step']}" in began.err
     ended = place.dlctl("wait", timeout_s=PATIENCE_S)
@@ -112,7 +118,7 @@ def test_a_store_that_fails_holds_up_nothing_and_gets_the_newest_when_it_is_back
 ) -> None:
     place.task(pause_s=SLOW_S)
     job(place, prefix)
-    place.start()
+    start(place)
     before = place.until("one is mirrored", newer(place), PATIENCE_S)
     for code, fault in (
         ("mirror-behind", (503, "SlowDown")),
@@ -135,7 +141,7 @@ def test_a_store_that_fails_holds_up_nothing_and_gets_the_newest_when_it_is_back
         place.until("the problem is over", lambda c=code: problem(place, c) is None, PATIENCE_S)
         contents = look(prefix)
         assert not any(contents.missing(name) for name in contents.names)
-    assert place.dlctl("stop").code == 0
+    assert place.dlctl("stop", timeout_s=PATIENCE_S).code == 0
     contents = look(prefix)
     assert contents.manifests[contents.order()[0]]["step"] == place.run()["step"]
     place.nothing_left()
@@ -151,7 +157,7 @@ def test_an_upload_that_is_killed_is_no_checkpoint_and_is_made_again(
 ) -> None:
     place.task(pause_s=SLOW_S)
     job(place, prefix)
-    place.start()
+    start(place)
     before = place.until("one is mirrored", newer(place), PATIENCE_S)
     for victim in ("daemons.mirror", "daemons.coordinator"):
         proxy.requests.clear()
@@ -167,7 +173,7 @@ def test_an_upload_that_is_killed_is_no_checkpoint_and_is_made_again(
         before = place.until("a newer one is mirrored", newer(place, before), PATIENCE_S)
         contents = look(prefix)
         assert not any(contents.missing(name) for name in contents.names)
-    assert place.dlctl("stop").code == 0
+    assert place.dlctl("stop", timeout_s=PATIENCE_S).code == 0
     place.nothing_left()
 
 
@@ -180,10 +186,10 @@ def test_the_end_of_a_run_waits_for_its_store_as_long_as_the_job_says(
 ) -> None:
     place.task(pause_s=SLOW_S)
     job(place, prefix, more="[timeouts]\nmirror_s = 2.0\n")
-    place.start()
+    start(place)
     place.until("one is mirrored", newer(place), PATIENCE_S)
     proxy.down()
-    assert place.dlctl("stop").code == 0
+    assert place.dlctl("stop", timeout_s=PATIENCE_S).code == 0
     (late,) = place.events("late")
     assert "mirroring" in late
     assert prefix in late
@@ -191,9 +197,9 @@ def test_the_end_of_a_run_waits_for_its_store_as_long_as_the_job_says(
     assert ended["mirror"]["step"] < ended["step"]
     assert any(each["code"].startswith("mirror-") for each in ended["problems"])
     proxy.up()
-    place.start()
+    start(place)
     place.until("the rest is uploaded", newer(place, ended["mirror"]["step"]), PATIENCE_S)
-    assert place.dlctl("stop").code == 0
+    assert place.dlctl("stop", timeout_s=PATIENCE_S).code == 0
     place.nothing_left()
 
 
@@ -209,11 +215,11 @@ def test_what_is_wrong_with_a_store_is_said_before_anything_is_started(
         job(place, mirror)
         proxy.fault = lambda method, path, headers, fault=fault: fault if method == "PUT" else None
         for command in (("start", "job.toml"), ("doctor", "job.toml")):
-            refused = place.dlctl(*command)
+            refused = place.dlctl(*command, timeout_s=PATIENCE_S)
             assert (refused.code, why in refused.err + refused.out) == (1, True), refused.err
     for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         secret = place.env.pop(key)
-    refused = place.dlctl("start", "job.toml")
+    refused = place.dlctl("start", "job.toml", timeout_s=PATIENCE_S)
     assert refused.code == 1
     assert "AWS_ACCESS_KEY_ID" in refused.err
     assert secret not in refused.err
@@ -241,7 +247,7 @@ def test_weights_and_data_come_from_a_store(place: Workplace, prefix: str, moto:
     found = [*(place.directory / "weights").rglob("*.safetensors")]
     assert [path.read_bytes() for path in found] == [file.read_bytes()]
     place.job(program=program.replace("w.safe", "v.safe"))
-    refused = place.dlctl("start", "--fresh", "job.toml")
+    refused = place.dlctl("start", "--fresh", "job.toml", timeout_s=PATIENCE_S)
     assert (refused.code, "v.safetensors" in refused.err) == (4, True), refused.err
     place.nothing_left()
 
