@@ -30,6 +30,7 @@ class Mirroring(Exporter):
         self._mirrored: dict[str, Any] = {}
         self._age_s = 0.0
         self._why = self._cause = ""
+        self._asked = 0
         self._sent = (0, 0)
         self._posted: MirrorNews | None = None
         module = ["daemons.mirror", str(directory)]
@@ -37,12 +38,16 @@ class Mirroring(Exporter):
             "the mirror", module, self._delivery, self._tell, self._take
         )
         if newest := checkpoints.highest_number(directory):
-            self._process.add({"checkpoint": newest})
+            self._ask(newest)
         loop.perform(MirrorCheckpoint, self._on_checkpoint)
         loop.perform(HurryMirror, lambda _: self._delivery.hurry())
 
     def _on_checkpoint(self, effect: MirrorCheckpoint) -> None:
-        self._process.add({"checkpoint": effect.number})
+        self._ask(effect.number)
+
+    def _ask(self, number: int) -> None:
+        self._asked = number
+        self._process.add({"checkpoint": number})
 
     def tend(self) -> None:
         self._process.tend(time.monotonic())
@@ -70,8 +75,8 @@ class Mirroring(Exporter):
         """Tell the machine what is new."""
         pending = self._delivery.pending > 0
         news = MirrorNews(
-            self._mirrored, self._age_s, pending, self._sent, self._why, self._cause
-        )  # fmt: skip
+            self._mirrored, self._age_s, self._asked, pending, self._sent, self._why, self._cause
+        )
         if news != self._posted:
             self._posted = news
             self._loop.post(news)

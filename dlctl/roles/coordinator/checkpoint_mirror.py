@@ -41,11 +41,15 @@ class CheckpointMirror:
     _since: float | None = field(default=None, init=False)
     """When the mirror fell behind; None: it is not."""
     _failed_at: float = field(default=0.0, init=False)
+    _asked: int = field(default=0, init=False)
+    """The newest checkpoint that is to be uploaded, by its number."""
+    _is_known: bool = field(default=False, init=False)
+    """There has been news: before, an upload of an earlier coordinator may be unfinished."""
 
     def on_checkpoint(self, row: Json, now: float) -> None:
         """The run has a new complete checkpoint."""
         if self.address and not row["error"]:
-            self.pending = True
+            self.pending, self._asked = True, row["number"]
             self._since = now if self._since is None else self._since
             self.context.do(MirrorCheckpoint(row["number"]))
 
@@ -53,7 +57,9 @@ class CheckpointMirror:
         before = self.mirrored.get("number")
         if news.mirrored:
             self.mirrored = {**news.mirrored, "at": now - news.age_s}
-        self.sent, self.pending = news.sent, news.pending
+        self._is_known = True
+        # News may have been under way when the run saved a newer one.
+        self.sent, self.pending = news.sent, news.pending or news.asked < self._asked
         if not self.pending:
             self._since = None
         elif self._since is None or self.mirrored.get("number") != before:
@@ -74,7 +80,7 @@ class CheckpointMirror:
 
     def waits_for(self) -> list[str]:
         """What the end of the run waits for."""
-        if not self.pending:
+        if not self.address or (self._is_known and not self.pending):
             return []
         sent, nbytes = self.sent
         part = f"{values.size(sent)} of {values.size(nbytes)}" if nbytes else ""

@@ -51,8 +51,10 @@ class MirrorNews(Event):
     """number, step and nbytes of the newest complete one there; {}: none, or unknown yet."""
     age_s: float
     """How long ago it was saved."""
+    asked: int
+    """The newest checkpoint that was to be uploaded, by its number; 0: none."""
     pending: bool
-    """A checkpoint waits, or is under way."""
+    """It waits, or is under way."""
     sent: tuple[int, int]
     """Bytes of the one under way, and of all of it."""
     why: str

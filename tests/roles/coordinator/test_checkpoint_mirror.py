@@ -19,6 +19,8 @@ class Mirror:
     def __init__(self, address: str = ADDRESS) -> None:
         self.context = EventContext(1.0)
         self.newest: dict[str, Any] = {"number": 3, "step": 30, "error": ""}
+        self.asked: int | None = None
+        """What the process knows of; None: all."""
         self.machine = CheckpointMirror(self.context, address, lambda: self.newest)
 
     def saved(self, number: int, now: float, error: str = "") -> list[Any]:
@@ -30,7 +32,8 @@ class Mirror:
         self, number: int, now: float, pending: bool = False, why: str = "", cause: str = ""
     ) -> list[Any]:
         row = {"number": number, "step": 10 * number, "nbytes": 5} if number else {}
-        self.machine.on_news(MirrorNews(row, 2.0, pending, (1, 5), why, cause), now)
+        asked = self.newest["number"] if self.asked is None else self.asked
+        self.machine.on_news(MirrorNews(row, 2.0, asked, pending, (1, 5), why, cause), now)
         return self.context.clear()
 
     def codes(self, now: float) -> list[str]:
@@ -93,12 +96,22 @@ def test_a_failure_is_a_problem_and_one_event_until_it_is_over(cause: str, code:
 
 def test_the_end_waits_for_what_is_under_way_by_its_address() -> None:
     mirror = Mirror()
+    assert mirror.machine.waits_for() != [], "an earlier coordinator may have left something"
+    mirror.news(0, 0.0)
     assert mirror.machine.waits_for() == []
     mirror.saved(3, 0.0)
+    mirror.asked = 2
+    mirror.news(2, 0.5)
+    assert mirror.machine.waits_for() != [], "that news was older than the checkpoint"
+    mirror.asked = 3
     (what,) = mirror.machine.waits_for()
     assert ADDRESS in what
     mirror.news(3, 1.0)
     assert mirror.machine.waits_for() == []
+
+
+def test_a_run_without_a_mirror_waits_for_none() -> None:
+    assert Mirror("").machine.waits_for() == []
 
 
 def test_causes_are_those_of_stores() -> None:
