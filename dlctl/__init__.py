@@ -62,14 +62,11 @@ if not TYPE_CHECKING:
 
     def __getattr__(name):
         # What trains is loaded when it is first used: `import dlctl` loads neither torch nor zmq.
-        if name in ("attach", "Left"):
+        places = dict.fromkeys(("attach", "Left"), "daemons.attach.begin")
+        if place := (places | {"fetched": "dlctl.stores.fetching"}).get(name):
             from importlib import import_module
 
-            return getattr(import_module("daemons.attach.begin"), name)
-        if name == "fetched":
-            from dlctl.stores.fetching import fetched_here
-
-            return fetched_here
+            return getattr(import_module(place), name)
         from dlctl.outdated import names_of
 
         return names_of(__name__)(name)

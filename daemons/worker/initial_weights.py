@@ -41,10 +41,10 @@ def place(named: str, run: Path | None) -> Path:
     if not addresses.is_like(named):
         return Path(named)
     if run is not None:
-        return fetching.fetched(named, run / FOLDER, SUFFIX)
+        return fetching.fetched_into(named, run / FOLDER, SUFFIX)
     folder = tempfile.mkdtemp(prefix="dlctl-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return fetching.fetched(named, Path(folder), SUFFIX)
+    return fetching.fetched_into(named, Path(folder), SUFFIX)
 
 
 def load(model: nn.Module, place: Path, *, strict: bool, warns: bool = True) -> None:

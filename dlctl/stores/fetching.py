@@ -43,7 +43,7 @@ def _found(text: str, suffix: str) -> tuple[Objects, dict[str, int]]:
     return objects, found
 
 
-def fetched(text: str, folder: Path, suffix: str = "") -> Path:
+def fetched_into(text: str, folder: Path, suffix: str = "") -> Path:
     """The local path of the file at an address, or of a directory with those below it, which is
     downloaded into `folder` unless it is there. Raises DlctlError.
     """
@@ -64,7 +64,7 @@ def fetched(text: str, folder: Path, suffix: str = "") -> Path:
     return target
 
 
-def fetched_here(address: str, suffix: str = "") -> Path:
+def fetched(address: str, suffix: str = "") -> Path:
     """`dlctl.fetched`, for tasks and scripts: the local path of the file at an address, or of a
     directory with what is below it. All workers of a host share one download, which is kept in
     `$XDG_CACHE_HOME/dlctl` (~/.cache/dlctl): remove it there if the data changes at its address.
@@ -74,7 +74,7 @@ def fetched_here(address: str, suffix: str = "") -> Path:
     if not addresses.is_like(address):
         return Path(address)
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return fetched(address, Path(caches) / "dlctl", suffix)
+    return fetched_into(address, Path(caches) / "dlctl", suffix)
 
 
 def _download(text: str, place: Path, suffix: str) -> None:

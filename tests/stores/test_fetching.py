@@ -23,21 +23,21 @@ def store(tmp_path: Path) -> Path:
 
 def test_a_file_or_a_directory_comes_once(store: Path, tmp_path: Path) -> None:
     one, all_ = f"file://{store}/a.safetensors", f"file://{store}"
-    path = fetching.fetched(one, tmp_path / "here", WEIGHTS)
+    path = fetching.fetched_into(one, tmp_path / "here", WEIGHTS)
     assert (path.name, path.read_text()) == ("a.safetensors", "a.safetensors")
-    folder = fetching.fetched(all_, tmp_path / "here", WEIGHTS)
+    folder = fetching.fetched_into(all_, tmp_path / "here", WEIGHTS)
     assert sorted(p.name for p in folder.iterdir()) == ["a.safetensors", "b.safetensors"]
-    whole = fetching.fetched(all_, tmp_path / "other")
+    whole = fetching.fetched_into(all_, tmp_path / "other")
     assert (whole / "more" / "c.safetensors").read_text() == "more/c.safetensors"
     (store / "a.safetensors").unlink()
-    assert fetching.fetched(one, tmp_path / "here", WEIGHTS) == path
+    assert fetching.fetched_into(one, tmp_path / "here", WEIGHTS) == path
 
 
 def test_what_is_not_there_is_not_found_and_leaves_nothing(store: Path, tmp_path: Path) -> None:
     with pytest.raises(NotFound):
-        fetching.fetched(f"file://{store}/x", tmp_path / "here")
+        fetching.fetched_into(f"file://{store}/x", tmp_path / "here")
     with pytest.raises(NotFound):
-        fetching.fetched(f"file://{store.parent}", tmp_path / "here", WEIGHTS)
+        fetching.fetched_into(f"file://{store.parent}", tmp_path / "here", WEIGHTS)
     assert [p.suffix for p in (tmp_path / "here").iterdir() if p.is_dir()] == []
 
 
@@ -48,8 +48,8 @@ def test_a_download_that_breaks_off_begins_again(
     with monkeypatch.context() as patch:
         patch.setattr(fetching, "_found", lambda *_: (Short(), {"a.safetensors": 9}))
         with pytest.raises(DlctlError, match="3 bytes instead of 9"):
-            fetching.fetched(address, tmp_path / "here")
-    assert fetching.fetched(address, tmp_path / "here").read_text() == "a.safetensors"
+            fetching.fetched_into(address, tmp_path / "here")
+    assert fetching.fetched_into(address, tmp_path / "here").read_text() == "a.safetensors"
 
 
 class Short:
