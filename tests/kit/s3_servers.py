@@ -121,6 +121,9 @@ class Proxy:
             protocol_version = "HTTP/1.1"
 
             def _pass_on(self) -> None:
+                if proxy._server is None:  # Of a connection that was open before.
+                    self.close_connection = True
+                    return
                 nbytes = int(self.headers.get("Content-Length") or 0)
                 body = self.rfile.read(nbytes) if nbytes else b""
                 proxy.requests.append((self.command, self.path))
@@ -172,11 +175,11 @@ class Proxy:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def down(self) -> None:
-        """No connection is accepted any more."""
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
-            self._server = None
+        """No connection is accepted any more, and none that is open answers."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.shutdown()
+            server.server_close()
 
 
 def answers(endpoint: str) -> bool:
