@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-machines test-processes oracles long-machines long-processes soak seeds fuzz \
-	lint faults hosts slurm integrations rampage bench peers claims man docs figures clean \
+	lint faults hosts slurm integrations storage rampage bench peers claims man docs figures clean \
 	install
 
 # Most modules of torch are never imported: compiling them all takes longer than installing them.
@@ -106,6 +106,19 @@ integrations: .venv-oldest/.installed .venv-newest/.installed
 	HATCH_BUILD_NO_HOOKS=true $(@D)/bin/pip install -q --no-compile --upgrade pip
 	HATCH_BUILD_NO_HOOKS=true $(@D)/bin/pip install -q --no-compile --upgrade \
 		-e '.[torch,transformers,lightning,wandb,mlflow]' --group dev $(WITH) "$$(grep ^torch== constraints.txt)"
+	touch $@
+
+# Checkpoints in object storage: two S3 servers, moto's and s3rver, and a store that fails. Needs npm.
+storage: .venv-storage/.installed
+	DLCTL_STORAGE=1 DLCTL_S3RVER=.venv-storage/node_modules/.bin/s3rver \
+		.venv-storage/bin/python -m pytest -W ignore -m "long or not long" --timeout 900 \
+		tests/storage tests/contracts/test_checkpoint_stores.py
+.venv-storage/.installed: pyproject.toml constraints.txt
+	$(PY) -m venv $(@D)
+	HATCH_BUILD_NO_HOOKS=true $(@D)/bin/pip install -q --no-compile --upgrade pip
+	HATCH_BUILD_NO_HOOKS=true $(@D)/bin/pip install -q --no-compile -e '.[torch,s3,gs]' --group dev \
+		--group storage "$$(grep ^torch== constraints.txt)" "$$(grep ^fsspec== constraints.txt)"
+	npm install --silent --no-save --prefix $(@D) s3rver@3.7.1
 	touch $@
 
 # The digits example while somebody kills its daemons.

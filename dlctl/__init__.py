@@ -26,6 +26,7 @@ may import those below its own:
     launch/ control/ health/ observe/ sim/   starting agents, asking a run, checks of hosts,
                  figures of a run, the simulator
     roles/       state machines: coordinator, server, worker, agent; `protocol/` is what they share
+    stores/      checkpoints, weights and data at addresses, as s3://
     runs/        a run directory: database, logs, checkpoints
     algorithms/  what a method is made of; `methods/` has them, one file each
     records/     what a run puts on record, as values
@@ -33,10 +34,10 @@ may import those below its own:
     model/ wire/ job/          tensors as vectors; messages and the contract of a state machine;
                  what a job is
 
-Everything under `dlctl/` but `cli/`, `ops/`, `launch/`, `control/`, `observe/` and `runs/` is pure:
-sockets, clocks, threads and torch are in `daemons/`, and `dlctl/sim/` runs the same roles in
-virtual time. All four roles implement one contract, `dlctl/wire/machine.py`. The control plane is
-`dlctl/roles/coordinator/`:
+Everything under `dlctl/` but `cli/`, `ops/`, `launch/`, `control/`, `observe/`, `stores/` and
+`runs/` is pure: sockets, clocks, threads and torch are in `daemons/`, and `dlctl/sim/` runs the
+same roles in virtual time. All four roles implement one contract, `dlctl/wire/machine.py`. The
+control plane is `dlctl/roles/coordinator/`:
 
     coordinator.py       events in, effects out
     membership.py        daemons, their states and terms        failure_detector.py   dead daemons
@@ -61,10 +62,11 @@ if not TYPE_CHECKING:
 
     def __getattr__(name):
         # What trains is loaded when it is first used: `import dlctl` loads neither torch nor zmq.
-        if name in ("attach", "Left"):
+        places = dict.fromkeys(("attach", "Left"), "daemons.attach.begin")
+        if place := (places | {"fetched": "dlctl.stores.fetching"}).get(name):
             from importlib import import_module
 
-            return getattr(import_module("daemons.attach.begin"), name)
+            return getattr(import_module(place), name)
         from dlctl.outdated import names_of
 
         return names_of(__name__)(name)

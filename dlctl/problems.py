@@ -40,6 +40,8 @@ Code = Literal[
     "update-slow",
     "checkpoint-late",
     "checkpoint-failed",
+    "mirror-refused",
+    "mirror-behind",
     "target-unreachable",
     "tracker-failed",
     "loss-noisy",

@@ -3,7 +3,7 @@
 Adding a method, compressor, server optimiser or launcher is one file and one line here. Entries are
 strings, imported on first use, so that this module costs nothing. Third parties add theirs through
 the entry-point groups `dlctl.algorithms`, `dlctl.compressors`, `dlctl.optimizers`,
-`dlctl.inner_optimizers`, `dlctl.launchers`.
+`dlctl.inner_optimizers`, `dlctl.launchers`, `dlctl.stores`.
 """
 
 from __future__ import annotations
@@ -291,6 +291,11 @@ BUILT_IN: dict[str, dict[str, Component]] = {
         "ssh": Component("dlctl.launch.ssh:Ssh", "agents on other machines, started over ssh"),
         "slurm": Component("dlctl.launch.slurm:Slurm", "agents on the nodes of a Slurm job"),
     },
+    "stores": {
+        "s3": Component("dlctl.stores.s3:opened", "Amazon S3, and all that speak its protocol"),
+        "gs": Component("dlctl.stores.gs:opened", "Google Cloud Storage"),
+        "file": Component("dlctl.stores.folder:opened", "a directory, as of a file server"),
+    },
 }
 
 SECTIONS = {
@@ -300,7 +305,7 @@ SECTIONS = {
     "compression": "compressors",
 }
 """Section of the job file -> kind of the registry that its `name` is looked up in; these may have
-live settings. The section [launcher] has `launchers`.
+live settings. The section [launcher] has `launchers`; addresses begin with one of `stores`.
 """
 BY_PATH = {"inner_optimizers": Component("dlctl.job.inner:FOREIGN", "a class of yours")}
 """Kinds whose names may be "package.module:Class", and what such an entry is."""
@@ -318,6 +323,8 @@ ALIASES: dict[str, str] = {
     "quantize": "int8", "signsgd": "onebit",
     # optimisers
     "nesterov": "momentum",
+    # schemes
+    "gcs": "gs", "s3a": "s3", "s3n": "s3",
     # keys and their values
     "bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "gpu": "cuda", "half": "float16",
     "learning-rate": "lr",

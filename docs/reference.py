@@ -60,7 +60,8 @@ ABOUT = {
     "`set_epoch(epoch)`, so a stream shuffles itself, from a seed. A stream needs a `stop` in "
     "steps, samples, seconds or a target. If it ends earlier, it is read again, and an event "
     "reports it.",
-    "checkpoints": "When the whole state of a run is saved.",
+    "checkpoints": "When the whole state of a run is saved, and where its copies are; see "
+    "[dlctl-storage(7)](dlctl-storage.md).",
     "evaluation": "When the task's `evaluate` is called.",
     "network": "How the daemons reach each other.",
     "hosts": "The machines of the run, one section each; see [dlctl-hosts(7)](dlctl-hosts.md).",
@@ -339,7 +340,12 @@ def _with_block(page: Path, block: str) -> str:
     return f"{head}{BEGIN}\n\n{block}\n\n{END}{rest.partition(END)[2]}"
 
 
-BY_HAND = {"man/dlctl-hosts.md", "man/dlctl-slurm.md", "docs/methods/index.md"}
+BY_HAND = {
+    "man/dlctl-hosts.md",
+    "man/dlctl-slurm.md",
+    "man/dlctl-storage.md",
+    "docs/methods/index.md",
+}
 
 
 def differences(folder: Path, wanted: dict[str, str]) -> list[str]:

@@ -14,6 +14,7 @@ from daemons import parent_watch, process
 from daemons.coordinator import exports
 from daemons.coordinator.agents import Agents
 from daemons.coordinator.checkpoint_directories import Directories
+from daemons.coordinator.mirroring import Mirroring
 from daemons.coordinator.past import read_past
 from daemons.coordinator.records import Outcome, RunRecords
 from daemons.files.file_receiver import FileReceiver
@@ -78,6 +79,8 @@ def _lead(context: process.DaemonContext, db: RunDb, lock: int) -> int:
     control = loop.transport.listen(address, CONTROL_FRAME_BYTES_MAX)
     records = RunRecords(directory, db, loop)
     records.exporters = exports.begin(directory, job, loop, db)
+    if job.checkpoints.mirror:
+        records.exporters.append(Mirroring(directory, loop))
     Directories(directory, loop)
     FileSender(loop, directory, COORDINATOR, AT_HOME)
     FileReceiver(loop, directory)

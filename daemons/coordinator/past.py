@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from daemons.coordinator.records import to_wall_clock
 from daemons.files.log_mirror import sizes
+from dlctl.errors import DlctlError
 from dlctl.model import frozen
 from dlctl.records.memory import Memory
 from dlctl.roles.coordinator.supervision.registration import Past
 from dlctl.runs import checkpoints, paths, terms
 from dlctl.runs.database import RunDb
+from dlctl.stores import ownership
 from dlctl.util.names import LINKS
 
 
@@ -35,7 +38,12 @@ def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:
     if restore:
         checkpoints.share_frozen(restore, directory / frozen.FOLDER, manifest)
     numbers = [row["number"] for row in db.checkpoints()]
-    newest = max(*numbers, checkpoints.highest_number(directory), memory.get("checkpoints", 0))
+    newest = max(
+        *numbers,
+        checkpoints.highest_number(directory),
+        memory.get("checkpoints", 0),
+        _highest_in_mirror(directory),
+    )
     gone_s = max(0.0, now - heard_at) if memory and heard_at else 0.0
     beat_age_s = paths.beat_age_s(directory, now)
     return Past(
@@ -56,3 +64,11 @@ def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:
         # The other way round: from wall-clock time.
         daemons={row["name"]: to_wall_clock(row, clock_s - now) for row in db.daemons()},
     )
+
+
+def _highest_in_mirror(directory: Path) -> int:
+    """The highest number that a checkpoint of an earlier run has in the mirror; 0 if none."""
+    with suppress(DlctlError):  # It is damaged: the process that uploads says so.
+        claim = ownership.claim_of(directory)
+        return claim.highest if claim is not None else 0
+    return 0

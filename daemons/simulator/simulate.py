@@ -44,7 +44,11 @@ def answer(line: str) -> Json:
 
 def simulate(request: SimulationRequest, directory: Path, job: JobFile) -> Json:
     """Run it, and fill the directory; or only measure. Raises DlctlError."""
-    job = replace(job, workers=replace(job.workers, loader_processes=0))
+    job = replace(
+        job,
+        workers=replace(job.workers, loader_processes=0),
+        checkpoints=replace(job.checkpoints, mirror=""),
+    )
     if request.step_s is None:
         times, samples = measure(job, directory)
         return {"measured": asdict(times), "samples": samples}

@@ -39,6 +39,7 @@ from dlctl.job.config import JobFile, ParameterGroup
 from dlctl.model import parameter_groups, parts
 from dlctl.model.flat import TRAINED
 from dlctl.model.parameter_groups import SHOWN_MAX
+from dlctl.stores import addresses
 from dlctl.util import cores
 
 log = logging.getLogger("dlctl")
@@ -154,7 +155,7 @@ def build_replica(
 
     def prepare(model: nn.Module) -> None:
         if job.job.weights and not lacks:
-            path, warns = Path(job.job.weights), slot == rank == 0
+            path, warns = initial_weights.place(job.job.weights, run), slot == rank == 0
             initial_weights.load(model, path, strict=job.job.strict, warns=warns)
         if job.parameters:
             freeze(model, job.parameters)
@@ -229,7 +230,8 @@ def _does_without_weights(job: JobFile, slot: int) -> bool:
     """Whether the initial weights are not on this host, and not needed: the servers get the trained
     values from worker-0, and the run stores the frozen ones.
     """
-    if not job.job.weights or Path(job.job.weights).exists() or slot == 0:
+    named = job.job.weights
+    if not named or addresses.is_like(named) or Path(named).exists() or slot == 0:
         return False
     shape = registry.load("algorithms", job.algorithm.name).shape
     if shape.model != "tables" or job.ranks > 1:

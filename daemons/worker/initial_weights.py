@@ -6,7 +6,10 @@ mismatch. A tied tensor must be present under one of its names.
 
 from __future__ import annotations
 
+import atexit
 import logging
+import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,13 +22,29 @@ from torch.nn.parameter import is_lazy
 from daemons.worker.task.user_task import calling
 from dlctl.errors import DlctlError
 from dlctl.runs import tensorfile
+from dlctl.stores import addresses, fetching
 from dlctl.util import regular
 
 log = logging.getLogger("dlctl")
 
-SUFFIX = ".safetensors"
+SUFFIX = fetching.WEIGHTS
+FOLDER = "weights"
+"""In the run's directory on each host."""
 SHOWN_MAX = 10
 """Names of each kind in an error."""
+
+
+def place(named: str, run: Path | None) -> Path:
+    """Where the weights are on this host: what is at an address is downloaded once, for all
+    workers of the run. run: the run's directory here; None: of no run. Raises DlctlError.
+    """
+    if not addresses.is_like(named):
+        return Path(named)
+    if run is not None:
+        return fetching.fetched_into(named, run / FOLDER, SUFFIX)
+    folder = tempfile.mkdtemp(prefix="dlctl-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return fetching.fetched_into(named, Path(folder), SUFFIX)
 
 
 def load(model: nn.Module, place: Path, *, strict: bool, warns: bool = True) -> None:

@@ -82,9 +82,11 @@ class Job:
     workers."""
     weights: str = ""
     """Initial values instead of those of model(): a .safetensors file, or a directory of them, with
-    names as in model().state_dict(); relative to the job file. On other hosts the same full path is
-    used. A worker without the file takes the run's values, but worker-0, and all workers of methods
-    whose replicas initialise their own model, need it. "": the values of model()."""
+    names as in model().state_dict(). A path is relative to the job file, and on other hosts the
+    same full path is used; what is at an address, as "s3://bucket/base.safetensors", is downloaded
+    once by each host, with the credentials that its workers find there. A worker without the file
+    takes the run's values, but worker-0, and all workers of methods whose replicas initialise their
+    own model, need it. "": the values of model()."""
     strict: bool = True
     """Whether all names and shapes of `weights` and of the model have to match. If not, those that
     match are used, and a warning lists the others."""
@@ -447,6 +449,16 @@ class Checkpoints:
     max". A checkpoint is saved as soon as an evaluation yields a new best value, and the best one
     is retained besides the newest `keep`: "dlctl checkpoint export best" exports its model. It also
     contains the steps made during that evaluation, except at the end of the run. "": none."""
+    mirror: str = ""
+    """Where copies of the newest `keep` checkpoints, and of the best one, are stored as well, as
+    "s3://bucket/prefix", "gs://bucket/prefix" or "file:///mnt/store"; "": nowhere. A process beside
+    the coordinator uploads each that is complete, and training never waits for it; while a slow
+    store is behind, the newest one is next. If all machines are lost, "dlctl start --from ADDRESS"
+    continues. One run writes there, and one that starts from a checkpoint there takes over; with
+    {run} in it, as "s3://bucket/{run}", each run has a place of its own. "s3" needs "pip install
+    'dlctl[s3]'", "gs" 'dlctl[gs]'. Credentials are those of the AWS or Google tools
+    (AWS_ACCESS_KEY_ID, AWS_PROFILE, AWS_ENDPOINT_URL; GOOGLE_APPLICATION_CREDENTIALS), of the
+    environment of "dlctl start", and never part of the address. See dlctl-storage(7)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -663,6 +675,9 @@ class Timeouts:
     """For a stopping worker to finish its step and its last pushes."""
     script_s: Seconds = 120.0
     """For a `script` to end when the run is over: to save, or to upload. Then it is killed."""
+    mirror_s: Seconds = 300.0
+    """At the end of a run, for the upload of its last checkpoint to `checkpoints.mirror`. After
+    that it stays on this machine, and `status` says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

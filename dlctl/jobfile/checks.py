@@ -19,7 +19,9 @@ from dlctl.jobfile import hosts, launchers, parties, programs, stores
 from dlctl.jobfile.faults import Fault
 from dlctl.jobfile.positions import KeyPath, get
 from dlctl.records.best import Best, Target
+from dlctl.stores import addresses
 from dlctl.util import extras, regular
+from dlctl.util.names import RUN_IN_ADDRESS
 from dlctl.util.regular import NotRegular
 
 JOB_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
@@ -35,6 +37,7 @@ def check(document: dict[str, Any], directory: Path) -> Iterator[Fault]:
     yield from _check_text(document, ("job", "run_dir"), _run_dir)
     yield from _check_text(document, ("job", "stop", "target"), _target)
     yield from _check_text(document, ("checkpoints", "best"), _best)
+    yield from _check_text(document, ("checkpoints", "mirror"), _mirror)
     yield from _check_text(document, ("servers", "state_dir"), _state_dir)
     yield from _check_text(document, ("log", "mlflow"), stores.verdict)
     for key in ("push", "fetch", "push_window"):
@@ -73,6 +76,8 @@ def _weights(text: str, directory: Path) -> Verdict:
     """The files must exist; their content is checked when a worker builds the model."""
     if not text:
         return FINE
+    if addresses.is_like(text):
+        return _address(text)
     place, beside = directory / text, list[str]()
     try:
         if place.is_dir():
@@ -118,6 +123,15 @@ def _best(text: str) -> Verdict:
     except ValueError as error:
         return str(error), ""
     return FINE
+
+
+def _mirror(text: str) -> Verdict:
+    return _address(text.replace(RUN_IN_ADDRESS, "run")) if text else FINE
+
+
+def _address(text: str) -> Verdict:
+    fault = addresses.verdict(text)
+    return fault if fault != addresses.FINE else addresses.missing_package(text)
 
 
 def _setting(key: str, text: str) -> Verdict:

@@ -17,6 +17,7 @@ from dlctl.job import parties
 from dlctl.job.config import CLIENT, HEAD, HOME, JobFile, Servers
 from dlctl.jobfile.faults import Fault
 from dlctl.jobfile.positions import KeyPath, get
+from dlctl.stores import addresses
 
 AT = ("parties",)
 Verdict = tuple[str, str]
@@ -141,7 +142,7 @@ def located(job: JobFile, home: Path) -> JobFile:
         dataclasses.replace(
             party,
             task=str(home / party.task),
-            weights=str(home / party.weights) if party.weights else "",
+            weights=addresses.located(party.weights, home),
         )
         for party in job.parties
     ]

@@ -19,6 +19,7 @@ from dlctl.job.config import MAIN, Choice, Gradients, Job, JobFile, ReplicaProce
 from dlctl.jobfile import parties
 from dlctl.jobfile.faults import Fault
 from dlctl.jobfile.positions import KeyPath, get
+from dlctl.stores import addresses
 from dlctl.util import regular
 from dlctl.util.regular import NotRegular
 
@@ -60,7 +61,7 @@ def check(document: dict[str, Any], directory: Path) -> Iterator[Fault]:
 
 def located(job: Job, home: Path) -> Job:
     """The job with the full paths of its files. `home`: the directory of the job file."""
-    weights = str(home / job.weights) if job.weights else ""
+    weights = addresses.located(job.weights, home)
     found = dataclasses.replace(job, weights=weights)
     if job.module:
         return dataclasses.replace(found, script=str(_module_file(job.module, home)))

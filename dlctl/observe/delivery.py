@@ -28,7 +28,9 @@ class Delivery:
     any clock that never goes back.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, answer_s: float | None = None, pause_max_s: float | None = None) -> None:
+        """Other limits than ANSWER_S and PAUSE_MAX_S."""
+        self._answer_s, self._pause_max_s = answer_s, pause_max_s
         self.dropped = 0
         """Rows that the tracker will never get."""
         self.why = ""
@@ -97,6 +99,10 @@ class Delivery:
             self._failures, self.why = 0, ""
         self._heard_at = now
 
+    def heard(self, now: float) -> None:
+        """It is at work on a row, which takes long."""
+        self._heard_at = now
+
     def is_late(self, now: float) -> bool:
         """Whether the process hangs, and is to be killed."""
         if self._start_at is not None:
@@ -104,11 +110,13 @@ class Delivery:
         waited_s = now - self._heard_at
         if not self.has_begun:
             return waited_s > BEGIN_S
-        return self._under_way > 0 and waited_s > ANSWER_S
+        answer_s = ANSWER_S if self._answer_s is None else self._answer_s
+        return self._under_way > 0 and waited_s > answer_s
 
     def ended(self, why: str, now: float) -> None:
         """The process is gone, or could not be started."""
-        pause_s = min(PAUSE_FIRST_S * 2**self._failures, PAUSE_MAX_S)
+        most_s = PAUSE_MAX_S if self._pause_max_s is None else self._pause_max_s
+        pause_s = min(PAUSE_FIRST_S * 2**self._failures, most_s)
         self._failures = min(self._failures + 1, 16)
         self._start_at, self._under_way, self.has_begun = now + pause_s, 0, False
         self.why = why

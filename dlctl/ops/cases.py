@@ -24,7 +24,7 @@ from dlctl.runs import checkpoints, facts, lineage, lock, paths, select
 from dlctl.runs.lineage import Good
 from dlctl.runs.snapshot import Snapshot, check_records, load, read_job, started
 from dlctl.util import hints, values
-from dlctl.util.names import AVERAGE
+from dlctl.util.names import AVERAGE, RUN_IN_ADDRESS
 from dlctl.util.text import is_poisoned
 
 if TYPE_CHECKING:
@@ -362,7 +362,7 @@ def refusal(case: Case) -> DlctlError | None:
     words = {
         "run": run.run_id,
         "job_file": job_file,
-        "anew": f"dlctl start --fresh {job_file}",
+        "anew": _anew(run, job_file),
         "changes": _indented(change.text() for change in case.changes),
         "damaged": _indented(case.damaged),
         "obstacles": _indented(findings.obstacles if findings is not None else ()),
@@ -371,6 +371,17 @@ def refusal(case: Case) -> DlctlError | None:
         "without": next_step.without(run, hosts) if hosts else "",
     }
     return kind(text.format(**words), where=str(run.directory), hint=hint.format(**words))
+
+
+def _anew(run: Snapshot, job_file: str) -> str:
+    """The next command if nothing on this machine is good: the mirror may have more."""
+    fresh = f"dlctl start --fresh {job_file}"
+    mirror = read_job(run.directory).get("checkpoints", {}).get("mirror")
+    if not isinstance(mirror, str) or not mirror:
+        return fresh
+    address = mirror.replace(RUN_IN_ADDRESS, run.run_id)
+    again = f"dlctl start --from {shlex.quote(address)} {job_file}"
+    return f"{again}\ncontinues from its mirror\nor: {fresh}"
 
 
 def _indented(lines: Iterable[str]) -> str:

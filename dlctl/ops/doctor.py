@@ -26,7 +26,7 @@ from dlctl.launch import launcher as launchers
 from dlctl.launch import session, taskfiles
 from dlctl.launch.launcher import Launcher
 from dlctl.launch.session import Session
-from dlctl.ops import cases, plan
+from dlctl.ops import cases, mirror, plan
 from dlctl.runs import paths, select
 from dlctl.runs.paths import open_to_all
 from dlctl.runs.snapshot import Snapshot
@@ -73,7 +73,10 @@ def findings(file: Path | None, job: JobFile | None, only_host: str | None) -> l
         here = visits.all[HOME_AGENT].facts
         for agent, visit in reversed(visits.all.items()):
             found[:0] = _of_machine(visit, here, _held_by(run, agent), launcher)
-        return found if job is None else [*found, *_links(visits, job)]
+        if job is None or file is None:
+            return found
+        own = [each.run_id for each in select.of_job(select.job_file(file), job.job.name)]
+        return [*found, *mirror.findings(job, own), *_links(visits, job)]
 
 
 def _request(need: HostNeed, job: JobFile | None, file: Path | None) -> Facts:

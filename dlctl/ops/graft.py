@@ -8,22 +8,38 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlctl.errors import UsageError
-from dlctl.ops import cases, checkpoint_choice, translation
+from dlctl.ops import cases, checkpoint_choice, downloads, translation
 from dlctl.ops.translation import Translation
 from dlctl.records import manifest
 from dlctl.records.manifest import MANIFEST
 from dlctl.runs import checkpoints
+from dlctl.stores import addresses
 from dlctl.util import regular
 
 if TYPE_CHECKING:
     from dlctl.job.config import JobFile
     from dlctl.runs.lineage import Good
+
+
+@contextmanager
+def taken(source: str, job: JobFile, parent: Path) -> Iterator[Good]:
+    """`check` of a directory, or of what is at an address: the checkpoint that it names, or the
+    newest good one there. It is downloaded into `parent`, and removed when the block ends. Raises
+    DlctlError as `check`.
+    """
+    if not addresses.is_like(source):
+        yield check(Path(source), job)
+        return
+    with downloads.downloaded(source, parent) as path:
+        yield check(path, job)
 
 
 def check(source: Path, job: JobFile) -> Good:
@@ -41,9 +57,10 @@ def check(source: Path, job: JobFile) -> Good:
     return good
 
 
-def copy(directory: Path, good: Good, job: JobFile) -> Path:
+def copy(directory: Path, good: Good, job: JobFile, *, is_ours: bool = False) -> Path:
     """A complete copy of it in the directory of a run being created, translated if the job has
-    another method or optimiser. Raises DlctlError or OSError.
+    another method or optimiser. is_ours: it is a download, whose files are moved. Raises
+    DlctlError or OSError.
     """
     source, saved = good
     made = checkpoints.create(directory, saved["step"], saved["number"])
@@ -56,6 +73,9 @@ def copy(directory: Path, good: Good, job: JobFile) -> Path:
         checkpoints.write_manifest(made, translated.completed(written))
         return made
     for part in filter(itemgetter("file"), manifest.parts(saved)):
+        if is_ours:
+            (source / part["file"]).rename(made / part["file"])
+            continue
         with regular.opened(source / part["file"]) as old, (made / part["file"]).open("xb") as new:
             shutil.copyfileobj(old, new)
             new.flush()

@@ -10,22 +10,34 @@ import os
 import secrets
 import shutil
 import stat
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlctl.control import keys
 from dlctl.errors import DlctlError, os_errors_as
-from dlctl.ops import cases, changes, control, graft, next_step, other_hosts, recover, stop
+from dlctl.ops import (
+    cases,
+    changes,
+    control,
+    graft,
+    mirror,
+    next_step,
+    other_hosts,
+    recover,
+    stop,
+)  # fmt: skip
 from dlctl.ops.cases import Case, Start
 from dlctl.ops.decide import Action
+from dlctl.ops.mirror import Claimed
 from dlctl.ops.recover import Launched, explained
 from dlctl.records import manifest
 from dlctl.runs import lineage, lock, paths, select
 from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import Snapshot, load, read_job
 from dlctl.runs.terms import OnDisk, TermLog
+from dlctl.stores import addresses
 from dlctl.util import notes, values
 from dlctl.util.text import plural
 
@@ -39,9 +51,9 @@ PENDING_S = 15.0
 """A run without a coordinator on record counts as never started before that."""
 
 
-def launch(file: Path, *, fresh: bool, source: Path | None = None) -> Launched:
+def launch(file: Path, *, fresh: bool, source: str | None = None) -> Launched:
     """Start the coordinator of a job, or find that there is nothing to start. `source`: a
-    checkpoint for a new run to start from.
+    checkpoint for a new run to start from: its directory, or an address.
 
     Raises UsageError for a job file that is invalid or differs from its live run, TimedOut if
     another command does not finish starting it, and DlctlError if the run directory cannot be
@@ -50,7 +62,7 @@ def launch(file: Path, *, fresh: bool, source: Path | None = None) -> Launched:
     return launch_job(cases.read(file), fresh=fresh, source=source)
 
 
-def launch_job(new: Start, *, fresh: bool, source: Path | None = None) -> Launched:
+def launch_job(new: Start, *, fresh: bool, source: str | None = None) -> Launched:
     """The same for a job that was read; its file identifies it, together with its name."""
     file = new.file
     beside = file.parent.resolve()
@@ -62,8 +74,17 @@ def launch_job(new: Start, *, fresh: bool, source: Path | None = None) -> Launch
                 where=str(path),
                 hint="rename the directory, or use one whose path is UTF-8",
             )
-    good = None if source is None else graft.check(source, new.job)
-    fresh = fresh or good is not None
+    mirror.check_weights(new.job)
+    if source is None:
+        return _launch(new, None, fresh=fresh, source="")
+    parent = Path(os.path.abspath(file.parent / new.job.job.run_dir))
+    with graft.taken(source, new.job, parent) as good:
+        return _launch(new, good, fresh=True, source=source)
+
+
+def _launch(new: Start, good: Good | None, *, fresh: bool, source: str) -> Launched:
+    """good: the checkpoint for a new run, which is from `source`."""
+    file = new.file
     with lock.starting(file):
         previous = cases.newest(file, new.job)
         if previous is not None:
@@ -71,7 +92,7 @@ def launch_job(new: Start, *, fresh: bool, source: Path | None = None) -> Launch
         cases.check_no_other(new, previous, fresh=fresh)
         case = replace(cases.of_start(previous, new, fresh=fresh), checkpoint=good)
         if case.run is None or not case.action.is_look:
-            return _act(case, new)
+            return _act(case, new, source)
         with lock.claimed(case.run.directory):
             # Another command may have recovered it by now: then it is already running.
             now = recover.settled(load(case.run.directory))
@@ -90,7 +111,7 @@ def _is_pending(run: Snapshot) -> bool:
     return run.is_live and run.run.get("pid") is None
 
 
-def _act(case: Case, new: Start) -> Launched:
+def _act(case: Case, new: Start, source: str = "") -> Launched:
     """Perform the action and report it."""
     from dlctl.jobfile import summary
 
@@ -103,14 +124,15 @@ def _act(case: Case, new: Start) -> Launched:
         notes.note(cases.headline(case))
         return Launched(previous.directory, None)
     notes.note(summary.of(new.job))
-    source = case.checkpoint
-    if source is not None and manifest.is_suspect(source[1]):
-        number = source[1]["number"]
+    good = case.checkpoint
+    if good is not None and manifest.is_suspect(good[1]):
+        number = good[1]["number"]
         notes.warn(f"checkpoint {number} was saved when the run failed: {next_step.RUINED}")
     if previous is None or case.action in (Action.BEGIN, Action.BEGIN_FROM):
         if previous is not None:
             _leave(case, previous)
-        return _begin(new, source)
+        return _begin(new, good, source)
+    mirror.claim(previous.directory, new.job, [previous.run_id])
     if case.action is Action.CONTINUE:
         notes.note(cases.headline(case))
         return recover.continue_run(case)
@@ -137,9 +159,10 @@ def _leave(case: Case, previous: Snapshot) -> None:
 # ---------------------------------------------------------------- its directory
 
 
-def _begin(new: Start, good: Good | None) -> Launched:
-    """A new run in a new directory; `good`: the checkpoint that it starts from. Raises DlctlError
-    unless we own the parent of run directories, or can create it.
+def _begin(new: Start, good: Good | None, source: str = "") -> Launched:
+    """A new run in a new directory; `good`: the checkpoint that it starts from, from the address
+    `source` or a directory. Raises DlctlError unless we own the parent of run directories, or can
+    create it.
     """
     parent = Path(os.path.abspath(new.file.parent / new.job.job.run_dir))
     if parent.is_symlink() and not parent.exists():
@@ -149,11 +172,16 @@ def _begin(new: Start, good: Good | None) -> Launched:
         _check_owned(parent, 0)
     made_parent = not parent.exists()
     directory = _new_directory(parent, new.job.job.name)
+    claimed = Claimed()
     try:
         with explained(directory), paths.held(directory):
-            _write_new(directory, new, good)
+            follows = [] if good is None else [str(good[1]["run_id"])]
+            claimed = mirror.claim(directory, new.job, follows, source)
+            _write_new(directory, new, good, claimed.highest, is_ours=addresses.is_like(source))
             return recover.start_coordinator(directory)
     except BaseException:
+        with suppress(DlctlError):
+            claimed.release()
         (paths.index_dir() / directory.name).unlink(missing_ok=True)
         shutil.rmtree(directory, ignore_errors=True)
         if made_parent and not any(parent.iterdir()):
@@ -161,17 +189,20 @@ def _begin(new: Start, good: Good | None) -> Launched:
         raise
 
 
-def _write_new(directory: Path, new: Start, good: Good | None) -> None:
+def _write_new(
+    directory: Path, new: Start, good: Good | None, highest: int, *, is_ours: bool
+) -> None:
+    """highest: see `mirror.Claimed`; is_ours: the checkpoint is a download."""
     (directory / "logs").mkdir()
     recover.write(directory, recover.job_files(new))
     keys.renew(directory)
-    copy = None if good is None else graft.copy(directory, good, new.job)
+    copy = None if good is None else graft.copy(directory, good, new.job, is_ours=is_ours)
     with closing(RunDb(directory, create=True)) as db:
         db.put_run(**recover.first_row(directory, select.job_file(new.file), new.job, copy))
         if copy is not None:
             with closing(OnDisk(directory)) as file:
                 TermLog(file, graft.terms(copy)).append()
-            lineage.record(db, directory, copy, "")
+            lineage.record(db, directory, copy, "", highest)
         db.commit()
     (directory / paths.UNFINISHED).unlink()
     if good is not None:

@@ -144,6 +144,8 @@ def files(case: Case, job: JobFile, file: Path) -> Iterator[tuple[str, str]]:
         directory = case.run.directory
     yield "run directory", str(directory)
     yield "checkpoints", f"{directory}/ckpt, the newest {job.checkpoints.keep}"
+    if mirror := job.checkpoints.mirror:
+        yield "mirror", mirror
     places = {"none": "in the memory of the servers", "process": "/dev/shm"}
     shards = job.servers.state_dir or places.get(job.servers.durability, f"{directory}/state")
     yield "shards", places["none"] if job.servers.durability == "none" else shards

@@ -259,6 +259,27 @@ CODES: Mapping[Code, CodeEntry] = {
         "Fix what the error names, then `dlctl checkpoint`.",
         {"": "dlctl checkpoint -j {run}"},
     ),
+    "mirror-refused": CodeEntry(
+        "error",
+        "the mirror does not take checkpoints[ for {age}][: {why}][; its newest is of step {step}]",
+        "The store of `[checkpoints] mirror` refuses this run; training goes on.",
+        "Credentials are missing, wrong or expired, the bucket is gone or read-only, or another "
+        "run writes there.",
+        "Do what it names: dlctl tries again at least every minute, and uploads the newest "
+        "checkpoint. Credentials in files (~/.aws) are read again each time; those of the "
+        "environment only by `dlctl stop` and `dlctl start`.",
+        {"": "dlctl doctor {job_file}"},
+    ),
+    "mirror-behind": CodeEntry(
+        "error",
+        "the mirror has no newer checkpoint[ for {age}][: {why}][; its newest is of step {step}]",
+        "Uploads to the store of `[checkpoints] mirror` fail, or are slower than checkpoints are "
+        "saved; training goes on.",
+        "The store is down, unreachable, throttling, or the link to it is slow.",
+        "Wait: dlctl tries again at least every minute, goes on with what is there, and uploads "
+        "the newest checkpoint. If the link is slow, save less often (`every_s`).",
+        {"": "dlctl checkpoint ls {address}"},
+    ),
     "target-unreachable": CodeEntry(
         "error",
         "the target cannot be reached[: {why}]",

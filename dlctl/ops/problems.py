@@ -28,6 +28,8 @@ RECENT_S = 60.0
 """How long the takeover by a new coordinator is shown."""
 LASTING: Mapping[Code, Code] = {
     "checkpoint-failed": "checkpoint-failed",
+    "mirror-behind": "mirror-behind",
+    "mirror-refused": "mirror-refused",
     "daemon-failed": "daemon-failed",
     "daemon-quarantined": "daemon-quarantined",
     "daemon-restarting": "daemon-failed",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from dlctl.errors import DlctlError
@@ -12,6 +13,7 @@ from dlctl.ops import launch, stop
 from dlctl.ops.cases import Start
 from dlctl.runs.snapshot import load
 from dlctl.util import notes
+from dlctl.util.names import RUN_IN_ADDRESS
 
 LOOK_S = 0.2
 GRACE_S = 10.0
@@ -24,7 +26,7 @@ def run(start: Start, name: str) -> Path:
     Raises DlctlError if it cannot be started.
     """
     notes.note(f"{name} runs")
-    launched = launch.launch_new(start)
+    launched = launch.launch_new(_by_itself(start))
     try:
         while load(launched.directory).is_live:
             time.sleep(LOOK_S)
@@ -38,6 +40,7 @@ def run_on(start: Start, name: str, stopped: threading.Event) -> Path:
     """Run a job to its end, from where its newest run of that name has stopped or died, if there is
     one. `stopped`: stop it, with a checkpoint. Returns the run directory. Raises DlctlError.
     """
+    start = _by_itself(start)
     for _ in range(TRIES):
         directory = launch.launch_job(start, fresh=False).directory
         while load(directory).is_live:
@@ -48,3 +51,13 @@ def run_on(start: Start, name: str, stopped: threading.Event) -> Path:
             return directory
         notes.note(f"{name}: all of its processes have died; it is taken up again")
     return directory
+
+
+def _by_itself(start: Start) -> Start:
+    """The job of one run among many: without a mirror that all would share."""
+    checkpoints = start.job.checkpoints
+    if not checkpoints.mirror or RUN_IN_ADDRESS in checkpoints.mirror:
+        return start
+    job = replace(start.job, checkpoints=replace(checkpoints, mirror=""))
+    content = {**start.content, "checkpoints": {**start.content["checkpoints"], "mirror": ""}}
+    return start._replace(job=job, content=content)

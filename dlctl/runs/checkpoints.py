@@ -119,6 +119,11 @@ def share_frozen(source: Path, target: Path, manifest: Manifest) -> None:
         sync_directory(target)
 
 
+def manifest_bytes(manifest: Manifest, where: str) -> bytes:
+    """The content of a manifest's file. Raises DlctlError naming `where`."""
+    return serialise(manifest, where)
+
+
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Complete the checkpoint. Raises DlctlError, also if a file is missing or has another size: it
     may have been removed since its writer was acknowledged.
@@ -291,6 +296,25 @@ def _part_problems(directory: Path, manifest: Manifest, hashes: bool) -> list[st
             sha256 = part["sha256"] if hashes else None
             problems += file_problems(directory / part["file"], part["nbytes"], sha256)
     return problems
+
+
+class Digest:
+    """Whether bytes that come in pieces are those of a file."""
+
+    def __init__(self) -> None:
+        self._sha256, self._nbytes = hashlib.sha256(), 0
+
+    def add(self, piece: bytes) -> None:
+        self._sha256.update(piece)
+        self._nbytes += len(piece)
+
+    def problems(self, where: str, part: Mapping[str, Any]) -> list[str]:
+        """What is wrong with them; part: the entry of the manifest."""
+        if self._nbytes != part["nbytes"]:
+            return [f"{where}: it has {self._nbytes} bytes instead of {part['nbytes']}"]
+        if self._sha256.hexdigest() != part["sha256"]:
+            return [f"{where}: its SHA-256 is not the one that it should have"]
+        return []
 
 
 def file_problems(

@@ -77,8 +77,9 @@ def is_of_branch(number: int, branch: Sequence[Resume]) -> bool:
     return number <= newest
 
 
-def record(db: RunDb, directory: Path, checkpoint: Path, detail: str) -> None:
-    """Record that the run resumes; `detail`: the cost and its reason. No commit.
+def record(db: RunDb, directory: Path, checkpoint: Path, detail: str, highest: int = 0) -> None:
+    """Record that the run resumes; `detail`: the cost and its reason. No commit. highest: a number
+    that a checkpoint of an earlier run has where this one writes its own, too.
 
     From now on this is its newest checkpoint: later ones do not count any more.
     """
@@ -90,7 +91,7 @@ def record(db: RunDb, directory: Path, checkpoint: Path, detail: str) -> None:
     data = {
         "checkpoint": number,
         "step": step,
-        "highest": max([checkpoints.highest_number(directory), *rows]),
+        "highest": max([checkpoints.highest_number(directory), highest, *rows]),
         "terms": terms.newest(directory, db),
     }
     text = f"resumed from the checkpoint at step {values.count(step)}"
@@ -155,7 +156,22 @@ def superfluous(
     Removing them was not requested: they stay for as long as if they counted, so there are at most
     twice `keep`.
     """
-    readable, number = checkpoints.complete(run_directory), checkpoints.number
+    found = checkpoints.candidates(run_directory)
+    return beyond(checkpoints.complete(run_directory), found, branch, keep, good, best)
+
+
+def beyond(
+    readable: Mapping[Path, Manifest],
+    found: Iterable[Path],
+    branch: Sequence[Resume],
+    keep: int,
+    good: Path,
+    best: Best | None,
+) -> list[Path]:
+    """Those of `found` that are superfluous, see there. readable: the complete ones, oldest first;
+    only the names of the paths count.
+    """
+    number = checkpoints.number
     counted = [
         path
         for path, made in readable.items()
@@ -164,7 +180,6 @@ def superfluous(
     kept = {good, *list(readable)[-keep:], *counted[-keep:]}
     if best is not None:
         kept.add(best.of(readable.items()) or good)
-    found = checkpoints.candidates(run_directory)
     return [old for old in found if number(old) < number(good) and old not in kept]
 
 

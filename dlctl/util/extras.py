@@ -7,9 +7,11 @@ from importlib import util
 from dlctl.errors import DlctlError
 
 PACKAGES = {
+    "gs": "gcsfs",
     "mlflow": "mlflow",
     "plot": "matplotlib",
     "prometheus": "prometheus_client",
+    "s3": "s3fs",
     "sweep": "optuna",
     "tensorboard": "tensorboard",
     "wandb": "wandb",

@@ -103,7 +103,9 @@ def timed(value: Any, key: str = "") -> Any:
 
 
 def path(path: str | Path) -> str:
-    """A path as short as it can be typed here."""
+    """A path as short as it can be typed here; an address as it is."""
+    if "://" in str(path):
+        return str(path)
     whole, here = Path(path).absolute(), Path.cwd()
     return str(whole.relative_to(here)) if whole.is_relative_to(here) else str(whole)
 

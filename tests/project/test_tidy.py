@@ -41,6 +41,7 @@ OPENED_OTHERWISE = {
     "daemons/server/disklog.py": "new files",
     "daemons/worker/ack_record.py": "new files",
     "dlctl/ops/graft.py": "new files",
+    "dlctl/stores/fsspec_objects.py": "objects of a store",
     "dlctl/runs/task_code.py": "new files",
     "daemons/node/begin.py": "files in a new directory",
     "daemons/server/files.py": "/proc",

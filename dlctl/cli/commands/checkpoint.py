@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,11 @@ from dlctl.cli.options import (
 )
 from dlctl.cli.ui import console, live, report
 from dlctl.errors import DlctlError, NotFound, UsageError
-from dlctl.ops import checkpoint_choice, control, other_process
+from dlctl.ops import checkpoint_choice, control, downloads, other_process
 from dlctl.records import evaluated
 from dlctl.records.manifest import FAILURE, Manifest, is_suspect, parts
 from dlctl.runs import checkpoints, facts, select
+from dlctl.stores import addresses, checkpoint_store
 from dlctl.util import outfile, values
 from dlctl.util.text import plural
 
@@ -64,16 +66,23 @@ def create(limit_s: float, job: str | None) -> None:
     console.show("dlctl.checkpoint/1", values.timed(row), text)
 
 
-@command.subcommand("dlctl checkpoint ls -q  # only the directories, newest last")
+@command.subcommand(
+    "dlctl checkpoint ls -q  # only the directories, newest last",
+    "dlctl checkpoint ls s3://bucket/mnist  # those in a mirror",
+)
+@click.argument("address", required=False, metavar="[ADDRESS]")
 @job_option
 @json_option
-def ls(job: str | None) -> None:
-    """List the complete checkpoints.
+def ls(address: str | None, job: str | None) -> None:
+    """List the complete checkpoints, of a job or at an address.
 
     The newest comes last. A checkpoint is complete if it has a manifest. If a file is missing or
     differs in size from the manifest, the checkpoint is marked as damaged; "dlctl checkpoint
     verify" checks every byte.
     """
+    if address is not None:
+        _list_stored(address)
+        return
     snapshot = select.load_any(select.directory(job))
     finished = checkpoints.finished(snapshot.directory)
     damage = {path: checkpoints.verify(path, hashes=False) for path in finished}
@@ -94,7 +103,32 @@ def ls(job: str | None) -> None:
         console.warn(f"the last attempt failed: {error}")
 
 
-def _row(path: Path, made: Manifest, problems: list[str], is_best: bool) -> dict[str, Any]:
+def _list_stored(text: str) -> None:
+    """Those at an address; incomplete ones are named, and are none of them."""
+    store = checkpoint_store.at(addresses.parse(text))
+    contents = store.look()
+    whose = contents.whose() or None
+    rows = [
+        _row(f"{store.address}/{name}", made, contents.missing(name), False)
+        for name, made in contents.manifests.items()
+    ]
+    data = values.timed({"run_id": whose, "address": store.address, "checkpoints": rows})
+    names = {row["directory"]: row for row in rows}
+    console.show("dlctl.checkpoints/1", data, console.table(map(_cells, rows)), names=names)
+    if not rows:
+        console.note(f"{store.address} has no complete checkpoint")
+    for row in rows:
+        if row["problems"]:
+            text = "\n  ".join([f"checkpoint {row['number']} is damaged", *row["problems"]])
+            console.warn(text)
+    for name, why in contents.unreadable.items():
+        console.warn(f"{name} is damaged: {why}")
+    left = [name for name in contents.sizes if name not in contents.manifests]
+    if left := [name for name in left if name not in contents.unreadable]:
+        console.note(f"incomplete, and passed over: {', '.join(sorted(left))}")
+
+
+def _row(path: Path | str, made: Manifest, problems: list[str], is_best: bool) -> dict[str, Any]:
     return {
         "directory": str(path),
         "nbytes": sum(part["nbytes"] for part in parts(made)),
@@ -127,8 +161,9 @@ def _cells(row: dict[str, Any]) -> dict[str, Any]:
     "dlctl checkpoint verify  # all checkpoints of the job",
     "dlctl checkpoint verify 12000  # that of step 12,000 (or with this number)",
     "dlctl checkpoint verify runs/mnist-7f3a/ckpt/000000012000-3  # one of any job",
+    "dlctl checkpoint verify s3://bucket/mnist  # all in a mirror",
 )
-@click.argument("directory", required=False, metavar="[DIR|NUMBER|STEP|latest|best]")
+@click.argument("directory", required=False, metavar="[DIR|NUMBER|STEP|latest|best|ADDRESS]")
 @job_option
 @json_option
 def verify(directory: str | None, job: str | None) -> None:
@@ -138,6 +173,9 @@ def verify(directory: str | None, job: str | None) -> None:
     and 4 if there is no such checkpoint.
     """
     hint = None
+    if directory is not None and addresses.is_like(directory):
+        _show_verified(_verified(directory), hint)
+        return
     if directory is None:
         snapshot = select.load_any(select.directory(job))
         hint = f"dlctl checkpoint prune --damaged -j {snapshot.run_id}"
@@ -146,7 +184,22 @@ def verify(directory: str | None, job: str | None) -> None:
             raise NotFound(f"{snapshot.run_id} has no checkpoint")
     else:
         chosen = [checkpoint_choice.chosen(directory, job)]
-    found = {path: checkpoints.verify(path) for path in chosen}
+    found = {str(path): checkpoints.verify(path) for path in chosen}
+    _show_verified(found, hint)
+
+
+def _verified(text: str) -> dict[str, list[str]]:
+    """What is wrong with those at an address, each."""
+    store, contents, names = checkpoint_store.chosen(text)
+    found = {
+        f"{store.address}/{name}": store.problems(name, contents.manifests[name])
+        for name in sorted(names, key=checkpoint_store.number)
+    }
+    bad = contents.unreadable if len(names) == len(contents.manifests) else {}
+    return found | {f"{store.address}/{name}": [why] for name, why in bad.items()}
+
+
+def _show_verified(found: dict[str, list[str]], hint: str | None) -> None:
     lines = []
     for path, problems in found.items():
         verdict = console.style("bad", fg="red") if problems else console.style("ok ", fg="green")
@@ -205,8 +258,9 @@ def prune(keep: int | None, damaged: bool, dry_run: bool, job: str | None) -> No
     "dlctl checkpoint export 3  # number 3",
     "dlctl checkpoint export best  # the best by checkpoints.best",
     "dlctl checkpoint export --average  # the moving average of [average]",
+    "dlctl checkpoint export s3://bucket/mnist  # the newest good one in a mirror",
 )
-@click.argument("directory", default="latest", metavar="[DIR|NUMBER|STEP|latest|best]")
+@click.argument("directory", default="latest", metavar="[DIR|NUMBER|STEP|latest|best|ADDRESS]")
 @click.option(
     "-o",
     "--output",
@@ -226,7 +280,15 @@ def export(
     buffers included, so that model.load_state_dict accepts it. Without an argument, it exports the
     newest good checkpoint of the job.
     """
+    if addresses.is_like(directory):
+        with downloads.downloaded(directory, Path(tempfile.gettempdir())) as path:
+            _export(path, output, average, force, directory)
+        return
     path = checkpoint_choice.chosen(directory, job)
+    _export(path, output, average, force, values.path(path))
+
+
+def _export(path: Path, output: Path | None, average: bool, force: bool, shown: str) -> None:
     # The manifest is untrusted: its name must not lead to another directory.
     made = checkpoints.read_manifest(path)
     name = made["job"] if re.fullmatch(r"\w[\w.-]*", made["job"]) else "model"
@@ -242,4 +304,4 @@ def export(
     if output_lines:
         console.note(output_lines.rstrip("\n"))
     size = "" if outfile.is_stream(file) else f"{values.size(file.stat().st_size)}  "
-    console.written(file, f"{size}from {values.path(path)}")
+    console.written(file, f"{size}from {shown}")

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from dlctl.cli.group import make_command
-from dlctl.cli.options import PATH, file_argument, fresh_option, wait_options
+from dlctl.cli.options import file_argument, fresh_option, wait_options
 from dlctl.cli.ui import console, live, log_lines, report
 from dlctl.errors import UsageError
 from dlctl.runs.snapshot import load
@@ -19,17 +19,21 @@ from dlctl.util import values
     "dlctl start job.toml  # start it, or resume its last run",
     "dlctl start --fresh job.toml  # a new run from the beginning",
     "dlctl start --from runs/mnist-7f3a/ckpt/000000000400-2 job.toml  # from this checkpoint",
+    "dlctl start --from s3://bucket/mnist job.toml  # from the newest one in a mirror",
     "dlctl start -f job.toml  # and follow its logs; Ctrl-C only detaches",
 )
 @file_argument
 @fresh_option
 @click.option(
-    "--from", "source", metavar="DIR", type=PATH, help="A new run from this checkpoint, of any run."
+    "--from",
+    "source",
+    metavar="DIR|ADDRESS",
+    help="A new run from this checkpoint, of any run, or from the newest good one at an address.",
 )
 @wait_options
 @click.option("-f", "--follow", is_flag=True, help="Follow the logs when it is ready.")
 def command(
-    file: Path, fresh: bool, source: Path | None, limit_s: float | None, no_wait: bool, follow: bool
+    file: Path, fresh: bool, source: str | None, limit_s: float | None, no_wait: bool, follow: bool
 ) -> None:
     """A stopped job resumes from its newest good checkpoint. A failed job resumes exactly where it
     stopped if all of its state survives, else from its newest good checkpoint. The start is refused
@@ -47,6 +51,8 @@ def command(
 
     With --from, a new run starts from a copy of another run's checkpoint, such as a run whose
     database is damaged: model, optimiser, residuals and data position are those of the checkpoint.
+    It may be at an address, as a mirror of [checkpoints]: the newest good one there, or the one
+    that the address names. If that is the mirror of this job, the new run takes it over.
     """
     from dlctl.ops import launch, ready  # imported late: they pull in numpy
 

@@ -111,6 +111,8 @@ def _facts(snapshot: Snapshot) -> Iterator[str]:
         yield fact("finish", why, is_warning=True)
     if isinstance(run.get("checkpoint"), Mapping):
         yield fact("checkpoint", newest_checkpoint(snapshot))
+    if isinstance(mirror := run.get("mirror"), Mapping):
+        yield fact("mirror", mirrored(mirror, snapshot.now))
     if snapshot.is_live and (files := task_code.changed(snapshot.directory)):
         names = ", ".join(map(values.path, files))
         old = "changed since the start, but the old version is used (dlctl restart reloads it)"
@@ -188,6 +190,19 @@ def newest_checkpoint(snapshot: Snapshot) -> str:
         without_residuals(row),
     ]
     return ", ".join(part for part in parts if part not in ("", NOTHING))
+
+
+def mirrored(row: facts.Row, now: float) -> str:
+    """The newest checkpoint in the mirror in a line, and what is on the way."""
+    has_one = values.number(row.get("step")) is not None
+    parts = [f"step {values.count(row['step'])}" if has_one else "no checkpoint yet"]
+    parts += [values.ago(row.get("at"), now)] if has_one else []
+    lag = values.number(row.get("lag_steps"))
+    if row.get("pending"):
+        parts.append(f"{lag:.0f} steps behind" if lag else "an upload is under way")
+        if of_bytes := values.number(row.get("of_bytes")):
+            parts.append(f"{values.size(row.get('sent_bytes'))} of {values.size(of_bytes)} sent")
+    return ", ".join([*parts, console.escape(str(row.get("address")))])
 
 
 def as_data(snapshot: Snapshot) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from typing import Any
 
 from dlctl.job.config import JobFile
 from dlctl.records.memory import Entry, Memory
+from dlctl.roles.coordinator.checkpoint_mirror import CheckpointMirror
 from dlctl.roles.coordinator.members.membership import Membership
 from dlctl.roles.coordinator.records import (
     BeginCheckpoint,
@@ -77,6 +78,7 @@ class Checkpointing(Owner):
     number: int
     """The number of the newest checkpoint, which may be in progress."""
     transfers: Transfers
+    mirror: CheckpointMirror
     newest: Json | None = field(default=None, init=False)
     last_error: str = field(default="", init=False)
     last_s: float = field(default=0.0, init=False)
@@ -346,6 +348,7 @@ class Checkpointing(Owner):
                 text = f"the checkpoint at step {current.step} is without {name}'s residual"
                 self.context.event("checkpoint", name, text)
         self.context.do(RecordCheckpoint(self.number, row))
+        self.mirror.on_checkpoint(row, now)
         self.schedule(now)
         for listener in current.listeners:
             listener(row)

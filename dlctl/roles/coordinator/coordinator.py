@@ -29,6 +29,7 @@ from dlctl.records import evaluated
 from dlctl.records.best import Best, Target
 from dlctl.records.manifest import FAILURE, MEAN
 from dlctl.roles.coordinator import shutdown
+from dlctl.roles.coordinator.checkpoint_mirror import CheckpointMirror
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.link_bytes import LinkBytes
@@ -71,6 +72,7 @@ from dlctl.roles.protocol.authz import CLIENT, GUEST, READER, Authz, keys_of
 from dlctl.roles.protocol.effects import (
     AgentWaits,
     HostsTaken,
+    MirrorNews,
     OnRecord,
     ProcessEnded,
     TrackerTrouble,
@@ -87,6 +89,7 @@ from dlctl.roles.protocol.files import (
     Transfers,
 )
 from dlctl.roles.protocol.keyring import Keyring
+from dlctl.util.names import RUN_IN_ADDRESS
 from dlctl.wire import messages as m
 from dlctl.wire.machine import (
     DeadlineReached,
@@ -148,7 +151,11 @@ class Coordinator:
         self.groups = Groups(run, self, lambda: self.progress.steps)
         self.quorums = Quorums(run, self.lead.side)
         self.norms = Norms(run)
-        self.checkpointing = Checkpointing(context, members, job, past.checkpoints, self.transfers)
+        address = job.checkpoints.mirror.replace(RUN_IN_ADDRESS, run_id)
+        self.uploads = CheckpointMirror(context, address, self._newest_checkpoint)
+        self.checkpointing = Checkpointing(
+            context, members, job, past.checkpoints, self.transfers, self.uploads
+        )
         self.scaling = Scaling(run, self, self.leases, self.rate)
         self.guests = Guests(
             run, self, past, self.registration, self.scaling, self.rate, self.transfers, self.mirror
@@ -186,6 +193,7 @@ class Coordinator:
             links,
             self.settings,
             self.registration,
+            self.uploads,
         )
         self.reports = Reports(
             run, self, self.leases, self.evaluations, self.failure_detector, totals, links
@@ -210,6 +218,9 @@ class Coordinator:
         for part in (self.progress, self.lead, self.rate, self.data):
             part.restore(past.manifest.get("data", {}))
         self.evaluations.newest = evaluated.Result.of_keys(past.manifest)
+
+    def _newest_checkpoint(self) -> Json | None:
+        return self.checkpointing.newest
 
     def _handlers(self) -> dict[type, Callable[[Peer, Any, float], None]]:
         """Message of a daemon or a client -> its handler."""
@@ -274,6 +285,9 @@ class Coordinator:
                 self.context.unwritten = error
                 if not error:
                     self._forgive(now)
+            case MirrorNews():
+                self.uploads.on_news(event, now)
+                self.run.status_due_at = now
             case TrackerTrouble():
                 self.context.track(event, now)
                 self.run.status_due_at = now
@@ -625,7 +639,8 @@ class Coordinator:
             state, reason, [step for step, yes in wanted.items() if yes],
             self.run.job.timeouts.grace_s if grace_s is None else grace_s, self.context,
             self.members, self.evaluations, self.checkpointing, self.begin_checkpoint,
-            self.run.keeps_shards(), self.mirror, self.run.division.without_data,
+            self.run.keeps_shards(), self.mirror, self.uploads, self.run.job.timeouts.mirror_s,
+            self.run.division.without_data,
             self.run.job.timeouts.script_s if self.run.job.has_loop else shutdown.EXIT_S,
         )  # fmt: skip
         self.change_state("stopping", reason, now)

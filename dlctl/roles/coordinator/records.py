@@ -111,6 +111,18 @@ class CheckpointEnded(Event):
 
 
 @record
+class MirrorCheckpoint(Effect):
+    """Upload this complete checkpoint, in another process; answered by `MirrorNews`."""
+
+    number: int
+
+
+@record
+class HurryMirror(Effect):
+    """Try again at once if uploads fail: the run ends."""
+
+
+@record
 class RecordCheckpoint(Effect):
     number: int
     value: Json
@@ -144,7 +156,7 @@ class KeyRenewed(Event):
 
 WARNINGS = (
     "exit", "error", "lost", "silent", "late", "checkpoint", "target", "sample", "stream", "data",
-    "tracker",
+    "tracker", "mirror",
 )  # fmt: skip
 """Kinds of events that are logged as warnings."""
 

@@ -7,6 +7,7 @@ finishing      a worker runs the task's `finish`              (a finished run, i
 recording      the database records that the servers' state is not needed (unless the run failed)
 shutting down  workers and servers exit, or are killed
 collecting     the last lines of the logs of other hosts              (a run that has such)
+mirroring      the upload of the last checkpoint                      (a run with a mirror)
 leaving        the agents exit
 over
 
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from dlctl.records.memory import End, Entry, Memory
+from dlctl.roles.coordinator.checkpoint_mirror import CheckpointMirror
 from dlctl.roles.coordinator.checkpointing import SAVE_S_MAX, Checkpointing
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.members import daemon_states
@@ -30,10 +32,11 @@ from dlctl.roles.protocol.limits import EVALUATE_S_MAX
 from dlctl.util.text import KILLED
 from dlctl.wire import messages as m
 
-DRAINING, EVALUATING, SAVING, FINISHING, RECORDING, SHUTTING_DOWN, COLLECTING, LEAVING, OVER = (
+DRAINING, EVALUATING, SAVING, FINISHING, RECORDING, SHUTTING_DOWN, COLLECTING, MIRRORING = (
     "draining", "evaluating", "saving", "finishing", "recording", "shutting down", "collecting",
-    "leaving", "over",
+    "mirroring",
 )  # fmt: skip
+LEAVING, OVER = "leaving", "over"
 SAVES_MAX, SLOW_SAVES_MAX, SAVE_PAUSE_S = 6, 2, 4.0
 """Attempts of the last checkpoint, and the pause after a failed one: a full disk may be cleared."""
 SLOW_SAVE_S = 10.0
@@ -82,6 +85,9 @@ class RunShutdown(Owner):
     keeps_shards: bool
     """The servers' state survives their exit, unless they are asked to remove it."""
     mirror: LogMirror
+    uploads: CheckpointMirror
+    mirror_s: float
+    """For the upload of the last checkpoint."""
     without_data: frozenset[int] = frozenset()
     """The slots of workers that answer others' questions, and drain once these have."""
     exit_s: float = EXIT_S
@@ -92,6 +98,8 @@ class RunShutdown(Owner):
     _keeps_state: bool = field(default=False, init=False)
     """The database could not say so: the servers' state may be needed."""
     _killed: bool = field(default=False, init=False)
+    _is_hurried: bool = field(default=False, init=False)
+    """Nothing is waited for that can be done later."""
     _attempts: int = field(default=0, init=False)
     """Last evaluations, or last checkpoints, that this step of the shutdown has started."""
 
@@ -102,7 +110,7 @@ class RunShutdown(Owner):
         workers = self.members.of_role("worker")
         self._answering = [each for each in workers if each.index in self.without_data]
         self._alive = self.members.select(("_state",), lambda d: d.alive)
-        self.steps += [RECORDING, SHUTTING_DOWN, COLLECTING, LEAVING, OVER]
+        self.steps += [RECORDING, SHUTTING_DOWN, COLLECTING, MIRRORING, LEAVING, OVER]
 
     def memory(self) -> Iterator[Entry]:
         yield Entry(End.KEY, End(self.state, self.reason, self.grace_s, self.is_shutting_down()))
@@ -119,7 +127,7 @@ class RunShutdown(Owner):
         saving_s = SAVE_S_MAX + SAVE_MORE_S
         limits_s = {
             DRAINING: self.grace_s, EVALUATING: EVALUATE_S_MAX, SAVING: saving_s,
-            RECORDING: RECORD_S, SHUTTING_DOWN: self.exit_s,
+            RECORDING: RECORD_S, SHUTTING_DOWN: self.exit_s, MIRRORING: self.mirror_s,
         }  # fmt: skip
         self.until = now + limits_s.get(self.step, EXIT_S)
         if self.is_in_vain():
@@ -130,6 +138,8 @@ class RunShutdown(Owner):
             self.context.do(PutOnRecord())
         elif self.step == COLLECTING:
             self.mirror.finish(now)
+        elif self.step == MIRRORING:
+            self.uploads.hurry()
         elif self.step in (SHUTTING_DOWN, LEAVING):
             self._shut_down(now)
 
@@ -147,7 +157,7 @@ class RunShutdown(Owner):
 
     def is_shutting_down(self) -> bool:
         """Whether only the exit of the processes is left."""
-        return self.step in (RECORDING, SHUTTING_DOWN, COLLECTING, LEAVING, OVER)
+        return self.step in (RECORDING, SHUTTING_DOWN, COLLECTING, MIRRORING, LEAVING, OVER)
 
     def is_leaving(self) -> bool:
         """Whether the agents have been asked to exit."""
@@ -198,6 +208,7 @@ class RunShutdown(Owner):
 
     def hurry(self, now: float) -> None:
         """Kill what is left (`stop --kill`)."""
+        self._is_hurried = True
         while self.needs_servers() or self.step in (FINISHING, RECORDING):
             self._finish_step(is_killed=True)
         self.begin(now)
@@ -223,6 +234,8 @@ class RunShutdown(Owner):
             return self._unrecorded()
         if self.step == COLLECTING:
             return self.mirror.pending()
+        if self.step == MIRRORING:
+            return [] if self._is_hurried else self.uploads.waits_for()
         leavers = filter(self._leaves, self._alive)
         return (daemon.name for daemon in leavers if self._is_observable(daemon))
 

@@ -13,6 +13,7 @@ from dlctl.problems import NAMED_MAX
 from dlctl.records import evaluated
 from dlctl.records.series import EVALUATION, RUN
 from dlctl.roles.coordinator import problems
+from dlctl.roles.coordinator.checkpoint_mirror import CheckpointMirror
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.link_bytes import LinkBytes
@@ -106,6 +107,7 @@ class StatusReport:
     links: LinkBytes
     settings: SettingChanges
     registration: Registration
+    uploads: CheckpointMirror
 
     def __post_init__(self) -> None:
         self._row_due_at = self._pause_until = 0.0
@@ -197,7 +199,10 @@ class StatusReport:
             run["noise_scale"] = round(noise, 1)
         if checkpointing.newest is not None:
             run["checkpoint"] = checkpointing.newest
+        if (mirror := self.uploads.to_json()) is not None:
+            run["mirror"] = mirror
         run["problems"] = [p.to_json() for p in problems.find(self.run, run, now)]
+        run["problems"] += [p.to_json() for p in self.uploads.problems(now)]
         return run, tuple(d.to_json() for d in daemons if d.role != GUEST)
 
     def _learning_rates(self) -> Json:

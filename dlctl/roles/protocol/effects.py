@@ -43,6 +43,25 @@ class TrackerTrouble(Event):
     """Rows that it will never get, so far."""
 
 
+@record
+class MirrorNews(Event):
+    """The state of the uploads to the mirror of the checkpoints."""
+
+    mirrored: Json
+    """number, step and nbytes of the newest complete one there; {}: none, or unknown yet."""
+    age_s: float
+    """How long ago it was saved."""
+    asked: int
+    """The newest checkpoint that was to be uploaded, by its number; 0: none."""
+    pending: bool
+    """It waits, or is under way."""
+    sent: tuple[int, int]
+    """Bytes of the one under way, and of all of it."""
+    why: str
+    """Why uploads fail; "" if they do not."""
+    cause: str
+
+
 # ---------------------------------------------------------------- borrowed hosts (coordinator)
 
 

@@ -12,6 +12,7 @@ from dlctl.errors import NotFound, NotPermitted, RemoteProtocolError, UsageError
 from dlctl.job import settings
 from dlctl.job.config import Checkpoints, Choice, Job, JobFile
 from dlctl.model.flat import AVERAGED, Layout, TensorEntry
+from dlctl.roles.coordinator.checkpoint_mirror import CheckpointMirror
 from dlctl.roles.coordinator.checkpointing import SAVE_S_MAX, Checkpointing
 from dlctl.roles.coordinator.members.membership import BACKOFF_S, Membership, describe_exit
 from dlctl.roles.coordinator.records import (
@@ -368,8 +369,9 @@ class Saving:
             job=Job(name="saving", task="none"), checkpoints=Checkpoints(every_s=every_s),
             compression=Choice(name="topk"),
         )  # fmt: skip
+        mirror = CheckpointMirror(self.context, "", lambda: None)
         self.machine = Checkpointing(
-            self.context, self.members, self.job, 7, Transfers(self.context)
+            self.context, self.members, self.job, 7, Transfers(self.context), mirror
         )
 
     def begin(self) -> list[Effect]:
