@@ -19,6 +19,7 @@ from dlctl.roles.coordinator.members import daemon_states
 from dlctl.roles.coordinator.members.membership import Daemon
 from dlctl.roles.coordinator.remote_files import LogMirror
 from dlctl.roles.coordinator.run_state import CoordinatorPart
+from dlctl.roles.coordinator.supervision.taken_hosts import TakenHosts
 from dlctl.roles.coordinator.training.leases import Leases
 from dlctl.roles.protocol.effects import AgentWaits, HostsTaken
 from dlctl.roles.protocol.files import Transfers
@@ -36,6 +37,7 @@ class HostFailures(CoordinatorPart):
     checkpointing: Checkpointing
     transfers: Transfers
     mirror: LogMirror
+    taken_hosts: TakenHosts
     _waits_for: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
@@ -82,6 +84,7 @@ class HostFailures(CoordinatorPart):
     def _wait(self, agent: Daemon, why: str, now: float) -> None:
         """An agent waits for its allocation: its deadlines start once it can be started."""
         agent.phase = why
+        self.taken_hosts.wait(agent, why)
         agent.started_at = agent.heard_at = now
         if agent.given_up_at is not None:
             agent.given_up_at = now + self.limit_s
@@ -143,5 +146,8 @@ class HostFailures(CoordinatorPart):
             return
         for worker in hosted:
             worker.agent = self.members.least_busy()
+            if worker.state == daemon_states.QUEUED:
+                self.control.start_daemon(worker, now)
+                continue
             worker.killed_for = "given up with its host"
             self.control.presume_dead(worker, now)
