@@ -18,7 +18,7 @@ from dlctl.cli.group import make_command
 from dlctl.cli.options import file_argument, fresh_option
 from dlctl.cli.ui import attention, console, live, log_lines, report
 from dlctl.cli.ui.interrupts import Interrupted, Interrupts, caught
-from dlctl.errors import JobFailed, NotRunning, TimedOut
+from dlctl.errors import JobFailed, NotRunning, TimedOut, UsageError
 from dlctl.ops import next_step, ready, stop
 from dlctl.ops.recover import Launched
 from dlctl.problems import names_in
@@ -47,7 +47,13 @@ def command(ctx: click.Context, file: Path, fresh: bool) -> None:
     Ctrl-C. Ctrl-C saves a checkpoint and stops; a second one kills. The next start of the job
     resumes from that checkpoint.
     """
-    from dlctl.ops import launch  # imported late: it pulls in numpy
+    from dlctl.ops import elsewhere, launch  # imported late: they pull in numpy
+
+    if elsewhere.of(file) is not None:
+        raise UsageError(
+            "the coordinator of this job is a job of its own, which no terminal holds",
+            hint=f"dlctl start {values.path(file)}, then dlctl wait",
+        )
 
     with caught() as interrupts:
         launched = launch.launch(file, fresh=fresh)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +14,9 @@ from dlctl.cli.ui import console, live, log_lines, report
 from dlctl.errors import UsageError
 from dlctl.runs.snapshot import load
 from dlctl.util import values
+
+if TYPE_CHECKING:
+    from dlctl.launch.launcher import ControlPlace
 
 
 @make_command(
@@ -28,8 +32,15 @@ from dlctl.util import values
 )
 @wait_options
 @click.option("-f", "--follow", is_flag=True, help="Follow the logs when it is ready.")
+@click.pass_context
 def command(
-    file: Path, fresh: bool, source: Path | None, limit_s: float | None, no_wait: bool, follow: bool
+    ctx: click.Context,
+    file: Path,
+    fresh: bool,
+    source: Path | None,
+    limit_s: float | None,
+    no_wait: bool,
+    follow: bool,
 ) -> None:
     """A stopped job resumes from its newest good checkpoint. A failed job resumes exactly where it
     stopped if all of its state survives, else from its newest good checkpoint. The start is refused
@@ -48,10 +59,13 @@ def command(
     With --from, a new run starts from a copy of another run's checkpoint, such as a run whose
     database is damaged: model, optimiser, residuals and data position are those of the checkpoint.
     """
-    from dlctl.ops import launch, ready  # imported late: they pull in numpy
+    from dlctl.ops import elsewhere, launch, ready  # imported late: they pull in numpy
 
     if no_wait and follow:
         raise UsageError("--no-wait and --follow exclude each other")
+    if (place := elsewhere.of(file)) is not None:
+        words = ["--fresh"] * fresh + ([f"--from={source.resolve()}"] if source else [])
+        ctx.exit(_begin_elsewhere(place, words, no_wait=no_wait))
     began = time.monotonic()
     launched = launch.launch(file, fresh=fresh, source=source)
     name = launched.directory.name
@@ -77,3 +91,21 @@ def command(
     if follow and snapshot.is_live:
         names = list(snapshot.roles())
         log_lines.follow_logs(snapshot, names, 10, None, log_lines.Printer(names))
+
+
+def _begin_elsewhere(place: ControlPlace, words: list[str], *, no_wait: bool) -> int:
+    """The coordinator runs at the owner of the hosts: wait until it has started there; the exit
+    code.
+    """
+    from dlctl.ops import elsewhere
+
+    number = elsewhere.begin(place, words)
+    if no_wait:
+        return 0
+    try:
+        code, said = elsewhere.finish(place, number, console.note)
+    except KeyboardInterrupt:
+        console.note(f"\nJob {number} stays: dlctl start waits for it again, scancel ends it.")
+        raise
+    console.note(said.rstrip())
+    return code

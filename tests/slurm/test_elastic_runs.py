@@ -1,0 +1,83 @@
+"""Runs whose workers are Slurm jobs of their own: queued, preempted, queued again, one by one."""
+
+from __future__ import annotations
+
+import pytest
+from hosts.jobs import ENDLESS, SLOW_S
+from workplace import Workplace
+
+from .slurm_cluster import SlurmCluster
+
+pytestmark = pytest.mark.root
+
+LONG_S = 90.0
+HOG = (
+    "#!/bin/bash\n#SBATCH --nodes={nodes} --exclusive --chdir=/ --output=/dev/null "
+    "--partition=urgent\nsleep 600\n"
+)
+
+
+def begin(place: Workplace, slurm: SlurmCluster, **keys: str) -> None:
+    """A run without an end with three workers, each a job."""
+    place.task(pause_s=SLOW_S)
+    more = slurm.section(jobs='"each"', requeue="true", cpus_per_node="4", **keys)
+    place.job(stop=ENDLESS, servers=1, workers=3, more=more)
+    place.start()
+
+
+def states(place: Workplace) -> list[str]:
+    return [place.daemon(f"worker-{n}")["state"] for n in range(3)]
+
+
+def evict(slurm: SlurmCluster, place: Workplace, nodes: int) -> str:
+    """Another user's job takes nodes from the run; returns its number."""
+    script = slurm.directory / "hog.sh"
+    script.write_text(HOG.format(nodes=nodes))
+    hog = slurm.run("sbatch", "--parsable", str(script)).stdout.strip()
+    place.until("it has its nodes", lambda: slurm.facts(hog).get("JobState") == "RUNNING", LONG_S)
+    return hog
+
+
+@pytest.mark.long
+def test_workers_whose_nodes_are_preempted_come_back_and_the_run_never_stops(
+    slurm: SlurmCluster, place: Workplace
+) -> None:
+    begin(place, slurm)
+    place.until("all train", lambda: states(place) == ["running"] * 3, LONG_S)
+    for _ in range(2):
+        hog = evict(slurm, place, 2)
+        place.until("two are queued", lambda: states(place).count("queued") == 2, LONG_S)
+        step = place.run()["step"]
+        place.until_step(step + 20, LONG_S)
+        run = place.run()
+        assert run["state"] == "running"
+        assert not run["problems"]
+        slurm.run("scancel", hog)
+        for job in slurm.jobs():  # A requeued job begins two minutes later.
+            slurm.run("scontrol", "update", f"jobid={job}", "StartTime=now")
+        place.until("all train", lambda: states(place) == ["running"] * 3, LONG_S)
+    assert place.dlctl("stop").code == 0
+    assert place.dlctl("verify").code == 0
+    place.nothing_left()
+
+
+def in_control_job(place: Workplace, slurm: SlurmCluster) -> str:
+    """The same with its coordinator in a job on h1; returns the number of that job."""
+    place.task(pause_s=SLOW_S)
+    more = slurm.section(
+        jobs='"each"', requeue="true", cpus_per_node="2", control="{ cpus = 1 }", nodes="2"
+    )
+    place.job(stop=ENDLESS, servers=1, workers=2, durability="disk", more=more)
+    ended = place.dlctl("start", "job.toml", timeout_s=LONG_S)
+    assert ended.code == 0, ended.err
+    (number,) = slurm.run("squeue", "-h", "-o", "%A %j").stdout.split("dlctl-control")[:1]
+    return number.split()[-1]
+
+
+@pytest.mark.long
+def test_a_coordinator_in_a_job_is_reached_from_the_login_node_and_replaced_when_its_node_is_lost(
+    slurm: SlurmCluster, place: Workplace
+) -> None:
+    number = in_control_job(place, slurm)
+    status = place.dlctl("status", "--json")
+    assert status.code == 0, status.err
