@@ -110,8 +110,8 @@ class Slurm(Launcher):
             yield ("control", "time"), str(error), ""
             return
         if asked.time and minutes * 60 <= 2 * slurmcontrol.NOTICE_S:
-            what = f"must be more than {2 * slurmcontrol.NOTICE_S} s: it ends {slurmcontrol.NOTICE_S} s before"
-            yield ("control", "time"), what, ""
+            least = f"must be more than {2 * slurmcontrol.NOTICE_S} s"
+            yield ("control", "time"), f"{least}: it ends {slurmcontrol.NOTICE_S} s before", ""
 
     def _check_extra(self) -> Iterator[Verdict]:
         for number, option in enumerate(self.options.extra):

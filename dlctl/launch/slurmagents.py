@@ -25,6 +25,7 @@ from dlctl.util import hints, regular
 from dlctl.util.units import format_duration
 
 log = logging.getLogger("dlctl")
+RUNNING = "RUNNING"
 POLL_S = 2.0
 SOON_S = 0.2
 PICKUP_S = 20.0
@@ -32,6 +33,8 @@ PICKUP_S = 20.0
 BEGIN_S = 90.0
 KILL_S = 5.0
 SUBMIT_S = 5.0
+ENDING_S = 5.0
+"""Until a job whose processes were sent SIGTERM is not RUNNING any more."""
 AGAIN_S = 10.0
 """Until the next try to submit a job, if Slurm's controller does not answer."""
 LISTED_S = 60.0
@@ -46,9 +49,11 @@ Json = orderfiles.Json
 class _Agent:
     incarnation: int
     state: str
-    """The phase of the agent: ordered, begins, up, killing or gone."""
+    """The phase of the agent: ordered, begins, up, ending, killing or gone."""
     since: float
     """Time of the latest change of `state`."""
+    status: int | None = None
+    """How it has ended."""
 
 
 class SlurmAgents:
@@ -249,6 +254,10 @@ class SlurmAgents:
             self._lost_with_attempt(facts)
         self._attempt = facts.restarts
         is_new = before is None or before.state != facts.state
+        if facts.state == RUNNING:
+            for name, agent in self._agents.items():
+                if agent.state == "ending" and time.monotonic() - agent.since > ENDING_S:
+                    self._ended(name, agent.status)
         if is_new:
             log.info("job %s is %s %s", self._job, facts.state, facts.nodes or facts.reason)
         if facts.is_over:
@@ -288,13 +297,12 @@ class SlurmAgents:
         """Slurm has requeued the job: all agents of the previous attempt are gone."""
         text = f"job {self._job} has lost its nodes and was requeued"
         for name, agent in self._agents.items():
-            if agent.state in ("begins", "up", "killing"):
-                why = f"{text}: {facts.reason}" if facts.reason else text
-                if self.only:
-                    agent.state = "gone"
-                    self.tell(base.Taken(name, agent.incarnation, why))
-                else:
-                    self._ended(name, None, Unreachable(why, where=f"job {self._job}"))
+            why = f"{text}: {facts.reason}" if facts.reason else text
+            if self.only:  # Whatever was ordered last: so is its worker.
+                agent.state = "gone"
+                self.tell(base.Taken(name, agent.incarnation, why))
+            elif agent.state in ("begins", "up", "killing"):
+                self._ended(name, None, Unreachable(why, where=f"job {self._job}"))
 
     def _over(self, facts: JobFacts) -> None:
         assert self._handle is not None
@@ -355,7 +363,19 @@ class SlurmAgents:
             self._ended(name, error.exit_code, error)
         elif state in ("ended", "failed"):
             status = answer.get("status")
-            self._ended(name, status if type(status) is int and state == "ended" else None)
+            status = status if type(status) is int and state == "ended" else None
+            if self.only and agent.state != "killing":
+                self._look_why(agent, status)
+            else:
+                self._ended(name, status)
+
+    def _look_why(self, agent: _Agent, status: int | None) -> None:
+        """The agent of a job of its own has ended, perhaps because the job is being taken back:
+        Slurm's next answer says it.
+        """
+        if agent.state != "ending":
+            agent.state, agent.since, agent.status = "ending", time.monotonic(), status
+            self._due_at = 0.0
 
     def _explain(self, node: str, answer: Json) -> DlctlError:
         """Why an agent could not start."""

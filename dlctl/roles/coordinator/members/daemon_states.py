@@ -4,7 +4,7 @@
     running -> draining                             a worker that leaves in order
     any of these -> stopped or failed -> backoff -> starting
     failed -> quarantined                           a worker that a restart does not help
-    pending, stopped or failed -> queued -> starting   a worker whose host is in its owner's queue
+    pending, backoff, stopped, failed -> queued -> starting   a worker that has no host yet, or now
 
 A state belongs to a name, across all processes of that name.
 """
@@ -46,7 +46,7 @@ UNSTARTED = HOSTLESS | {BACKOFF}
 
 SOURCES: Mapping[str, frozenset[str]] = {
     # Its agent waits for a host; or its host was taken back, and its process has ended.
-    QUEUED: ENDED | HOSTLESS,
+    QUEUED: ENDED | UNSTARTED,
     # An earlier process, if any, has been replaced, or was started by an earlier coordinator.
     STARTING: STATES,
     # Its agent has registered, its server serves, its worker has asked for data.

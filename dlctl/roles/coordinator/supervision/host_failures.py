@@ -38,7 +38,8 @@ class HostFailures(CoordinatorPart):
     transfers: Transfers
     mirror: LogMirror
     taken_hosts: TakenHosts
-    _waits_for: str = field(default="", init=False)
+    _waits_for: dict[str, str] = field(default_factory=dict, init=False)
+    """Agent -> why it waits."""
 
     def __post_init__(self) -> None:
         self.limit_s = self.run.job.timeouts.host_s
@@ -84,14 +85,15 @@ class HostFailures(CoordinatorPart):
     def _wait(self, agent: Daemon, why: str, now: float) -> None:
         """An agent waits for its allocation: its deadlines start once it can be started."""
         agent.phase = why
-        self.taken_hosts.wait(agent, why)
+        self.taken_hosts.wait(agent, why, now)
         agent.started_at = agent.heard_at = now
         if agent.given_up_at is not None:
             agent.given_up_at = now + self.limit_s
         if self.run.state == "starting":
             self.run.started_at = now
-        if why != self._waits_for:
-            self._waits_for = why
+        is_new = why not in self._waits_for.values()
+        self._waits_for[agent.name] = why
+        if is_new:
             self.context.event("waits", agent.name, why)
 
     def _lose_all(self, reason: str, now: float) -> None:

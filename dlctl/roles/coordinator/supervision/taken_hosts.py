@@ -18,6 +18,7 @@ from dlctl.roles.coordinator.supervision.scaling import TAKEN, Scaling
 from dlctl.roles.protocol.effects import HostTaken
 from dlctl.roles.protocol.files import Transfers
 
+GONE = "gone with its host"
 NOTICE_S = 300.0
 """For a host to be gone after its workers have left; then its agent is killed, and they return."""
 
@@ -44,21 +45,37 @@ class TakenHosts(CoordinatorPart):
     def _gone(self, agent: Daemon, why: str, now: float) -> None:
         if agent.registered:
             self.context.event("taken", agent.name, why)
-        for daemon in [*self.members.hosted_by(agent), agent]:
-            if not daemon.alive:
-                continue
-            daemon.killed_for = "gone with its host"
-            if daemon.role != "server":  # A server is restored there, or the run ends, as ever.
-                daemon.leaving = daemon.leaving or TAKEN
+        hosted = self.members.hosted_by(agent)
+        for daemon in hosted:
+            self._await_host(daemon, why, now)
+        servers = [daemon for daemon in hosted if daemon.role == "server" and daemon.alive]
+        for daemon in [*servers, agent]:  # A server is restored there, or the run ends, as ever.
+            daemon.killed_for = GONE
+            daemon.leaving = daemon.leaving or (TAKEN if daemon is agent else "")
             self.control.presume_dead(daemon, now)
         agent.waits_for_host = True
         self.transfers.fail_all(agent.name, why, now)
         self.mirror.lose(agent.name)
 
-    def wait(self, agent: Daemon, why: str) -> None:
-        """The agent has no host yet, because of `why`."""
+    def wait(self, agent: Daemon, why: str, now: float) -> None:
+        """The agent has no host now, because of `why`: nothing runs there."""
+        if self.run.shutdown is not None:
+            return
         agent.waits_for_host = True
-        for daemon in self.members.hosted_by(agent):
-            if daemon.role == "worker" and daemon.state in daemon_states.HOSTLESS:
-                daemon.change_state(daemon_states.QUEUED)
-                daemon.phase = why
+        hosted = self.members.hosted_by(agent)
+        if not any(daemon.role == "server" for daemon in hosted):
+            agent.given_up_at = None  # That is the owner's business, and no failure.
+        for daemon in hosted:
+            self._await_host(daemon, why, now)
+
+    def _await_host(self, worker: Daemon, why: str, now: float) -> None:
+        if worker.role != "worker":
+            return
+        if worker.alive:
+            worker.killed_for, worker.leaving = GONE, TAKEN
+            self.control.presume_dead(worker, now)
+        elif worker.state in daemon_states.UNSTARTED:
+            worker.retry_at = None
+            worker.change_state(daemon_states.QUEUED)
+        if worker.state == daemon_states.QUEUED:
+            worker.phase = why
