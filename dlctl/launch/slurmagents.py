@@ -250,6 +250,8 @@ class SlurmAgents:
             self._due_at = time.monotonic() + 5 * POLL_S
             return
         self._facts = facts
+        if self.only and facts.state == slurmwords.COMPLETING:
+            return  # Its workers have the time that Slurm gives them to leave in order.
         if self._attempt is not None and facts.restarts > self._attempt:
             self._lost_with_attempt(facts)
         self._attempt = facts.restarts
