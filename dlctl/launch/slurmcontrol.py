@@ -30,6 +30,9 @@ from dlctl.util import processes, regular
 NOTICE_S = 120
 """Slurm's signal comes so long before the time limit, or up to 60 s earlier."""
 POLL_S = 0.5
+LINGER_S = 5
+BEGAN = "began"
+"""File of its directory: the options of the user's `dlctl start` have been used."""
 VARIABLE = "DLCTL_CONTROL_JOB"
 """Of the environment in the job: its number."""
 _BODY = """
@@ -42,14 +45,15 @@ leave() {{
 }}
 trap leave USR1
 words={words}
-[ "{attempt}" = 0 ] && [ ! -e {directory}/began ] || words=
-touch {directory}/began
+[ "{attempt}" = 0 ] && [ ! -e {directory}/{began} ] || words=
+touch {directory}/{began}
 eval "dlctl start $words {file}" > {directory}/start.log 2>&1 &
 wait $!
 echo $? > {directory}/.started && mv -f {directory}/.started {directory}/started.$SLURM_JOB_ID
 [ "$(cat {directory}/started.$SLURM_JOB_ID)" = 0 ] || exit 1
 dlctl wait -j {file} > {directory}/wait.log 2>&1 &
 wait $!
+sleep {linger}  # A command that runs here, such as the one that has stopped the run, ends first.
 """
 
 
@@ -92,6 +96,8 @@ class Control(NamedTuple):
             orderfiles.check(self.directory)
         else:
             orderfiles.make(self.directory, slurmwords.SHARED)
+        for left in (self.directory / BEGAN, *self.directory.glob("started.*")):
+            left.unlink(missing_ok=True)
         script = self.directory / slurmscript.SCRIPT
         script.write_text(render(self, words))
         output = _run(slurmcalls.submit_argv(script))
@@ -176,7 +182,7 @@ def render(control: Control, words: Sequence[str]) -> str:
     body = _BODY.format(
         variable=VARIABLE, python=shlex.quote(sys.executable), attempt=slurmscript.ATTEMPT,
         script=shlex.quote(str(directory / slurmscript.SCRIPT)), file=shlex.quote(str(file)),
-        directory=shlex.quote(str(directory)), words=shlex.quote(shlex.join(words)),
+        directory=shlex.quote(str(directory)), words=shlex.quote(shlex.join(words)), began=BEGAN, linger=LINGER_S,
     )  # fmt: skip
     return f"#!/bin/bash\n{options}{body}"
 
