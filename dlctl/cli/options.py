@@ -127,6 +127,9 @@ file_argument = click.argument("file", metavar="FILE", type=PATH)
 fresh_option = click.option(
     "--fresh", is_flag=True, help="Start a new run even if one could be resumed."
 )
+from_option = click.option(
+    "--from", "source", metavar="DIR", type=PATH, help="A new run from this checkpoint, of any run."
+)
 json_option = click.option(
     "--json",
     is_flag=True,

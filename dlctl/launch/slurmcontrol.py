@@ -1,9 +1,9 @@
 """The job of a coordinator (`control` of the launcher): what `dlctl start` submits in place of
 starting the run where it was called.
 
-The job runs `dlctl start JOBFILE` on its node and waits for the end of the run. Before its time
+The job runs `dlctl run JOBFILE` on its node. Before its time
 limit it submits its successor, kills the run's daemons on its node, and ends; after the loss of its
-node Slurm requeues it. In both cases `dlctl start` continues the run, from the shards that are on
+node Slurm requeues it. In both cases `dlctl run` continues the run, from the shards that are on
 the shared file system (`durability = "disk"`). The name of the job is that of the job file, so that
 there is one at a time.
 """
@@ -47,13 +47,19 @@ trap leave USR1
 words={words}
 [ "{attempt}" = 0 ] && [ ! -e {directory}/{began} ] || words=
 touch {directory}/{began}
-eval "dlctl start $words {file}" > {directory}/start.log 2>&1 &
-wait $!
-echo $? > {directory}/.started && mv -f {directory}/.started {directory}/started.$SLURM_JOB_ID
-[ "$(cat {directory}/started.$SLURM_JOB_ID)" = 0 ] || exit 1
-dlctl wait -j {file} > {directory}/wait.log 2>&1 &
-wait $!
+# Its daemons are its children: so Slurm finds them.
+eval "dlctl run --progress plain $words {file}" > {directory}/start.log 2>&1 &
+run=$!
+code=0
+until dlctl wait --for ready -j {file} --timeout 5 > /dev/null 2>&1; do
+    kill -0 $run 2> /dev/null || {{ wait $run; code=$?; break; }}
+    sleep 0.5
+done
+echo $code > {directory}/.started && mv -f {directory}/.started {directory}/started.$SLURM_JOB_ID
+wait $run
+code=$?
 sleep {linger}  # A command that runs here, such as the one that has stopped the run, ends first.
+exit $code
 """
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 
 from dlctl.cli.group import make_command
-from dlctl.cli.options import file_argument, fresh_option
+from dlctl.cli.options import file_argument, fresh_option, from_option
 from dlctl.cli.ui import attention, console, live, log_lines, report
 from dlctl.cli.ui.interrupts import Interrupted, Interrupts, caught
 from dlctl.errors import JobFailed, NotRunning, TimedOut, UsageError
@@ -40,8 +40,9 @@ SIGNALLED = 128
 )
 @file_argument
 @fresh_option
+@from_option
 @click.pass_context
-def command(ctx: click.Context, file: Path, fresh: bool) -> None:
+def command(ctx: click.Context, file: Path, fresh: bool, source: Path | None) -> None:
     """Shows warnings and errors of all daemons, and the training progress. The exit code is that of
     the job: 0 if it has finished, 7 if it failed, 3 if another command stopped it, 130 after
     Ctrl-C. Ctrl-C saves a checkpoint and stops; a second one kills. The next start of the job
@@ -56,7 +57,7 @@ def command(ctx: click.Context, file: Path, fresh: bool) -> None:
         )
 
     with caught() as interrupts:
-        launched = launch.launch(file, fresh=fresh)
+        launched = launch.launch(file, fresh=fresh, source=source)
         if launched.process is None:
             console.commands(report.next_commands(load(launched.directory)))
             return

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dlctl.cli.group import make_command
-from dlctl.cli.options import PATH, file_argument, fresh_option, wait_options
+from dlctl.cli.options import file_argument, fresh_option, from_option, wait_options
 from dlctl.cli.ui import console, live, log_lines, report
 from dlctl.errors import UsageError
 from dlctl.runs.snapshot import load
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 )
 @file_argument
 @fresh_option
-@click.option(
-    "--from", "source", metavar="DIR", type=PATH, help="A new run from this checkpoint, of any run."
-)
+@from_option
 @wait_options
 @click.option("-f", "--follow", is_flag=True, help="Follow the logs when it is ready.")
 @click.pass_context
