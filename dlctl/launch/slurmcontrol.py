@@ -51,7 +51,7 @@ touch {directory}/{began}
 eval "dlctl run --progress plain $words {file}" > {directory}/start.log 2>&1 &
 run=$!
 code=0
-until dlctl wait --for ready -j {file} --timeout 5 > /dev/null 2>&1; do
+until dlctl wait --for ready -j {file} --timeout 5s > /dev/null 2>&1; do
     kill -0 $run 2> /dev/null || {{ wait $run; code=$?; break; }}
     sleep 0.5
 done
@@ -188,7 +188,8 @@ def render(control: Control, words: Sequence[str]) -> str:
     body = _BODY.format(
         variable=VARIABLE, python=shlex.quote(sys.executable), attempt=slurmscript.ATTEMPT,
         script=shlex.quote(str(directory / slurmscript.SCRIPT)), file=shlex.quote(str(file)),
-        directory=shlex.quote(str(directory)), words=shlex.quote(shlex.join(words)), began=BEGAN, linger=LINGER_S,
+        directory=shlex.quote(str(directory)), words=shlex.quote(shlex.join(words)),
+        began=BEGAN, linger=LINGER_S,
     )  # fmt: skip
     return f"#!/bin/bash\n{options}{body}"
 

@@ -104,13 +104,17 @@ def continue_run(case: Case) -> Launched:
         return Launched(directory, None, resumes=True)
     memory = Memory(remains.read_memory(directory))
     was = memory.piece(RunMemory) or RunMemory()
+    gone = [name for name in hosts if name not in (*findings.alive, *findings.away)]
+    if other_hosts.moves(snapshot) and not findings.alive:
+        # No daemon there finds the address of a coordinator on another machine.
+        gone = other_hosts.agents(snapshot)
     is_ending = was.state == "stopping" and memory.piece(End) is not None
     row: Json = {
         "state": "stopping" if is_ending else "running" if memory.has_released else "starting",
         # For the next coordinator: see `persistence.corrected`.
         "recovery": {
             "served": [shard.name for shard in findings.shards if shard.path and shard.version],
-            "gone": [name for name in hosts if name not in (*findings.alive, *findings.away)],
+            "gone": gone,
         },
         "reason": "",
         "waiting": "",

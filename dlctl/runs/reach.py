@@ -14,7 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from dlctl.runs import paths
+from dlctl.errors import DlctlError
+from dlctl.runs import database, paths
 from dlctl.util import notes, regular
 
 FILE = "reach.json"
@@ -58,13 +59,20 @@ def follow(directory: Path) -> None:
     that one. While the place is queued, the command sees what is on record.
     """
     place = read(directory)
-    if place is None or place.is_here:
+    if place is None or place.is_here or _is_over(directory):
         return
     state = _state(place)
     if state.startswith("RUNNING"):
         run(place, sys.argv[1:])
     if state:
         notes.note(f"{place.what} is {state.lower()}: this is what is on record")
+
+
+def _is_over(directory: Path) -> bool:
+    """Whether the run has ended: then all that is left of it is in its directory."""
+    with suppress(DlctlError):
+        return database.read(directory).get("state") in database.ENDED
+    return False
 
 
 def run(place: Reach, words: list[str]) -> None:

@@ -61,23 +61,34 @@ def test_workers_whose_nodes_are_preempted_come_back_and_the_run_never_stops(
     place.nothing_left()
 
 
-def in_control_job(place: Workplace, slurm: SlurmCluster) -> str:
-    """The same with its coordinator in a job on h1; returns the number of that job."""
-    place.task(pause_s=SLOW_S)
-    more = slurm.section(
-        jobs='"each"', requeue="true", cpus_per_node="2", control="{ cpus = 1 }", nodes="2"
-    )
-    place.job(stop=ENDLESS, servers=1, workers=2, durability="disk", more=more)
-    ended = place.dlctl("start", "job.toml", timeout_s=LONG_S)
-    assert ended.code == 0, ended.err
-    (number,) = slurm.run("squeue", "-h", "-o", "%A %j").stdout.split("dlctl-control")[:1]
-    return number.split()[-1]
-
-
 @pytest.mark.long
-def test_a_coordinator_in_a_job_is_reached_from_the_login_node_and_replaced_when_its_node_is_lost(
-    slurm: SlurmCluster, place: Workplace
+def test_the_login_node_holds_nothing_of_a_run_whose_coordinator_is_a_job(
+    slurm: SlurmCluster,
 ) -> None:
-    number = in_control_job(place, slurm)
-    status = place.dlctl("status", "--json")
-    assert status.code == 0, status.err
+    """Its node is lost: the next control job continues the run elsewhere, and nothing is lost."""
+    place = Workplace(slurm.cluster.enter, slurm.cluster.env, within=slurm.directory)
+    try:
+        place.task(pause_s=SLOW_S)
+        more = slurm.section(
+            jobs='"each"', requeue="true", cpus_per_node="2", control="{ cpus = 1 }", nodes="2"
+        )
+        place.job(stop=ENDLESS, servers=1, workers=2, more_servers='durability = "disk"', more=more)
+        ended = place.dlctl("start", "job.toml", timeout_s=LONG_S)
+        assert ended.code == 0, ended.err
+        assert not [p for p in slurm.cluster.processes("lab") if "daemons." in str(p.cmdline())]
+        assert place.dlctl("set", "worker-*", "push=5MB/s").code == 0, "from the login node"
+        place.until_step(20, LONG_S)
+        jobs = slurm.run("squeue", "-h", "-o", "%A %j").stdout.splitlines()
+        (control,) = [line.split()[0] for line in jobs if "dlctl-control" in line]
+        slurm.lose(slurm.facts(control)["NodeList"])
+        place.until("it is queued", lambda: slurm.facts(control)["JobState"] == "PENDING", LONG_S)
+        step = place.run()["step"]
+        slurm.run("scontrol", "update", f"jobid={control}", "StartTime=now")
+        place.until_step(step + 20, LONG_S)
+        assert "running" in place.dlctl("status").out
+        assert place.dlctl("stop").code == 0
+        assert place.dlctl("verify").code == 0
+        place.until("the queue is empty", lambda: not slurm.jobs(), LONG_S)
+    finally:
+        place.dlctl("stop", "--kill")
+        place.close()
