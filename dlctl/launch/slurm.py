@@ -15,7 +15,7 @@ from dlctl.errors import DlctlError
 from dlctl.job.config import Allocated, Host
 from dlctl.launch import base, slurmcalls, slurmcontrol, slurmscript
 from dlctl.launch.launcher import Launcher, LeftBehind
-from dlctl.launch.slurmcontrol import Control
+from dlctl.launch.slurmcontrol import SlurmControl
 from dlctl.launch.slurmrequest import SlurmRequest
 from dlctl.runs.reach import Reach
 from dlctl.util.hostnames import FULL_PATH
@@ -134,7 +134,7 @@ class Slurm(Launcher):
 
     # ------------------------------------------------------------ before the start
 
-    def control(self, file: Path) -> Control | None:
+    def control(self, file: Path) -> SlurmControl | None:
         asked, root = self.options.control, slurmcalls.root(self.options.dir)
         return None if asked is None else slurmcontrol.of(asked, file, root, self.options.queue_s)
 

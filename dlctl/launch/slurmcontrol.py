@@ -63,7 +63,7 @@ exit $code
 """
 
 
-class Control(NamedTuple):
+class SlurmControl(NamedTuple):
     """The control job of a job file."""
 
     asked: ControlJob
@@ -144,11 +144,11 @@ class Control(NamedTuple):
         return answer
 
 
-def of(asked: ControlJob, file: Path, root: Path, queue_s: float) -> Control:
+def of(asked: ControlJob, file: Path, root: Path, queue_s: float) -> SlurmControl:
     """root: see `slurmcalls.root`."""
     file = Path(select.job_file(file))
     name = f"dlctl-control-{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
-    return Control(asked, file, name, root / name, queue_s)
+    return SlurmControl(asked, file, name, root / name, queue_s)
 
 
 def reach(number: str) -> Reach:
@@ -167,7 +167,7 @@ def here() -> str:
     return os.environ.get(VARIABLE, "")
 
 
-def render(control: Control, words: Sequence[str]) -> str:
+def render(control: SlurmControl, words: Sequence[str]) -> str:
     asked, directory, file = control.asked, control.directory, control.file
     given = {
         "job-name": control.name,

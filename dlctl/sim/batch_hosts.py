@@ -17,7 +17,7 @@ from dlctl.sim.timeline import Timeline
 POLL_S = 0.5
 
 
-class Place(Protocol):
+class BatchedWorld(Protocol):
     """What the batch system does to the world."""
 
     timeline: Timeline
@@ -31,7 +31,7 @@ class Place(Protocol):
 
 
 class BatchHosts:
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: BatchedWorld) -> None:
         self.place = place
         self._away: set[str] = set()
         """Agents whose hosts are not ours now."""
