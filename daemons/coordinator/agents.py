@@ -13,11 +13,21 @@ from daemons.loop import Loop
 from dlctl.job import placement
 from dlctl.job.config import Host
 from dlctl.launch import launcher
-from dlctl.launch.base import AgentControl, Credentials, Ended, News, Notice, StartOrder, Waiting
+from dlctl.launch.base import (
+    AgentControl,
+    Credentials,
+    Ended,
+    Going,
+    News,
+    Notice,
+    StartOrder,
+    Taken,
+    Waiting,
+)
 from dlctl.launch.launcher import Launcher
 from dlctl.records.memory import DAEMON, Memory
 from dlctl.roles.coordinator.records import KillAgent, LaunchAgent
-from dlctl.roles.protocol.effects import AgentWaits, HostsTaken, ProcessEnded
+from dlctl.roles.protocol.effects import AgentWaits, HostsTaken, HostTaken, ProcessEnded
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.runs import paths
 from dlctl.runs.database import RunDb
@@ -81,6 +91,9 @@ class Agents:
                 self._ended(news)
             case Waiting(name, incarnation, why):
                 self.loop.post(AgentWaits(name, incarnation, why))
+            case Going(name, incarnation, why) | Taken(name, incarnation, why):
+                log.info("%s: %s", name, why)
+                self.loop.post(HostTaken(name, incarnation, isinstance(news, Taken), why))
             case Notice(kind, reason):
                 log.warning("%s", reason)
                 self.loop.post(HostsTaken(kind, reason))

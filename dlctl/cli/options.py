@@ -127,6 +127,12 @@ file_argument = click.argument("file", metavar="FILE", type=PATH)
 fresh_option = click.option(
     "--fresh", is_flag=True, help="Start a new run even if one could be resumed."
 )
+from_option = click.option(
+    "--from",
+    "source",
+    metavar="DIR|ADDRESS",
+    help="A new run from this checkpoint, of any run, or from the newest good one at an address.",
+)
 json_option = click.option(
     "--json",
     is_flag=True,

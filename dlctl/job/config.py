@@ -12,7 +12,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Len, Lt
 
@@ -778,6 +779,8 @@ def from_dict(kind: type[T], values: dict[str, Any]) -> T:
 
 
 def _built(hint: Any, value: Any) -> Any:
+    if isinstance(value, dict) and get_origin(hint) in (Union, UnionType):  # Or None.
+        hint = next((each for each in get_args(hint) if dataclasses.is_dataclass(each)), hint)
     if dataclasses.is_dataclass(hint):
         return from_dict(hint, value)  # type: ignore[arg-type]
     if get_origin(hint) is tuple:  # A tuple of any number of dataclasses.

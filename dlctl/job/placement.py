@@ -70,7 +70,10 @@ def _with_daemons(job: JobFile) -> dict[str, Host]:
     """The hosts that run servers and workers: without the coordinator's machine if all hosts of the
     job are other machines."""
     hosts = agents(job.places)
-    if job.places and all(host.is_other for host in job.places):
+    brought = job.launcher.places
+    if brought and all(host.servers == 0 for host in brought):
+        hosts[HOME_AGENT] = Host(workers=0)  # The hosts come and go: servers are not there.
+    elif job.places and all(host.is_other for host in job.places):
         del hosts[HOME_AGENT]
     return hosts
 

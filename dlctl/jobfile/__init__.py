@@ -107,6 +107,8 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> JobFile:
     located, logs = programs.located(job.job, home), stores.located(job.log, home)
     assert launcher is not None
     chosen = {**resolved, "launcher": launchers.resolved(launcher)}
+    if job.workers.min is None and (least := launchers.workers_min(launcher)):
+        chosen["workers"] = dataclasses.replace(job.workers, min=least)
     whole: JobFile = dataclasses.replace(job, job=located, log=logs, **chosen)  # type: ignore[arg-type]
     if get(document, ("servers", "count")) is None:
         whole = shares.counted(whole)

@@ -120,9 +120,16 @@ def resolved(chosen: Choice) -> Launch:
     return Launch(name=chosen.name, options=chosen.options, places=own.places())
 
 
+def workers_min(chosen: Choice) -> int | None:
+    return launcher.made(chosen.name, chosen.options).workers_min
+
+
 def lacking(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
     """Abilities that the job needs and its launcher does not declare."""
     own = launcher.of(job)
+    if own.moves and job.servers.count and job.servers.durability != "disk":
+        what = "the coordinator and its servers may be started again on another machine"
+        yield ("servers", "durability"), what, 'use "disk"'
     if own.outlives or not any(host.is_other for host in job.places):
         return
     lost = _only_in_processes(job, method)

@@ -182,7 +182,24 @@ class Notice(NamedTuple):
     reason: str
 
 
-News = Ended | Waiting | Notice
+class Going(NamedTuple):
+    """The owner is about to take back the host of one agent."""
+
+    name: str
+    incarnation: int
+    why: str
+
+
+class Taken(NamedTuple):
+    """The host of one agent is gone, with all its processes. The next order for the agent asks for
+    another one."""
+
+    name: str
+    incarnation: int
+    why: str
+
+
+News = Ended | Waiting | Notice | Going | Taken
 """What a launcher reports to its coordinator."""
 
 

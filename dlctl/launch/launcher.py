@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from dlctl import registry
 from dlctl.errors import DlctlError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dlctl.job.config import Allocated, Host, JobFile
     from dlctl.launch.answers import CallResult
     from dlctl.launch.session import Session
+    from dlctl.runs.reach import Reach
 
 KIND = "launchers"
 """The group of the registry that launchers are in."""
@@ -43,6 +44,30 @@ class LeftBehind(NamedTuple):
     """Why it is unknown what is left on the host."""
     may_run: bool = False
     """Processes of the run may still be there."""
+
+
+class ControlPlace(Protocol):
+    """A place for a coordinator, at the owner of the hosts. Its methods raise DlctlError."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process is in such a place."""
+        ...
+
+    def find(self) -> tuple[str, str]:
+        """Its number and its state; ("", ""): there is none."""
+        ...
+
+    def submit(self, words: Sequence[str]) -> str:
+        """Ask for one, which runs `dlctl start WORDS JOBFILE`; returns its number."""
+        ...
+
+    def wait(self, number: str, tell: Callable[[str], None]) -> tuple[int, str]:
+        """Wait until that command is over: its exit code and its output. tell: receives the states
+        of the place meanwhile."""
+        ...
+
+    def reach(self, number: str) -> Reach: ...
 
 
 class Launcher:
@@ -77,6 +102,12 @@ class Launcher:
         """The hosts that it brings, in the order of their agents; (): it takes those listed."""
         return ()
 
+    @property
+    def workers_min(self) -> int | None:
+        """The least number of workers that a run trains with, unless the job file says; None: all,
+        until one is lost."""
+        return None
+
     def check(self) -> Iterator[tuple[str | tuple[str | int, ...], str, str]]:
         """What is wrong with the options beyond their types: key or path, fault, suggestion."""
         return iter(())
@@ -85,7 +116,24 @@ class Launcher:
         """Sentences about options that are valid, and probably not meant."""
         return iter(())
 
+    @property
+    def moves(self) -> bool:
+        """The coordinator may be started again on another machine: only what is on a file system
+        that both share is still there."""
+        return False
+
     # ------------------------------------------------------------ before the start
+
+    def control(self, file: Path) -> ControlPlace | None:
+        """The place that `dlctl start` of this job file asks for, to run the coordinator there;
+        None: it runs where the command is called.
+        """
+        return None
+
+    def reach(self) -> Reach | None:
+        """How commands reach this machine, where a coordinator is about to start; None: they run
+        where they are called."""
+        return None
 
     def preflight(self) -> None:
         """Raises DlctlError if this machine can get no hosts as it is set up now. May block for

@@ -1,4 +1,5 @@
-"""The launcher for Slurm: one batch job for all agents, with one agent on each node.
+"""The launcher for Slurm: one batch job for all agents, with one agent on each node, or a job for
+each agent.
 
 Slurm chooses the nodes and the time. Before the job runs nobody can be asked there; then its agents
 can.
@@ -12,9 +13,11 @@ from pathlib import Path
 
 from dlctl.errors import DlctlError
 from dlctl.job.config import Allocated, Host
-from dlctl.launch import base, slurmcalls
+from dlctl.launch import base, slurmcalls, slurmcontrol, slurmscript
 from dlctl.launch.launcher import Launcher, LeftBehind
+from dlctl.launch.slurmcontrol import SlurmControl
 from dlctl.launch.slurmrequest import SlurmRequest
+from dlctl.runs.reach import Reach
 from dlctl.util.hostnames import FULL_PATH
 from dlctl.util.units import parse_duration
 
@@ -56,7 +59,12 @@ class Slurm(Launcher):
     # ------------------------------------------------------------ the job file
 
     def places(self) -> tuple[Allocated, ...]:
-        return (Allocated(),) * self.options.nodes
+        of_each = Allocated(servers=0) if self.options.jobs == "each" else Allocated()
+        return (of_each,) * self.options.nodes
+
+    @property
+    def workers_min(self) -> int | None:
+        return 1 if self.options.jobs == "each" else None
 
     def check(self) -> Iterator[Verdict]:
         for key, (pattern, message) in _TEXTS.items():
@@ -64,6 +72,7 @@ class Slurm(Launcher):
             if text and not pattern.fullmatch(text):
                 yield key, message, ""
         yield from self._check_time()
+        yield from self._check_control()
         yield from self._check_extra()
 
     def _check_time(self) -> Iterator[Verdict]:
@@ -81,6 +90,29 @@ class Slurm(Launcher):
             message = f"must be more than notice_s ({notice_s:g} s), when the run is stopped"
             yield "time", message, "for a test, give less in notice_s"
 
+    def _check_control(self) -> Iterator[Verdict]:
+        asked = self.options.control
+        if asked is None:
+            return
+        if self.options.jobs != "each":
+            what = (
+                'a coordinator in a job of its own needs jobs = "each": its servers are beside it'
+            )
+            yield "control", what, 'add jobs = "each"'
+        for key in ("partition", "account", "qos", "memory"):
+            pattern, message = _TEXTS[key]
+            text = getattr(asked, key)
+            if text and not pattern.fullmatch(text):
+                yield ("control", key), message, ""
+        try:
+            minutes = slurmscript.minutes(asked.time)
+        except ValueError as error:
+            yield ("control", "time"), str(error), ""
+            return
+        if asked.time and minutes * 60 <= 2 * slurmcontrol.NOTICE_S:
+            least = f"must be more than {2 * slurmcontrol.NOTICE_S} s"
+            yield ("control", "time"), f"{least}: it ends {slurmcontrol.NOTICE_S} s before", ""
+
     def _check_extra(self) -> Iterator[Verdict]:
         for number, option in enumerate(self.options.extra):
             path = ("extra", number)
@@ -96,7 +128,19 @@ class Slurm(Launcher):
             if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
                 yield f"extra: the quotes in {option} become part of its value; none are needed"
 
+    @property
+    def moves(self) -> bool:
+        return self.options.control is not None
+
     # ------------------------------------------------------------ before the start
+
+    def control(self, file: Path) -> SlurmControl | None:
+        asked, root = self.options.control, slurmcalls.root(self.options.dir)
+        return None if asked is None else slurmcontrol.of(asked, file, root, self.options.queue_s)
+
+    def reach(self) -> Reach | None:
+        number = slurmcontrol.here()
+        return slurmcontrol.reach(number) if number and self.options.control is not None else None
 
     def preflight(self) -> None:
         slurmcalls.nodes(self.options.partition)
@@ -120,23 +164,25 @@ class Slurm(Launcher):
         watcher: base.Watcher,
         tell: Callable[[base.News], None],
     ) -> base.AgentControl:
-        from dlctl.launch.slurmagents import SlurmAgents  # only a coordinator needs it
+        # Only a coordinator needs these.
+        from dlctl.launch.slurmagents import SlurmAgents
+        from dlctl.launch.slurmjobs import SlurmJobs
 
-        return SlurmAgents(self.options, directory, hosts, watcher, tell)
+        kind = SlurmJobs if self.options.jobs == "each" else SlurmAgents
+        return kind(self.options, directory, hosts, watcher, tell)
 
     def held(self, directory: Path) -> str:
-        handle = slurmcalls.read_handle(directory)
-        return f"job {handle.job_id}" if handle is not None and handle.job_id else ""
+        jobs = [handle.job_id for handle in slurmcalls.handles(directory).values() if handle.job_id]
+        return f"{'job' if len(jobs) == 1 else 'jobs'} {', '.join(jobs)}" if jobs else ""
 
     def end(
         self, directory: Path, hosts: Mapping[str, Host], grace_s: float, *, purge: bool
     ) -> list[LeftBehind]:
         """Ends the Slurm job: with it all of its processes and files on the nodes end."""
-        handle = slurmcalls.read_handle(directory)
+        jobs = slurmcalls.handles(directory).values()
         try:
             slurmcalls.end(directory, at_once=grace_s <= 0)
         except DlctlError as error:
             return [LeftBehind(error.where or "Slurm's nodes", error=error, may_run=True)]
-        if handle is None:
-            return []
-        return [LeftBehind("Slurm", (f"the Slurm job {handle.job_id or handle.name} is over",))]
+        done = [f"the Slurm job {handle.job_id or handle.name} is over" for handle in jobs]
+        return [LeftBehind("Slurm", tuple(done))] if done else []

@@ -25,6 +25,7 @@ from dlctl.util import hints, regular
 from dlctl.util.units import format_duration
 
 log = logging.getLogger("dlctl")
+RUNNING = "RUNNING"
 POLL_S = 2.0
 SOON_S = 0.2
 PICKUP_S = 20.0
@@ -32,6 +33,10 @@ PICKUP_S = 20.0
 BEGIN_S = 90.0
 KILL_S = 5.0
 SUBMIT_S = 5.0
+ENDING_S = 5.0
+"""Until a job whose processes were sent SIGTERM is not RUNNING any more."""
+AGAIN_S = 10.0
+"""Until the next try to submit a job, if Slurm's controller does not answer."""
 LISTED_S = 60.0
 """For a job whose number is not known to appear in the queue: sbatch may outlive the coordinator
 that has called it, and squeue may lag behind it. An empty list is the end of the job only later."""
@@ -44,9 +49,11 @@ Json = orderfiles.Json
 class _Agent:
     incarnation: int
     state: str
-    """The phase of the agent: ordered, begins, up, killing or gone."""
+    """The phase of the agent: ordered, begins, up, ending, killing or gone."""
     since: float
     """Time of the latest change of `state`."""
+    status: int | None = None
+    """How it has ended."""
 
 
 class SlurmAgents:
@@ -57,13 +64,19 @@ class SlurmAgents:
         hosts: Mapping[str, Host],
         watcher: base.Watcher,
         tell: Callable[[base.News], None],
+        *,
+        only: str = "",
+        poll_s: float = POLL_S,
     ) -> None:
+        """only: the agent whose job this is; "": the job is that of all agents."""
         self.asked = asked
         self.directory = directory
+        self.only = only
+        self.poll_s = poll_s
         self.names = list(hosts)
         self.watcher = watcher
         self.tell = tell
-        self._handle = slurmcalls.read_handle(directory)
+        self._handle = slurmcalls.read_handle(directory, only)
         self._agents: dict[str, _Agent] = {}
         self._facts: JobFacts | None = None
         """Slurm's latest answer; None: none yet."""
@@ -75,11 +88,15 @@ class SlurmAgents:
         self._due_at = 0.0
         self._noticed = -1
         """The attempt whose notice was reported."""
-        self._is_over = False
+        self._order: base.StartOrder | None = None
+        """The newest one."""
+        self.is_over = False
+        """The job has ended, or could not be submitted: it is not used any more."""
 
     # ------------------------------------------------------------ calls of the coordinator
 
     def start(self, order: base.StartOrder) -> None:
+        self._order = order
         try:
             if self._handle is None:
                 self._submit()
@@ -100,7 +117,7 @@ class SlurmAgents:
         if agent is None:
             return
         agent.state, agent.since = "killing", time.monotonic()
-        if self._handle is None or self._is_over:
+        if self._handle is None or self.is_over:
             self._ended(name, None)
             return
         try:
@@ -125,7 +142,9 @@ class SlurmAgents:
     def look(self) -> None:
         if self._command is not None and self._command[0].is_late:
             self._finish_command()
-        if self._handle is None or self._is_over:
+        if self._handle is None and self.only and not self.is_over:
+            self._try_again()
+        if self._handle is None or self.is_over:
             return
         self._read_answers()
         self._check_notice()
@@ -133,52 +152,76 @@ class SlurmAgents:
             self._query()
 
     def close(self) -> None:
-        """Release the nodes; a warning reports a failure."""
+        self.settle()
+        slurmcalls.end_in_words(self.directory)
+
+    def forget(self) -> None:
+        """Of a job that `is_over`: its directory is not used any more."""
+        if self._handle is not None:
+            self._handle.forget(self.directory, self.only)
+
+    def settle(self) -> None:
+        """Wait for the command that runs."""
         if self._command is not None:  # If it is sbatch, it is about to print the job id.
             wait_for_any([self._command[0].pidfd], SUBMIT_S)
             self._finish_command()
-        try:
-            slurmcalls.end(self.directory)
-        except DlctlError as error:
-            log.warning("%s; %s", error.message, hints.in_a_line(error.hint))
 
     # ------------------------------------------------------------ the job
 
     def _submit(self) -> None:
         """Submit the job. Raises DlctlError and OSError; then it may be tried again."""
         root = slurmcalls.root(self.asked.dir)
-        handle = slurmcalls.new_handle(self.directory.name, root)
+        handle = slurmcalls.new_handle(self.directory.name, root, self.only)
         orderfiles.make(handle.directory, slurmwords.SHARED)
         try:
             script = handle.directory / slurmscript.SCRIPT
-            script.write_text(slurmscript.render(self.asked, handle.name, handle.directory))
-            handle.write(self.directory)
+            script.write_text(
+                slurmscript.render(self.asked, handle.name, handle.directory, self.only)
+            )
+            handle.write(self.directory, self.only)
             self._run(slurmcalls.submit_argv(script), self._submitted)
         except BaseException:
-            handle.forget(self.directory)
+            handle.forget(self.directory, self.only)
             raise
         self._handle, self._queued_at = handle, time.monotonic()
 
     def _submitted(self, output: CommandOutput) -> None:
         job_id = slurmwords.job_id(output)
         if not job_id:
-            self._fail(slurmwords.refused(output))
+            self._refused(slurmwords.refused(output))
             return
         self._note(job_id)
         nodes = f"{self.asked.nodes} nodes" if self.asked.nodes > 1 else "1 node"
         log.info("Slurm has accepted the run as job %s: %s", job_id, nodes)
 
+    def _refused(self, error: DlctlError) -> None:
+        """Without an answer of Slurm's controller the job of one agent is submitted later."""
+        if not (self.only and isinstance(error, Unreachable)):
+            self._fail(error)
+            return
+        assert self._handle is not None
+        self._handle.forget(self.directory, self.only)
+        self._handle, self._due_at = None, time.monotonic() + AGAIN_S
+
+    def _try_again(self) -> None:
+        order = self._order
+        if order is None or self._agents[order.name].state != "ordered":
+            return
+        self.tell(base.Waiting(order.name, order.incarnation, "Slurm does not answer"))
+        if time.monotonic() >= self._due_at and self._command is None:
+            self.start(order)
+
     def _note(self, job_id: str) -> None:
         assert self._handle is not None
         self._handle = self._handle._replace(job_id=job_id)
         try:
-            self._handle.write(self.directory)
+            self._handle.write(self.directory, self.only)
         except OSError as error:
             log.warning("cannot note that the Slurm job is %s: %s", job_id, error)
 
     def _query(self) -> None:
         assert self._handle is not None
-        self._due_at = time.monotonic() + POLL_S
+        self._due_at = time.monotonic() + self.poll_s
         try:
             if self._handle.job_id:
                 self._run(slurmcalls.show_argv(self._handle.job_id), self._on_state)
@@ -207,10 +250,16 @@ class SlurmAgents:
             self._due_at = time.monotonic() + 5 * POLL_S
             return
         self._facts = facts
+        if self.only and facts.state == slurmwords.COMPLETING:
+            return  # Its workers have the time that Slurm gives them to leave in order.
         if self._attempt is not None and facts.restarts > self._attempt:
             self._lost_with_attempt(facts)
         self._attempt = facts.restarts
         is_new = before is None or before.state != facts.state
+        if facts.state == RUNNING:
+            for name, agent in self._agents.items():
+                if agent.state == "ending" and time.monotonic() - agent.since > ENDING_S:
+                    self._ended(name, agent.status)
         if is_new:
             log.info("job %s is %s %s", self._job, facts.state, facts.nodes or facts.reason)
         if facts.is_over:
@@ -250,20 +299,30 @@ class SlurmAgents:
         """Slurm has requeued the job: all agents of the previous attempt are gone."""
         text = f"job {self._job} has lost its nodes and was requeued"
         for name, agent in self._agents.items():
-            if agent.state in ("begins", "up", "killing"):
-                why = f"{text}: {facts.reason}" if facts.reason else text
+            why = f"{text}: {facts.reason}" if facts.reason else text
+            if self.only:  # Whatever was ordered last: so is its worker.
+                agent.state = "gone"
+                self.tell(base.Taken(name, agent.incarnation, why))
+            elif agent.state in ("begins", "up", "killing"):
                 self._ended(name, None, Unreachable(why, where=f"job {self._job}"))
 
     def _over(self, facts: JobFacts) -> None:
         assert self._handle is not None
-        self._is_over = True
+        self.is_over = True
         last = orderfiles.last_error(self._handle.directory / slurmscript.LOG)
-        self.tell(base.Notice("over", slurmwords.ending(self._job, facts, last)))
+        why = slurmwords.ending(self._job, facts, last)
+        if self.only and facts.state not in slurmwords.TAKEN_AWAY:
+            self._ended(self.only, 1, DlctlError(why, where=f"job {self._job}"))
+        else:
+            self.tell(base.Notice("over", why))
 
     def _fail(self, error: DlctlError) -> None:
         """Report that the run can get no hosts."""
-        self._is_over = True
+        self.is_over = True
         log.warning("%s", error.message)
+        if self.only:
+            self._ended(self.only, error.exit_code, error)
+            return
         self.tell(
             base.Notice(
                 "over", "; ".join(filter(None, (error.message, hints.in_a_line(error.hint))))
@@ -306,7 +365,19 @@ class SlurmAgents:
             self._ended(name, error.exit_code, error)
         elif state in ("ended", "failed"):
             status = answer.get("status")
-            self._ended(name, status if type(status) is int and state == "ended" else None)
+            status = status if type(status) is int and state == "ended" else None
+            if self.only and agent.state != "killing":
+                self._look_why(agent, status)
+            else:
+                self._ended(name, status)
+
+    def _look_why(self, agent: _Agent, status: int | None) -> None:
+        """The agent of a job of its own has ended, perhaps because the job is being taken back:
+        Slurm's next answer says it.
+        """
+        if agent.state != "ending":
+            agent.state, agent.since, agent.status = "ending", time.monotonic(), status
+            self._due_at = 0.0
 
     def _explain(self, node: str, answer: Json) -> DlctlError:
         """Why an agent could not start."""

@@ -1,11 +1,13 @@
-"""The Slurm job of a run: its handle, and blocking calls on it for commands.
+"""The Slurm jobs of a run: their handles, and blocking calls on them for commands.
 
-`slurm.json` in the run directory holds the handle. It is written before the job is submitted, so a
+`slurm.json` in the run directory holds the handle of the job of all agents, `slurm-agent-N.json`
+that of a job for one agent. A handle is written before the job is submitted, so a
 job can be found again after any crash. The name of a job is unique.
 """
 
 from __future__ import annotations
 
+import logging
 import secrets
 import shutil
 import time
@@ -20,6 +22,7 @@ from dlctl.runs import paths
 from dlctl.util import hints, regular
 from dlctl.util.fsync import replacing
 
+log = logging.getLogger("dlctl")
 HANDLE = "slurm.json"
 COMMAND_S = 20.0
 """Timeout of a Slurm command, which by default waits up to 10 s for the controller."""
@@ -39,15 +42,19 @@ class Handle(NamedTuple):
     job_id: str = ""
     """"": not known yet."""
 
-    def write(self, run_directory: Path) -> None:
-        """Write the handle to the run directory. Raises OSError."""
+    def write(self, run_directory: Path, only: str = "") -> None:
+        """Write the handle to the run directory; only: its agent, or "". Raises OSError."""
         value = {**self._asdict(), "directory": str(self.directory)}
-        orderfiles.write(run_directory / HANDLE, value)
+        orderfiles.write(_path(run_directory, only), value)
 
-    def forget(self, run_directory: Path) -> None:
+    def forget(self, run_directory: Path, only: str = "") -> None:
         """Remove the directory of a job that no longer exists, and the handle."""
         shutil.rmtree(self.directory, ignore_errors=True)
-        (run_directory / HANDLE).unlink(missing_ok=True)
+        _path(run_directory, only).unlink(missing_ok=True)
+
+
+def _path(run_directory: Path, only: str) -> Path:
+    return run_directory / (f"slurm-{only}.json" if only else HANDLE)
 
 
 def root(given: str) -> Path:
@@ -55,15 +62,25 @@ def root(given: str) -> Path:
     return Path(given).expanduser() if given else paths.index_dir().parent / "slurm"
 
 
-def new_handle(run_id: str, root: Path) -> Handle:
-    """The handle of a new job."""
-    token = secrets.token_hex(3)
-    return Handle(root / f"{run_id}-{token}", f"dlctl-{run_id}-{token}")
+def new_handle(run_id: str, root: Path, only: str = "") -> Handle:
+    """The handle of a new job, of one agent if `only` names it."""
+    name = "-".join(filter(None, (run_id, only, secrets.token_hex(3))))
+    return Handle(root / name, f"dlctl-{name}")
 
 
-def read_handle(run_directory: Path) -> Handle | None:
-    """The handle in the run directory; None: this run has no job."""
-    value = orderfiles.read(run_directory / HANDLE)
+def handles(run_directory: Path) -> dict[str, Handle]:
+    """The jobs of a run: agent, or "" for the job of all -> handle."""
+    files = sorted(
+        run_directory.glob("slurm-agent-*.json"), key=lambda file: (len(file.name), file)
+    )
+    names = ["", *(file.stem.removeprefix("slurm-") for file in files)]
+    found = {name: read_handle(run_directory, name) for name in names}
+    return {name: handle for name, handle in found.items() if handle is not None}
+
+
+def read_handle(run_directory: Path, only: str = "") -> Handle | None:
+    """The handle in the run directory; None: this run, or agent, has no job."""
+    value = orderfiles.read(_path(run_directory, only))
     with suppress(KeyError, TypeError):
         return Handle(Path(value["directory"]), str(value["name"]), str(value["job_id"]))
     return None
@@ -105,21 +122,35 @@ def nodes(partition: str) -> list[str]:
 
 
 def end(run_directory: Path, *, at_once: bool = False) -> None:
-    """End the job and remove its directory. Does nothing without a job.
+    """End the jobs of a run and remove their directories. Does nothing without a job.
 
-    The keepers exit on their own; after `ORDERLY_S` the job is cancelled. at_once: cancel without
-    waiting. Raises Unreachable if the job still exists or its state is unknown, and DlctlError.
+    The keepers exit on their own; after `ORDERLY_S` a job is cancelled. at_once: cancel without
+    waiting. Raises Unreachable if a job still exists or its state is unknown, and DlctlError.
     """
-    handle = read_handle(run_directory)
-    if handle is None:
-        return
-    _write_intent(handle)
+    jobs, failed = handles(run_directory), None
+    for handle in jobs.values():
+        _write_intent(handle)
+    until = time.monotonic() + (0.0 if at_once else ORDERLY_S)
+    for only, handle in jobs.items():
+        try:
+            _end_job(handle, max(0.0, until - time.monotonic()))
+        except OSError as error:
+            raise slurmwords.not_run(error) from error
+        except DlctlError as error:
+            failed = error
+            continue
+        _keep_log(handle, run_directory)
+        handle.forget(run_directory, only)
+    if failed is not None:
+        raise failed
+
+
+def end_in_words(run_directory: Path) -> None:
+    """`end`, with a warning in place of an error."""
     try:
-        _end_job(handle, 0.0 if at_once else ORDERLY_S)
-    except OSError as error:
-        raise slurmwords.not_run(error) from error
-    _keep_log(handle, run_directory)
-    handle.forget(run_directory)
+        end(run_directory)
+    except DlctlError as error:
+        log.warning("%s; %s", error.message, hints.in_a_line(error.hint))
 
 
 def _keep_log(handle: Handle, run_directory: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from dlctl.launch import commands, slurmcalls, slurmscript, slurmwords
+from dlctl.launch.slurmscript import AGENT
 
 ASK_S = 3.0
 
@@ -18,7 +19,8 @@ class SlurmNode:
 
     def __init__(self, environment: Mapping[str, str], options: Sequence[str]) -> None:
         """Raises KeyError and ValueError if this is no task of srun."""
-        self.agent = f"agent-{int(environment['SLURM_NODEID']) + 1}"
+        only = [o.removeprefix(AGENT) for o in options if o.startswith(AGENT)]
+        self.agent = only[0] if only else f"agent-{int(environment['SLURM_NODEID']) + 1}"
         self.name = environment["SLURMD_NODENAME"]
         self.attempt = int(environment.get("SLURM_RESTART_COUNT", 0))
         self._job_id = environment["SLURM_JOB_ID"]

@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,8 @@ NOTICE = "notice"
 or the job is about to be preempted. Content: the attempt, counted from 0."""
 REQUEUE = "--requeue"
 """Option of keepers: Slurm may requeue the job."""
+AGENT = "--agent="
+"""Option of keepers: the agent of this node."""
 NODE = "dlctl.launch.slurmnode:SlurmNode"
 """What a keeper knows of its node."""
 LOG = "job.log"
@@ -44,19 +47,20 @@ exit $?
 """
 
 
-def render(asked: SlurmRequest, name: str, directory: Path) -> str:
-    """`name`: of the job, for squeue. `directory`: of the orders, which all nodes share."""
-    options = "".join(f"#SBATCH {option}\n" for option in _options(asked, name, directory))
+def render(asked: SlurmRequest, name: str, directory: Path, only: str = "") -> str:
+    """`name`: of the job, for squeue. `directory`: of the orders, which all nodes share. only: the
+    agent whose job it is; "": of all, one on each node."""
+    options = _options(asked, name, directory)
     body = _BODY.format(
         directory=shlex.quote(str(directory)),
         notice=NOTICE,
         attempt=ATTEMPT,
-        srun=shlex.join(_srun(asked, directory)),
+        srun=shlex.join(_srun(asked, directory, only)),
     )
     return f"#!/bin/bash\n{options}{body}"
 
 
-def _options(asked: SlurmRequest, name: str, directory: Path) -> list[str]:
+def _options(asked: SlurmRequest, name: str, directory: Path) -> str:
     given = {
         "job-name": name,
         "nodes": asked.nodes,
@@ -75,12 +79,17 @@ def _options(asked: SlurmRequest, name: str, directory: Path) -> list[str]:
         "open-mode": "append",
         "chdir": "/",
     }
-    options = [f"--{key}={_quoted(str(value))}" for key, value in given.items() if value]
-    options += ["--no-kill", "--requeue" if asked.requeue else "--no-requeue"]
+    more = ["--no-kill", "--requeue" if asked.requeue else "--no-requeue"]
     for option in asked.extra:
         name, equals, value = option.partition("=")
-        options.append(f"{name}{equals}{_quoted(value)}")
-    return options
+        more.append(f"{name}{equals}{_quoted(value)}")
+    return lines(given, more)
+
+
+def lines(given: Mapping[str, object], more: Sequence[str]) -> str:
+    """The #SBATCH lines of options that have a value, and of others as they are."""
+    options = [f"--{key}={_quoted(str(value))}" for key, value in given.items() if value]
+    return "".join(f"#SBATCH {option}\n" for option in [*options, *more])
 
 
 def _quoted(value: str) -> str:
@@ -97,10 +106,11 @@ def minutes(time: str) -> int:
     return math.ceil(parse_duration(time) / 60) if time else 0
 
 
-def _srun(asked: SlurmRequest, directory: Path) -> list[str]:
+def _srun(asked: SlurmRequest, directory: Path, only: str) -> list[str]:
     """--cpus-per-task is not inherited from sbatch since Slurm 22.05."""
     words = ["srun", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--ntasks-per-node=1"]
     words += [f"--cpus-per-task={asked.cpus_per_node}"] if asked.cpus_per_node else []
     python = os.path.expanduser(asked.python) or sys.executable
     words += ["--cpu-bind=none", python, "-P", "-m", "daemons.node.keep", NODE, str(directory)]
+    words += [AGENT + only] if only else []
     return [*words, REQUEUE] if asked.requeue else words

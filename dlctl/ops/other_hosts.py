@@ -56,6 +56,17 @@ def _hosts(snapshot: Snapshot) -> dict[str, Host]:
     return {name: host for name, host in agents.items() if host.is_other}
 
 
+def agents(snapshot: Snapshot) -> list[str]:
+    """The agents on other hosts."""
+    return [*_hosts(snapshot)]
+
+
+def moves(snapshot: Snapshot) -> bool:
+    """Whether the next coordinator may be on another machine than the last one."""
+    launcher = _known(snapshot)
+    return launcher is not None and launcher.moves
+
+
 def have_copies(snapshot: Snapshot) -> bool:
     """Whether daemons on other hosts have copies of the task's files, from the start of the run."""
     launcher = _known(snapshot)

@@ -19,9 +19,9 @@ from dlctl.ops import control, other_hosts, remains, stop
 from dlctl.ops.cases import Case, Start
 from dlctl.ops.decide import Action
 from dlctl.records.memory import End, Memory, RunMemory
-from dlctl.runs import lineage, lock, paths, task_code, terms
+from dlctl.runs import lineage, lock, paths, reach, task_code, terms
 from dlctl.runs.database import RunDb
-from dlctl.runs.snapshot import ENDED, Snapshot
+from dlctl.runs.snapshot import ENDED, Snapshot, read_job
 from dlctl.util import notes, regular, values
 
 if TYPE_CHECKING:
@@ -104,13 +104,17 @@ def continue_run(case: Case) -> Launched:
         return Launched(directory, None, resumes=True)
     memory = Memory(remains.read_memory(directory))
     was = memory.piece(RunMemory) or RunMemory()
+    gone = [name for name in hosts if name not in (*findings.alive, *findings.away)]
+    if other_hosts.moves(snapshot) and not findings.alive:
+        # No daemon there finds the address of a coordinator on another machine.
+        gone = other_hosts.agents(snapshot)
     is_ending = was.state == "stopping" and memory.piece(End) is not None
     row: Json = {
         "state": "stopping" if is_ending else "running" if memory.has_released else "starting",
         # For the next coordinator: see `persistence.corrected`.
         "recovery": {
             "served": [shard.name for shard in findings.shards if shard.path and shard.version],
-            "gone": [name for name in hosts if name not in (*findings.alive, *findings.away)],
+            "gone": gone,
         },
         "reason": "",
         "waiting": "",
@@ -200,10 +204,21 @@ def start_coordinator(directory: Path, *, resumes: bool = False) -> Launched:
     if mode := paths.open_to_all(directory):
         notes.note(f"other users can read the files of {directory.name} (mode {mode})")
         notes.note(f"to close it: chmod 700 {shlex.quote(str(directory))}")
+    _note_reach(directory)
     os.utime(directory / "job.json")  # The last started run is the newest: `snapshot.started`.
     if (directory / task_code.CODE).exists() and not any(local.living(directory)):
         task_code.forget(directory)
     return Launched(directory, local.start_coordinator(directory), resumes)
+
+
+def _note_reach(directory: Path) -> None:
+    """Write down how commands reach this machine from others."""
+    launcher = other_hosts.launcher_of(read_job(directory))
+    place = None if launcher is None else launcher.reach()
+    if place is not None:
+        place.write(directory)
+    else:
+        (directory / reach.FILE).unlink(missing_ok=True)
 
 
 # ---------------------------------------------------------------- an earlier coordinator

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dlctl.errors import DlctlError, NotFound, UsageError
-from dlctl.runs import lock, paths
+from dlctl.runs import lock, paths, reach
 from dlctl.runs.snapshot import Snapshot, Unreadable, check_records, load, read_job, started
 from dlctl.util import hints, notes, regular
 from dlctl.util.did_you_mean import meant
@@ -100,7 +100,9 @@ def look(job: str | None, *, is_any: bool = False) -> Snapshot:
     database cannot be read or, of an ended run, is damaged, and DlctlError for a directory that is
     not the run's own (see `dlctl.runs.lock`).
     """
-    snapshot = (load_any if is_any else load)(directory(job))
+    chosen = directory(job)
+    reach.follow(chosen)
+    snapshot = (load_any if is_any else load)(chosen)
     if not (is_any or snapshot.is_live):
         check_records(snapshot.directory)
     lock.require_own(snapshot)

@@ -21,7 +21,7 @@ from dlctl.util.names import COORDINATOR, HOME_AGENT
 
 LIVE = ("pending", "starting", "running", "degraded", "recovering", "checkpointing", "stopping")
 READY = ("running", "degraded", "recovering", "checkpointing")
-WITHOUT_PROCESS = (*ENDED, "pending", "backoff", "quarantined")
+WITHOUT_PROCESS = (*ENDED, "pending", "queued", "backoff", "quarantined")
 """States of a daemon that is known to have no process."""
 GONE = "gone"
 """State of a daemon whose process is missing without a record of its exit."""

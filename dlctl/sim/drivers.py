@@ -55,6 +55,7 @@ from dlctl.roles.protocol.effects import (
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.runs.terms import TermLog
 from dlctl.sim.arrays import FilesDriver
+from dlctl.sim.batch_hosts import BatchHosts
 from dlctl.sim.disk import NO_SPACE, SAVE_S, Disk
 from dlctl.sim.frozen import FrozenDriver
 from dlctl.sim.loops import LoopDriver, LoopOptions
@@ -553,8 +554,10 @@ class RecordsDriver:
         wall_s: Callable[[], float],
         unreachable: Collection[str],
         disk: Disk,
+        batch: BatchHosts,
     ) -> None:
         """`unreachable`: agents on whose hosts nothing can be started."""
+        self.batch = batch
         self.process = process
         self.store = store
         self.spawn = spawn
@@ -712,6 +715,8 @@ class RecordsDriver:
     def _launch(self, effect: j.LaunchAgent) -> None:
         """Another host is reached over ssh: it terminates an earlier agent, or is unreachable."""
         self._incarnations[effect.name] = effect.incarnation
+        if self.batch.take_order(effect, self._launch):
+            return
         if effect.name in self.unreachable:
             refused = ProcessExited(
                 effect.name, effect.incarnation, SSH_FAILED, ("No route to host",)
@@ -727,6 +732,7 @@ class RecordsDriver:
     def _kill(self, effect: j.KillAgent) -> None:
         """Kill an agent; on another host it then counts as gone (as in `launch/remote.py`)."""
         agent = self._agents.get(effect.name)
+        self.batch.cancel(effect.name)
         if agent is not None and effect.name not in self.unreachable:
             agent.signal(9)
         if effect.name != HOME_AGENT:

@@ -31,6 +31,7 @@ from dlctl.roles.worker.worker import Worker
 from dlctl.runs.database import ENDED
 from dlctl.sim import hostfiles
 from dlctl.sim.arrays import FilesDriver
+from dlctl.sim.batch_hosts import BatchHosts
 from dlctl.sim.crashpoints import CrashPoints
 from dlctl.sim.disk import Disk
 from dlctl.sim.drivers import (
@@ -115,6 +116,7 @@ class World:
         """Seconds by which the wall clock was set forward. Only records show it."""
         self.unreachable: set[str] = set()
         """Agents on whose hosts no process can be started now."""
+        self.batch = BatchHosts(self)
         self._orphans: set[Process] = set()
         self._guests = 0
         """Processes of `dlctl join` so far; a newer one has a larger incarnation."""
@@ -181,8 +183,9 @@ class World:
         process.machine = Coordinator(RUN_ID, self.job, keys, algorithm, past)
         process.ended = self._coordinator_ended
         records = RecordsDriver(
-            process, self.store, self.spawn, self.note, self.wall_s, self.unreachable, self.disk
-        )
+            process, self.store, self.spawn, self.note, self.wall_s, self.unreachable, self.disk,
+            self.batch,
+        )  # fmt: skip
         hostfiles.coordinate(process, self.store, self.disk)
         for agent in self.children("agent"):
             records.adopt(agent)

@@ -203,11 +203,18 @@ class Terminal:
 
 
 class Workplace:
-    def __init__(self, enter: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
-        """`enter` is put before every command, to run it in other namespaces, with this `env`."""
+    def __init__(
+        self,
+        enter: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        within: Path | None = None,
+    ) -> None:
+        """`enter` is put before every command, to run it in other namespaces, with this `env`.
+        within: the parent directory.
+        """
         self.enter = enter
         # Short, because paths of sockets must be.
-        self.path = Path(tempfile.mkdtemp(prefix="dlctl-"))
+        self.path = Path(tempfile.mkdtemp(prefix="dlctl-", dir=within))
         (self.path / "x").mkdir(mode=0o700)
         dropped = ("DLCTL_JOB", "NO_COLOR", "FORCE_COLOR", "COLUMNS")
         around = os.environ if env is None else env

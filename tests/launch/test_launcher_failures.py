@@ -314,7 +314,7 @@ def test_a_job_that_the_queue_lists_late_is_waited_for_and_found(
         assert submitted.handle.name in waits.why
     put(tools, "squeue", "echo 17")
     assert submitted.ask() == "17"
-    assert not submitted.agents._is_over
+    assert not submitted.agents.is_over
 
 
 def test_a_job_that_the_queue_does_not_list_in_its_time_is_over(
@@ -345,3 +345,102 @@ def test_an_agent_that_is_killed_while_its_job_waits_is_not_started_once_the_job
     assert submitted.news[-1] == base.Ended("agent-1", 1, None)
     kill = orderfiles.read(orderfiles.kill(submitted.handle.directory, "agent-1"))
     assert kill == {"incarnation": 1}
+
+
+class Fleet:
+    """Two agents, each in a job of its own, for a Slurm whose answers are files."""
+
+    def __init__(self, tools: Path, directory: Path, tmp_path: Path) -> None:
+        self.news: list[base.News] = []
+        self._tools, self._directory, self._watcher = tools, directory, Watcher()
+        nodes = {"agent-1": Allocated(servers=0), "agent-2": Allocated(servers=0)}
+        asked = {"nodes": 2, "jobs": "each", "requeue": True, "dir": str(tmp_path / "orders")}
+        self.jobs = launcher.made("slurm", asked).agents(
+            directory, nodes, self._watcher, self.news.append
+        )
+        count = f"{tmp_path}/count"
+        put(
+            tools,
+            "sbatch",
+            f"echo >> {count}; n=0; while read -r _; do n=$((n + 1)); done < {count}; echo $n",
+        )
+        put(tools, "scontrol", f"read -r line < {tmp_path}/job.$4; echo $line")
+        self._path = tmp_path
+
+    def says(self, job: int, state: str, restarts: int = 0, reason: str = "None") -> None:
+        line = f"JobId={job} JobState={state} Reason={reason} Restarts={restarts}"
+        (self._path / f"job.{job}").write_text(line)
+
+    def start(self, name: str, incarnation: int) -> None:
+        self.jobs.start(order(name, incarnation))
+        self._turn()
+
+    def _turn(self) -> None:
+        each = self.jobs._jobs.values()
+        self._watcher.turn_until(lambda: all(job._command is None for job in each))
+
+    def look(self) -> list[base.News]:
+        """What is new after Slurm was asked about each job."""
+        self.news.clear()
+        for job in self.jobs._jobs.values():
+            job._due_at = 0.0
+        self.jobs.look()
+        self._turn()
+        return list(self.news)
+
+
+def test_each_job_is_preempted_queued_and_submitted_again_on_its_own(
+    tools: Path, directory: Path, tmp_path: Path
+) -> None:
+    fleet = Fleet(tools, directory, tmp_path)
+    for name in ("agent-1", "agent-2"):
+        fleet.start(name, 1)
+    names = {only: handle.job_id for only, handle in slurmcalls.handles(directory).items()}
+    assert names == {"agent-1": "1", "agent-2": "2"}
+    fleet.says(1, "RUNNING")
+    fleet.says(2, "PENDING", reason="Priority")
+    (waits,) = fleet.look()
+    assert waits == base.Waiting("agent-2", 1, "job 2 is pending: Priority")
+
+    fleet.says(1, "PENDING", restarts=1, reason="BeginTime")
+    taken = [each for each in fleet.look() if isinstance(each, base.Taken)]
+    assert [(each.name, each.incarnation) for each in taken] == [("agent-1", 1)]
+    fleet.start("agent-1", 2)
+    assert base.Waiting("agent-1", 2, "job 1 is pending again: BeginTime") in fleet.look()
+
+    fleet.says(2, "PREEMPTED")
+    taken = [each for each in fleet.look() if isinstance(each, base.Taken)]
+    assert [(each.name, each.incarnation) for each in taken] == [("agent-2", 1)]
+    fleet.start("agent-2", 2)
+    assert slurmcalls.handles(directory)["agent-2"].job_id == "3", "it is submitted again"
+
+
+def test_an_agent_that_slurm_refuses_or_cannot_start_is_no_host_that_was_taken(
+    tools: Path, directory: Path, tmp_path: Path
+) -> None:
+    fleet = Fleet(tools, directory, tmp_path)
+    fleet.start("agent-1", 1)
+    fleet.says(1, "FAILED")
+    (ended,) = fleet.look()
+    assert isinstance(ended, base.Ended)
+    assert (ended.name, ended.status) == ("agent-1", 1)
+    put(tools, "sbatch", "echo 'sbatch: error: invalid partition' >&2; exit 1")
+    fleet.news.clear()
+    fleet.start("agent-2", 1)
+    (ended,) = fleet.news
+    assert isinstance(ended, base.Ended)
+    assert "invalid partition" in str(ended.error)
+
+
+def test_while_slurm_does_not_answer_a_job_is_submitted_later(
+    tools: Path, directory: Path, tmp_path: Path
+) -> None:
+    fleet = Fleet(tools, directory, tmp_path)
+    put(tools, "sbatch", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    fleet.start("agent-1", 1)
+    (waits,) = fleet.look()[:1]
+    assert waits == base.Waiting("agent-1", 1, "Slurm does not answer")
+    assert "agent-1" not in slurmcalls.handles(directory) or not fleet.jobs._jobs["agent-1"].is_over
+    put(tools, "sbatch", "echo 7")
+    fleet.look()
+    assert slurmcalls.handles(directory)["agent-1"].job_id == "7"

@@ -31,7 +31,7 @@ from simulated import (
 from split_ledger import SplitChecker, SplitLedger
 from stolen_key import Thief
 
-from dlctl.job.config import Gradients, Party
+from dlctl.job.config import Gradients, Host, Party
 from dlctl.model.flat import TRAINED, Layout, TensorEntry
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import (
@@ -790,6 +790,39 @@ def joins(seed: int) -> Simulation:
     return simulation
 
 
+def preempted(seed: int) -> Simulation:
+    """Workers on hosts of a batch system that are queued, given, and taken back with a notice or
+    without, beside servers that stay; now and then the coordinator dies meanwhile.
+    """
+    name, options, kind = JOINED[seed % len(JOINED)]
+    dice = np.random.default_rng([seed, 16])
+    of_workers = tuple(Host(ssh=f"h{n}", servers=0, workers=1) for n in range(WORKERS))
+    faults = Faults(
+        kills=int(dice.integers(0, 2)), coordinator_kills=int(dice.random() < 1 / 3), resets=1,
+        clock_jumps=1, from_s=0.9, heal_at_s=HEAL_AT_S,
+    )  # fmt: skip
+    simulation = _ledger(
+        seed, faults, algorithm=(name, options), epochs=6, durabilities=("process", "disk"),
+        hosts=(Host(servers=SERVERS, workers=0), *of_workers), workers_min=1, **kind,
+    )  # fmt: skip
+    batch = simulation.world.batch
+    for n in range(1, WORKERS + 1):
+        agent = f"agent-{n}"
+        if n > 1 and dice.random() < 1 / 2:
+            batch.queue(agent)
+            simulation.at(float(dice.uniform(0.0, 2.0)), partial(batch.give, agent))
+        when_s = float(dice.uniform(1.0, 2.5))
+        while when_s < HEAL_AT_S - 1.0:
+            notice_s = float(dice.choice([0.0, 0.0, 0.3, 1.5]))
+            if notice_s:
+                simulation.at(when_s - min(notice_s, 0.9), partial(batch.notify, agent))
+            simulation.at(when_s, partial(batch.take, agent))
+            when_s += float(dice.uniform(0.1, 2.0))
+            simulation.at(when_s, partial(batch.give, agent))
+            when_s += float(dice.uniform(0.5, 3.0))
+    return simulation
+
+
 SCENARIOS: dict[str, Callable[[int], Simulation]] = {
     "downpour": downpour,
     "downpour-topk": downpour_topk,
@@ -812,5 +845,6 @@ SCENARIOS: dict[str, Callable[[int], Simulation]] = {
     "loops": loops,
     "joins": joins,
     "split": split,
+    "preempted": preempted,
 }
 """Name -> seed -> a run that has not begun."""

@@ -15,10 +15,10 @@ from pathlib import Path
 import click
 
 from dlctl.cli.group import make_command
-from dlctl.cli.options import file_argument, fresh_option
+from dlctl.cli.options import file_argument, fresh_option, from_option
 from dlctl.cli.ui import attention, console, live, log_lines, report
 from dlctl.cli.ui.interrupts import Interrupted, Interrupts, caught
-from dlctl.errors import JobFailed, NotRunning, TimedOut
+from dlctl.errors import JobFailed, NotRunning, TimedOut, UsageError
 from dlctl.ops import next_step, ready, stop
 from dlctl.ops.recover import Launched
 from dlctl.problems import names_in
@@ -40,17 +40,24 @@ SIGNALLED = 128
 )
 @file_argument
 @fresh_option
+@from_option
 @click.pass_context
-def command(ctx: click.Context, file: Path, fresh: bool) -> None:
+def command(ctx: click.Context, file: Path, fresh: bool, source: str | None) -> None:
     """Shows warnings and errors of all daemons, and the training progress. The exit code is that of
     the job: 0 if it has finished, 7 if it failed, 3 if another command stopped it, 130 after
     Ctrl-C. Ctrl-C saves a checkpoint and stops; a second one kills. The next start of the job
     resumes from that checkpoint.
     """
-    from dlctl.ops import launch  # imported late: it pulls in numpy
+    from dlctl.ops import elsewhere, launch  # imported late: they pull in numpy
+
+    if elsewhere.of(file) is not None:
+        raise UsageError(
+            "the coordinator of this job is a job of its own, which no terminal holds",
+            hint=f"dlctl start {values.path(file)}, then dlctl wait",
+        )
 
     with caught() as interrupts:
-        launched = launch.launch(file, fresh=fresh)
+        launched = launch.launch(file, fresh=fresh, source=source)
         if launched.process is None:
             console.commands(report.next_commands(load(launched.directory)))
             return

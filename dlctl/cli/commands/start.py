@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from dlctl.cli.group import make_command
-from dlctl.cli.options import file_argument, fresh_option, wait_options
+from dlctl.cli.options import file_argument, fresh_option, from_option, wait_options
 from dlctl.cli.ui import console, live, log_lines, report
 from dlctl.errors import UsageError
 from dlctl.runs.snapshot import load
 from dlctl.util import values
+
+if TYPE_CHECKING:
+    from dlctl.launch.launcher import ControlPlace
 
 
 @make_command(
@@ -24,16 +28,18 @@ from dlctl.util import values
 )
 @file_argument
 @fresh_option
-@click.option(
-    "--from",
-    "source",
-    metavar="DIR|ADDRESS",
-    help="A new run from this checkpoint, of any run, or from the newest good one at an address.",
-)
+@from_option
 @wait_options
 @click.option("-f", "--follow", is_flag=True, help="Follow the logs when it is ready.")
+@click.pass_context
 def command(
-    file: Path, fresh: bool, source: str | None, limit_s: float | None, no_wait: bool, follow: bool
+    ctx: click.Context,
+    file: Path,
+    fresh: bool,
+    source: str | None,
+    limit_s: float | None,
+    no_wait: bool,
+    follow: bool,
 ) -> None:
     """A stopped job resumes from its newest good checkpoint. A failed job resumes exactly where it
     stopped if all of its state survives, else from its newest good checkpoint. The start is refused
@@ -54,10 +60,15 @@ def command(
     It may be at an address, as a mirror of [checkpoints]: the newest good one there, or the one
     that the address names. If that is the mirror of this job, the new run takes it over.
     """
-    from dlctl.ops import launch, ready  # imported late: they pull in numpy
+    from dlctl.ops import elsewhere, launch, ready  # imported late: they pull in numpy
+    from dlctl.stores import addresses
 
     if no_wait and follow:
         raise UsageError("--no-wait and --follow exclude each other")
+    if (place := elsewhere.of(file)) is not None:
+        there = source and addresses.located(source, Path.cwd())
+        words = ["--fresh"] * fresh + ([f"--from={there}"] if there else [])
+        ctx.exit(_begin_elsewhere(place, words, no_wait=no_wait))
     began = time.monotonic()
     launched = launch.launch(file, fresh=fresh, source=source)
     name = launched.directory.name
@@ -83,3 +94,21 @@ def command(
     if follow and snapshot.is_live:
         names = list(snapshot.roles())
         log_lines.follow_logs(snapshot, names, 10, None, log_lines.Printer(names))
+
+
+def _begin_elsewhere(place: ControlPlace, words: list[str], *, no_wait: bool) -> int:
+    """The coordinator runs at the owner of the hosts: wait until it has started there; the exit
+    code.
+    """
+    from dlctl.ops import elsewhere
+
+    number = elsewhere.begin(place, words)
+    if no_wait:
+        return 0
+    try:
+        code, said = elsewhere.finish(place, number, console.note)
+    except KeyboardInterrupt:
+        console.note(f"\nJob {number} stays: dlctl start waits for it again, scancel ends it.")
+        raise
+    console.note(said.rstrip())
+    return code

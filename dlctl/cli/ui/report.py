@@ -16,7 +16,7 @@ from dlctl.util.values import NOTHING
 
 _COLORS = {
     "green": ("running", "finished"),
-    "cyan": ("starting", "pending", "checkpointing", "stopping", "draining"),
+    "cyan": ("starting", "pending", "queued", "checkpointing", "stopping", "draining"),
     "yellow": ("degraded", "slow", "backoff", "recovering"),
     "red": ("quarantined", "unknown", "gone", "silent", "unreadable", "failed"),
 }

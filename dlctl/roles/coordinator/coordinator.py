@@ -58,6 +58,7 @@ from dlctl.roles.coordinator.supervision.host_failures import HostFailures
 from dlctl.roles.coordinator.supervision.peers import PeerLists
 from dlctl.roles.coordinator.supervision.registration import Past, Registration
 from dlctl.roles.coordinator.supervision.scaling import Scaling
+from dlctl.roles.coordinator.supervision.taken_hosts import TakenHosts
 from dlctl.roles.coordinator.training.bad_samples import BadSamples
 from dlctl.roles.coordinator.training.dataset import Dataset
 from dlctl.roles.coordinator.training.frozen import FrozenParameters
@@ -72,6 +73,7 @@ from dlctl.roles.protocol.authz import CLIENT, GUEST, READER, Authz, keys_of
 from dlctl.roles.protocol.effects import (
     AgentWaits,
     HostsTaken,
+    HostTaken,
     MirrorNews,
     OnRecord,
     ProcessEnded,
@@ -166,6 +168,7 @@ class Coordinator:
     def _build_observers(self, past: Past) -> None:
         """The parts that observe all others: failures, status, requests, persistence."""
         run = self.run
+        self.taken_hosts = TakenHosts(run, self, self.scaling, self.transfers, self.mirror)
         self.host_failures = HostFailures(
             run,
             self,
@@ -174,6 +177,7 @@ class Coordinator:
             self.checkpointing,
             self.transfers,
             self.mirror,
+            self.taken_hosts,
         )
         self.failure_detector = FailureDetector(
             run, self, self.leases, self.evaluations, self.checkpointing, self.frozen,
@@ -269,6 +273,8 @@ class Coordinator:
                 self.failure_detector.on_exit(exited, now)
             case AgentWaits() | HostsTaken():
                 self.host_failures.on_event(event, now)
+            case HostTaken():
+                self.taken_hosts.on_event(event, now)
             case CheckpointBegun() | CheckpointEnded():
                 self.checkpointing.on_event(event, now)
             case BytesRead(peer, answer):
@@ -424,9 +430,9 @@ class Coordinator:
         daemon = self.registration.on_register(peer, message, now)
         if daemon is not None and daemon.role == "agent" and daemon.state == "starting":
             daemon.change_state(daemon_states.RUNNING)
-            daemon.has_worked, daemon.given_up_at = True, None
+            daemon.has_worked, daemon.given_up_at, daemon.waits_for_host = True, None, False
             for hosted in self.members.hosted_by(daemon):
-                if hosted.state == "pending" and self.run.shutdown is None:
+                if hosted.state in daemon_states.HOSTLESS and self.run.shutdown is None:
                     self.start_daemon(hosted, now)
 
     def _on_model_ready(self, peer: Peer, message: m.ModelReady, now: float) -> None:

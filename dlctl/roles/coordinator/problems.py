@@ -112,6 +112,8 @@ class _Inspection:
         is_away = self.members.agent_of(daemon).given_up_at is not None
         if is_away and daemon.role == "agent" and daemon.state != daemon_states.FAILED:
             return self._unreachable_host(daemon)
+        if daemon.waits_for_host:
+            return None  # So is that, and `status` shows why.
         if daemon.alive and silent_s <= QUIET_S and (stalled := self._stalled(daemon)) is not None:
             return stalled
         match daemon.state:

@@ -296,7 +296,7 @@ class RunShutdown(Owner):
     def _shut_down(self, now: float) -> None:
         """Request their exit; resent until the exit is known (`FailureDetector.on_exit`)."""
         for daemon in self._leavers():
-            if not daemon.alive and daemon.state in ("backoff", "pending"):
+            if not daemon.alive and daemon.state in daemon_states.UNSTARTED:
                 is_lost = daemon.out_of_touch
                 daemon.change_state(daemon_states.FAILED if is_lost else daemon_states.STOPPED)
                 daemon.retry_at = None

@@ -83,6 +83,7 @@ def _count(metrics: Json, name: str) -> int:
 
 NOISE_MIN = 0.5
 """A gradient noise scale of fewer samples is rounding: the pushes were of the same samples."""
+_UNTROUBLED = (daemon_states.RUNNING, daemon_states.QUEUED)
 REPORT_S = 0.5
 ROW_S = 1.0
 """Interval between two rows of the run's time series (thinned out by `records/series.py`)."""
@@ -112,7 +113,8 @@ class StatusReport:
     def __post_init__(self) -> None:
         self._row_due_at = self._pause_until = 0.0
         self._troubled = self.run.members.select(
-            ("_state",), lambda d: d.state != "running" and not d.key
+            ("_state", "waits_for_host"),
+            lambda d: d.state not in _UNTROUBLED and not d.key and not d.waits_for_host,
         )
         self._has_last_row = False
         """The last row is written: a short run may have hardly another one."""

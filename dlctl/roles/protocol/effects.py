@@ -83,6 +83,19 @@ class HostsTaken(Event):
     reason: str
 
 
+@record
+class HostTaken(Event):
+    """The owner of the host of one agent reclaims it, or is about to; the launcher asks for another
+    one as soon as the agent is to be started again.
+    """
+
+    name: str
+    incarnation: int
+    is_gone: bool
+    """With all processes there."""
+    why: str
+
+
 # ---------------------------------------------------------------- files (servers and workers)
 
 

@@ -22,7 +22,7 @@ from dlctl.roles.coordinator.members.selections import ByContact, Due
 from dlctl.roles.coordinator.run_state import CoordinatorPart
 from dlctl.roles.coordinator.supervision.guests import Guests
 from dlctl.roles.coordinator.supervision.host_failures import HostFailures
-from dlctl.roles.coordinator.supervision.scaling import REMOVAL, Scaling
+from dlctl.roles.coordinator.supervision.scaling import REMOVAL, TAKEN, Scaling
 from dlctl.roles.coordinator.training.frozen import FrozenParameters
 from dlctl.roles.coordinator.training.leases import Leases
 from dlctl.roles.protocol.context import EXIT_FENCED, EXIT_POISONED
@@ -275,7 +275,8 @@ class FailureDetector(CoordinatorPart):
         daemon.ended(end, now, cause, is_planned=planned)
         self._drop_requests(name)
         text = f"{name} ended: {_text(daemon)}{blame(daemon.last_exit or {})}"
-        kind = "stop" if planned else "leave" if daemon.key else "exit"
+        may_leave = daemon.key or daemon.leaving == TAKEN
+        kind = "stop" if planned else "leave" if may_leave else "exit"
         last_lines = [] if planned else list(end.last_lines[-5:])
         if daemon.role != "agent" or not self.host_failures.is_away(daemon):
             self.context.event(kind, name, text, last_lines=last_lines, incarnation=end.incarnation)

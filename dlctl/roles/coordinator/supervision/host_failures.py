@@ -19,6 +19,7 @@ from dlctl.roles.coordinator.members import daemon_states
 from dlctl.roles.coordinator.members.membership import Daemon
 from dlctl.roles.coordinator.remote_files import LogMirror
 from dlctl.roles.coordinator.run_state import CoordinatorPart
+from dlctl.roles.coordinator.supervision.taken_hosts import TakenHosts
 from dlctl.roles.coordinator.training.leases import Leases
 from dlctl.roles.protocol.effects import AgentWaits, HostsTaken
 from dlctl.roles.protocol.files import Transfers
@@ -36,7 +37,9 @@ class HostFailures(CoordinatorPart):
     checkpointing: Checkpointing
     transfers: Transfers
     mirror: LogMirror
-    _waits_for: str = field(default="", init=False)
+    taken_hosts: TakenHosts
+    _waits_for: dict[str, str] = field(default_factory=dict, init=False)
+    """Agent -> why it waits."""
 
     def __post_init__(self) -> None:
         self.limit_s = self.run.job.timeouts.host_s
@@ -82,13 +85,15 @@ class HostFailures(CoordinatorPart):
     def _wait(self, agent: Daemon, why: str, now: float) -> None:
         """An agent waits for its allocation: its deadlines start once it can be started."""
         agent.phase = why
+        self.taken_hosts.wait(agent, why, now)
         agent.started_at = agent.heard_at = now
         if agent.given_up_at is not None:
             agent.given_up_at = now + self.limit_s
         if self.run.state == "starting":
             self.run.started_at = now
-        if why != self._waits_for:
-            self._waits_for = why
+        is_new = why not in self._waits_for.values()
+        self._waits_for[agent.name] = why
+        if is_new:
             self.context.event("waits", agent.name, why)
 
     def _lose_all(self, reason: str, now: float) -> None:
@@ -143,5 +148,8 @@ class HostFailures(CoordinatorPart):
             return
         for worker in hosted:
             worker.agent = self.members.least_busy()
+            if worker.state == daemon_states.QUEUED:
+                self.control.start_daemon(worker, now)
+                continue
             worker.killed_for = "given up with its host"
             self.control.presume_dead(worker, now)

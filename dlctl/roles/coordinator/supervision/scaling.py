@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dlctl.errors import DlctlError
+from dlctl.roles.coordinator.members import daemon_states
 from dlctl.roles.coordinator.members.membership import LEFT, Daemon
 from dlctl.roles.coordinator.run_state import CoordinatorPart
 from dlctl.roles.coordinator.training.leases import Leases
@@ -23,6 +24,8 @@ from dlctl.wire import messages as m
 from dlctl.wire.messages import Json
 
 RESTART, REMOVAL = "restart", "removal"
+TAKEN = "taken"
+"""Why a worker leaves whose host is taken back: it returns on the next one."""
 
 
 @dataclass(eq=False)
@@ -104,7 +107,9 @@ class Scaling(CoordinatorPart):
             daemon.kill_at = now + self.run.job.timeouts.grace_s
             self.context.drain(daemon, why, now)
         else:
-            daemon.killed_for = f"killed for a {why} on request"
+            is_taken = why == TAKEN
+            words = ": its host is taken back" if is_taken else f" for a {why} on request"
+            daemon.killed_for = f"killed{words}"
             self.context.kill(daemon, 9, now)
 
     def on_drained(self, worker: Daemon, now: float) -> None:
@@ -137,6 +142,9 @@ class Scaling(CoordinatorPart):
             self.control.admit_members(now)
             if reason := self.members.no_worker_left():
                 self.control.end("failed", reason, now)
+        elif why == TAKEN and daemon.role == "worker":
+            daemon.forgive()
+            daemon.change_state(daemon_states.QUEUED)
         else:
             daemon.restarts += 1
             daemon.forgive()

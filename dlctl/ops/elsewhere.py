@@ -1,0 +1,43 @@
+"""`dlctl start` of a job whose coordinator runs elsewhere: as a job of the owner of the hosts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from dlctl.launch import launcher
+from dlctl.launch.launcher import ControlPlace
+from dlctl.ops import cases
+from dlctl.runs import reach
+from dlctl.util import notes
+
+RUNNING = "RUNNING"
+
+
+def of(file: Path) -> ControlPlace | None:
+    """Where the coordinator of this job file is to run; None: here. Raises DlctlError as
+    `cases.read` does.
+    """
+    place = launcher.of(cases.read(file).job).control(file)
+    return None if place is None or place.is_here else place
+
+
+def begin(place: ControlPlace, words: list[str]) -> str:
+    """Ask for the place, unless there is one; returns its number. If there is one that runs, this
+    process becomes the same command there. Raises DlctlError.
+    """
+    number, state = place.find()
+    if state.startswith(RUNNING):
+        reach.run(place.reach(number), sys.argv[1:])
+    if number:
+        notes.note(f"the coordinator of this job is queued already: job {number}, {state.lower()}")
+        return number
+    number = place.submit(words)
+    notes.note(f"the coordinator is job {number}")
+    return number
+
+
+def finish(place: ControlPlace, number: str, tell: Callable[[str], None]) -> tuple[int, str]:
+    """Wait for `dlctl start` there: its exit code and output. Raises DlctlError."""
+    return place.wait(number, tell)
