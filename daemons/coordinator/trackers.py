@@ -195,7 +195,7 @@ class TrackerLink:
         command = [sys.executable, "-P", "-m", "daemons.tracker"]
         try:
             self._process = subprocess.Popen(
-                [*command, str(self._directory), self._name],
+                [*command, str(self._directory), self._name, str(os.getpid())],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._printed,
                 start_new_session=True,
             )  # fmt: skip
