@@ -144,7 +144,7 @@ class KeyRenewed(Event):
 
 WARNINGS = (
     "exit", "error", "lost", "silent", "late", "checkpoint", "target", "sample", "stream", "data",
-    "tracker",
+    "tracker", "rounds",
 )  # fmt: skip
 """Kinds of events that are logged as warnings."""
 

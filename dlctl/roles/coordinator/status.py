@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from dlctl.algorithms.noise import noise_scale
+from dlctl.job import rounds
 from dlctl.problems import NAMED_MAX
 from dlctl.records import evaluated
 from dlctl.records.series import EVALUATION, RUN
@@ -172,6 +173,7 @@ class StatusReport:
             "finish": self.evaluations.finished,
             "target_error": self.evaluations.out_of_reach,
             "loss_noise": lead.side.loss_noise(),
+            "few_rounds": self.few_rounds(),
             "ready_at": self.run.released_at,
             "updated_at": now,
             "ended_at": now if over else None,
@@ -199,6 +201,16 @@ class StatusReport:
             run["checkpoint"] = checkpointing.newest
         run["problems"] = [p.to_json() for p in problems.find(self.run, run, now)]
         return run, tuple(d.to_json() for d in daemons if d.role != GUEST)
+
+    def few_rounds(self) -> str:
+        """That the run has too few rounds, and what to set; "" if not, or if that is unknown."""
+        if not self.data.is_open:
+            return ""
+        workers = self.run.members.of_role("worker")
+        set_now = [w.settings.get(rounds.KEY) for w in workers if w.settings]
+        steps = min((steps for steps in set_now if isinstance(steps, int)), default=0)
+        found = rounds.few(self.run.job, self.data.dataset.samples, steps)
+        return found.text() if found is not None else ""
 
     def _learning_rates(self) -> Json:
         """The effective rates, each as reported by the first daemon that has it: what a schedule
