@@ -248,7 +248,7 @@ CODES: Mapping[Code, CodeEntry] = {
         "{why}",
         "The run makes few exchanges for its method, and may train worse than it could.",
         "`local_steps` is large for the length of the run. The momentum of the servers' optimiser "
-        "takes 3 / (1 - momentum) rounds to settle; without momentum 3 rounds are enough.",
+        "needs 10 momentum / (1 - momentum) rounds.",
         "Set a smaller `local_steps` (`dlctl set local_steps=...` does so at once), train longer, "
         'or average: `[optimizer] name = "sgd"`, `lr = 1`.',
         {"": "dlctl set --list -j {run}"},

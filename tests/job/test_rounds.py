@@ -29,11 +29,11 @@ def job(stop: Stop, outer: Choice = NESTEROV, **more: object) -> JobFile:
 @pytest.mark.parametrize(
     ("stop", "dataset", "found"),
     [
-        (Stop(steps=2 * STEPS * 30), 0, None),
-        (Stop(steps=2 * STEPS * 30 - 1), 0, 29),
+        (Stop(steps=2 * STEPS * 90), 0, None),
+        (Stop(steps=2 * STEPS * 90 - 1), 0, 89),
         (Stop(samples=160 * 10), 0, 10),
         (Stop(epochs=5), 320, 10),
-        (Stop(epochs=15), 320, None),
+        (Stop(epochs=45), 320, None),
         (Stop(epochs=5, samples=160 * 4), 320, 4),
         (Stop(samples=10), 0, 0),
     ],
@@ -51,13 +51,13 @@ def test_of_a_run_of_unknown_length_nothing_is_said(stop: Stop) -> None:
 @pytest.mark.parametrize(
     ("outer", "needed"),
     [
-        (NESTEROV, 30),
-        (MEAN, 3),
-        (Choice(name="momentum", options={"momentum": 0.5}), 6),
-        (Choice(name="adam", options={"lr": 0.1, "beta1": 0.95}), 60),
+        (NESTEROV, 90),
+        (MEAN, 1),
+        (Choice(name="momentum", options={"momentum": 0.5}), 10),
+        (Choice(name="adam", options={"lr": 0.1, "beta1": 0.95}), 190),
     ],
 )
-def test_a_momentum_needs_three_times_its_memory(outer: Choice, needed: int) -> None:
+def test_a_momentum_needs_ten_times_its_memory(outer: Choice, needed: int) -> None:
     enough = Stop(steps=2 * STEPS * needed)
     assert rounds.few(job(enough, outer)) is None
     few = rounds.few(job(Stop(steps=enough.steps - 1), outer))
@@ -66,14 +66,14 @@ def test_a_momentum_needs_three_times_its_memory(outer: Choice, needed: int) -> 
 
 
 def test_with_the_steps_that_it_names_there_are_enough() -> None:
-    for steps in (61, 200, 599):
+    for steps in (181, 400, 1799):
         short = job(Stop(steps=steps))
         few = rounds.few(short)
         assert few is not None
         assert f"local_steps = {few.local_steps}" in few.text()
         assert rounds.few(short, 0, few.local_steps) is None
         assert rounds.few(short, 0, few.local_steps + 1) is not None
-    few = rounds.few(job(Stop(steps=59)))
+    few = rounds.few(job(Stop(steps=179)))
     assert few is not None
     assert "local_steps" not in few.text(), "it is too short for any"
 
