@@ -6,10 +6,9 @@ were, and one of this. In a run of R rounds that is of no account if R is many t
 beta / (1 - beta). Else the steps grow till the end, and when a schedule has brought those of the
 replicas to nothing, what is left in the momentum of their large ones goes on.
 
-The rule: R >= 10 beta / (1 - beta), and one round at least. For DiLoCo's beta = 0.9 these are 90:
-its paper trains with 128 (Douillard et al. 2023, section 3), and with fewer the worse the fewer
-there are. Measured (480 steps of 4 workers, AdamW, cosine, cross-entropy of a perceptron, two
-seeds; for any R a plain mean has 0.27):
+The rule: R >= 10 beta / (1 - beta), and one round at least. For DiLoCo's beta = 0.9 these are 90;
+its paper (Douillard et al. 2023) trains with 128. Measured (480 steps of 4 workers, AdamW, cosine,
+cross-entropy of a perceptron, two seeds; for any R a plain mean has 0.27):
 
     R                             6      15     30     60     120
     rate 0.7, momentum 0.9        1.23   1.46   1.07   0.52   0.35

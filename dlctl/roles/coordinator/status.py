@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from dlctl.algorithms.noise import noise_scale
 from dlctl.job import rounds
+from dlctl.job.config import JobFile
 from dlctl.problems import NAMED_MAX
 from dlctl.records import evaluated
 from dlctl.records.series import EVALUATION, RUN
@@ -116,6 +117,8 @@ class StatusReport:
         self._has_last_row = False
         """The last row is written: a short run may have hardly another one."""
         self._pace = Pace(RATE_S)
+        self._few: tuple[tuple[JobFile, int, int] | None, str] = None, ""
+        """What `few_rounds` has found, and of what."""
 
     def due_at(self) -> float:
         """A large run's status takes long: at many changes in a row it is not written each time."""
@@ -209,8 +212,11 @@ class StatusReport:
         workers = self.run.members.of_role("worker")
         set_now = [w.settings.get(rounds.KEY) for w in workers if w.settings]
         steps = min((steps for steps in set_now if isinstance(steps, int)), default=0)
-        found = rounds.few(self.run.job, self.data.dataset.samples, steps)
-        return found.text() if found is not None else ""
+        of = (self.run.job, self.data.dataset.samples, steps)
+        if of != self._few[0]:  # It looks at all places of workers.
+            found = rounds.few(*of)
+            self._few = of, found.text() if found is not None else ""
+        return self._few[1]
 
     def _learning_rates(self) -> Json:
         """The effective rates, each as reported by the first daemon that has it: what a schedule
