@@ -6,9 +6,10 @@ were, and one of this. In a run of R rounds that is of no account if R is many t
 beta / (1 - beta). Else the steps grow till the end, and when a schedule has brought those of the
 replicas to nothing, what is left in the momentum of their large ones goes on.
 
-The rule: R >= 10 beta / (1 - beta), and one round at least. For DiLoCo's beta = 0.9 these are 90;
-its paper (Douillard et al. 2023) trains with 128. Measured (480 steps of 4 workers, AdamW, cosine,
-cross-entropy of a perceptron, two seeds; for any R a plain mean has 0.27):
+The rule: R >= 2 beta / (1 - beta), so that the steps have grown to most of their length; and four
+times as many where the rate goes down. One round at least. For DiLoCo's beta = 0.9 these are 18 and
+72; its paper (Douillard et al. 2023) trains with 128 and a cosine. Measured (480 steps of 4
+workers, AdamW, cosine, cross-entropy of a perceptron, two seeds; a plain mean has 0.27 for any R):
 
     R                             6      15     30     60     120
     rate 0.7, momentum 0.9        1.23   1.46   1.07   0.52   0.35
@@ -24,7 +25,8 @@ from dlctl.job import batches, schedule
 from dlctl.job.config import JobFile
 from dlctl.util.text import plural
 
-TIMES = 10
+TIMES, TIMES_OF_DECAY = 2, 8
+"""Of beta / (1 - beta): without and with a schedule that goes down."""
 KEY = "local_steps"
 
 
@@ -60,7 +62,8 @@ def few(job: JobFile, dataset_samples: int = 0, local_steps: int = 0) -> FewRoun
     if not math.isfinite(samples):
         return None
     momentum = _momentum(job)
-    needed = max(1, math.ceil(round(TIMES * momentum / (1.0 - momentum), 6)))
+    times = TIMES_OF_DECAY if schedule.goes_down(job.schedule) else TIMES
+    needed = max(1, math.ceil(round(times * momentum / (1.0 - momentum), 6)))
     of_step = job.workers.count * batches.mean(job)
     rounds = samples / (of_step * steps)
     if rounds >= needed:

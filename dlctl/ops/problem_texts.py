@@ -248,7 +248,8 @@ CODES: Mapping[Code, CodeEntry] = {
         "{why}",
         "The run makes few exchanges for its method, and may train worse than it could.",
         "`local_steps` is large for the length of the run. The momentum of the servers' optimiser "
-        "needs 10 momentum / (1 - momentum) rounds.",
+        "needs 2 m / (1 - m) rounds, if m is its value, and four times as many with a rate that "
+        "goes down.",
         "Set a smaller `local_steps` (`dlctl set local_steps=...` does so at once), train longer, "
         'or average: `[optimizer] name = "sgd"`, `lr = 1`.',
         {"": "dlctl set --list -j {run}"},
