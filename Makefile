@@ -106,6 +106,7 @@ integrations: .venv-oldest/.installed .venv-newest/.installed
 	HATCH_BUILD_NO_HOOKS=true $(@D)/bin/pip install -q --no-compile --upgrade pip
 	HATCH_BUILD_NO_HOOKS=true $(@D)/bin/pip install -q --no-compile --upgrade \
 		-e '.[torch,transformers,lightning,wandb,mlflow]' --group dev $(WITH) "$$(grep ^torch== constraints.txt)"
+	$(@D)/bin/python -c 'import $(COMPILED), lightning.pytorch, transformers.trainer, peft, mlflow.server, wandb'
 	touch $@
 
 # Checkpoints in object storage: two S3 servers, moto's and s3rver, and a store that fails. Needs npm.

@@ -38,6 +38,7 @@ Code = Literal[
     "rate-limit",
     "interval-at-limit",
     "update-slow",
+    "rounds-few",
     "checkpoint-late",
     "checkpoint-failed",
     "mirror-refused",

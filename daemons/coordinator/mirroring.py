@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ class Mirroring(Exporter):
         self._asked = 0
         self._sent = (0, 0)
         self._posted: MirrorNews | None = None
-        module = ["daemons.mirror", str(directory)]
+        module = ["daemons.mirror", str(directory), str(os.getpid())]
         self._process = DeliveryProcess(
             "the mirror", module, self._delivery, self._tell, self._take
         )

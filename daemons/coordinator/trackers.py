@@ -7,6 +7,7 @@ A tracker's package is imported in a process of its own (`daemons/tracker/`), an
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
@@ -92,7 +93,7 @@ def _process(directory: Path, name: str, post: Post) -> DeliveryProcess:
     def tell(why: str, dropped: int) -> None:
         post(TrackerTrouble(name, why, dropped))
 
-    module = ["daemons.tracker", str(directory), name]
+    module = ["daemons.tracker", str(directory), name, str(os.getpid())]
     return DeliveryProcess(name, module, Delivery(), tell)
 
 

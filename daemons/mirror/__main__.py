@@ -1,4 +1,4 @@
-"""Mirrors a run: `python -m daemons.mirror RUN_DIRECTORY`."""
+"""Mirrors a run: `python -m daemons.mirror RUN_DIRECTORY COORDINATOR_PID`."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ PIECE_BYTES = 1 << 16
 ERROR_CHARS_MAX = 500
 
 
-def main(directory: Path) -> int:
+def main(directory: Path, coordinator: int) -> int:
     asked, told = os.dup(0), os.dup(1)
     os.dup2(2, 1)  # What a package prints is no answer.
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with, args=(coordinator,), daemon=True).start()
     os.nice(NICENESS)
 
     def say(**facts: Any) -> None:
@@ -98,5 +98,5 @@ def _end_with(coordinator: int) -> None:
     os._exit(1)
 
 
-code = main(Path(sys.argv[1]))
+code = main(Path(sys.argv[1]), int(sys.argv[2]))
 os._exit(code)

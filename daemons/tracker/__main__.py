@@ -1,4 +1,4 @@
-"""Runs one tracker: `python -m daemons.tracker RUN_DIRECTORY wandb|mlflow`."""
+"""Runs one tracker: `python -m daemons.tracker RUN_DIRECTORY wandb|mlflow COORDINATOR_PID`."""
 
 from __future__ import annotations
 
@@ -7,35 +7,31 @@ import math
 import os
 import select
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from daemons.process import read_job
+from daemons.tracker import orphan
 from daemons.tracker.answers import TrackerAnswers
 from daemons.tracker.client import TrackerClient
 from daemons.tracker.notes import TrackerNotes
 from dlctl.errors import DlctlError
 from dlctl.job.config import JobFile
-from dlctl.observe.delivery import BEGIN_S
 from dlctl.util.redact import redacted
 
-LEAVE_S = 10.0
-"""Time to deliver what has come when the coordinator is gone."""
 LOOK_S = 0.5
 PIECE_BYTES = 1 << 16
 ERROR_CHARS_MAX = 500
 
 
-def main(directory: Path, tracker: str) -> int:
+def main(directory: Path, tracker: str, coordinator: int) -> int:
     asked, told = os.dup(0), os.dup(1)
     os.dup2(2, 1)  # What the package prints is no answer, and it is to ask for nothing.
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    has_begun = threading.Event()
-    threading.Thread(target=_end_without, args=(os.getppid(), has_begun), daemon=True).start()
+    has_begun = orphan.watch(coordinator)
     notes = TrackerNotes(directory, tracker)
     answers = TrackerAnswers(told, notes)
     try:
@@ -113,16 +109,6 @@ def _words(error: Exception) -> str:
     return line[:ERROR_CHARS_MAX]
 
 
-def _end_without(coordinator: int, has_begun: threading.Event) -> None:
-    """End this process a while after its coordinator, whatever the package is waiting for."""
-    never = threading.Event()
-    while os.getppid() == coordinator:
-        never.wait(LOOK_S)
-    has_begun.wait(BEGIN_S)
-    never.wait(LEAVE_S)
-    os._exit(1)
-
-
-code = main(Path(sys.argv[1]), sys.argv[2])
+code = main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
 # Functions that the package has registered would end the tracker's run, or wait for a server.
 os._exit(code)

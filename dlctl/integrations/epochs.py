@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -22,8 +22,17 @@ class EpochShare:
     A framework's epochs are of equal length by it, in all workers; which samples come is the run's.
     """
 
-    def __init__(self, run: Any, loader: DataLoader[Any], batch_size: int) -> None:
-        """loader: as the framework has made it for this process alone. Raises DlctlError."""
+    def __init__(
+        self,
+        run: Any,
+        loader: DataLoader[Any],
+        batch_size: int,
+        at_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """loader: as the framework has made it for this process alone. at_end: called when the run
+        has ended, which may be seen nowhere else: where it does so between two epochs, no step
+        follows. Raises DlctlError.
+        """
         options = {name: getattr(loader, name) for name in KEPT}
         if not loader.num_workers:
             del options["persistent_workers"]  # run.loader keeps them, unless it is told not to.
@@ -33,6 +42,7 @@ class EpochShare:
         samples: int = len(loader.dataset)  # type: ignore[arg-type]
         self._batches: int = max(-(-samples // (batch_size * run.workers)), 1)
         self._stream: Iterator[Any] | None = None
+        self._at_end = at_end
 
     def __len__(self) -> int:
         return self._batches
@@ -40,7 +50,12 @@ class EpochShare:
     def __iter__(self) -> Iterator[Any]:
         if self._stream is None:
             self._stream = iter(self._loader)
-        return islice(self._stream, self._batches)
+        count = 0
+        for batch in islice(self._stream, self._batches):
+            count += 1
+            yield batch
+        if count < self._batches:
+            self._at_end()
 
 
 def of_step(batches: Iterator[Any], run: Any, of: int) -> Iterator[Any]:

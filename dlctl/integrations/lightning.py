@@ -151,7 +151,9 @@ class DlctlStrategy(SingleDeviceStrategy):
         if run.takes_gradients:
             own = self.optimizers if run.has_own_steps else []
             self.optimizers = [run.optimizer(self.lightning_module, *own)]
-        trainer.fit_loop.max_epochs = trainer.fit_loop.epoch_loop.max_steps = -1
+        loops = trainer.fit_loop, trainer.fit_loop.epoch_loop
+        loops[0].max_epochs = loops[1].max_steps = -1
+        loops[0].min_epochs = loops[1].min_steps = None  # The run's end is no early one.
         rank_zero_only.rank = run.worker
         if trainer.progress_bar_callback is not None:
             trainer.progress_bar_callback.disable()  # There is no total to show the progress of.
@@ -193,7 +195,11 @@ class DlctlStrategy(SingleDeviceStrategy):
             raise refuse(
                 "batch_sampler=", "the run cuts the batches", "give the DataLoader batch_size"
             )
-        return EpochShare(self.run, dataloader, dataloader.batch_size)
+        return EpochShare(self.run, dataloader, dataloader.batch_size, self._end)
+
+    def _end(self) -> None:
+        """The run is over: Lightning would begin empty epochs for ever."""
+        self._trainer.should_stop = True
 
     @property
     def _trainer(self) -> Any:
@@ -234,7 +240,7 @@ class DlctlStrategy(SingleDeviceStrategy):
         for group, rate in zip(self.optimizers[0].param_groups, self._rates, strict=False):
             group["lr"] = rate * run.lr_factor
         if run.wants_stop:
-            self._trainer.should_stop = True
+            self._end()
         return returned
 
     # ------------------------------------------------------------ evaluations and checkpoints

@@ -141,6 +141,15 @@ def needs_whole(schedule: Schedule) -> bool:
     return schedule.kind != "constant" or (is_part and length(schedule.warmup, 1, 1.0) > 0)
 
 
+def goes_down(schedule: Schedule) -> bool:
+    """Whether the rate ends well below its peak."""
+    at_end = {
+        "constant": 1.0,
+        "step": schedule.gamma ** len(schedule.decay_at),
+    }.get(schedule.kind, schedule.final)
+    return at_end <= 0.5
+
+
 def whole_run(job: JobFile, dataset_samples: int) -> float:
     """The samples of the run by `schedule.over`, else by the first of the limits in `job.stop`;
     infinite if neither is set.

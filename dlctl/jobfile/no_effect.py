@@ -1,16 +1,17 @@
-"""Warnings about valid settings of a job file that have no effect."""
+"""Warnings about valid settings of a job file that have no effect, or not the intended one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dlctl.job import rounds
 from dlctl.job.config import JobFile
 from dlctl.launch.launcher import of
 
 
 def warnings(job: JobFile) -> list[str]:
     """One sentence each."""
-    texts = [_push_before_fetch(job), *_launcher(job)]
+    texts = [_push_before_fetch(job), *_few_rounds(job), *_launcher(job)]
     return [text for text in texts if text]
 
 
@@ -27,6 +28,11 @@ def _push_before_fetch(job: JobFile) -> str:
     if not why:
         return ""
     return f"push_before_fetch: fetches lack steps of the replica itself: {'; '.join(why)}"
+
+
+def _few_rounds(job: JobFile) -> Iterator[str]:
+    if (found := rounds.few(job)) is not None:
+        yield found.text()
 
 
 def _launcher(job: JobFile) -> Iterator[str]:

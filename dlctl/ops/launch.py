@@ -35,7 +35,7 @@ from dlctl.ops.recover import Launched, explained
 from dlctl.records import manifest
 from dlctl.runs import lineage, lock, paths, select
 from dlctl.runs.database import RunDb
-from dlctl.runs.snapshot import Snapshot, load, read_job
+from dlctl.runs.snapshot import ENDED, Snapshot, load, read_job
 from dlctl.runs.terms import OnDisk, TermLog
 from dlctl.stores import addresses
 from dlctl.util import notes, values
@@ -131,6 +131,7 @@ def _act(case: Case, new: Start, source: str = "") -> Launched:
     if previous is None or case.action in (Action.BEGIN, Action.BEGIN_FROM):
         if previous is not None:
             _leave(case, previous)
+            _discard_superseded(new, previous)
         return _begin(new, good, source)
     mirror.claim(previous.directory, new.job, [previous.run_id])
     if case.action is Action.CONTINUE:
@@ -151,9 +152,25 @@ def _leave(case: Case, previous: Snapshot) -> None:
             notes.note(f"{what}; dlctl stop --kill -j {name} discards it")
         return
     stop.clean_up(previous, 0.0)
+    stop.remove_kept(previous)
     other_hosts.end(previous, 0.0, purge=True)
     name, state = previous.run_id, previous.state
     notes.note(f"{name} ({state}) has no checkpoint after step 0; starting a new run")
+
+
+def _discard_superseded(new: Start, previous: Snapshot) -> None:
+    """Remove from this machine what the servers of dead runs of this job have stored: of those that
+    a new run had superseded before. That of the previous one can still be recovered.
+    """
+    for run in select.of_job(select.job_file(new.file), new.job.job.name):
+        is_dead = run.state in ENDED and not run.is_live and not stop.living(run)
+        if run.run_id == previous.run_id or not is_dead or lock.has_unknown_coordinator(run):
+            continue
+        if held := stop.kept(run):
+            with suppress(DlctlError), lock.claimed(run.directory):  # Else it is being recovered.
+                stop.remove_kept(run)
+                what = f"the stored state of {run.run_id} is removed ({plural(held, 'shard')})"
+                notes.note(f"{what}: two later runs have superseded it")
 
 
 # ---------------------------------------------------------------- its directory

@@ -178,6 +178,7 @@ def known_model(file: Path, job: JobFile) -> Model | None:
 
 def remarks(job: JobFile, model: Model | None) -> list[str]:
     """What a user should know about how the servers step this model, a sentence each."""
-    from dlctl.optim import bounds  # imported late: it pulls in numpy
+    from dlctl import jobfile  # imported late, here and below: they pull in numpy and pydantic
+    from dlctl.optim import bounds
 
-    return [] if model is None else bounds.remarks(job, model.layout)
+    return [*jobfile.warnings(job), *([] if model is None else bounds.remarks(job, model.layout))]

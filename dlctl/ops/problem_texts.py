@@ -243,6 +243,17 @@ CODES: Mapping[Code, CodeEntry] = {
         "Add workers, or `dlctl set target_samples=...` with fewer samples and a smaller lr.",
         {"": "dlctl set --list -j {run}"},
     ),
+    "rounds-few": CodeEntry(
+        "notice",
+        "{why}",
+        "The run makes few exchanges for its method, and may train worse than it could.",
+        "`local_steps` is large for the length of the run. The momentum of the servers' optimiser "
+        "needs 2 m / (1 - m) rounds, if m is its value, and four times as many with a rate that "
+        "goes down.",
+        "Set a smaller `local_steps` (`dlctl set local_steps=...` does so at once), train longer, "
+        'or average: `[optimizer] name = "sgd"`, `lr = 1`.',
+        {"": "dlctl set --list -j {run}"},
+    ),
     "checkpoint-late": CodeEntry(
         "error",
         "a checkpoint takes {age}[; waits for {waiting}][, {gives_up_at} at most]",

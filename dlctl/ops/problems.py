@@ -33,6 +33,7 @@ LASTING: Mapping[Code, Code] = {
     "daemon-failed": "daemon-failed",
     "daemon-quarantined": "daemon-quarantined",
     "daemon-restarting": "daemon-failed",
+    "rounds-few": "rounds-few",
     "tracker-failed": "tracker-failed",
     "worker-crash-loop": "daemon-failed",
 }

@@ -19,7 +19,7 @@ from dlctl.ops import control, other_hosts, remains, stop
 from dlctl.ops.cases import Case, Start
 from dlctl.ops.decide import Action
 from dlctl.records.memory import End, Memory, RunMemory
-from dlctl.runs import lineage, lock, paths, reach, task_code, terms
+from dlctl.runs import facts, lineage, lock, paths, reach, task_code, terms
 from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import ENDED, Snapshot, read_job
 from dlctl.util import notes, regular, values
@@ -71,6 +71,7 @@ def first_row(directory: Path, job_file: str, job: JobFile, resume: Path | None)
         "resume": "" if resume is None else str(resume),
         **dict.fromkeys(("pid", "pid_start", "control", "control_key")),
         **dict.fromkeys(("started_at", "ready_at", "ended_at", "updated_at")),
+        **dict.fromkeys(("dead_s", "ran_s"), 0.0),
     }
 
 
@@ -156,6 +157,7 @@ def resume(case: Case, settings: Json) -> Launched:
     cost = "; ".join(filter(None, (case.cost, *changes)))
     stop.clean_up(previous, 0.0)
     row = {**first_row(directory, job_file, job, checkpoint), "settings": settings}
+    row["ran_s"] = facts.ran_s(previous) or 0.0
     with explained(directory):
         before = {name: regular.read_bytes(directory / name) for name in files}
         with closing(RunDb(directory)) as db:

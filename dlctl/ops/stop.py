@@ -171,6 +171,17 @@ def _record_end(directory: Path, state: str, reason: str) -> None:
         notes.warn(f"cannot write the run's database: {error} ({directory})")
 
 
+def invited(snapshot: Snapshot) -> list[str]:
+    """Whose invitations are valid now; [] if that cannot be read."""
+    from dlctl.ops import remains  # imported late: it pulls in numpy
+    from dlctl.records.memory import INVITATION, Memory
+
+    with suppress(DlctlError):
+        memory = Memory(remains.read_memory(snapshot.directory))
+        return [name for name, (*_, ended) in memory.under(INVITATION) if not ended]
+    return []
+
+
 # ---------------------------------------------------------------- the shards that servers stored
 
 

@@ -46,6 +46,20 @@ def has_begun(snapshot: Snapshot) -> bool:
     return snapshot.run.get("ready_at") is not None or bool(snapshot.run.get("step"))
 
 
+def ran_s(snapshot: Snapshot) -> float | None:
+    """How long a run has run, from its first start on, without what it lay stopped or dead, in
+    seconds; None if it has not.
+    """
+    run = snapshot.run
+    before_s, dead_s = (values.number(run.get(key)) or 0.0 for key in ("ran_s", "dead_s"))
+    began = values.number(run.get("started_at"))
+    ended = values.number(run.get("ended_at") or run.get("updated_at"))
+    until = snapshot.now if snapshot.is_live else ended
+    if began is None or until is None:
+        return before_s or None
+    return before_s + max(0.0, until - began - dead_s)
+
+
 def steps_after(snapshot: Snapshot, step: float) -> int:
     """The recorded steps of a run after this one."""
     return max(0, int((values.number(snapshot.run.get("step")) or 0) - step))

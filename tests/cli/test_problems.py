@@ -69,6 +69,9 @@ TABLE: list[tuple[str, dict[str, Any], str, str]] = [
      "waiting_bytes": 1.2e6},
      "push limit of 5 MB/s reached by worker-0, worker-1; 1.2 MB waiting",
      "dlctl set 'worker-*' push=off -j digits-7f3a\nlifts it"),
+    ("rounds-few", {"why": "about 9 rounds, and a momentum of 0.9 needs 18"},
+     "about 9 rounds, and a momentum of 0.9 needs 18",
+     "dlctl set --list -j digits-7f3a"),
     ("interval-at-limit", {"key": "push_every_steps", "steps": 64, "workers": "worker-0, worker-1"},
      "push_every_steps = auto is at its maximum, 64 steps: the link needs more "
      "(worker-0, worker-1)",

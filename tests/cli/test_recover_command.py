@@ -232,6 +232,20 @@ def test_the_time_that_a_run_lay_dead_is_no_part_of_its_age(dead, job, play, dlc
     assert up.startswith("up 15m"), up
 
 
+def test_what_a_run_took_is_all_that_it_ran(dead, job, play, dlctl_command):
+    """Also before a checkpoint that it resumes from; not the time between."""
+    remember(dead, "server-0")
+    save(dead, step=30, number=1)
+    now = time.time()
+    dead.run(state="failed", reason="worker-0: boom", ran_s=100.0, dead_s=500.0,
+             started_at=now - 4000.0, ended_at=now - 3000.0, pid=None)  # fmt: skip
+    took = dlctl_command("status", "-j", str(dead.path)).out.splitlines()[0].split("  ")[2]
+    assert took == "took 10m00s"
+    play("start", "ready", "forever")
+    assert dlctl_command("recover", str(dead.path)).code == 0
+    assert (dead.db.run()["ran_s"], dead.db.run()["dead_s"]) == (600.0, 0.0)
+
+
 def test_the_next_coordinator_is_told_what_was_seen(dead, job, play, dlctl_command):
     """What it makes of that is its own business: the command does not touch its memory."""
     remember(dead, worker_0="quarantined", worker_1="quarantined")

@@ -250,6 +250,15 @@ def stopped(run, dlctl_command, *arguments: str, **end):
         return dlctl_command("stop", *arguments)
 
 
+def test_a_stop_names_whose_invitations_end(run, dlctl_command):
+    rows = {"run": ["running", "", 3.0], "work": [90, 100, 0.5, 64, [0, 0], None]}
+    invited = {"bob": [2, "ab" * 8, 2e9, ""], "eve": [3, "cd" * 8, 2e9, "it was revoked"]}
+    run.db.put_memory(rows | {f"invitation/{name}": row for name, row in invited.items()})
+    run.db.commit()
+    ended = stopped(run, dlctl_command)
+    assert (ended.code, "bob" in ended.err, "eve" in ended.err) == (0, True, False)
+
+
 FULL = {"checkpoint_error": "server-0: disk full"}
 
 

@@ -125,6 +125,36 @@ def test_fresh_names_the_shards_that_a_failed_run_still_holds(job, own_place, pl
     assert f"dlctl stop --kill -j {directory.name}" in err
 
 
+def test_the_state_of_a_run_that_two_later_ones_have_superseded_is_removed(
+    job, own_place, play, dlctl_command
+):
+    play("start", "ready", "forever")
+    begun, said = list[Path](), list[str]()
+    for _ in range(3):
+        said.append(dlctl_command("start", "--fresh", "job.toml").err)
+        begun.append(({*(own_place / "runs").iterdir()} - {*begun}).pop())
+        assert dlctl_command("stop", "-j", begun[-1].name).code == 0
+        (begun[-1] / "state").mkdir()
+        (begun[-1] / "state" / "shard-0.state").write_bytes(bytes(1_040_000))
+    kept = [directory / "state" / "shard-0.state" for directory in begun]
+    assert [path.exists() for path in kept] == [False, True, True]
+    assert f"the stored state of {begun[0].name} is removed (1 shard)" in said[2]
+
+
+def test_the_state_of_a_failed_run_without_a_checkpoint_is_removed_when_it_starts_over(
+    job, own_place, play, dlctl_command
+):
+    play("start", "ready", "forever")
+    dlctl_command("start", "job.toml")
+    dlctl_command("stop", "--kill")
+    (directory,) = (own_place / "runs").iterdir()
+    (directory / "state").mkdir(exist_ok=True)
+    (directory / "state" / "shard-0.state").write_bytes(bytes(1_040_000))
+    assert dlctl_command("start", "job.toml").code == 0
+    assert len([*(own_place / "runs").iterdir()]) == 2, "a new run"
+    assert not (directory / "state" / "shard-0.state").exists()
+
+
 def cut_newest_checkpoint(directory: Path) -> None:
     shard = sorted(directory.glob("ckpt/*/shard-0.safetensors"))[-1]
     shard.write_bytes(shard.read_bytes()[:-1])

@@ -168,6 +168,18 @@ def test_a_quarantined_worker_is_shown_with_its_reason_and_the_way_back(
     assert "restart" not in dlctl_command("status").next, "nobody is there to do it"
 
 
+@pytest.mark.parametrize(
+    ("inner", "shown"), [("none", "lr 0.7"), ("script", "outer_lr 0.7"), ("adamw", "outer_lr 0.7")]
+)
+def test_the_rate_of_the_servers_is_the_outer_one_where_replicas_have_one(
+    run_directory, dlctl_command, inner: str, shown: str
+) -> None:
+    run = run_directory().run(state="running", updated_at=time.time(), rates={"lr": 0.7}, **ME)
+    file = run.path / "job.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"inner": {"name": inner}}))
+    assert shown in dlctl_command("status").out.splitlines()[0].split("  ")
+
+
 def test_what_a_process_said_while_all_was_well_is_not_why_it_was_killed(
     run_directory, dlctl_command
 ):

@@ -11,6 +11,8 @@ import logging
 import os
 import resource
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -235,6 +237,29 @@ def test_what_had_come_when_its_coordinator_went_is_delivered(place: Place) -> N
     exporter.tend()
     place.let_go(exporter)
     assert place.facts("step") == [10, 20, 30]
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_process_whose_coordinator_went_before_it_could_look_ends(ends: bool) -> None:
+    """It is told who has started it: its parent is another one by then."""
+    parent = 1 if ends else os.getpid()
+    code = (
+        "import sys, threading; from daemons.tracker import orphan;"
+        "orphan.LEAVE_S = 0; orphan.watch(int(sys.argv[1])).set(); print(flush=True);"
+        "sys.stdin.read()"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(parent)], stdin=pipe, stdout=pipe
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        if ends:
+            assert process.wait(PATIENCE_S) == 1
+        else:
+            assert process.stdout.readline()
+            process.stdin.close()
+            assert process.wait(PATIENCE_S) == 0
 
 
 @pytest.mark.parametrize("text", ['{"run": 7', "[]", '{"run": {}, "rows": 1, "last": 3}'])

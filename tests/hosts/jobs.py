@@ -61,7 +61,7 @@ def kill(cluster: Cluster, host: str, daemon: str, *, may_be_gone: bool = False)
     for process in cluster.processes(host):
         words = process.cmdline()
         is_it = len(words) > 5 and words[5] == daemon
-        if is_it and not words[3].endswith("print_reader"):
+        if is_it and not words[3].endswith(("print_reader", "template")):
             process.send_signal(signal.SIGKILL)
             return
     assert may_be_gone, f"no {daemon} on {host}"

@@ -61,7 +61,7 @@ def test_when_everything_is_dead_everywhere_the_shards_on_the_hosts_are_gone_on_
     kill_home(place)
     for host in ("h1", "h2", "h3"):
         # The agent first, or it would start the others again.
-        for name in sorted(daemons(cluster, host)):
+        for name in sorted({*daemons(cluster, host)}):
             # A worker exits when it sees that its agent and the coordinator are gone.
             kill(cluster, host, name, may_be_gone=name.startswith("worker"))
     ended = place.dlctl("recover")

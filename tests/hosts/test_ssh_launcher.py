@@ -340,6 +340,8 @@ def test_the_coordinator_places_an_agent_and_kills_it_alone(lab: Lab) -> None:
     try:
         assert lab.do(serve, lab, directory, then, launch) == 0
         assert ends == [m.ProcessExited(AGENT, 1, STATUS_UNKNOWN, ())]
+        # The agent's template dies with it, a moment later.
+        until("one is left", lambda: len(lab.cluster.processes("h1")) == 1, HEAR_S)
         (alive,) = lab.cluster.processes("h1")
         assert "daemons.server" in alive.cmdline()
         seen = answers.value_of(lab.ask(H1, remote.look_request(RUN_ID))[AGENT])

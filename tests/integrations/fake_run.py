@@ -25,6 +25,8 @@ class FakeRun:
         self.has_own_steps = True
         self.worker, self.workers, self.lr_factor = 0, 1, 1.0
         self.wants_stop = False
+        self.tells_end = True
+        """False: the run ends while the loop waits for data, not in its last step."""
         self.steps: list[int] = []
         """Batches of each."""
         self.losses: list[float] = []
@@ -61,7 +63,7 @@ class FakeRun:
         if len(self.steps) in self.evaluates_at:
             assert self.evaluate is not None
             self.evaluations.append(self.evaluate(None))
-        self.wants_stop = self.delivered == self.ends[-1]
+        self.wants_stop = self.tells_end and self.delivered == self.ends[-1]
 
     def report(self, **metrics: float) -> None:
         self.reports.append(metrics)

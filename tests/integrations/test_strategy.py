@@ -91,6 +91,25 @@ def test_it_trains_until_the_run_is_over_whatever_the_script_says(
     assert mine.global_step == 13
 
 
+@pytest.mark.parametrize("batches", [12, 13])
+@pytest.mark.parametrize("limit", [{}, {"min_epochs": 100}, {"min_steps": 1000}])
+def test_a_run_that_ends_while_data_is_waited_for_ends_the_training(
+    tmp_path: Path, attached: Attached, batches: int, limit: dict[str, int]
+) -> None:
+    """Between two epochs of 4 batches, too."""
+    attached.run = run = FakeRun(batches, workers=4, tells_end=False)
+    module, begun = Regression(), []
+
+    def begins() -> None:
+        begun.append(len(begun))
+        assert len(begun) < 9, "it goes on for ever"
+
+    module.on_train_epoch_start = begins
+    trainer(tmp_path, **limit).fit(module, data())
+    assert run.steps == [1] * batches
+    assert run.left == [""]
+
+
 def test_the_run_validates_in_a_step(tmp_path: Path, attached: Attached) -> None:
     attached.run = run = FakeRun(6, evaluates_at=(2, 6))
     module, expected = Regression(), line()

@@ -29,6 +29,8 @@ from dlctl.runs import database, kept_shards, paths
 
 POLL_S = 0.05
 LOG_LINES = 15
+COMMAND_S = 240.0
+"""Commands have limits of their own, and say whom they wait for; this is for one that hangs."""
 ENDLESS = "{ steps = 100000000 }"
 SLOW_S = 0.04
 """A pause in every batch of a run that something is tried on: the cores are for what is tried."""
@@ -278,7 +280,7 @@ class Workplace:
 
     # ------------------------------------------------------------ commands
 
-    def dlctl(self, *arguments: str, timeout_s: float = 60.0) -> Ended:
+    def dlctl(self, *arguments: str, timeout_s: float = COMMAND_S) -> Ended:
         """Run a command to its end."""
         return self.begin(*arguments).end(timeout_s)
 

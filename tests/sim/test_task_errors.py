@@ -149,6 +149,8 @@ def test_who_fails_after_its_coordinator_is_replaced_is_compared_with_those_befo
     outcome = simulation.run(600.0)
     assert world.coordinator.incarnation == 2
     assert (outcome.state, outcome.reason) == ("failed", f"worker-1, worker-2: {TORN}")
+    assert outcome.store.texts("quarantine") == [f"worker-1 is quarantined: {TORN}"]
+    assert states(outcome)[1:] == ["failed", "failed"], "nobody is left out when it is recovered"
 
 
 def test_a_new_worker_that_fails_while_the_others_train_is_taken_out() -> None:

@@ -54,8 +54,9 @@ def command(
     """Evaluations of the model are left out unless requested.
     KIND is one of: state (of the run), start, exit, stop, lost (what a death meant for the run),
     error, sample (that could not be loaded), silent, late, checkpoint (what it lacks), quarantine,
-    batch (the chosen size), data (what is new in it), recover (a new coordinator took over),
-    resumed (from a checkpoint, and the cost), scale, restart, set, evaluation.
+    batch (the chosen size), data (what is new in it), rounds (too few of them), recover (a new
+    coordinator took over), resumed (from a checkpoint, and the cost), scale, restart, set,
+    evaluation.
     """
     snapshot = select.look(job)
     chosen = daemon_names.match(names, snapshot.roles()) if names else []

@@ -24,9 +24,9 @@ RECENT_S = 86400.0
 @click.option("-a", "--all", "show_all", is_flag=True, help="Also show runs that ended long ago.")
 @json_option
 def command(show_all: bool) -> None:
-    """UP is the time since the start, or the duration of an ended run; EPOCH is the number of
-    passes over its data. A run whose coordinator is gone is "failed"; one whose coordinator sends
-    no heartbeat is "not answering"; one whose database cannot be read is "unreadable".
+    """UP is how long it has run, stops left out; EPOCH is the number of passes over its data. A run
+    whose coordinator is gone is "failed"; one whose coordinator sends no heartbeat is "not
+    answering"; one whose database cannot be read is "unreadable".
     """
     snapshots = select.without_copies(select.all_of(select.directories()))
     shown = [

@@ -10,7 +10,7 @@ import click
 
 from dlctl.cli.group import make_command
 from dlctl.cli.options import file_argument, fresh_option, from_option, wait_options
-from dlctl.cli.ui import console, live, log_lines, report
+from dlctl.cli.ui import attention, console, live, log_lines, report
 from dlctl.errors import UsageError
 from dlctl.runs.snapshot import load
 from dlctl.util import values
@@ -90,6 +90,8 @@ def command(
     if launched.process is not None:
         took, daemons = values.duration(time.monotonic() - began), len(snapshot.daemons)
         console.note(f"{name} is {snapshot.state} after {took}: {daemons} daemons")
+        for advice in attention.advice(snapshot):
+            console.warn(advice)
     console.commands(report.next_commands(snapshot))
     if follow and snapshot.is_live:
         names = list(snapshot.roles())

@@ -31,15 +31,16 @@ def command(grace_s: float, no_checkpoint: bool, kill: bool, job: str | None) ->
     """The workers finish their steps and last pushes, the servers save, then all daemons exit. A
     stopped job resumes from its checkpoint with "dlctl start". Stopping a stopped job does nothing.
     If the coordinator and its agent have died, the daemons they left behind are terminated; the
-    servers' stored state stays, and "dlctl recover" resumes from it. --kill removes it too. The
-    exit code is 8 if the job has stopped but steps are lost because its last checkpoint failed.
+    servers' stored state stays, and "dlctl recover" resumes from it. --kill removes it too.
+    Invitations end: write new ones with "dlctl keys invite" after the next start. The exit code is
+    8 if the job has stopped but steps are lost because its last checkpoint failed.
     """
     snapshot = select.look(job, is_any=kill)
     if snapshot.state == select.UNREADABLE:
         away = stop.kill_all(snapshot)
         console.note(f"no process of {snapshot.run_id} is left here")
     elif snapshot.is_live:
-        save = not (no_checkpoint or kill)
+        save, invited = not (no_checkpoint or kill), stop.invited(snapshot)
         after = stop.stop(
             snapshot, checkpoint=save, grace_s=grace_s, kill=kill, tell=live.note_progress
         )
@@ -47,6 +48,10 @@ def command(grace_s: float, no_checkpoint: bool, kill: bool, job: str | None) ->
         console.note(f"{run_id} {after.state} at step {done}")
         if after.run.get("checkpoint"):
             console.note(f"checkpoint  {report.newest_checkpoint(after)}")
+        if invited:
+            console.note(
+                f"the invitations of {', '.join(invited)} have ended: invite again after the start"
+            )
         if lost := other_hosts.not_ended(after):
             console.warn(
                 f"{', '.join(lost)} could not be reached: its processes exit on their "

@@ -93,6 +93,12 @@ def errors(snapshot: Snapshot) -> list[str]:
     return [problem_texts.text(p, snapshot.now) for p in ill if p.code != "run-failed"]
 
 
+def advice(snapshot: Snapshot) -> list[str]:
+    """What the job file could have better, in its own words."""
+    of_job = [p for p in problems.found(snapshot) if p.code == "rounds-few"]
+    return [problem_texts.text(problem, snapshot.now) for problem in of_job]
+
+
 def unwell(snapshot: Snapshot) -> str:
     """Why a run is unhealthy, in a sentence; "" if it is healthy."""
     if snapshot.silent_s is None and snapshot.state not in ("running", "checkpointing"):

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dlctl.cli.ui import console
+from dlctl.job.inner import NONE
 from dlctl.ops import next_step, other_hosts
 from dlctl.problems import CODES
 from dlctl.runs import facts, task_code
-from dlctl.runs.snapshot import Snapshot
+from dlctl.runs.snapshot import Snapshot, read_job
 from dlctl.util import values
 from dlctl.util.text import plural
 from dlctl.util.values import NOTHING
@@ -39,13 +40,9 @@ def run_state(snapshot: Snapshot) -> str:
 
 
 def uptime(snapshot: Snapshot) -> str:
-    """Since the start, or from the start to the end, without what it lay dead before a recover."""
-    began = values.number(snapshot.run.get("started_at"))
-    ended = snapshot.run.get("ended_at") or snapshot.run.get("updated_at")
-    until = snapshot.now if snapshot.is_live else values.number(ended)
-    if began is None or until is None:
-        return NOTHING
-    return values.duration(until - began - (values.number(snapshot.run.get("dead_s")) or 0.0))
+    """How long it has run: without what it lay stopped or dead."""
+    ran_s = facts.ran_s(snapshot)
+    return NOTHING if ran_s is None else values.duration(ran_s)
 
 
 def figures(run: facts.Row) -> list[str]:
@@ -74,7 +71,7 @@ def head(snapshot: Snapshot) -> list[str]:
     if values.number(run.get("batch_size")):  # Chosen by a worker: it is in no file.
         parts.append(f"batch size {values.count(run['batch_size'])}")
     if snapshot.is_live and isinstance(rates := run.get("rates"), Mapping):
-        parts += [f"{console.escape(str(key))} {values.decimal(lr)}" for key, lr in rates.items()]
+        parts += [f"{_rate_name(snapshot, key)} {values.decimal(lr)}" for key, lr in rates.items()]
     if snapshot.is_live:
         rate = run.get("samples_per_s") if snapshot.is_current else None
         parts.append(f"{values.fixed(rate, 0)} samples/s")
@@ -82,6 +79,14 @@ def head(snapshot: Snapshot) -> list[str]:
         age = f"state {values.duration(snapshot.stale_s)} old"
         parts.append(console.style(age, fg="yellow"))
     return ["  ".join(parts), *_facts(snapshot)]
+
+
+def _rate_name(snapshot: Snapshot, key: object) -> str:
+    """That of the servers is the outer one where replicas, or a script, have an optimiser too."""
+    inner = read_job(snapshot.directory).get("inner")
+    name = inner.get("name") if isinstance(inner, Mapping) else None
+    is_outer = key == "lr" and name not in (None, NONE)
+    return "outer_lr" if is_outer else console.escape(str(key))
 
 
 def _facts(snapshot: Snapshot) -> Iterator[str]:

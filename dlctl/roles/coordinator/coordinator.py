@@ -551,6 +551,8 @@ class Coordinator:
     def release(self, now: float) -> None:
         """Let the workers train: all of them are ready."""
         self.run.released_at = now
+        if few := self.status.few_rounds():
+            self.context.event("rounds", "", few)
         self.lead.begin()
         self.leases.grant(now)
 

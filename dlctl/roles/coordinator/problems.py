@@ -75,6 +75,8 @@ def _of_run(run: RunState, row: Json, now: float) -> Iterator[Problem]:
         yield Problem("tracker-failed", problems.RUN, float(since), trouble)
     if why := row.get("loss_noise"):
         yield Problem("loss-noisy", problems.RUN, None, {"why": why})
+    if few := row.get("few_rounds"):
+        yield Problem("rounds-few", problems.RUN, None, {"why": few})
     ending = run.shutdown.state if run.shutdown is not None else run.state
     if ending == "failed":
         facts = known(reason=run.reason, **problems.of_reason(run.reason))

@@ -156,7 +156,7 @@ class KeyRenewed(Event):
 
 WARNINGS = (
     "exit", "error", "lost", "silent", "late", "checkpoint", "target", "sample", "stream", "data",
-    "tracker", "mirror",
+    "tracker", "mirror", "rounds",
 )  # fmt: skip
 """Kinds of events that are logged as warnings."""
 

@@ -307,6 +307,8 @@ class RunShutdown(Owner):
                 keep_state = self.state == "failed" or self._keeps_state
                 shutdown = m.Shutdown(self.reason, keep_state, self.state)
                 self.context.ask(("shutdown", daemon.name), daemon.name, shutdown, now)
+            elif daemon.state == daemon_states.QUARANTINED and self.state == "failed":
+                daemon.change_state(daemon_states.FAILED)  # A recovery starts it like the others.
 
     def _is_over(self, now: float) -> bool:
         """Whether the step's time is over; daemons that did not exit are killed first."""

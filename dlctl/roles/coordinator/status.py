@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from dlctl.algorithms.noise import noise_scale
+from dlctl.job import rounds
+from dlctl.job.config import JobFile
 from dlctl.problems import NAMED_MAX
 from dlctl.records import evaluated
 from dlctl.records.series import EVALUATION, RUN
@@ -119,6 +121,8 @@ class StatusReport:
         self._has_last_row = False
         """The last row is written: a short run may have hardly another one."""
         self._pace = Pace(RATE_S)
+        self._few: tuple[tuple[JobFile, int, int] | None, str] = None, ""
+        """What `few_rounds` has found, and of what."""
 
     def due_at(self) -> float:
         """A large run's status takes long: at many changes in a row it is not written each time."""
@@ -176,6 +180,7 @@ class StatusReport:
             "finish": self.evaluations.finished,
             "target_error": self.evaluations.out_of_reach,
             "loss_noise": lead.side.loss_noise(),
+            "few_rounds": self.few_rounds(),
             "ready_at": self.run.released_at,
             "updated_at": now,
             "ended_at": now if over else None,
@@ -206,6 +211,19 @@ class StatusReport:
         run["problems"] = [p.to_json() for p in problems.find(self.run, run, now)]
         run["problems"] += [p.to_json() for p in self.uploads.problems(now)]
         return run, tuple(d.to_json() for d in daemons if d.role != GUEST)
+
+    def few_rounds(self) -> str:
+        """That the run has too few rounds, and what to set; "" if not, or if that is unknown."""
+        if not self.data.is_open:
+            return ""
+        workers = self.run.members.of_role("worker")
+        set_now = [w.settings.get(rounds.KEY) for w in workers if w.settings]
+        steps = min((steps for steps in set_now if isinstance(steps, int)), default=0)
+        of = (self.run.job, self.data.dataset.samples, steps)
+        if of != self._few[0]:  # It looks at all places of workers.
+            found = rounds.few(*of)
+            self._few = of, found.text() if found is not None else ""
+        return self._few[1]
 
     def _learning_rates(self) -> Json:
         """The effective rates, each as reported by the first daemon that has it: what a schedule
