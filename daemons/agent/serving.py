@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from daemons import process, signals
+from daemons import process, signals, time_records
 from daemons.agent.children import Children
 from daemons.agent.supervision import Supervision
 from daemons.agent.template import Template
@@ -23,6 +23,7 @@ def serve(template: Template, context: process.DaemonContext) -> int:
     signals.stop_the_run(loop, context)
     loop.transport.connect(COORDINATOR, context.control, context.credentials.coordinator)
     machine = Agent(context.registration, context.job.timeouts.resend_s, children.adopt())
+    time_records.record(loop, context)
     if not context.is_home:
         code = loop.run(machine)
         if machine.is_over:

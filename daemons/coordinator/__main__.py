@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
-from daemons import parent_watch, process
+from daemons import parent_watch, process, time_records
 from daemons.coordinator import exports
 from daemons.coordinator.agents import Agents
 from daemons.coordinator.checkpoint_directories import Directories
@@ -102,6 +102,7 @@ def _lead(context: process.DaemonContext, db: RunDb, lock: int) -> int:
     past = read_past(directory, db, agents.adopt(db))
     algorithm = registry.load("algorithms", job.algorithm.name)
     coordinator = Coordinator(directory.name, job, keyring, algorithm, past)
+    time_records.record(loop, context)
     code = loop.run(coordinator)
     records.finish(None if code == EXIT_RESTART else cast(Outcome, coordinator.run.state))
     if code != EXIT_RESTART:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from daemons import parent_watch, process, signals
+from daemons import parent_watch, process, signals, time_records
 from daemons.files.arrays import serve_files
 from daemons.loop import Loop
 from daemons.server import failpoint
@@ -42,6 +42,7 @@ def serve(context: process.DaemonContext) -> int:
         registry.load("compressors", job.compression.name),
         storages,
     )
+    time_records.record(loop, context)
     return loop.run(machine)
 
 

@@ -11,7 +11,7 @@ import threading
 import traceback
 from functools import partial
 
-from daemons import parent_watch, process
+from daemons import parent_watch, process, time_records
 from daemons.files.arrays import serve_files
 from daemons.loop import Loop, Signals
 from daemons.worker.ack_record import Acks
@@ -80,7 +80,7 @@ def serve(main: Main, context: process.DaemonContext) -> int:
     loop.perform(Settled, acks.write)
     loop.stop_on_signals(main.signals)
     loop.chores += [parent_watch.watch_parents(loop, context), values.MEMORY.check]
-    loop.chores.append(thread.clock.write_if_due)
+    time_records.record(loop, context, thread.clock.times)
     address, group = open_to_replicas(loop, context, method.shape, thread.device)
     if group is not None:
         thread.sum_by(group.begin_sum)
@@ -98,7 +98,6 @@ def serve(main: Main, context: process.DaemonContext) -> int:
     except ProcessLost as error:
         log.error("%s", error.message, extra={"detail": error.detail})
         code = error.exit_code
-    thread.clock.write()
     if ranks is not None:
         ranks.end()
     for loader in multiprocessing.active_children():

@@ -43,6 +43,7 @@ from dlctl.sim.drivers import (
     plain_inner,
 )
 from dlctl.sim.group import GroupDriver, SimGroups
+from dlctl.sim.handling import Handling
 from dlctl.sim.keys import SimulatedKeys
 from dlctl.sim.network import NetworkOptions, SimNetwork
 from dlctl.sim.objectives import Objective
@@ -84,8 +85,12 @@ class World:
         compute: ComputeOptions,
         store: Store,
         inner: Callable[[Choice], Inner | None] = plain_inner,
+        handling: Handling | None = None,
     ) -> None:
-        """objective: what the workers compute, in numpy; or who computes it."""
+        """objective: what the workers compute, in numpy; or who computes it. handling: None: events
+        are handled in no time.
+        """
+        self.handling = handling
         self.job = job
         self.inner = inner
         self._computes = objective if callable(objective) else self._compute_objective
@@ -258,6 +263,8 @@ class World:
             name, incarnation, self.timeline, self.network, clock_s, self.note, pid, secret
         )
         process.observers = self.observers
+        if self.handling is not None:
+            self.handling.take_over(process)
         self.processes.append(process)
         self.note(f"{process} starts")
         return process

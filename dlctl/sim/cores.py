@@ -1,0 +1,127 @@
+"""The cores of a machine in virtual time, and the threads that share them.
+
+Threads that are ready wait in one queue. Whoever gets a core keeps it for a slice, unless nothing
+is left for it to do: a thread that ends a piece of work and has another one goes on within its
+slice, as on Linux. So on a machine with fewer cores than busy threads everything takes longer, and
+an answer waits for the slices of others.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dlctl.sim.timeline import Timeline
+
+SLICE_S = 0.003
+"""Of Linux's default scheduler, with a few threads for each core."""
+EPSILON_S = 1e-9
+Do = Callable[[], None]
+
+
+@dataclass(slots=True)
+class _Work:
+    left_s: float
+    """CPU time that it still needs."""
+    sleeps_s: float
+    do: Do
+    """Called when it is done, while its thread has the core."""
+
+
+class Cores:
+    """Those of one machine."""
+
+    def __init__(self, timeline: Timeline, count: int, slice_s: float = SLICE_S) -> None:
+        self.timeline = timeline
+        self.count = count
+        self.slice_s = slice_s
+        self.used_s = 0.0
+        """CPU time of all threads so far."""
+        self._ready: deque[SimThread] = deque()
+        self._busy = 0
+
+    def wake(self, thread: SimThread) -> None:
+        """It has something to do, and has no core."""
+        self._ready.append(thread)
+        self._fill()
+
+    def _fill(self) -> None:
+        while self._ready and self._busy < self.count:
+            self._busy += 1
+            self._run(self._ready.popleft(), self.slice_s)
+
+    def _run(self, thread: SimThread, slice_left_s: float) -> None:
+        """On a core that is counted as busy: as much as one event of the timeline."""
+        while thread.queue and thread.queue[0].left_s <= EPSILON_S and thread.is_alive():
+            work = thread.queue.popleft()
+            if work.sleeps_s:
+                self._sleep(thread, work)
+                break
+            work.do()
+        if not thread.queue or thread.sleeps or not thread.is_alive():
+            thread.is_awake = False
+            self._release()
+            return
+        if slice_left_s <= EPSILON_S:
+            if self._ready:
+                self._ready.append(thread)
+                self._release()
+                return
+            slice_left_s = self.slice_s
+        work = thread.queue[0]
+        takes_s = min(work.left_s, slice_left_s)
+
+        def end() -> None:
+            work.left_s -= takes_s
+            self.used_s += takes_s
+            self._run(thread, slice_left_s - takes_s)
+
+        self.timeline.after(takes_s, end)
+
+    def _release(self) -> None:
+        self._busy -= 1
+        self._fill()
+
+    def _sleep(self, thread: SimThread, work: _Work) -> None:
+        """It waits for something that needs no core; what is queued behind it waits as well."""
+        thread.sleeps = True
+
+        def wake() -> None:
+            thread.sleeps = False
+            thread.queue.appendleft(_Work(0.0, 0.0, work.do))
+            thread.wake()
+
+        self.timeline.after(work.sleeps_s, wake)
+
+
+class SimThread:
+    """One thread of a process: its work is done in order."""
+
+    def __init__(self, cores: Cores, is_alive: Callable[[], bool]) -> None:
+        self.cores = cores
+        self.is_alive = is_alive
+        self.queue: deque[_Work] = deque()
+        self.is_awake = False
+        """It has a core, or waits for one."""
+        self.sleeps = False
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.is_awake and not self.sleeps
+
+    def run(self, cpu_s: float, do: Do, *, sleeps_s: float = 0.0, next_up: bool = False) -> None:
+        """Call `do` after this CPU time, and then some time without a core. next_up: before what is
+        queued already: it belongs to the work that has just ended.
+        """
+        work = _Work(cpu_s, sleeps_s, do)
+        if next_up:
+            self.queue.appendleft(work)
+        else:
+            self.queue.append(work)
+        self.wake()
+
+    def wake(self) -> None:
+        if self.is_idle and self.queue:
+            self.is_awake = True
+            self.cores.wake(self)

@@ -1,0 +1,92 @@
+"""What handling an event costs the daemon of a role, in CPU seconds.
+
+The costs are those that a real run has recorded; the table below has the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from dlctl.records.work_times import LoopTimes
+from dlctl.sim.cores import Cores, SimThread
+from dlctl.sim.process import Process
+from dlctl.wire.kinds import kind_of, nbytes_of
+from dlctl.wire.machine import Event
+
+AROUND_S = {"coordinator": 2.4e-4, "server": 1.5e-4, "worker": 1.5e-4, "agent": 2.4e-4}
+"""Of each event beside its handling: waiting, reading, decoding, sending."""
+HANDLING_S = {
+    "server": {"Push": 1.3e-4, "Fetch": 6e-5},
+    "worker": {"Computed": 2.2e-4, "Parameters": 1.4e-4, "Ack": 9e-5},
+    "coordinator": {"LeaseRequest": 5e-4, "PortionDone": 4.5e-4, "Report": 3e-4},
+}
+"""Role -> kind of event -> seconds."""
+OTHERS_S = 1e-4
+BYTE_S = 2.5e-10
+"""Of each byte of arrays, in every role: copied, checked for NaN, added."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandlingCosts:
+    """recorded: role -> what the loops of that role did in a real run."""
+
+    recorded: Mapping[str, LoopTimes] = field(default_factory=dict)
+
+    def of(self, role: str, event: Event) -> float:
+        """CPU seconds."""
+        kind, nbytes = kind_of(event), nbytes_of(event)
+        times = self.recorded.get(role)
+        if times is None:
+            around_s, found = AROUND_S.get(role, AROUND_S["worker"]), None
+        else:
+            around_s, found = times.around_s, times.handled.get(kind)
+        if found is None or not found.count:
+            fixed_s = HANDLING_S.get(role, {}).get(kind, OTHERS_S)
+            return around_s + fixed_s + BYTE_S * nbytes
+        usual_s, usual_bytes = found.cpu_s / found.count, found.nbytes / found.count
+        # Another size than in that run: never cheaper than a third of what was seen.
+        own_s = max(usual_s / 3, usual_s + BYTE_S * (nbytes - usual_bytes))
+        return around_s + own_s
+
+
+class Handling:
+    """Makes the processes of a simulated run take time on the cores of their machines."""
+
+    def __init__(
+        self, costs: HandlingCosts, cores: int, machine_of: Callable[[Process], str]
+    ) -> None:
+        """cores: of each machine."""
+        self.costs = costs
+        self._count = cores
+        self._machine_of = machine_of
+        self.machines: dict[str, Cores] = {}
+        self._loops: dict[Process, SimThread] = {}
+
+    def take_over(self, process: Process) -> None:
+        """From now on its events wait for its loop, which needs a core."""
+        loop = self._loops[process] = self.thread(process)
+        role = process.name.partition("-")[0]
+
+        def schedule(event: Event, handle: Callable[[], None]) -> None:
+            loop.run(self.costs.of(role, event), handle)
+
+        process.schedule = schedule
+
+    def thread(self, process: Process) -> SimThread:
+        """A new one of this process."""
+        name = self._machine_of(process)
+        if name not in self.machines:
+            self.machines[name] = Cores(process.timeline, self._count)
+        return SimThread(self.machines[name], lambda: process.alive)
+
+    def offer(self, process: Process, thread: SimThread, event: Event) -> None:
+        """Handle an event in another thread of the process at once, if its loop is idle
+        (`daemons/loop.py`).
+        """
+        if not self._loops[process].is_idle:
+            process.post(event)
+            return
+        role = process.name.partition("-")[0]
+        cost_s = self.costs.of(role, event)
+        thread.run(cost_s, lambda: process.handle_now(event), next_up=True)
