@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -135,14 +136,17 @@ class WaitMeter:
     """How long the thread that reads it was ready and had no core."""
 
     def __init__(self) -> None:
-        self._fd = -1
+        self._file: FileIO | None = None
         with suppress(OSError):
-            self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+            self._file = FileIO(fd)  # Closed with this object.
 
     def waited_s(self) -> float:
         """0 on a kernel that does not count it."""
+        if self._file is None:
+            return 0.0
         try:
-            return int(os.pread(self._fd, 64, 0).split()[1]) / 1e9
+            return int(os.pread(self._file.fileno(), 64, 0).split()[1]) / 1e9
         except (OSError, ValueError, IndexError):
             return 0.0
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from daemons import parent_watch
+from daemons import parent_watch, time_records
 from daemons.attach.context import ProgramEnd, ScriptProcess
 from daemons.attach.exchange import Exchange, FromRole, InUserThread, Over
 from daemons.attach.model_vector import ModelVector
@@ -26,6 +26,7 @@ from daemons.worker.connections import open_to_replicas
 from daemons.worker.frozen_parameters import FrozenFile
 from daemons.worker.task.failures import failure_of
 from daemons.worker.task.user_task import whereabouts
+from daemons.worker.work_clock import WorkClock
 from dlctl import registry
 from dlctl.compress import values
 from dlctl.launch.addresses import as_dialled
@@ -166,7 +167,11 @@ class AttachedWorker:
         loop.stop_on_signals(self._signals)
         loop.chores += [parent_watch.watch_parents(loop, context), values.MEMORY.check]
         device = self._model.parameters[0].device if self._model.parameters else "cpu"
-        address, _ = open_to_replicas(loop, context, method.shape, lambda: torch.device(device))
+        clock = WorkClock()
+        time_records.record(loop, context, clock.times)
+        address, _ = open_to_replicas(
+            loop, context, method.shape, lambda: torch.device(device), clock
+        )
         loop.perform(BuildModel, lambda _: loop.post(built))
         loop.perform(LendModel, self._lend, anywhere=True)
         loop.perform(RecallModel, self._recall, anywhere=True)

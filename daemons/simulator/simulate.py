@@ -16,12 +16,17 @@ from daemons.simulator.compute import TorchCompute
 from daemons.simulator.costs import Costs, Durations, Lognormal, Recorded
 from daemons.simulator.kills import Killer
 from daemons.simulator.measuring import measure
+from daemons.simulator.sums import RingSums
 from dlctl.errors import DlctlError
 from dlctl.job.config import JobFile
-from dlctl.records.work_times import WorkTimes
+from dlctl.records.work_times import LoopTimes, WorkTimes
+from dlctl.roles.protocol.context import COORDINATOR
+from dlctl.sim.handling import Handling, HandlingCosts
 from dlctl.sim.network import NetworkOptions, SimLink
+from dlctl.sim.process import Process
 from dlctl.sim.request import SimulationRequest
 from dlctl.sim.simulation import Simulation
+from dlctl.util.names import HOME_AGENT
 from dlctl.wire.messages import Json
 
 
@@ -52,14 +57,20 @@ def simulate(request: SimulationRequest, directory: Path, job: JobFile) -> Json:
         slot: factor for name, factor in request.slow.items() if (slot := _slot(name)) is not None
     }
     durations = Durations(
-        step=Lognormal(median_s=request.step_s, sigma=request.spread),
+        step=Lognormal(
+            median_s=request.step_s, sigma=request.spread, core_share=request.core_share
+        ),
         evaluation=Lognormal(median_s=request.evaluation_s, sigma=request.spread),
         build=Lognormal(median_s=request.build_s),
         slow=slow,
         recorded={_slot(name): _recorded(kinds) for name, kinds in request.times.items()},
     )
-    compute = TorchCompute(job, directory, Costs(durations, request.seed))
-    simulation = Simulation(job, compute, seed=request.seed, network=_network(request))
+    costs = Costs(durations, request.seed)
+    handling = _handling(request, job)
+    compute = TorchCompute(job, directory, costs, handling)
+    network = _network(request)
+    simulation = Simulation(job, compute, request.seed, network=network, handling=handling)
+    simulation.world.groups.costs = RingSums(handling, costs, request.link)
     killer = Killer(simulation.world, request.kill_every_s, request.seed)
     outcome = simulation.run(request.until_s)
     mark: Json = {
@@ -67,6 +78,7 @@ def simulate(request: SimulationRequest, directory: Path, job: JobFile) -> Json:
         "step_s": request.step_s,
         "spread": request.spread,
         "evaluation_s": request.evaluation_s,
+        "cores": request.cores,
         "real_s": time.perf_counter() - began,
         "killed": killer.killed,
         "digest": outcome.digest,
@@ -86,11 +98,23 @@ def _recorded(kinds: Mapping[str, Json]) -> dict[str, Recorded]:
     return {kind: Recorded(row) for kind, row in times.items() if row.count}
 
 
+def _handling(request: SimulationRequest, job: JobFile) -> Handling:
+    """With a link each daemon has a machine of its own, but for the coordinator and its agent."""
+    recorded = {role: LoopTimes.of_json(row) for role, row in request.loops.items()}
+
+    def machine_of(process: Process) -> str:
+        if request.link is None:
+            return process.agent if job.hosts else ""
+        return COORDINATOR if process.name == HOME_AGENT else process.name
+
+    return Handling(HandlingCosts(recorded), request.cores, machine_of)
+
+
 def _network(request: SimulationRequest) -> NetworkOptions:
     if request.link is None:
         return NetworkOptions(link=SimLink(latency_s=request.latency_s))
     return NetworkOptions(
         link=SimLink(latency_s=request.link.latency_s),
         card_bytes_per_s=request.link.bytes_per_s,
-        machines={"agent-0": "coordinator"},
+        machines={HOME_AGENT: COORDINATOR},
     )

@@ -81,7 +81,7 @@ def serve(main: Main, context: process.DaemonContext) -> int:
     loop.stop_on_signals(main.signals)
     loop.chores += [parent_watch.watch_parents(loop, context), values.MEMORY.check]
     time_records.record(loop, context, thread.clock.times)
-    address, group = open_to_replicas(loop, context, method.shape, thread.device)
+    address, group = open_to_replicas(loop, context, method.shape, thread.device, thread.clock)
     if group is not None:
         thread.sum_by(group.begin_sum)
     loop.transport.connect(COORDINATOR, context.control, context.credentials.coordinator)

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 FOLDER = "times"
+SUM = "sum"
+"""Kind of work: a sum of a group of replicas. Its wall time has the wait for the other members."""
 SCHEMA = "dlctl.times/2"
 BUCKET_S = 1e-6
 """Bucket k of a histogram has durations of 2^(k-1) to 2^k of this."""

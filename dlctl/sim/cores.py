@@ -98,8 +98,9 @@ class Cores:
 class SimThread:
     """One thread of a process: its work is done in order."""
 
-    def __init__(self, cores: Cores, is_alive: Callable[[], bool]) -> None:
-        self.cores = cores
+    def __init__(self, cores: Callable[[], Cores], is_alive: Callable[[], bool]) -> None:
+        """cores: of its machine; asked when it has something to do."""
+        self._cores = cores
         self.is_alive = is_alive
         self.queue: deque[_Work] = deque()
         self.is_awake = False
@@ -124,4 +125,4 @@ class SimThread:
     def wake(self) -> None:
         if self.is_idle and self.queue:
             self.is_awake = True
-            self.cores.wake(self)
+            self._cores().wake(self)

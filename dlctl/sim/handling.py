@@ -75,10 +75,14 @@ class Handling:
 
     def thread(self, process: Process) -> SimThread:
         """A new one of this process."""
-        name = self._machine_of(process)
-        if name not in self.machines:
-            self.machines[name] = Cores(process.timeline, self._count)
-        return SimThread(self.machines[name], lambda: process.alive)
+
+        def cores() -> Cores:
+            name = self._machine_of(process)
+            if name not in self.machines:
+                self.machines[name] = Cores(process.timeline, self._count)
+            return self.machines[name]
+
+        return SimThread(cores, lambda: process.alive)
 
     def offer(self, process: Process, thread: SimThread, event: Event) -> None:
         """Handle an event in another thread of the process at once, if its loop is idle
