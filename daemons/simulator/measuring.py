@@ -32,10 +32,16 @@ class MeasuredTimes:
     build_s: float
 
 
-def measure(job: JobFile, directory: Path) -> tuple[MeasuredTimes, int]:
-    """Measure a replica of its own. Also returns the samples of a data epoch; 0: a stream. Raises
-    TaskError.
-    """
+@dataclass(frozen=True, slots=True)
+class TaskFacts:
+    samples: int
+    """Of a data epoch; 0: a stream."""
+    parameters: int
+    """Trained ones."""
+
+
+def measure(job: JobFile, directory: Path) -> tuple[MeasuredTimes, TaskFacts]:
+    """Measure a replica of its own. Raises TaskError."""
     watch = _Watch()
     built = build(job, 0, 0, directory)
     build_s = watch.lap().alone_s
@@ -65,7 +71,7 @@ def measure(job: JobFile, directory: Path) -> tuple[MeasuredTimes, int]:
         replica.evaluate(np.array(replica.parameters), replica.averaged())
         evaluation_s = watch.lap().alone_s
     times = MeasuredTimes(statistics.median(steps), whole.core_share, evaluation_s, build_s)
-    return times, built.samples
+    return times, TaskFacts(built.samples, len(replica.parameters))
 
 
 class _Watch:

@@ -16,17 +16,14 @@ from daemons.simulator.compute import TorchCompute
 from daemons.simulator.costs import Costs, Durations, Lognormal, Recorded
 from daemons.simulator.kills import Killer
 from daemons.simulator.measuring import measure
+from daemons.simulator.protocol import ProtocolRun
 from daemons.simulator.sums import RingSums
+from daemons.simulator.surroundings import handling_of, network_of
 from dlctl.errors import DlctlError
 from dlctl.job.config import JobFile
-from dlctl.records.work_times import LoopTimes, WorkTimes
-from dlctl.roles.protocol.context import COORDINATOR
-from dlctl.sim.handling import Handling, HandlingCosts
-from dlctl.sim.network import NetworkOptions, SimLink
-from dlctl.sim.process import Process
+from dlctl.records.work_times import WorkTimes
 from dlctl.sim.request import SimulationRequest
 from dlctl.sim.simulation import Simulation
-from dlctl.util.names import HOME_AGENT
 from dlctl.wire.messages import Json
 
 
@@ -50,8 +47,11 @@ def simulate(request: SimulationRequest, directory: Path, job: JobFile) -> Json:
     """Run it, and fill the directory; or only measure. Raises DlctlError."""
     job = replace(job, workers=replace(job.workers, loader_processes=0))
     if request.step_s is None:
-        times, samples = measure(job, directory)
-        return {"measured": asdict(times), "samples": samples}
+        times, facts = measure(job, directory)
+        return {"measured": asdict(times), **asdict(facts)}
+    if request.protocol_s is not None:
+        until = time.perf_counter() + request.protocol_s
+        return {"simulated": ProtocolRun(request, job, until).window()}
     began = time.perf_counter()
     slow = {
         slot: factor for name, factor in request.slow.items() if (slot := _slot(name)) is not None
@@ -66,9 +66,9 @@ def simulate(request: SimulationRequest, directory: Path, job: JobFile) -> Json:
         recorded={_slot(name): _recorded(kinds) for name, kinds in request.times.items()},
     )
     costs = Costs(durations, request.seed)
-    handling = _handling(request, job)
+    handling = handling_of(request, job)
     compute = TorchCompute(job, directory, costs, handling)
-    network = _network(request)
+    network = network_of(request)
     simulation = Simulation(job, compute, request.seed, network=network, handling=handling)
     simulation.world.groups.costs = RingSums(handling, costs, request.link)
     killer = Killer(simulation.world, request.kill_every_s, request.seed)
@@ -96,25 +96,3 @@ def _slot(name: str) -> int | None:
 def _recorded(kinds: Mapping[str, Json]) -> dict[str, Recorded]:
     times = {kind: WorkTimes.of_json(row) for kind, row in kinds.items()}
     return {kind: Recorded(row) for kind, row in times.items() if row.count}
-
-
-def _handling(request: SimulationRequest, job: JobFile) -> Handling:
-    """With a link each daemon has a machine of its own, but for the coordinator and its agent."""
-    recorded = {role: LoopTimes.of_json(row) for role, row in request.loops.items()}
-
-    def machine_of(process: Process) -> str:
-        if request.link is None:
-            return process.agent if job.hosts else ""
-        return COORDINATOR if process.name == HOME_AGENT else process.name
-
-    return Handling(HandlingCosts(recorded), request.cores, machine_of)
-
-
-def _network(request: SimulationRequest) -> NetworkOptions:
-    if request.link is None:
-        return NetworkOptions(link=SimLink(latency_s=request.latency_s))
-    return NetworkOptions(
-        link=SimLink(latency_s=request.link.latency_s),
-        card_bytes_per_s=request.link.bytes_per_s,
-        machines={HOME_AGENT: COORDINATOR},
-    )

@@ -75,6 +75,7 @@ class Cores:
         def end() -> None:
             work.left_s -= takes_s
             self.used_s += takes_s
+            thread.used_s += takes_s
             self._run(thread, slice_left_s - takes_s)
 
         self.timeline.after(takes_s, end)
@@ -106,6 +107,8 @@ class SimThread:
         self.is_awake = False
         """It has a core, or waits for one."""
         self.sleeps = False
+        self.used_s = 0.0
+        """CPU time so far."""
 
     @property
     def is_idle(self) -> bool:

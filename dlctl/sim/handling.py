@@ -32,10 +32,12 @@ class HandlingCosts:
     """recorded: role -> what the loops of that role did in a real run."""
 
     recorded: Mapping[str, LoopTimes] = field(default_factory=dict)
+    payload_scale: float = 1.0
+    """The arrays of the run are larger by this factor than those of the messages."""
 
     def of(self, role: str, event: Event) -> float:
         """CPU seconds."""
-        kind, nbytes = kind_of(event), nbytes_of(event)
+        kind, nbytes = kind_of(event), self.payload_scale * nbytes_of(event)
         times = self.recorded.get(role)
         if times is None:
             around_s, found = AROUND_S.get(role, AROUND_S["worker"]), None
@@ -62,6 +64,10 @@ class Handling:
         self._machine_of = machine_of
         self.machines: dict[str, Cores] = {}
         self._loops: dict[Process, SimThread] = {}
+
+    def busy_s(self) -> dict[str, float]:
+        """Name of a living process -> CPU time of its loop so far."""
+        return {process.name: loop.used_s for process, loop in self._loops.items() if process.alive}
 
     def take_over(self, process: Process) -> None:
         """From now on its events wait for its loop, which needs a core."""

@@ -68,6 +68,11 @@ class SimulationRequest:
     """Worker -> factor by which it is slower."""
     link: LinkSpeed | None = None
     """Of every daemon's machine. None: all daemons are on one machine, or on the job's hosts."""
+    protocol_s: float | None = None
+    """Not None: no gradients, only a window of `until_s` virtual seconds, for which it takes at
+    most so many real ones."""
+    parameters: int = 0
+    """Of the model, for that."""
     kill_every_s: Mapping[str, float] = field(default_factory=dict)
     """Role -> mean time between two kills of a daemon of that role."""
 

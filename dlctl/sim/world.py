@@ -99,6 +99,7 @@ class World:
         self.store = store
         self.timeline = Timeline()
         self.trace: list[str] = []
+        self.is_traced = True
         streams = np.random.SeedSequence(seed).spawn(4)
         self._compute_rng, network_rng, self.fault_rng, self._clock_rng = (
             np.random.default_rng(stream) for stream in streams
@@ -126,7 +127,8 @@ class World:
 
     def note(self, text: str) -> None:
         """A line of the trace."""
-        self.trace.append(f"{self.timeline.now:.6f} {text}")
+        if self.is_traced:
+            self.trace.append(f"{self.timeline.now:.6f} {text}")
 
     def digest(self) -> str:
         """SHA-256 of the trace: equal for equal seeds."""
