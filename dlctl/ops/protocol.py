@@ -82,7 +82,7 @@ def _check(job: JobFile) -> None:
     shape = registry.load("algorithms", job.algorithm.name).shape
     if shape.engine:
         raise UsageError(
-            f"--protocol leaves gradients out, and {job.algorithm.name} works with the model itself",
+            f"--protocol leaves gradients out, and {job.algorithm.name} works with the model",
             hint="simulate it without --protocol, with fewer workers",
         )
 
