@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from daemons.process import read_job
-from daemons.simulator import run_directory
+from daemons.simulator import plain, run_directory
 from daemons.simulator.compute import TorchCompute
 from daemons.simulator.costs import Costs, Durations, Lognormal, Recorded
 from daemons.simulator.kills import Killer
@@ -50,7 +50,7 @@ def simulate(request: SimulationRequest, directory: Path, job: JobFile) -> Json:
         times, facts = measure(job, directory)
         return {"measured": asdict(times), **asdict(facts)}
     if request.protocol_s is not None:
-        until = time.perf_counter() + request.protocol_s
+        until = time.process_time() + request.protocol_s
         return {"simulated": ProtocolRun(request, job, until).window()}
     began = time.perf_counter()
     slow = {
@@ -67,6 +67,8 @@ def simulate(request: SimulationRequest, directory: Path, job: JobFile) -> Json:
     )
     costs = Costs(durations, request.seed)
     handling = handling_of(request, job)
+    if request.is_plain:
+        return plain.train(request, directory, job, costs)
     compute = TorchCompute(job, directory, costs, handling)
     network = network_of(request)
     simulation = Simulation(job, compute, request.seed, network=network, handling=handling)

@@ -10,6 +10,17 @@ from dlctl.sim.handling import BYTE_S, Handling
 from dlctl.sim.process import Process
 from dlctl.sim.request import LinkSpeed
 
+RING_CPU_S = 3e-4
+"""CPU time of each member of a sum beside the transfer: messages, threads, copies."""
+
+
+def ring_s(nbytes: int, members: int, link: LinkSpeed | None) -> float:
+    """How long the vector is under way."""
+    sent = 2 * (members - 1) / members * nbytes
+    if link is None:
+        return sent * BYTE_S
+    return sent / link.bytes_per_s + 2 * (members - 1) * link.latency_s
+
 
 class RingSums:
     """Each member sends 2 (n - 1) / n of the vector around a ring (Patarasuk and Yuan, 2009), in as
@@ -24,11 +35,7 @@ class RingSums:
 
     def transfer(self, process: Process, nbytes: int, members: int, do: Callable[[], None]) -> None:
         """Half of the CPU time, and the ring."""
-        sent = 2 * (members - 1) / members * nbytes
-        ring_s = sent * BYTE_S
-        if self._link is not None:
-            ring_s = sent / self._link.bytes_per_s + 2 * (members - 1) * self._link.latency_s
-        self._run(process, do, ring_s)
+        self._run(process, do, ring_s(nbytes, members, self._link))
 
     def finish(self, process: Process, do: Callable[[], None]) -> None:
         """The other half, and two ways over the network."""

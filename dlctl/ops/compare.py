@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from dlctl import __version__
 from dlctl.errors import UsageError
 from dlctl.observe import history, plot
-from dlctl.ops import real_runs, run_figures, simulate, simulators
+from dlctl.ops import plain_runs, real_runs, run_figures, simulate, simulators
 from dlctl.ops.cases import Start
 from dlctl.ops.simulators import Simulators
 from dlctl.records.best import Target
@@ -156,7 +156,10 @@ class Comparison:
         for trial in trials:
             directory = self.directory / f"{trial.method}-{len(self.trials)}"
             simulate.prepare(directory, self._start(trial))
-            requests.append(replace(self._request, directory=str(directory), seed=trial.seed))
+            is_plain = trial.method in variants.PLAIN
+            requests.append(
+                replace(self._request, directory=str(directory), seed=trial.seed, is_plain=is_plain)
+            )
             self.trials.append({**asdict(trial), "directory": directory.name})
         answers = self._process.ask(requests)
         errors = [simulators.error_in(answer) for answer in answers]
@@ -174,7 +177,12 @@ class Comparison:
         found: list[Json | None] = []
         for trial in trials:
             name = f"{trial.method} with seed {trial.seed}"
-            directory = real_runs.run(self._start(trial, run_dir=self.directory), name)
+            start = self._start(trial, run_dir=self.directory)
+            if trial.method in variants.PLAIN:
+                directory = self.directory / f"{trial.method}-{len(self.trials)}"
+                plain_runs.run(start, directory, name)
+            else:
+                directory = real_runs.run(start, name)
             self.trials.append({**asdict(trial), "directory": directory.name})
             found.append(run_figures.of_run(directory))
         return found
@@ -227,10 +235,16 @@ def document_of(file: Path) -> Json:
     return reading.parse(file, reading.read(file))
 
 
-def request(link: str | None, slow: Mapping[str, float], step_s: float | None) -> SimulationRequest:
-    """What all simulations of a comparison have in common. Raises UsageError."""
+def request(
+    link: str | None, slow: Mapping[str, float], step_s: float | None, count: int | None
+) -> SimulationRequest:
+    """What all simulations of a comparison have in common. count: cores of a machine; None: as many
+    as here. Raises UsageError.
+    """
     speed = None if link is None else LinkSpeed.parse(link)
-    return SimulationRequest(directory="", link=speed, slow=slow, step_s=step_s)
+    return SimulationRequest(
+        directory="", link=speed, slow=slow, step_s=step_s, cores=count or cores.usable()
+    )
 
 
 def compare(plan: Plan, slots: int) -> tuple[Path, Json]:

@@ -49,7 +49,7 @@ def simulate_protocol(
     within_s: float,
 ) -> ProtocolWindow:
     """Raises UsageError for a job that cannot be simulated so, and DlctlError for a task whose
-    model cannot be built. within_s: real time for all of it.
+    model cannot be built. within_s: CPU time for all of it.
     """
     start = simulate.read(file, overrides)
     simulate.check(start.job, request)

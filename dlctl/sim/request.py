@@ -70,9 +70,11 @@ class SimulationRequest:
     """Of every daemon's machine. None: all daemons are on one machine, or on the job's hosts."""
     protocol_s: float | None = None
     """Not None: no gradients, only a window of `until_s` virtual seconds, for which it takes at
-    most so many real ones."""
+    most so many of CPU time."""
     parameters: int = 0
     """Of the model, for that."""
+    is_plain: bool = False
+    """No roles of dlctl: one torch process, or DDP if there are several workers."""
     kill_every_s: Mapping[str, float] = field(default_factory=dict)
     """Role -> mean time between two kills of a daemon of that role."""
 

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option("--slow", multiple=True, metavar="WORKER=FACTORx", help="A slower worker.")
 @click.option("--step", metavar="TIME", help="Of a step.  [default: measured here]")
+@click.option(
+    "--cores", "machine_cores", type=click.IntRange(1), help="Of each machine.  [default: as here]"
+)
 @click.option("--slots", type=click.IntRange(1), help="Simulations at a time.  [default: cores]")
 @click.option("--write", is_flag=True, help="Put the method and its values into the job file.")
 @json_option
@@ -52,6 +55,7 @@ def command(
     link: str | None,
     slow: tuple[str, ...],
     step: str | None,
+    machine_cores: int | None,
     slots: int | None,
     write: bool,
 ) -> None:
@@ -62,7 +66,7 @@ def command(
     """
     from dlctl.ops import advise, compare  # imported late: they pull in pydantic
 
-    plan = plan_of(file, methods, target, seeds, tune, changes, link, slow, step)
+    plan = plan_of(file, methods, target, seeds, tune, changes, link, slow, step, machine_cores)
     found = advise.advise(plan, slots or cores.usable())
     for name, why in found.left_out.items():
         console.warn(f"{name} is left out: {why}")

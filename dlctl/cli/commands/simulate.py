@@ -57,7 +57,7 @@ _KILLS = re.compile(r"kill (?:a|an|the) (worker|server|coordinator) every (\S+)"
     help="Of the model, with --protocol.  [default: own]",
 )
 @click.option(
-    "--within", metavar="TIME", default="9m", help="With --protocol: real time.  [default: 9m]"
+    "--within", metavar="TIME", default="9m", help="With --protocol: of CPU time.  [default: 9m]"
 )
 @json_option
 def command(

@@ -58,7 +58,7 @@ def _rows(data: Mapping[str, Any]) -> dict[str, str]:
         "busy": busy,
         "saturates": _saturates(data["saturates"]),
         "simulated": f"{row['seconds']:.3g} of {data['wanted_s']:.3g} virtual seconds in "
-        f"{values.duration(sum(one['real_s'] for one in data['windows']))}",
+        f"{values.duration(sum(one['cpu_s'] for one in data['windows']))} of CPU time",
         "error": _error(data),
     }
     if row["trained"] < row["workers"]:
