@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from dlctl.errors import NotFound
 from dlctl.util import cores, units
 
 if TYPE_CHECKING:
+    from dlctl.health.memory import HostMemory
     from dlctl.ops.advise import Advised
     from dlctl.study.advice import Advice
 
@@ -91,6 +93,7 @@ def command(
         "rivals": [row["method"] for row in found.advice.rivals],
         "cheapest": found.advice.cheapest["method"],
         "left_out": dict(found.left_out),
+        "memory": {host: memory._asdict() for host, memory in found.memory[best["method"]].items()},
         "best": best,
     }
     console.show("dlctl.advice/1", data, "\n".join(_lines(found, found.advice, file, table)))
@@ -103,7 +106,7 @@ def _lines(found: Advised, advice: Advice, file: Path, table: str) -> list[str]:
     lines = [
         f"take     {best['method']}{f', with {tuned}' if tuned else ''}",
         f"because  it reaches {found.record['plan']['target']} in {in_time(best['seconds'])}, with "
-        f"{_size(best)} on the wire",
+        f"{_size(best)} on the wire and {_memory(found, best['method'])}",
     ]
     if advice.next is None:
         lines.append("next     no other method is slower for sure, or reaches it")
@@ -115,6 +118,19 @@ def _lines(found: Advised, advice: Advice, file: Path, table: str) -> list[str]:
     link = "no limit of the links" if found.link is None else _link(found)
     lines.append(f"how      simulated, steps of {1000 * request['step_s']:.3g} ms, {link}; {table}")
     return lines
+
+
+def _memory(found: Advised, method: str) -> str:
+    """Of the host with the least to spare."""
+
+    def spare(each: tuple[str, HostMemory]) -> float:
+        free = each[1].available_bytes
+        return math.inf if free is None else free - each[1].needed_bytes
+
+    host, memory = min(found.memory[method].items(), key=spare)
+    free = memory.available_bytes
+    of_free = "" if free is None else f" of {units.short_size(free)}"
+    return f"{units.short_size(memory.needed_bytes)}{of_free} of memory on {host}"
 
 
 def _size(row: dict[str, Any]) -> str:

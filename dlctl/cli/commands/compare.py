@@ -69,9 +69,10 @@ def command(
     seeds, and prints what each one takes until the target: the median over the seeds, and the
     quartiles. "torch" is one plain torch process, and "ddp" torch's DDP over gloo with a process
     for each worker, both without dlctl. The job's own method starts with the values of the file,
-    the others with their defaults; then the rates and the interval of each are tuned with as many trials. A method is
-    slower than the one above it if four of five seeds say so and the difference is larger than the
-    spread; else it is undecided. All that is needed to repeat it is in comparison.json.
+    the others with their defaults; then the rates and the interval of each are tuned with as many
+    trials. A method is slower than the one above it if four of five seeds say so and the difference
+    is larger than the spread; else it is undecided. All that is needed to repeat it is in
+    comparison.json.
     """
     from dlctl.ops import compare  # imported late: it pulls in pydantic
 
