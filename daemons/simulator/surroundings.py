@@ -35,5 +35,6 @@ def network_of(request: SimulationRequest, scale: float | None = None) -> Networ
         link=SimLink(latency_s=request.link.latency_s),
         card_bytes_per_s=request.link.bytes_per_s,
         payload_scale=scale,
+        cards_are_fair=scale is None,
         machines={HOME_AGENT: COORDINATOR},
     )

@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 
 from dlctl.sim.arriving import PushInParts
-from dlctl.sim.fabric import Fabric
+from dlctl.sim.fabric import CardQueues, Fabric
 from dlctl.sim.keys import public_of
 from dlctl.sim.timeline import Timeline
 from dlctl.wire import codec
@@ -85,6 +85,8 @@ class NetworkOptions:
     payload_scale: float | None = None
     """Messages are passed on without being encoded, and count as many bytes as if their arrays were
     larger by this factor; then none is delivered in parts. None: every message is encoded."""
+    cards_are_fair: bool = True
+    """Whether flows share a card; else it takes one message after the other, which costs less."""
     machines: Mapping[str, str] = field(default_factory=dict)
     """Daemon -> the machine that it is on, if that is not one of its own."""
 
@@ -169,8 +171,10 @@ class SimNetwork:
         self._cuts: Counter[tuple[str, str]] = Counter()
         self._ids = 0
         rate = options.card_bytes_per_s
-        self.fabric = None
-        if rate is not None:
+        self.fabric: Fabric | CardQueues | None = None
+        if rate is not None and not options.cards_are_fair:
+            self.fabric = CardQueues(timeline, rate)
+        elif rate is not None:
             is_duplex = options.cards_are_duplex
             self.fabric = Fabric(timeline, rate, options.cards, is_duplex=is_duplex)
 

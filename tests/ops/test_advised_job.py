@@ -102,7 +102,7 @@ task = Task()
 def test_a_job_that_never_ran_gets_methods_that_send_less_over_slow_links(file: Path) -> None:
     (file.parent / "train.py").write_text(TASK)
     job, link = jobfile.load(file), LinkSpeed(bytes_per_s=1000.0, latency_s=0.01)
-    assert "sparseloco" in advise._shortlist(file, job, link)
+    assert "sparseloco" in advise._shortlist(job, advise._model(file, job), link)
 
 
 def test_a_private_file_stays_private_and_a_link_stays_a_link(file: Path) -> None:
