@@ -149,6 +149,7 @@ class Plain:
 
     def _evaluate(self, engine: Engine) -> None:
         if self.rank == 0:
+            self._record(engine)  # Costs at an evaluation are those between two rows.
             metrics = dict(engine.evaluate())
             self.course.evaluations.append((engine.now(), self.course.step, {"metrics": metrics}))
             self._record(engine)

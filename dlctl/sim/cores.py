@@ -29,6 +29,18 @@ class _Work:
     """Called when it is done, while its thread has the core."""
 
 
+@dataclass(slots=True)
+class _Turn:
+    """A thread on a core, working on one piece."""
+
+    work: _Work
+    began: float
+    slice_left_s: float
+    """When it began."""
+    takes_s: float
+    """Until the next look: longer than its slice while nobody waits."""
+
+
 class Cores:
     """Those of one machine."""
 
@@ -39,20 +51,40 @@ class Cores:
         self.used_s = 0.0
         """CPU time of all threads so far."""
         self._ready: deque[SimThread] = deque()
-        self._busy = 0
+        self._running: dict[SimThread, _Turn | None] = {}
+        """Who has a core; None: between two pieces of work."""
 
     def wake(self, thread: SimThread) -> None:
         """It has something to do, and has no core."""
         self._ready.append(thread)
+        if len(self._running) >= self.count:
+            self._end_long_turns()
         self._fill()
 
     def _fill(self) -> None:
-        while self._ready and self._busy < self.count:
-            self._busy += 1
-            self._run(self._ready.popleft(), self.slice_s)
+        while self._ready and len(self._running) < self.count:
+            thread = self._ready.popleft()
+            self._running[thread] = None
+            self._run(thread, self.slice_s)
+
+    def _end_long_turns(self) -> None:
+        """Somebody waits: whoever works on beyond its slice is looked at when that ends."""
+        for thread, turn in self._running.items():
+            if turn is not None and turn.takes_s > turn.slice_left_s + EPSILON_S:
+                passed_s = self.timeline.now - turn.began
+                self._account(thread, turn.work, passed_s)
+                used_s = (passed_s - turn.slice_left_s) % self.slice_s
+                is_first = passed_s < turn.slice_left_s
+                left_s = turn.slice_left_s - passed_s if is_first else self.slice_s - used_s
+                self._begin(thread, turn.work, left_s, min(left_s, turn.work.left_s))
+
+    def _account(self, thread: SimThread, work: _Work, cpu_s: float) -> None:
+        work.left_s -= cpu_s
+        self.used_s += cpu_s
+        thread.used_s += cpu_s
 
     def _run(self, thread: SimThread, slice_left_s: float) -> None:
-        """On a core that is counted as busy: as much as one event of the timeline."""
+        """Let a thread that has a core go on with what it has to do."""
         while thread.queue and thread.queue[0].left_s <= EPSILON_S and thread.is_alive():
             work = thread.queue.popleft()
             if work.sleeps_s:
@@ -61,27 +93,35 @@ class Cores:
             work.do()
         if not thread.queue or thread.sleeps or not thread.is_alive():
             thread.is_awake = False
-            self._release()
+            self._release(thread)
             return
         if slice_left_s <= EPSILON_S:
             if self._ready:
                 self._ready.append(thread)
-                self._release()
+                self._release(thread)
                 return
             slice_left_s = self.slice_s
         work = thread.queue[0]
-        takes_s = min(work.left_s, slice_left_s)
+        is_waited_for = bool(self._ready)
+        takes_s = min(work.left_s, slice_left_s) if is_waited_for else work.left_s
+        self._begin(thread, work, slice_left_s, takes_s)
+
+    def _begin(self, thread: SimThread, work: _Work, slice_left_s: float, takes_s: float) -> None:
+        turn = _Turn(work, self.timeline.now, slice_left_s, takes_s)
+        self._running[thread] = turn
 
         def end() -> None:
-            work.left_s -= takes_s
-            self.used_s += takes_s
-            thread.used_s += takes_s
-            self._run(thread, slice_left_s - takes_s)
+            if self._running.get(thread) is turn:
+                self._running[thread] = None
+                self._account(thread, work, takes_s)
+                over_s = (takes_s - slice_left_s) % self.slice_s
+                is_within = takes_s <= slice_left_s
+                self._run(thread, slice_left_s - takes_s if is_within else self.slice_s - over_s)
 
         self.timeline.after(takes_s, end)
 
-    def _release(self) -> None:
-        self._busy -= 1
+    def _release(self, thread: SimThread) -> None:
+        self._running.pop(thread, None)
         self._fill()
 
     def _sleep(self, thread: SimThread, work: _Work) -> None:
