@@ -13,12 +13,15 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import zmq
 
-from daemons.time_records import LoopClock
+from daemons.time_records import LoopClock, TimesFile
 from daemons.transport.sockets import Transport
+from dlctl.records.work_times import WorkTimes
 from dlctl.wire.machine import (
     Admit,
     Configure,
@@ -162,6 +165,14 @@ class Loop:
         is_sooner = deadline is not None and (until is None or deadline < until)
         if self._unperformed or is_sooner:
             os.eventfd_write(self._wakeup, 1)
+
+    def record_times(
+        self, path: Path, work: Mapping[str, WorkTimes] = MappingProxyType({})
+    ) -> None:
+        """Record in this file where the time goes, until the loop ends. work: of other threads."""
+        file = TimesFile(path, self.clock, work)
+        self.chores.append(file.write_if_due)
+        self.endings.append(file.write)
 
     def fail(self, error: Exception) -> None:
         """Make `run` raise this error; thread-safe."""

@@ -15,19 +15,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from dlctl.records.work_times import FOLDER, SCHEMA, HandledTimes, LoopTimes, WorkTimes
 from dlctl.util import cores, regular
 from dlctl.util.fsync import replacing
 from dlctl.wire.kinds import kind_of, nbytes_of
 from dlctl.wire.machine import Event
-from dlctl.wire.messages import Json
-
-if TYPE_CHECKING:
-    from daemons.loop import Loop
-    from daemons.process import DaemonContext
+from dlctl.wire.messages import Json, Register
 
 log = logging.getLogger("dlctl")
 WRITE_EVERY_S = 15.0
@@ -80,13 +74,12 @@ class TimesFile:
 
     def __init__(
         self,
-        context: DaemonContext,
+        path: Path,
         clock: LoopClock,
-        work: Mapping[str, WorkTimes] = MappingProxyType({}),
+        work: Mapping[str, WorkTimes],
     ) -> None:
         """work: what a worker's compute thread does."""
-        who = context.registration
-        self._path = context.directory / FOLDER / f"{who.name}.{who.incarnation}.json"
+        self._path = path
         self._clock = clock
         self._work = work
         self._due_at = time.monotonic() + WRITE_EVERY_S
@@ -151,10 +144,6 @@ class WaitMeter:
             return 0.0
 
 
-def record(
-    loop: Loop, context: DaemonContext, work: Mapping[str, WorkTimes] = MappingProxyType({})
-) -> None:
-    """Record where the time of a daemon goes, until its loop ends."""
-    file = TimesFile(context, loop.clock, work)
-    loop.chores.append(file.write_if_due)
-    loop.endings.append(file.write)
+def path_of(directory: Path, who: Register) -> Path:
+    """The file of a daemon. directory: the run's, or that of this host."""
+    return directory / FOLDER / f"{who.name}.{who.incarnation}.json"

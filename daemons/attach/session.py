@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from daemons import parent_watch, time_records
+from daemons import parent_watch
 from daemons.attach.context import ProgramEnd, ScriptProcess
 from daemons.attach.exchange import Exchange, FromRole, InUserThread, Over
 from daemons.attach.model_vector import ModelVector
@@ -21,6 +21,7 @@ from daemons.attach.stock import SharedStock
 from daemons.attach.user_optimizer import UserOptimizer
 from daemons.files.arrays import serve_files
 from daemons.loop import Loop, Signals
+from daemons.time_records import path_of
 from daemons.worker.ack_record import Acks
 from daemons.worker.connections import open_to_replicas
 from daemons.worker.frozen_parameters import FrozenFile
@@ -168,7 +169,7 @@ class AttachedWorker:
         loop.chores += [parent_watch.watch_parents(loop, context), values.MEMORY.check]
         device = self._model.parameters[0].device if self._model.parameters else "cpu"
         clock = WorkClock()
-        time_records.record(loop, context, clock.times)
+        loop.record_times(path_of(context.directory, me), clock.times)
         address, _ = open_to_replicas(
             loop, context, method.shape, lambda: torch.device(device), clock
         )

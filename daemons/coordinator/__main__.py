@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
-from daemons import parent_watch, process, time_records
+from daemons import parent_watch, process
 from daemons.coordinator import exports
 from daemons.coordinator.agents import Agents
 from daemons.coordinator.checkpoint_directories import Directories
@@ -20,6 +20,7 @@ from daemons.files.file_receiver import FileReceiver
 from daemons.files.file_sender import AT_HOME, FileSender
 from daemons.files.log_mirror import Mirrored
 from daemons.loop import Loop
+from daemons.time_records import path_of
 from dlctl import registry
 from dlctl.control import keys
 from dlctl.errors import DlctlError, os_errors_as
@@ -102,7 +103,7 @@ def _lead(context: process.DaemonContext, db: RunDb, lock: int) -> int:
     past = read_past(directory, db, agents.adopt(db))
     algorithm = registry.load("algorithms", job.algorithm.name)
     coordinator = Coordinator(directory.name, job, keyring, algorithm, past)
-    time_records.record(loop, context)
+    loop.record_times(path_of(directory, context.registration))
     code = loop.run(coordinator)
     records.finish(None if code == EXIT_RESTART else cast(Outcome, coordinator.run.state))
     if code != EXIT_RESTART:

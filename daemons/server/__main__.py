@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 
-from daemons import parent_watch, process, signals, time_records
+from daemons import parent_watch, process, signals
 from daemons.files.arrays import serve_files
 from daemons.loop import Loop
 from daemons.server import failpoint
 from daemons.server.committing import Committing
 from daemons.server.storages import choose_storages
 from daemons.server.watching import Watch
+from daemons.time_records import path_of
 from dlctl import registry
 from dlctl.launch import addresses
 from dlctl.roles.protocol.context import COORDINATOR
@@ -42,7 +43,7 @@ def serve(context: process.DaemonContext) -> int:
         registry.load("compressors", job.compression.name),
         storages,
     )
-    time_records.record(loop, context)
+    loop.record_times(path_of(context.directory, registration))
     return loop.run(machine)
 
 

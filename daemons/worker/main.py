@@ -11,9 +11,10 @@ import threading
 import traceback
 from functools import partial
 
-from daemons import parent_watch, process, time_records
+from daemons import parent_watch, process
 from daemons.files.arrays import serve_files
 from daemons.loop import Loop, Signals
+from daemons.time_records import path_of
 from daemons.worker.ack_record import Acks
 from daemons.worker.at_exit import end_user_code
 from daemons.worker.compute_thread import ComputeThread
@@ -80,7 +81,7 @@ def serve(main: Main, context: process.DaemonContext) -> int:
     loop.perform(Settled, acks.write)
     loop.stop_on_signals(main.signals)
     loop.chores += [parent_watch.watch_parents(loop, context), values.MEMORY.check]
-    time_records.record(loop, context, thread.clock.times)
+    loop.record_times(path_of(context.directory, registration), thread.clock.times)
     address, group = open_to_replicas(loop, context, method.shape, thread.device, thread.clock)
     if group is not None:
         thread.sum_by(group.begin_sum)
