@@ -81,6 +81,7 @@ class ProtocolRun:
         halves = [_rate(first, middle), _rate(middle, last)]
         return {
             "workers": self._workers,
+            "cores": self._request.cores,
             "trained": len(self._computes.trained),
             "start_s": start_s,
             "seconds": last.now - first.now,

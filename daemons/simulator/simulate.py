@@ -24,6 +24,7 @@ from dlctl.job.config import JobFile
 from dlctl.records.work_times import WorkTimes
 from dlctl.sim.request import SimulationRequest
 from dlctl.sim.simulation import Simulation
+from dlctl.util import cores
 from dlctl.wire.messages import Json
 
 
@@ -46,6 +47,7 @@ def answer(line: str) -> Json:
 def simulate(request: SimulationRequest, directory: Path, job: JobFile) -> Json:
     """Run it, and fill the directory; or only measure. Raises DlctlError."""
     job = replace(job, workers=replace(job.workers, loader_processes=0))
+    request = replace(request, cores=request.cores or cores.usable())
     if request.step_s is None:
         times, facts = measure(job, directory)
         return {"measured": asdict(times), **asdict(facts)}

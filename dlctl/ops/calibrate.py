@@ -52,7 +52,7 @@ class Calibration:
         """The request with the durations of the run."""
         step = WorkTimes.of_json(self.times[ALL]["step"])
         return replace(
-            request, times=self.times, loops=self.loops, cores=self.cores,
+            request, times=self.times, loops=self.loops, cores=request.cores or self.cores,
             latency_s=self.latency_s, step_s=step.alone_s,
         )  # fmt: skip
 

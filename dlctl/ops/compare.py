@@ -239,7 +239,7 @@ def request(
     link: str | None, slow: Mapping[str, float], step_s: float | None, count: int | None
 ) -> SimulationRequest:
     """What all simulations of a comparison have in common. count: cores of a machine; None: as many
-    as here. Raises UsageError.
+    as here, on record for a repetition. Raises UsageError.
     """
     speed = None if link is None else LinkSpeed.parse(link)
     return SimulationRequest(

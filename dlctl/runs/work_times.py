@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dlctl.records.work_times import FOLDER, SCHEMA, LoopTimes, WorkTimes
+from dlctl.records.work_times import FOLDER, SCHEMA, Json, LoopTimes, WorkTimes
 from dlctl.util import regular
 
 
@@ -44,3 +44,32 @@ def read(directory: Path) -> dict[str, DaemonTimes]:
         times.waited_s += waited_s
         times.cores = cores
     return found
+
+
+def as_data(directory: Path) -> Json:
+    """Daemon -> where its time went, in milliseconds, as far as it is recorded on this machine:
+    "work" and "handled" by their kinds, and how long its threads waited for a core.
+    """
+    return {
+        name: {
+            "waited_s": round(times.waited_s, 3),
+            "work": {
+                kind: {
+                    "count": row.count,
+                    "mean_ms": round(1000 * row.mean_s, 3),
+                    "p90_ms": round(1000 * row.quantile(0.9), 3),
+                    "cpu_ms": round(1000 * row.cpu_s / row.count, 3) if row.count else 0.0,
+                }
+                for kind, row in times.work.items()
+            },
+            "handled": {
+                kind: {
+                    "count": row.count,
+                    "cpu_ms": round(1000 * row.cpu_s / row.count, 3) if row.count else 0.0,
+                }
+                for kind, row in times.loop.handled.items()
+            },
+            "around_event_ms": round(1000 * times.loop.around_s, 3),
+        }
+        for name, times in read(directory).items()
+    }

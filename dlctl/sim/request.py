@@ -60,8 +60,8 @@ class SimulationRequest:
     """The part of a step for which a core is needed."""
     loops: Mapping[str, Any] = field(default_factory=dict)
     """Role -> `records.work_times.LoopTimes` of a real run: what handling events costs."""
-    cores: int = 1
-    """Of each machine."""
+    cores: int = 0
+    """Of each machine. 0: as many as this one has or, with times of a run, as that one had."""
     latency_s: float = 5e-5
     """One way, between any two daemons, unless there is a link."""
     slow: Mapping[str, float] = field(default_factory=dict)

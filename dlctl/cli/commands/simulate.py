@@ -17,7 +17,6 @@ from dlctl.cli.options import complete_runs, file_argument, json_option
 from dlctl.cli.ui import console, protocol_page
 from dlctl.errors import JobFailed, UsageError
 from dlctl.runs import select
-from dlctl.util import cores as util_cores
 from dlctl.util import units, values
 
 _KILLS = re.compile(r"kill (?:a|an|the) (worker|server|coordinator) every (\S+)")
@@ -97,7 +96,7 @@ def command(
     request = SimulationRequest(
         directory="",
         seed=seed,
-        cores=cores or util_cores.usable(),
+        cores=cores or 0,
         until_s=of_time("--until", until or ("60s" if protocol else "30d")) or 0.0,
         parameters=parameters or 0,
         step_s=of_time("--step", step),

@@ -37,7 +37,6 @@ def data_of(found: ProtocolWindow) -> dict[str, Any]:
         "wanted_s": request.until_s,
         "step_s": request.step_s,
         "parameters": request.parameters,
-        "cores": request.cores,
         "link": None if request.link is None else asdict(request.link),
     }
 
