@@ -132,7 +132,12 @@ class WaitMeter:
         self._file: FileIO | None = None
         with suppress(OSError):
             fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-            self._file = FileIO(fd)  # Closed with this object.
+            self._file = FileIO(fd)
+
+    def __del__(self) -> None:
+        """Its thread has ended."""
+        if self._file is not None:
+            self._file.close()
 
     def waited_s(self) -> float:
         """0 on a kernel that does not count it."""

@@ -170,8 +170,8 @@ def test_without_gradients_it_is_told_what_saturates_first(place: Workplace) -> 
     assert [row["workers"] for row in found["windows"]] == [2, 8]
     row = found["windows"][-1]
     assert (row["trained"], row["seconds"]) == (8, pytest.approx(4.0, abs=0.01))
-    # 8 workers send 4 MB ten times a second over a card of 12.5 MB/s.
+    # A push or a fetch of 4 MB takes a third of a second, three steps, of the server's card.
     assert found["saturates"]["kind"] == "link"
     assert found["saturates"]["workers"] < 2
-    assert row["steps_per_s"] < 8
+    assert row["steps_per_s"] < 40  # Alone they would make 80.
     assert not list(place.path.glob("runs/*"))

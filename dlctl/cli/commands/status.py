@@ -67,9 +67,10 @@ def command(
     worker chooses them, currently 8. They are shown if a worker does, and with --wide. WAITS is the
     share of its time that a worker is blocked on pushes and fetches. RST counts restarts. "-" means
     that there is no current value. "times" in --json says where the time of each daemon goes, by
-    the kind of its work and of the events that it handled, every 15 seconds. Above the table: with several hosts the bytes of pushes and
-    fetches over the link of each, out of it and into it, without those within the host ("links" in
-    --json); and the parts of the model that the servers have, if they are unequal. Below the table:
+    the kind of its work and of the events that it handled, every 15 seconds. Above the table: with
+    several hosts the bytes of pushes and fetches over the link of each, out of it and into it,
+    without those within the host ("links" in --json); and the parts of the model that the servers
+    have, if they are unequal. Below the table:
     the problems, with their codes ("dlctl explain"), and the next command.
     """
     if key_file is not None:
