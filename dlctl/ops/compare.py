@@ -76,6 +76,8 @@ class Comparison:
         self.target = Target.parse(plan.target)
         self.directory = directory
         self.trials: list[Json] = []
+        self.failures: list[Json] = []
+        """Of the final runs: method, seed, reason."""
         self._process = process
         self._document = document_of(plan.file)
         self._request = plan.request
@@ -166,11 +168,20 @@ class Comparison:
         if all(errors) and errors[0] is not None:
             raise errors[0]
         found: list[Json | None] = []
-        for request, error in zip(requests, errors, strict=True):
+        for trial, request, error in zip(trials, requests, errors, strict=True):
             directory = Path(request.directory)
-            found.append(None if error is not None else run_figures.of_run(directory))
+            figures = None if error is not None else run_figures.of_run(directory)
+            found.append(figures)
+            if error is not None:
+                self._note_failure(trial, error.message)
+            elif figures is not None and figures["state"] == "failed":
+                self._note_failure(trial, str(figures["reason"]))
             (directory / paths.UNFINISHED).unlink(missing_ok=True)
         return found
+
+    def _note_failure(self, trial: ComparedRun, reason: str) -> None:
+        if trial.seed != TUNING_SEED:  # Values that are tried may fail.
+            self.failures.append({"method": trial.method, "seed": trial.seed, "reason": reason})
 
     def _real(self, trials: Sequence[ComparedRun]) -> list[Json | None]:
         """The same on real daemons, one run after the other."""
@@ -184,7 +195,10 @@ class Comparison:
             else:
                 directory = real_runs.run(start, name)
             self.trials.append({**asdict(trial), "directory": directory.name})
-            found.append(run_figures.of_run(directory))
+            figures = run_figures.of_run(directory)
+            if figures["state"] == "failed":
+                self._note_failure(trial, str(figures["reason"]))
+            found.append(figures)
         return found
 
     def _record(self, best: Mapping[str, Json], runs: Mapping[str, list[Json | None]]) -> Json:
@@ -200,6 +214,7 @@ class Comparison:
             "tuned": dict(best),
             "runs": dict(runs),
             "trials": self.trials,
+            "failures": self.failures,
             "made_with": made_with(),
         }
         data = json.dumps(record, indent=1).encode()

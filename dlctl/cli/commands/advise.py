@@ -67,6 +67,7 @@ def command(
     the job file; nothing else runs or starts.
     """
     from dlctl.ops import advise, compare  # imported late: they pull in pydantic
+    from dlctl.study import table as table_of
 
     plan = plan_of(file, methods, target, seeds, tune, changes, link, slow, step, machine_cores)
     found = advise.advise(plan, slots or cores.usable())
@@ -74,8 +75,9 @@ def command(
         console.warn(f"{name} is left out: {why}")
     table = f"{found.directory / compare.FILE}"
     if found.advice is None:
+        closest = table_of.rows(found.record)[0]["method"]
         raise NotFound(
-            f"no method has reached {found.record['plan']['target']}",
+            f"no method has reached {found.record['plan']['target']}; {closest} came closest",
             hint=f"give the job a later stop, or another --target; the runs: {table}",
         )
     if write:

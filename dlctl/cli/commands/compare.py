@@ -140,7 +140,14 @@ def _show(directory: Path, record: dict[str, Any], by: str) -> None:
         }
         for row in found
     )
-    data = {"directory": str(directory), "target": record["plan"]["target"], "rows": found}
+    failures = record.get("failures", [])
+    for failed in failures:
+        reason = failed["reason"].splitlines()[-1]
+        console.warn(f"{failed['method']} failed with seed {failed['seed']}: {reason}")
+    data = {
+        "directory": str(directory), "target": record["plan"]["target"], "rows": found,
+        "failures": failures,
+    }  # fmt: skip
     if not any(row["reached"] for row in found):
         closest = data["closest"] = found[0]["method"]
         console.warn(f"no method reached {record['plan']['target']}; {closest} came closest")
