@@ -1,6 +1,6 @@
 """Records where the time of a daemon goes (`dlctl/records/work_times.py`).
 
-An event costs two clock reads, a piece of work a few more: about a microsecond each. The file is
+An event costs two clock reads, a piece of work a few more: some microseconds. The file is
 written now and then, and at the end; nothing depends on it.
 """
 

@@ -215,7 +215,11 @@ class GroupDriver:
     def _begin(self, group: _Generation, result: Reduced, *, is_without: bool) -> None:
         """Store the result after a delay, or fail. A member that is dead or gone does neither."""
 
+        looked = False
+
         def look() -> None:
+            nonlocal looked
+            looked = True
             is_here = self.is_in(group) and not self.process.frozen and not is_without
             if group.is_broken:
                 return
@@ -233,9 +237,23 @@ class GroupDriver:
         if self.groups.costs is not None:
             nbytes = 0 if result.vector is None else result.vector.nbytes
             self.groups.costs.transfer(self.process, nbytes, group.size, look)
+            self._watch(lambda: looked, look)
             return
         delay_s = LATENCY_S * (0.5 + float(self.groups.rng.random()))
         self.process.timeline.after(delay_s, look)
+
+    def _watch(self, has_looked: Callable[[], bool], look: Callable[[], None]) -> None:
+        """The threads of a dead process do nothing any more: the others notice it all the same."""
+
+        def check() -> None:
+            if has_looked():
+                return
+            if self.process.alive:
+                self._watch(has_looked, look)
+            else:
+                look()
+
+        self.process.timeline.after(NOTICED_S, check)
 
     def _deliver_to_all(self, group: _Generation) -> None:
         """Or to all but one, which learns in the next generation that the sum counts."""

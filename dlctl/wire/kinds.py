@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,7 @@ def _nbytes(value: object) -> int:
 
 
 @cache
-def _fields_of(kind: type[Message]) -> tuple[str, ...]:
+def _fields_of(kind: type[Any]) -> tuple[str, ...]:
     return tuple(
         each.name for each in fields(kind) if any(word in str(each.type) for word in _OF_ARRAYS)
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from simulated import job_file
@@ -10,6 +12,7 @@ from dlctl.records.work_times import HandledTimes, LoopTimes
 from dlctl.sim.cores import Cores, SimThread
 from dlctl.sim.handling import Handling, HandlingCosts
 from dlctl.sim.objectives import LeastSquares
+from dlctl.sim.process import Process
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.timeline import Timeline
 from dlctl.wire.machine import DeadlineReached, Received
@@ -90,7 +93,9 @@ def test_costs_are_those_of_a_record_and_grow_with_the_size() -> None:
 
 def trained(cores: int, workers: int = 3, seed: int = 4) -> Outcome:
     job = job_file(workers, 1, algorithm=("ssp", {}), epochs=3.0)
-    handling = Handling(HandlingCosts(), cores, lambda process: "")
+    slow = {"Computed": HandledTimes(count=1, cpu_s=0.05)}
+    costs = HandlingCosts({"worker": LoopTimes(handled=slow)})
+    handling = Handling(costs, cores, lambda process: "")
     return Simulation(job, LeastSquares(), seed, handling=handling).run(600.0)
 
 
@@ -100,3 +105,28 @@ def test_a_run_whose_events_take_time_finishes_and_is_the_same_again() -> None:
     assert first.digest == second.digest
     assert np.array_equal(first.weights, second.weights)
     assert trained(cores=8).seconds < first.seconds
+
+
+class Sums:
+    """What `daemons/simulator/sums.py` does, with one cost for all."""
+
+    def __init__(self, handling: Handling) -> None:
+        self.handling = handling
+
+    def transfer(self, process: Process, nbytes: int, members: int, do: Callable[[], None]) -> None:
+        self.handling.thread(process).run(0.001, do, sleeps_s=0.05)
+
+    def finish(self, process: Process, do: Callable[[], None]) -> None:
+        self.handling.thread(process).run(0.001, do)
+
+
+def test_a_member_that_dies_in_a_sum_that_takes_time_is_noticed() -> None:
+    job = job_file(3, 0, algorithm=("allreduce", {}), epochs=4.0, restarts_max=5)
+    handling = Handling(HandlingCosts(), 4, lambda process: "")
+    simulation = Simulation(job, LeastSquares(), 4, handling=handling)
+    simulation.world.groups.costs = Sums(handling)
+    for when_s in (1.0, 1.53, 2.06):
+        simulation.at(when_s, lambda: simulation.world.kill("worker-1"))
+    outcome = simulation.run(600.0)
+    assert (outcome.state, outcome.left_behind) == ("finished", [])
+    assert outcome.store.daemons["worker-1"]["incarnation"] > 1
