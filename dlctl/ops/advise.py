@@ -63,6 +63,8 @@ def advise(plan: Plan, slots: int) -> Advised:
     memory: dict[str, Mapping[str, HostMemory]] = {}
     for name in names:
         try:
+            if name in variants.PLAIN:
+                raise UsageError("it is no method of dlctl; compare has it")
             changes = {**variants.overrides(document, name), **plan.changes}
             own = simulate.read(plan.file, changes).job
             simulate.check(own, request)

@@ -146,7 +146,10 @@ class Comparison:
             changes |= {"job.run_dir": str(run_dir), "job.name": name}
         try:
             start = simulate.read(self.plan.file, changes)
-            simulate.check(start.job, self.plan.request)
+            request = self.plan.request
+            if trial.method == variants.ALONE:  # It has no slower worker.
+                request = replace(request, slow={})
+            simulate.check(start.job, request)
         except UsageError as error:
             error.message = f"{trial.method}: {error.message}"
             raise

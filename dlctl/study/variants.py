@@ -17,7 +17,7 @@ OF_METHODS = ("inner", "optimizer", "compression")
 
 
 WITH = "+"
-PLAIN = ("torch", "ddp")
+ALONE, DDP = PLAIN = ("torch", "ddp")
 LIKE_PLAIN = "allreduce"
 """The method whose defaults they have: the replicas' own optimiser steps along the mean gradient of
 all workers."""
@@ -32,7 +32,7 @@ def overrides(document: Mapping[str, Any], name: str) -> Json:
     """
     if name in PLAIN:
         changes = _of_method(document, LIKE_PLAIN)
-        if name == "torch":
+        if name == ALONE:
             changes["workers"] = {**document.get("workers", {}), "count": 1}
         return changes
     name, _, compression = name.partition(WITH)
