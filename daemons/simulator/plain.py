@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from daemons.plain.loop import Plain, evaluated, step_on, write
 from daemons.simulator.costs import Costs, Duration
@@ -18,7 +21,9 @@ from dlctl.sim.timeline import Timeline
 from dlctl.wire.messages import Json
 
 VALUE_BYTES = 4
-STEP, EVALUATION = Compute(0, 0, 1, 0), RunEvaluation(0, (), ())
+STEP = Compute(0, 0, 1, 0)
+EVALUATION = RunEvaluation(0, np.zeros(0, np.float32), np.zeros(0))
+"""What the durations are those of."""
 
 
 class VirtualEngine:
@@ -31,7 +36,7 @@ class VirtualEngine:
         # With a link each rank has a machine of its own.
         machines = [Cores(self._timeline, request.cores) for _ in range(ranks)]
         places = machines if request.link is not None else machines[:1] * ranks
-        self._threads = [SimThread(lambda c=cores: c, lambda: True) for cores in places]
+        self._threads = [SimThread(partial(_same, cores), lambda: True) for cores in places]
 
     def now(self) -> float:
         return self._timeline.now
@@ -63,6 +68,10 @@ class VirtualEngine:
             thread.run(each.cpu_s, done, sleeps_s=each.sleeps_s)
         while left and self._timeline.step(float("inf")):
             pass
+
+
+def _same(cores: Cores) -> Cores:
+    return cores
 
 
 def train(request: SimulationRequest, directory: Path, job: JobFile, costs: Costs) -> Json:
