@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from functools import cache
-from typing import Any
 
 import numpy as np
 
@@ -13,6 +11,8 @@ from dlctl.wire.messages import Message, Packed
 
 _OF_ARRAYS = ("Array", "Packed", "bytes")
 """Words in the types of fields that are sent as raw frames."""
+_FIELDS: dict[type[Message], tuple[str, ...]] = {}
+"""Those fields, by the type of the message."""
 
 
 def kind_of(event: Event) -> str:
@@ -27,7 +27,17 @@ def nbytes_of(event: Event) -> int:
 
 def payload_bytes(message: Message) -> int:
     """Bytes of its raw frames: arrays, packed vectors and byte strings."""
-    return sum(_nbytes(getattr(message, name)) for name in _fields_of(type(message)))
+    names = _FIELDS.get(type(message))
+    if names is None:
+        names = _FIELDS[type(message)] = tuple(
+            each.name
+            for each in fields(message)
+            if any(word in str(each.type) for word in _OF_ARRAYS)
+        )
+    total = 0
+    for name in names:
+        total += _nbytes(getattr(message, name))
+    return total
 
 
 def _nbytes(value: object) -> int:
@@ -36,10 +46,3 @@ def _nbytes(value: object) -> int:
     if isinstance(value, tuple):
         return sum(map(_nbytes, value))
     return len(value) if isinstance(value, bytes) else 0
-
-
-@cache
-def _fields_of(kind: type[Any]) -> tuple[str, ...]:
-    return tuple(
-        each.name for each in fields(kind) if any(word in str(each.type) for word in _OF_ARRAYS)
-    )
