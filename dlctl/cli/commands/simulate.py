@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,6 +18,9 @@ from dlctl.cli.ui import console, protocol_page
 from dlctl.errors import JobFailed, UsageError
 from dlctl.runs import select
 from dlctl.util import units, values
+
+if TYPE_CHECKING:
+    from dlctl.ops.simulate import Simulated
 
 _KILLS = re.compile(r"kill (?:a|an|the) (worker|server|coordinator) every (\S+)")
 
@@ -117,15 +120,18 @@ def command(
     if parameters is not None:
         raise UsageError("--parameters belongs to --protocol: else the model is the job's own")
     simulated = simulate.simulate(file, overrides, request, run)
+    data = _data_of(simulated, run and run.run_id, is_measured=step is None and like is None)
+    console.show("dlctl.simulate/1", data, "\n".join(lines(data)))
+    if data["state"] == "failed":
+        raise JobFailed(f"the simulated run failed: {data['reason']}")
+
+
+def _data_of(simulated: Simulated, like: str | None, *, is_measured: bool) -> dict[str, Any]:
     data = {
         "run_id": simulated.directory.name,
         "directory": str(simulated.directory),
         **simulated.figures,
-        "simulated": {
-            **simulated.how,
-            "like": run and run.run_id,
-            "is_measured": step is None and like is None,
-        },
+        "simulated": {**simulated.how, "like": like, "is_measured": is_measured},
     }
     if (replay := simulated.replay) is not None:
         data["replay"] = {
@@ -133,9 +139,7 @@ def command(
             "is_judged": replay.is_judged,
             "errors": [{**asdict(error), "error": error.share} for error in replay.errors],
         }
-    console.show("dlctl.simulate/1", data, "\n".join(lines(data)))
-    if data["state"] == "failed":
-        raise JobFailed(f"the simulated run failed: {data['reason']}")
+    return data
 
 
 def lines(data: dict[str, Any]) -> list[str]:
