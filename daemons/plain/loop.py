@@ -30,7 +30,7 @@ AGREED_STEPS = 32
 """Steps of all ranks between two questions whether a limit that only one rank knows is reached."""
 
 
-class Engine(Protocol):
+class PlainEngine(Protocol):
     """Makes the steps, and knows the time."""
 
     def now(self) -> float:
@@ -55,7 +55,7 @@ class Course:
     """What is recorded of a run."""
 
     ready_at: float = 0.0
-    """By `Engine.now`, as the other times."""
+    """By `PlainEngine.now`, as the other times."""
     ended_at: float = 0.0
     step: int = 0
     samples: int = 0
@@ -84,7 +84,7 @@ class Plain:
         self._lr = float(job.inner.options.get("lr", 0.0))
         self._evaluations = 0
 
-    def run(self, engine: Engine, step_bytes: int) -> Course:
+    def run(self, engine: PlainEngine, step_bytes: int) -> Course:
         """Until the job's stop. step_bytes: sent by all ranks together in each step."""
         course, epoch = self.course, 0
         course.ready_at = engine.now()
@@ -99,7 +99,7 @@ class Plain:
         self._record(engine)
         return course
 
-    def _step(self, engine: Engine, epoch: int, first: int, nbytes: int) -> None:
+    def _step(self, engine: PlainEngine, epoch: int, first: int, nbytes: int) -> None:
         course, stop = self.course, first + self.ranks
         loss = engine.step(epoch, first, min(stop, self.batches), self._lr)
         total = self.built.samples
@@ -126,7 +126,7 @@ class Plain:
             return f"{stop.samples:,} samples are done"
         return ""
 
-    def _own_limit(self, engine: Engine) -> str:
+    def _own_limit(self, engine: PlainEngine) -> str:
         seconds, course = self.job.job.stop.seconds, self.course
         if seconds is not None and engine.now() - course.ready_at >= seconds:
             return f"{seconds:g} seconds are over"
@@ -147,14 +147,14 @@ class Plain:
         before, self._evaluations = self._evaluations, int(done)
         return self._evaluations > before
 
-    def _evaluate(self, engine: Engine) -> None:
+    def _evaluate(self, engine: PlainEngine) -> None:
         if self.rank == 0:
             self._record(engine)  # Costs at an evaluation are those between two rows.
             metrics = dict(engine.evaluate())
             self.course.evaluations.append((engine.now(), self.course.step, {"metrics": metrics}))
             self._record(engine)
 
-    def _record(self, engine: Engine) -> None:
+    def _record(self, engine: PlainEngine) -> None:
         course, now = self.course, engine.now()
         values = {
             "samples": course.samples, "push_bytes": course.nbytes, "fetch_bytes": 0,

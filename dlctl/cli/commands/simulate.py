@@ -120,7 +120,8 @@ def command(
     if parameters is not None:
         raise UsageError("--parameters belongs to --protocol: else the model is the job's own")
     simulated = simulate.simulate(file, overrides, request, run)
-    data = _data_of(simulated, run and run.run_id, is_measured=step is None and like is None)
+    of_run = None if run is None else run.run_id
+    data = _data_of(simulated, of_run, is_measured=step is None and like is None)
     console.show("dlctl.simulate/1", data, "\n".join(lines(data)))
     if data["state"] == "failed":
         raise JobFailed(f"the simulated run failed: {data['reason']}")
