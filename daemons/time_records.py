@@ -13,8 +13,8 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from io import FileIO
 from pathlib import Path
+from typing import IO
 
 from dlctl.records.work_times import FOLDER, SCHEMA, HandledTimes, LoopTimes, WorkTimes
 from dlctl.util import cores, regular
@@ -129,10 +129,9 @@ class WaitMeter:
     """How long the thread that reads it was ready and had no core."""
 
     def __init__(self) -> None:
-        self._file: FileIO | None = None
+        self._file: IO[bytes] | None = None
         with suppress(OSError):
-            fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-            self._file = FileIO(fd)
+            self._file = regular.opened(Path("/proc/thread-self/schedstat"))
 
     def __del__(self) -> None:
         """Its thread has ended."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -46,7 +47,8 @@ class _Rank:
             sys.executable, "-P", "-m", MODULE, str(directory), str(rank), str(count),
             str(directory / STORE),
         ]  # fmt: skip
-        out = ends.enter_context(self.log.open("w"))
+        new = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        out = ends.enter_context(os.fdopen(regular.descriptor(self.log, new), "wb"))
         self.process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=out, text=True)
         ends.callback(self.process.wait)
         ends.callback(self.process.kill)
