@@ -13,11 +13,15 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import zmq
 
+from daemons.time_records import LoopClock, TimesFile
 from daemons.transport.sockets import Transport
+from dlctl.records.work_times import WorkTimes
 from dlctl.wire.machine import (
     Admit,
     Configure,
@@ -87,6 +91,9 @@ class Loop:
         self.poller = zmq.Poller()
         self.transport = Transport(self.poller, secret)
         self.chores = [*chores, self.transport.check]
+        self.endings: list[Callable[[], None]] = []
+        """Called once, when the machine has exited and the connections are still open."""
+        self.clock = LoopClock()
         self.exit_code: int | None = None
         self.after_events: Callable[[], None] = lambda: None
         """Called when all pending events are handled, before waiting again."""
@@ -148,15 +155,24 @@ class Loop:
         self.post(event)
 
     def _handle_here(self, machine: Machine, event: Event) -> None:
-        for effect in self._effects(machine, event):
-            if type(effect) in self._anywhere:
-                self._performers[type(effect)](effect)
-            else:
-                self._unperformed.append(effect)
+        with self.clock.handling(event):
+            for effect in self._effects(machine, event):
+                if type(effect) in self._anywhere:
+                    self._performers[type(effect)](effect)
+                else:
+                    self._unperformed.append(effect)
         deadline, until = machine.deadline(), self._waits_until
         is_sooner = deadline is not None and (until is None or deadline < until)
         if self._unperformed or is_sooner:
             os.eventfd_write(self._wakeup, 1)
+
+    def record_times(
+        self, path: Path, work: Mapping[str, WorkTimes] = MappingProxyType({})
+    ) -> None:
+        """Record in this file where the time goes, until the loop ends. work: of other threads."""
+        file = TimesFile(path, self.clock, work)
+        self.chores.append(file.write_if_due)
+        self.endings.append(file.write)
 
     def fail(self, error: Exception) -> None:
         """Make `run` raise this error; thread-safe."""
@@ -189,6 +205,7 @@ class Loop:
     def run(self, machine: Machine) -> int:
         """Run until the machine exits; returns its exit code. Raises the error passed to `fail`."""
         self._machine, ready = machine, list[Any]()
+        self.clock.begin()
         try:
             with self._turn:
                 self._handle(machine, Started())
@@ -197,6 +214,8 @@ class Loop:
                     self._waits_until = self._work_off(machine, ready)
                 ready = self._wait(self._waits_until) if self.exit_code is None else []
             self.after_events()
+            for ending in self.endings:
+                ending()
         finally:
             self.transport.close()
         return self.exit_code
@@ -244,8 +263,9 @@ class Loop:
         """Handle an event and perform its effects, unless the machine has exited."""
         if self.exit_code is not None:
             return
-        for effect in self._effects(machine, event):
-            self._performers[type(effect)](effect)
+        with self.clock.handling(event):
+            for effect in self._effects(machine, event):
+                self._performers[type(effect)](effect)
 
     def _effects(self, machine: Machine, event: Event) -> Sequence[Effect]:
         """Handle an event. Release received pages before a step, which may need the memory."""

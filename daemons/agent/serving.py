@@ -12,6 +12,7 @@ from daemons.agent.template import Template
 from daemons.files.file_sender import ON_HOSTS, FileSender
 from daemons.loop import Loop
 from daemons.node.end import purge_files
+from daemons.time_records import path_of
 from dlctl.roles.agent.agent import Agent
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.runs import paths
@@ -24,6 +25,7 @@ def serve(templates: Sequence[Template], context: process.DaemonContext) -> int:
     signals.stop_the_run(loop, context)
     loop.transport.connect(COORDINATOR, context.control, context.credentials.coordinator)
     machine = Agent(context.registration, context.job.timeouts.resend_s, children.adopt())
+    loop.record_times(path_of(context.directory, context.registration))
     if not context.is_home:
         code = loop.run(machine)
         if machine.is_over:

@@ -21,11 +21,13 @@ from daemons.attach.stock import SharedStock
 from daemons.attach.user_optimizer import UserOptimizer
 from daemons.files.arrays import serve_files
 from daemons.loop import Loop, Signals
+from daemons.time_records import path_of
 from daemons.worker.ack_record import Acks
 from daemons.worker.connections import open_to_replicas
 from daemons.worker.frozen_parameters import FrozenFile
 from daemons.worker.task.failures import failure_of
 from daemons.worker.task.user_task import whereabouts
+from daemons.worker.work_clock import WorkClock
 from dlctl import registry
 from dlctl.compress import values
 from dlctl.launch.addresses import as_dialled
@@ -166,7 +168,11 @@ class AttachedWorker:
         loop.stop_on_signals(self._signals)
         loop.chores += [parent_watch.watch_parents(loop, context), values.MEMORY.check]
         device = self._model.parameters[0].device if self._model.parameters else "cpu"
-        address, _ = open_to_replicas(loop, context, method.shape, lambda: torch.device(device))
+        clock = WorkClock()
+        loop.record_times(path_of(context.directory, me), clock.times)
+        address, _ = open_to_replicas(
+            loop, context, method.shape, lambda: torch.device(device), clock
+        )
         loop.perform(BuildModel, lambda _: loop.post(built))
         loop.perform(LendModel, self._lend, anywhere=True)
         loop.perform(RecallModel, self._recall, anywhere=True)

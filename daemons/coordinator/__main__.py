@@ -21,6 +21,7 @@ from daemons.files.file_receiver import FileReceiver
 from daemons.files.file_sender import AT_HOME, FileSender
 from daemons.files.log_mirror import Mirrored
 from daemons.loop import Loop
+from daemons.time_records import path_of
 from dlctl import registry
 from dlctl.control import keys
 from dlctl.errors import DlctlError, os_errors_as
@@ -105,6 +106,7 @@ def _lead(context: process.DaemonContext, db: RunDb, lock: int) -> int:
     past = read_past(directory, db, agents.adopt(db))
     algorithm = registry.load("algorithms", job.algorithm.name)
     coordinator = Coordinator(directory.name, job, keyring, algorithm, past)
+    loop.record_times(path_of(directory, context.registration))
     code = loop.run(coordinator)
     records.finish(None if code == EXIT_RESTART else cast(Outcome, coordinator.run.state))
     if code != EXIT_RESTART:

@@ -11,6 +11,7 @@ from daemons.server import failpoint
 from daemons.server.committing import Committing
 from daemons.server.storages import choose_storages
 from daemons.server.watching import Watch
+from daemons.time_records import path_of
 from dlctl import registry
 from dlctl.launch import addresses
 from dlctl.roles.protocol.context import COORDINATOR
@@ -42,4 +43,5 @@ def serve(context: process.DaemonContext) -> int:
         registry.load("compressors", job.compression.name),
         storages,
     )
+    loop.record_times(path_of(context.directory, registration))
     return loop.run(machine)

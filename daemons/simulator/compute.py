@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from daemons.simulator.costs import Costs
+from daemons.simulator.costs import Costs, Duration
 from daemons.simulator.generators import Generators
 from daemons.worker.ack_record import Acks
 from daemons.worker.compute_thread import ComputeThread, Work
@@ -21,6 +21,7 @@ from dlctl import registry
 from dlctl.job.config import JobFile
 from dlctl.roles.protocol.effects import LocateTask, Settled, TaskLocated
 from dlctl.sim.arrays import FilesDriver
+from dlctl.sim.handling import Handling
 from dlctl.sim.process import Process
 from dlctl.wire.machine import Effect, Event
 from dlctl.wire.messages import Register
@@ -32,8 +33,11 @@ class TorchCompute:
     directory: the simulated run's, for its stored code and its frozen parameters.
     """
 
-    def __init__(self, job: JobFile, directory: Path, costs: Costs) -> None:
+    def __init__(
+        self, job: JobFile, directory: Path, costs: Costs, handling: Handling | None = None
+    ) -> None:
         self.job = job
+        self.handling = handling
         self.directory = directory
         self.costs = costs
         self.generators = Generators()
@@ -50,7 +54,7 @@ class TorchCompute:
             "0",
         )
         method = registry.load("algorithms", self.job.algorithm.name)
-        queue = WorkQueue(process, slot, self.costs, self.generators)
+        queue = WorkQueue(process, slot, self.costs, self.generators, self.handling)
         place = (self.directory, registration)
         thread = ComputeThread(queue, self.job, place, method.shape, None, self.directory)
         queue.next_work = thread.next_work
@@ -63,7 +67,17 @@ class TorchCompute:
 class WorkQueue:
     """The loop of one simulated worker, as its compute thread sees it (`ComputeLoop`)."""
 
-    def __init__(self, process: Process, slot: int, costs: Costs, generators: Generators) -> None:
+    def __init__(
+        self,
+        process: Process,
+        slot: int,
+        costs: Costs,
+        generators: Generators,
+        handling: Handling | None,
+    ) -> None:
+        """handling: None: the worker has a core of its own, and events take no time."""
+        self._handling = handling
+        self._thread = None if handling is None else handling.thread(process)
         self.next_work: Callable[[], Work]
         self._process = process
         self._slot = slot
@@ -80,13 +94,19 @@ class WorkQueue:
             how(effect)
             if not anywhere:
                 return
-            timeline = self._process.timeline
-            takes_s = self._costs.of(self._slot, effect)
-            self._free_at = max(self._free_at, timeline.now) + takes_s
+            takes = self._costs.of(self._slot, effect)
             _, work = self.next_work()
-            timeline.at(self._free_at, lambda: self._do(work))
+            self._after(takes, lambda: self._do(work))
 
         self._process.perform(kind, begin)
+
+    def _after(self, takes: Duration, do: Callable[[], None]) -> None:
+        if self._thread is not None:
+            self._thread.run(takes.cpu_s, do, sleeps_s=takes.sleeps_s)
+            return
+        timeline = self._process.timeline
+        self._free_at = max(self._free_at, timeline.now) + takes.seconds
+        timeline.at(self._free_at, do)
 
     def _do(self, work: Callable[[], Event | None]) -> None:
         process = self._process
@@ -98,8 +118,12 @@ class WorkQueue:
                 event = work()
             except Exception as error:
                 event = failure_of(error)
-        if event is not None:
+        if event is None:
+            return
+        if self._handling is None or self._thread is None:
             process.post(event)
+        else:
+            self._handling.offer(process, self._thread, event)
 
     def post(self, event: Event) -> None:
         self._process.post(event)

@@ -7,13 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dlctl.records.work_times import BUCKET_S, WorkTimes
-from dlctl.roles.protocol.effects import (
-    BuildModel,
-    Compute,
-    RunEngine,
-    RunEvaluation,
-)
+from daemons.worker.work_clock import KINDS
+from dlctl.records.work_times import BUCKET_S, SUM, WorkTimes
+from dlctl.roles.protocol.effects import Compute
 from dlctl.wire.machine import Effect
 
 
@@ -23,20 +19,23 @@ class Lognormal:
 
     median_s: float
     sigma: float = 0.0
+    core_share: float = 1.0
+    """The part for which a core is needed."""
 
     def draw(self, rng: np.random.Generator) -> float:
         return self.median_s * float(np.exp(self.sigma * rng.standard_normal()))
 
 
 class Recorded:
-    """Durations with the distribution of a real run's."""
+    """Durations with the distribution of a real run's, as if each had had its core."""
 
     def __init__(self, times: WorkTimes) -> None:
+        self.core_share = times.core_share
         counts = np.array(times.histogram, float)
         self._shares = np.cumsum(counts) / counts.sum()
         # A bucket is a power of two wide: the mean corrects what that leaves open.
         middles = BUCKET_S * 2.0 ** (np.arange(len(counts)) - 0.5)
-        self._factor = times.mean_s / float((middles * counts).sum() / counts.sum())
+        self._factor = times.alone_s / float((middles * counts).sum() / counts.sum())
 
     def draw(self, rng: np.random.Generator) -> float:
         bucket = int(np.searchsorted(self._shares, rng.random(), side="right"))
@@ -48,24 +47,36 @@ class Durations:
     step: Lognormal
     evaluation: Lognormal
     build: Lognormal = Lognormal(median_s=1.0)
-    engine: Lognormal | None = None
-    """None: an operation of the method's engine takes as long as a step."""
+    sum_cpu_s: float = 3e-4
+    """CPU time that a sum of a group takes each member, beside the transfer."""
     slow: Mapping[int, float] = field(default_factory=dict)
     """Slot -> factor by which its work is slower."""
     recorded: Mapping[int | None, Mapping[str, Recorded]] = field(default_factory=dict)
     """Slot, None for the others -> kind -> what it took in a real run, in place of the above."""
 
-    def of(self, slot: int, kind: str) -> Lognormal | Recorded:
+    def of(self, slot: int, kind: str) -> Lognormal | Recorded | None:
+        """None: it is short beside a step."""
         for whose in (slot, None):
             if (found := self.recorded.get(whose, {}).get(kind)) is not None:
                 return found
-        spread: Lognormal | None = getattr(self, kind)
-        return spread or self.step
+        known = {"evaluation": self.evaluation, "build": self.build}
+        return known.get(kind) or (self.step if kind in AS_A_STEP else None)
 
 
-KINDS: dict[type[Effect], str] = {
-    Compute: "step", RunEvaluation: "evaluation", BuildModel: "build", RunEngine: "engine",
-}  # fmt: skip
+AS_A_STEP = ("step", "engine")
+"""An operation of a method's engine takes as long as a step, if it was not recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """Of a piece of work that has a core whenever it needs one."""
+
+    cpu_s: float
+    sleeps_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.cpu_s + self.sleeps_s
 
 
 class Costs:
@@ -78,19 +89,28 @@ class Costs:
         self._seed = seed
         self._rngs: dict[tuple[int, str], np.random.Generator] = {}
 
-    def of(self, slot: int, effect: Effect) -> float:
-        """Seconds of this effect; 0 for what is short beside a step."""
+    def of(self, slot: int, effect: Effect) -> Duration:
+        """How long this effect takes; nothing if it is short beside a step."""
         kind = KINDS.get(type(effect))
-        if kind is None:
-            return 0.0
-        spread = self.durations.of(slot, kind)
+        spread = None if kind is None else self.durations.of(slot, kind)
+        if kind is None or spread is None:
+            return Duration(0.0, 0.0)
         rng = self._rng(slot, kind)
         count = effect.count if isinstance(effect, Compute) else 1
-        drawn = sum(spread.draw(rng) for _ in range(count))
-        return drawn * self.durations.slow.get(slot, 1.0)
+        drawn = sum(spread.draw(rng) for _ in range(count)) * self.durations.slow.get(slot, 1.0)
+        return Duration(drawn * spread.core_share, drawn * (1 - spread.core_share))
+
+    def of_sum(self, slot: int) -> float:
+        """CPU seconds of a member's part of a sum."""
+        found = self.durations.of(slot, SUM)
+        return (
+            self.durations.sum_cpu_s
+            if found is None
+            else found.core_share * found.draw(self._rng(slot, SUM))
+        )
 
     def _rng(self, slot: int, kind: str) -> np.random.Generator:
         if (slot, kind) not in self._rngs:
-            number = list(KINDS.values()).index(kind)
+            number = [*KINDS.values(), SUM].index(kind)
             self._rngs[slot, kind] = np.random.default_rng([self._seed, slot, number])
         return self._rngs[slot, kind]

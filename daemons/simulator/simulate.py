@@ -11,18 +11,21 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from daemons.process import read_job
-from daemons.simulator import run_directory
+from daemons.simulator import plain, run_directory
 from daemons.simulator.compute import TorchCompute
 from daemons.simulator.costs import Costs, Durations, Lognormal, Recorded
 from daemons.simulator.kills import Killer
 from daemons.simulator.measuring import measure
+from daemons.simulator.protocol import ProtocolRun
+from daemons.simulator.sums import RingSums
+from daemons.simulator.surroundings import handling_of, network_of
 from daemons.simulator.watching import RunWatcher
 from dlctl.errors import DlctlError
 from dlctl.job.config import JobFile
 from dlctl.records.work_times import WorkTimes
-from dlctl.sim.network import NetworkOptions, SimLink
 from dlctl.sim.request import SimulationRequest
 from dlctl.sim.simulation import Simulation
+from dlctl.util import cores
 from dlctl.wire.messages import Json
 
 
@@ -49,23 +52,36 @@ def simulate(request: SimulationRequest, directory: Path, job: JobFile) -> Json:
         workers=replace(job.workers, loader_processes=0),
         checkpoints=replace(job.checkpoints, mirror=""),
     )
+    request = replace(request, cores=request.cores or cores.usable())
     if request.step_s is None:
-        times, samples = measure(job, directory)
-        return {"measured": asdict(times), "samples": samples}
+        times, facts = measure(job, directory)
+        return {"measured": asdict(times), **asdict(facts)}
+    if request.protocol_s is not None:
+        until = time.process_time() + request.protocol_s
+        return {"simulated": ProtocolRun(request, job, until).window()}
     began = time.perf_counter()
     slow = {
         slot: factor for name, factor in request.slow.items() if (slot := _slot(name)) is not None
     }
     durations = Durations(
-        step=Lognormal(median_s=request.step_s, sigma=request.spread),
+        step=Lognormal(
+            median_s=request.step_s, sigma=request.spread, core_share=request.core_share
+        ),
         evaluation=Lognormal(median_s=request.evaluation_s, sigma=request.spread),
         build=Lognormal(median_s=request.build_s),
         slow=slow,
         recorded={_slot(name): _recorded(kinds) for name, kinds in request.times.items()},
     )
-    compute = TorchCompute(job, directory, Costs(durations, request.seed))
-    network, watcher = _network(request), RunWatcher()
-    simulation = Simulation(job, compute, seed=request.seed, network=network, checkers=(watcher,))
+    costs = Costs(durations, request.seed)
+    handling = handling_of(request, job)
+    if request.is_plain:
+        return plain.train(request, directory, job, costs)
+    compute = TorchCompute(job, directory, costs, handling)
+    network, watcher = network_of(request), RunWatcher()
+    simulation = Simulation(
+        job, compute, request.seed, network=network, checkers=(watcher,), handling=handling
+    )
+    simulation.world.groups.costs = RingSums(handling, costs, request.link)
     killer = Killer(simulation.world, request.kill_every_s, request.seed)
     outcome = simulation.run(request.until_s)
     mark: Json = {
@@ -73,6 +89,7 @@ def simulate(request: SimulationRequest, directory: Path, job: JobFile) -> Json:
         "step_s": request.step_s,
         "spread": request.spread,
         "evaluation_s": request.evaluation_s,
+        "cores": request.cores,
         "real_s": time.perf_counter() - began,
         "killed": killer.killed,
         **watcher.to_json(),
@@ -91,13 +108,3 @@ def _slot(name: str) -> int | None:
 def _recorded(kinds: Mapping[str, Json]) -> dict[str, Recorded]:
     times = {kind: WorkTimes.of_json(row) for kind, row in kinds.items()}
     return {kind: Recorded(row) for kind, row in times.items() if row.count}
-
-
-def _network(request: SimulationRequest) -> NetworkOptions:
-    if request.link is None:
-        return NetworkOptions(link=SimLink(latency_s=request.latency_s))
-    return NetworkOptions(
-        link=SimLink(latency_s=request.link.latency_s),
-        card_bytes_per_s=request.link.bytes_per_s,
-        machines={"agent-0": "coordinator"},
-    )

@@ -141,7 +141,7 @@ class ComputeThread:
         self._sums: dict[str, Any] = {}
         """How a step starts the sum of its gradient, if there is a group."""
         self._work: queue.SimpleQueue[Work] = queue.SimpleQueue()
-        self.clock = WorkClock(place[0], place[1].name, place[1].incarnation)
+        self.clock = WorkClock()
         self._thread = threading.main_thread()
         done: dict[type[Effect], Callable[[Any], Event | None]] = {
             BuildModel: self._build,

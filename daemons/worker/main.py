@@ -14,6 +14,7 @@ from functools import partial
 from daemons import parent_watch, process
 from daemons.files.arrays import serve_files
 from daemons.loop import Loop, Signals
+from daemons.time_records import path_of
 from daemons.worker.ack_record import Acks
 from daemons.worker.at_exit import end_user_code
 from daemons.worker.compute_thread import ComputeThread
@@ -78,8 +79,8 @@ def serve(main: Main, context: process.DaemonContext) -> int:
     loop.perform(Settled, acks.write)
     loop.stop_on_signals(main.signals)
     loop.chores += [parent_watch.watch_parents(loop, context), values.MEMORY.check]
-    loop.chores.append(thread.clock.write_if_due)
-    address, group = open_to_replicas(loop, context, method.shape, thread.device)
+    loop.record_times(path_of(context.directory, registration), thread.clock.times)
+    address, group = open_to_replicas(loop, context, method.shape, thread.device, thread.clock)
     if group is not None:
         thread.sum_by(group.begin_sum)
     loop.transport.connect(COORDINATOR, context.control, context.credentials.coordinator)
@@ -96,7 +97,6 @@ def serve(main: Main, context: process.DaemonContext) -> int:
     except ProcessLost as error:
         log.error("%s", error.message, extra={"detail": error.detail})
         code = error.exit_code
-    thread.clock.write()
     if ranks is not None:
         ranks.end()
     for loader in multiprocessing.active_children():

@@ -197,6 +197,10 @@ class TorchReplica:
         for parameter, _ in self._bound:
             parameter.grad = None
 
+    def train_through(self, module: nn.Module) -> None:
+        """From now on the task's loss gets this wrapper of the model, such as torch's DDP."""
+        self._compiled = module
+
     def backward(
         self,
         batch: Any,

@@ -44,6 +44,7 @@ from daemons.worker.sum_backends import (
     join_nccl,
     uses_nccl,
 )
+from daemons.worker.work_clock import WorkClock
 from dlctl.errors import DlctlError
 from dlctl.roles.protocol.effects import (
     GroupFailed,
@@ -84,12 +85,15 @@ STORES_KEPT = 2
 class GroupThread:
     """The loop's interface to the group; every effect is answered by an event."""
 
-    def __init__(self, loop: Loop, host: str, device: Callable[[], torch.device]) -> None:
+    def __init__(
+        self, loop: Loop, host: str, device: Callable[[], torch.device], clock: WorkClock
+    ) -> None:
         """host: the address of this machine at which the other members reach it. device: of the
         replica, once it is built.
         """
         self.host = host
         self.device = device
+        self.clock = clock
         self.has_nccl = True
         """NCCL is available and has not failed."""
         self._loop = loop
@@ -112,7 +116,7 @@ class GroupThread:
         if member is None or member.generation != effect.generation or member.has_failed:
             self._loop.post(GroupFailed(effect.generation, "the group is not there any more"))
         else:
-            member.do(lambda member: member.reduce(effect))
+            member.do(lambda member: member.measured_reduce(effect))
 
     def leave(self, effect: LeaveGroup) -> None:
         with self._lock:
@@ -314,6 +318,10 @@ class _Member:
             if self._group is None:
                 raise ConnectionError("the group is not there any more")
             return self._group.start(part)
+
+    def measured_reduce(self, effect: Reduce) -> None:
+        with self._owner.clock.summing():
+            self.reduce(effect)
 
     def reduce(self, effect: Reduce) -> None:
         self._sums += 1

@@ -1,19 +1,14 @@
-"""Measures the work of a worker's compute thread, and records it (`records/work_times.py`).
-
-A piece of work costs four clock reads, about a microsecond. The file is written now and then, and
-at the end; nothing depends on it.
-"""
+"""Measures the work of a worker's threads (`dlctl/records/work_times.py`)."""
 
 from __future__ import annotations
 
-import json
-import logging
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 
-from dlctl.records.work_times import FOLDER, SCHEMA, WorkTimes
+from daemons.time_records import WaitMeter
+from dlctl.records.work_times import SUM, WorkTimes
 from dlctl.roles.protocol.effects import (
     BuildModel,
     Compute,
@@ -24,13 +19,8 @@ from dlctl.roles.protocol.effects import (
     StepAlong,
     TakeComputeState,
 )
-from dlctl.util import cores, regular
-from dlctl.util.fsync import replacing
 from dlctl.wire.machine import Effect
-from dlctl.wire.messages import Json
 
-log = logging.getLogger("dlctl")
-WRITE_EVERY_S = 15.0
 KINDS: dict[type[Effect], str] = {
     BuildModel: "build", Compute: "step", NameRows: "rows", RunEngine: "engine",
     StepAlong: "own_step", ExchangeOwn: "exchange", TakeComputeState: "state",
@@ -40,57 +30,36 @@ OTHER = "other"
 
 
 class WorkClock:
-    def __init__(self, directory: Path, name: str, incarnation: int) -> None:
-        """directory: the run's, or that of this host."""
-        self._path = directory / FOLDER / f"{name}.{incarnation}.json"
-        self._times: dict[str, WorkTimes] = {}
-        self._due_at = time.monotonic() + WRITE_EVERY_S
-        self._is_broken = False
+    """Each kind of work is done in one thread."""
+
+    def __init__(self) -> None:
+        self.times: dict[str, WorkTimes] = {}
+        """Kind of work -> its times."""
+        self._of_thread = threading.local()
 
     @contextmanager
     def measured(self, effect: Effect | None) -> Iterator[None]:
-        """Around the work of an effect; None: work of nobody."""
-        wall, cpu = time.perf_counter(), time.process_time()
+        """Around the work of an effect of the compute thread; None: work of nobody."""
+        kind = OTHER if effect is None else KINDS.get(type(effect), OTHER)
+        with self._measuring(kind, effect.count if isinstance(effect, Compute) else 1):
+            yield
+
+    @contextmanager
+    def summing(self) -> Iterator[None]:
+        """Around one sum of a group, in its thread."""
+        with self._measuring(SUM, 1):
+            yield
+
+    @contextmanager
+    def _measuring(self, kind: str, count: int) -> Iterator[None]:
+        meter: WaitMeter | None = getattr(self._of_thread, "meter", None)
+        if meter is None:
+            meter = self._of_thread.meter = WaitMeter()
+        wall, waited, cpu = time.perf_counter(), meter.waited_s(), time.thread_time()
         try:
             yield
         finally:
-            kind = OTHER if effect is None else KINDS.get(type(effect), OTHER)
-            count = effect.count if isinstance(effect, Compute) else 1
-            times = self._times.setdefault(kind, WorkTimes())
-            times.add(time.perf_counter() - wall, time.process_time() - cpu, count)
-
-    def write_if_due(self) -> None:
-        if time.monotonic() >= self._due_at:
-            self._due_at = time.monotonic() + WRITE_EVERY_S
-            self.write()
-
-    def write(self) -> None:
-        """A disk that cannot take it is no reason to stop; one warning is logged."""
-        values: Json = {
-            "schema": SCHEMA,
-            "cores": cores.usable(),
-            "waited_s": waited_s(),
-            "work": {kind: times.to_json() for kind, times in self._times.copy().items()},
-        }
-        try:
-            self._path.parent.mkdir(exist_ok=True)
-            # The loop writes it, which must not wait for a busy disk.
-            with replacing(self._path, syncs=False) as file:
-                file.write(json.dumps(values).encode())
-        except OSError as error:
-            if not self._is_broken:
-                self._is_broken = True
-                log.warning(
-                    "cannot record how long work takes (%s): %s", self._path, error.strerror
-                )
-
-
-def waited_s() -> float:
-    """How long the living threads of this process were ready to run and had no core, all together.
-    0 on a kernel that does not count it.
-    """
-    found = 0
-    with suppress(OSError, ValueError, IndexError):
-        for thread in Path("/proc/self/task").iterdir():
-            found += int(regular.read_bytes(thread / "schedstat").split()[1])
-    return found / 1e9
+            cpu = time.thread_time() - cpu
+            waited = meter.waited_s() - waited
+            wall = time.perf_counter() - wall
+            self.times.setdefault(kind, WorkTimes()).add(wall, cpu, count, waited)

@@ -11,7 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from dlctl.errors import DlctlError, UsageError
+from dlctl.health import memory as host_memory
+from dlctl.health.memory import HostMemory
 from dlctl.ops import compare, doctor, simulate
 from dlctl.ops.compare import Plan
 from dlctl.runs import paths
@@ -19,8 +23,11 @@ from dlctl.sim.request import LinkSpeed
 from dlctl.study import advice, variants
 from dlctl.study.advice import Advice
 from dlctl.util import notes, regular
+from dlctl.util.hostnames import HERE
+from dlctl.util.units import short_size
 
 if TYPE_CHECKING:
+    from dlctl.health.needs import Model
     from dlctl.job.config import JobFile
 
 Json = dict[str, Any]
@@ -37,6 +44,8 @@ class Advised:
     link: LinkSpeed | None
     advice: Advice | None
     """None: no method reached the target."""
+    memory: Mapping[str, Mapping[str, HostMemory]]
+    """Method -> host -> its memory."""
 
 
 def advise(plan: Plan, slots: int) -> Advised:
@@ -45,16 +54,22 @@ def advise(plan: Plan, slots: int) -> Advised:
     """
     job = simulate.read(plan.file, plan.changes).job
     document = compare.document_of(plan.file)
-    link = plan.request.link
-    if link is None and job.hosts:
-        link = _measured(plan.file, job)
-    names = plan.methods or _shortlist(plan.file, job, link)
+    hosts = _examined(plan.file, job)
+    link = plan.request.link or hosts.link
+    model = _model(plan.file, job)
+    names = plan.methods or _shortlist(job, model, link)
     request = replace(plan.request, link=link)
     chosen, left_out = [], {}
+    memory: dict[str, Mapping[str, HostMemory]] = {}
     for name in names:
         try:
+            if name in variants.PLAIN:
+                raise UsageError("it is no method of dlctl; compare has it")
             changes = {**variants.overrides(document, name), **plan.changes}
-            simulate.check(simulate.read(plan.file, changes).job, request)
+            own = simulate.read(plan.file, changes).job
+            simulate.check(own, request)
+            memory[name] = host_memory.of_job(own, model, hosts.available_bytes)
+            check_memory(memory[name])
             chosen.append(name)
         except UsageError as error:
             left_out[name] = error.message
@@ -63,12 +78,41 @@ def advise(plan: Plan, slots: int) -> Advised:
         raise UsageError(f"no method can be simulated: {first[0]}: {first[1]}")
     plan = replace(plan, methods=tuple(chosen), request=request)
     directory, record = compare.compare(plan, slots)
-    return Advised(directory, record, left_out, link, advice.of(record))
+    return Advised(directory, record, left_out, link, advice.of(record), memory)
 
 
-def _measured(file: Path, job: JobFile) -> LinkSpeed | None:
-    """The slowest link between the hosts of the job; None: it could not be measured."""
-    found = [finding.facts for finding in doctor.findings(file, job, None)]
+@dataclass(frozen=True, slots=True)
+class _Hosts:
+    """What is known of the job's machines."""
+
+    available_bytes: Mapping[str, int]
+    """Host -> free memory."""
+    link: LinkSpeed | None = None
+    """The slowest one between them; None: no limit, or it could not be measured."""
+
+
+def _examined(file: Path, job: JobFile) -> _Hosts:
+    """Log in to the job's hosts, if it has any."""
+    if not job.hosts:
+        return _Hosts({HERE: int(psutil.virtual_memory().available)})
+    findings = doctor.findings(file, job, None)
+    free = {
+        finding.place: int(finding.facts["available_bytes"])
+        for finding in findings
+        if finding.subject == "memory"
+    }
+    return _Hosts(free, _slowest_link([finding.facts for finding in findings]))
+
+
+def check_memory(hosts: Mapping[str, HostMemory]) -> None:
+    """Raises UsageError if a host has too little for the job."""
+    for name, memory in hosts.items():
+        if not memory.is_enough:
+            needed, free = map(short_size, (memory.needed_bytes, memory.available_bytes or 0))
+            raise UsageError(f"it needs {needed} of memory on {name}, where {free} are free")
+
+
+def _slowest_link(found: Sequence[Mapping[str, Any]]) -> LinkSpeed | None:
     rates = [
         float(facts[key])
         for facts in found
@@ -82,16 +126,14 @@ def _measured(file: Path, job: JobFile) -> LinkSpeed | None:
     return LinkSpeed(bytes_per_s=min(rates), latency_s=max(trips) / 2)
 
 
-def _shortlist(file: Path, job: JobFile, link: LinkSpeed | None) -> Sequence[str]:
-    own = job.algorithm.name
-    if link is None:  # The size of the model makes no difference.
-        return advice.shortlist(own, 0.0, None)
-    return advice.shortlist(own, _model_bytes(file, job), link.bytes_per_s)
+def _shortlist(job: JobFile, model: Model | None, link: LinkSpeed | None) -> Sequence[str]:
+    nbytes = 0.0 if model is None else float(VALUE_BYTES * model.parameters)
+    return advice.shortlist(job.algorithm.name, nbytes, None if link is None else link.bytes_per_s)
 
 
-def _model_bytes(file: Path, job: JobFile) -> float:
-    """Bytes of the trained parameters, in an earlier checkpoint or as the task builds them; 0 for a
-    script that was never started. Raises DlctlError for a task that does not build them.
+def _model(file: Path, job: JobFile) -> Model | None:
+    """The model of an earlier checkpoint, or as the task builds it; None for a script that was
+    never started. Raises DlctlError for a task that does not build it.
     """
     from dlctl.ops import built_model, plan
 
@@ -101,7 +143,7 @@ def _model_bytes(file: Path, job: JobFile) -> float:
         model = None
     if model is None and not job.has_loop:
         model = built_model.built(job)
-    return 0.0 if model is None else float(VALUE_BYTES * model.parameters)
+    return model
 
 
 def write(file: Path, record: Mapping[str, Any], method: str) -> Sequence[str]:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from dlctl.errors import UsageError
-from dlctl.records.work_times import WorkTimes
+from dlctl.records.work_times import LoopTimes, WorkTimes
 from dlctl.runs import work_times
 from dlctl.runs.database import RunDb
-from dlctl.runs.snapshot import Snapshot
+from dlctl.runs.snapshot import Snapshot, read_job
 from dlctl.sim.request import SimulationRequest
 from dlctl.util import values
 
@@ -33,6 +33,9 @@ class Calibration:
     run_id: str
     times: Mapping[str, Mapping[str, Json]]
     """Worker, or `ALL` -> kind of work -> `WorkTimes.to_json`."""
+    loops: Mapping[str, Json]
+    """Role -> `LoopTimes.to_json` of all its daemons."""
+    cores: int
     latency_s: float
     """One way, between a worker and a server."""
     waited_share: float
@@ -48,11 +51,16 @@ class Calibration:
     def applied(self, request: SimulationRequest) -> SimulationRequest:
         """The request with the durations of the run."""
         step = WorkTimes.of_json(self.times[ALL]["step"])
-        return replace(request, times=self.times, latency_s=self.latency_s, step_s=step.mean_s)
+        return replace(
+            request, times=self.times, loops=self.loops, cores=request.cores or self.cores,
+            latency_s=self.latency_s, step_s=step.alone_s,
+        )  # fmt: skip
 
 
 def of_run(snapshot: Snapshot) -> Calibration:
     """Raises UsageError for a run that says too little."""
+    from dlctl.job import config  # imported late: it pulls in pydantic
+
     recorded = work_times.read(snapshot.directory)
     hint = "run it again with this version, until it has made some hundred steps"
     kinds = sorted({kind for times in recorded.values() for kind in times.work})
@@ -65,17 +73,28 @@ def of_run(snapshot: Snapshot) -> Calibration:
         what = f"{snapshot.run_id} has the times of {steps} steps, and {STEPS_MIN} are needed"
         raise UsageError(what, where=str(snapshot.directory), hint=hint)
     times = {ALL: {kind: row.to_json() for kind, row in together.items()}}
-    for name, worker in recorded.items():
-        times[name] = {kind: row.to_json() for kind, row in worker.work.items()}
+    loops: dict[str, LoopTimes] = {}
+    for name, daemon in recorded.items():
+        if daemon.work:
+            times[name] = {kind: row.to_json() for kind, row in daemon.work.items()}
+        role = name.partition("-")[0]
+        loops[role] = LoopTimes.together([loops.get(role, LoopTimes()), daemon.loop])
     busy_s = sum(row.wall_s for row in together.values())
-    waited_s = sum(worker.waited_s for worker in recorded.values())
+    waited_s = sum(daemon.waited_s for daemon in recorded.values())
     return Calibration(
-        snapshot.run_id, times, _latency_s(snapshot.directory), waited_s / busy_s if busy_s else 0.0
+        snapshot.run_id,
+        times,
+        {role: loop.to_json() for role, loop in loops.items()},
+        max(daemon.cores for daemon in recorded.values()),
+        _latency_s(snapshot.directory)
+        if config.of_stored(read_job(snapshot.directory)).hosts
+        else SimulationRequest.latency_s,
+        waited_s / busy_s if busy_s else 0.0,
     )
 
 
 def _latency_s(directory: Path) -> float:
-    """Half of the median time of a fetch or, without one, of a push."""
+    """Between hosts: half of the median time of a fetch or, without one, of a push."""
     found: dict[str, list[float]] = {"fetch_ms_p50": [], "push_ms_p50": []}
     with closing(RunDb(directory, readonly=True)) as db:
         for row in db.daemons():

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from dlctl import __version__
 from dlctl.errors import UsageError
 from dlctl.observe import history, plot
-from dlctl.ops import real_runs, run_figures, simulate, simulators
+from dlctl.ops import plain_runs, real_runs, run_figures, simulate, simulators
 from dlctl.ops.cases import Start
 from dlctl.ops.simulators import Simulators
 from dlctl.records.best import Target
@@ -76,6 +76,8 @@ class Comparison:
         self.target = Target.parse(plan.target)
         self.directory = directory
         self.trials: list[Json] = []
+        self.failures: list[Json] = []
+        """Of the final runs: method, seed, reason."""
         self._process = process
         self._document = document_of(plan.file)
         self._request = plan.request
@@ -144,7 +146,10 @@ class Comparison:
             changes |= {"job.run_dir": str(run_dir), "job.name": name}
         try:
             start = simulate.read(self.plan.file, changes)
-            simulate.check(start.job, self.plan.request)
+            request = self.plan.request
+            if trial.method == variants.ALONE:  # It has no slower worker.
+                request = replace(request, slow={})
+            simulate.check(start.job, request)
         except UsageError as error:
             error.message = f"{trial.method}: {error.message}"
             raise
@@ -156,27 +161,47 @@ class Comparison:
         for trial in trials:
             directory = self.directory / f"{trial.method}-{len(self.trials)}"
             simulate.prepare(directory, self._start(trial))
-            requests.append(replace(self._request, directory=str(directory), seed=trial.seed))
+            is_plain = trial.method in variants.PLAIN
+            requests.append(
+                replace(self._request, directory=str(directory), seed=trial.seed, is_plain=is_plain)
+            )
             self.trials.append({**asdict(trial), "directory": directory.name})
         answers = self._process.ask(requests)
         errors = [simulators.error_in(answer) for answer in answers]
         if all(errors) and errors[0] is not None:
             raise errors[0]
         found: list[Json | None] = []
-        for request, error in zip(requests, errors, strict=True):
+        for trial, request, error in zip(trials, requests, errors, strict=True):
             directory = Path(request.directory)
-            found.append(None if error is not None else run_figures.of_run(directory))
+            figures = None if error is not None else run_figures.of_run(directory)
+            found.append(figures)
+            if error is not None:
+                self._note_failure(trial, error.message)
+            elif figures is not None and figures["state"] == "failed":
+                self._note_failure(trial, str(figures["reason"]))
             (directory / paths.UNFINISHED).unlink(missing_ok=True)
         return found
+
+    def _note_failure(self, trial: ComparedRun, reason: str) -> None:
+        if trial.seed != TUNING_SEED:  # Values that are tried may fail.
+            self.failures.append({"method": trial.method, "seed": trial.seed, "reason": reason})
 
     def _real(self, trials: Sequence[ComparedRun]) -> list[Json | None]:
         """The same on real daemons, one run after the other."""
         found: list[Json | None] = []
         for trial in trials:
             name = f"{trial.method} with seed {trial.seed}"
-            directory = real_runs.run(self._start(trial, run_dir=self.directory), name)
+            start = self._start(trial, run_dir=self.directory)
+            if trial.method in variants.PLAIN:
+                directory = self.directory / f"{trial.method}-{len(self.trials)}"
+                plain_runs.run(start, directory, name)
+            else:
+                directory = real_runs.run(start, name)
             self.trials.append({**asdict(trial), "directory": directory.name})
-            found.append(run_figures.of_run(directory))
+            figures = run_figures.of_run(directory)
+            if figures["state"] == "failed":
+                self._note_failure(trial, str(figures["reason"]))
+            found.append(figures)
         return found
 
     def _record(self, best: Mapping[str, Json], runs: Mapping[str, list[Json | None]]) -> Json:
@@ -192,6 +217,7 @@ class Comparison:
             "tuned": dict(best),
             "runs": dict(runs),
             "trials": self.trials,
+            "failures": self.failures,
             "made_with": made_with(),
         }
         data = json.dumps(record, indent=1).encode()
@@ -227,10 +253,16 @@ def document_of(file: Path) -> Json:
     return reading.parse(file, reading.read(file))
 
 
-def request(link: str | None, slow: Mapping[str, float], step_s: float | None) -> SimulationRequest:
-    """What all simulations of a comparison have in common. Raises UsageError."""
+def request(
+    link: str | None, slow: Mapping[str, float], step_s: float | None, count: int | None
+) -> SimulationRequest:
+    """What all simulations of a comparison have in common. count: cores of a machine; None: as many
+    as here, on record for a repetition. Raises UsageError.
+    """
     speed = None if link is None else LinkSpeed.parse(link)
-    return SimulationRequest(directory="", link=speed, slow=slow, step_s=step_s)
+    return SimulationRequest(
+        directory="", link=speed, slow=slow, step_s=step_s, cores=count or cores.usable()
+    )
 
 
 def compare(plan: Plan, slots: int) -> tuple[Path, Json]:

@@ -170,7 +170,12 @@ def measured(process: Simulators, request: SimulationRequest) -> SimulationReque
     """
     if request.step_s is not None:
         return request
+    return replace(request, **asked(process, request)["measured"])
+
+
+def asked(process: Simulators, request: SimulationRequest) -> Json:
+    """The answer to one request. Raises DlctlError."""
     (answer,) = process.ask([request])
     if (error := simulators.error_in(answer)) is not None:
         raise error
-    return replace(request, **answer["measured"])
+    return answer

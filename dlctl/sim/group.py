@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from dlctl.roles.worker.services.sums import Claim, ModelLost, SumRecords, plan_
 from dlctl.sim.process import Process
 from dlctl.wire import messages as m
 
+Do = Callable[[], None]
 LATENCY_S = 0.01
 NOTICED_S = 0.2
 """From a member's death in a sum to the notification of the others."""
@@ -59,6 +61,18 @@ class _Generation:
     is_broken: bool = False
 
 
+class SumCosts(Protocol):
+    """How long a sum takes its members, in place of a random short delay."""
+
+    def transfer(self, process: Process, nbytes: int, members: int, do: Do) -> None:
+        """Call `do` when this member has the sum, after all have requested it."""
+        ...
+
+    def finish(self, process: Process, do: Do) -> None:
+        """Call `do` when this member knows that all have it."""
+        ...
+
+
 @dataclass(slots=True)
 class SimGroups:
     """All groups of a simulated run."""
@@ -67,6 +81,7 @@ class SimGroups:
     torn: float = 0.0
     """Fraction of all sums, and joins, that complete for some members only."""
     generations: dict[int, _Generation] = field(default_factory=dict)
+    costs: SumCosts | None = None
 
     def is_torn(self) -> bool:
         return bool(self.rng.random() < self.torn)
@@ -200,7 +215,11 @@ class GroupDriver:
     def _begin(self, group: _Generation, result: Reduced, *, is_without: bool) -> None:
         """Store the result after a delay, or fail. A member that is dead or gone does neither."""
 
+        looked = False
+
         def look() -> None:
+            nonlocal looked
+            looked = True
             is_here = self.is_in(group) and not self.process.frozen and not is_without
             if group.is_broken:
                 return
@@ -215,8 +234,26 @@ class GroupDriver:
             if len(group.kept) == group.size:
                 self._deliver_to_all(group)
 
+        if self.groups.costs is not None:
+            nbytes = 0 if result.vector is None else result.vector.nbytes
+            self.groups.costs.transfer(self.process, nbytes, group.size, look)
+            self._watch(lambda: looked, look)
+            return
         delay_s = LATENCY_S * (0.5 + float(self.groups.rng.random()))
         self.process.timeline.after(delay_s, look)
+
+    def _watch(self, has_looked: Callable[[], bool], look: Callable[[], None]) -> None:
+        """The threads of a dead process do nothing any more: the others notice it all the same."""
+
+        def check() -> None:
+            if has_looked():
+                return
+            if self.process.alive:
+                self._watch(has_looked, look)
+            else:
+                look()
+
+        self.process.timeline.after(NOTICED_S, check)
 
     def _deliver_to_all(self, group: _Generation) -> None:
         """Or to all but one, which learns in the next generation that the sum counts."""
@@ -224,8 +261,14 @@ class GroupDriver:
         for rank, driver in group.members.items():
             if rank == without:
                 driver._fail_later(group, NOTICED_S)
-            else:
+            elif self.groups.costs is None:
                 driver._soon(group, driver._deliver)
+            else:
+                self.groups.costs.finish(driver.process, partial(driver._deliver_in, group))
+
+    def _deliver_in(self, group: _Generation) -> None:
+        if self.is_in(group):
+            self._deliver()
 
     def _deliver(self) -> None:
         self.process.post(self.records.deliver())

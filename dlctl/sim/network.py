@@ -20,10 +20,11 @@ from typing import Protocol
 import numpy as np
 
 from dlctl.sim.arriving import PushInParts
-from dlctl.sim.fabric import Fabric
+from dlctl.sim.fabric import CardQueues, Fabric
 from dlctl.sim.keys import public_of
 from dlctl.sim.timeline import Timeline
 from dlctl.wire import codec
+from dlctl.wire.kinds import payload_bytes
 from dlctl.wire.machine import Coming, Peer
 from dlctl.wire.messages import Message, Push
 
@@ -32,6 +33,21 @@ RECONNECT_S = 0.1
 IN_PARTS = 0.3
 """Probability that parts of a push are delivered before the whole message."""
 PARTS_MAX = 3
+HEADER_BYTES = 120
+"""Of a usual message that is not encoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A message on its way."""
+
+    message: Message
+    nbytes: int
+    frames: codec.Frames | None
+    """None: it is passed on as it is."""
+
+    def read(self) -> Message:
+        return self.message if self.frames is None else _copied(self.frames)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +82,11 @@ class NetworkOptions:
     """Machine -> the rate of its card, if it is another one."""
     cards_are_duplex: bool = True
     """Whether each direction of a card has its rate; else both together have it."""
+    payload_scale: float | None = None
+    """Messages are passed on without being encoded, and count as many bytes as if their arrays were
+    larger by this factor; then none is delivered in parts. None: every message is encoded."""
+    cards_are_fair: bool = True
+    """Whether flows share a card; else it takes one message after the other, which costs less."""
     machines: Mapping[str, str] = field(default_factory=dict)
     """Daemon -> the machine that it is on, if that is not one of its own."""
 
@@ -150,8 +171,10 @@ class SimNetwork:
         self._cuts: Counter[tuple[str, str]] = Counter()
         self._ids = 0
         rate = options.card_bytes_per_s
-        self.fabric = None
-        if rate is not None:
+        self.fabric: Fabric | CardQueues | None = None
+        if rate is not None and not options.cards_are_fair:
+            self.fabric = CardQueues(timeline, rate)
+        elif rate is not None:
             is_duplex = options.cards_are_duplex
             self.fabric = Fabric(timeline, rate, options.cards, is_duplex=is_duplex)
 
@@ -219,21 +242,28 @@ class SimNetwork:
 
     def send(self, source: Endpoint, peer: Peer, message: Message) -> None:
         """Send without confirmation, as `daemons.transport.sockets` does."""
-        frames = codec.encode(message)
-        if message.borrows:
-            frames = [bytes(frame) for frame in frames]
+        sent = self._packed(message)
         if isinstance(peer, bytes):
             connection = self._incoming.get(peer)
             if connection is None or connection.listener is not source:
                 self._lose(source.name, "nobody", message, "no connection")
                 return
-            self._transmit(connection, False, source.name, connection.client.name, message, frames)
+            self._transmit(connection, False, source.name, connection.client.name, sent)
             return
         connection = self._outgoing.get((id(source), peer))
         if connection is None:
             self._lose(source.name, peer, message, "no connection")
             return
-        self._transmit(connection, True, source.name, peer, message, frames)
+        self._transmit(connection, True, source.name, peer, sent)
+
+    def _packed(self, message: Message) -> _Sent:
+        if self.options.payload_scale is not None:
+            nbytes = HEADER_BYTES + int(payload_bytes(message) * self.options.payload_scale)
+            return _Sent(message, nbytes, None)
+        frames = codec.encode(message)
+        if message.borrows:
+            frames = [bytes(frame) for frame in frames]
+        return _Sent(message, sum(len(frame) for frame in frames), frames)
 
     def _transmit(
         self,
@@ -241,10 +271,9 @@ class SimNetwork:
         upward: bool,
         source: str,
         target: str,
-        message: Message,
-        frames: codec.Frames,
+        sent: _Sent,
     ) -> None:
-        kind, nbytes = type(message).__name__, sum(len(frame) for frame in frames)
+        message, nbytes, kind = sent.message, sent.nbytes, type(sent.message).__name__
         self.messages[kind] += 1
         self.nbytes[kind] += nbytes
         link = self.options.links.get((source, target), self.options.link)
@@ -263,14 +292,13 @@ class SimNetwork:
                 self._lose(source, target, message, "broken")
 
         if self.fabric is not None:
-            self._over_cards(
-                link, way, (source, target), nbytes, partial(arrive, partial(_copied, frames))
-            )
+            self._over_cards(link, way, (source, target), nbytes, partial(arrive, sent.read))
             return
         for arrival in self._arrivals(link, way, kind, nbytes):
-            read: Callable[[], Message] = partial(_copied, frames)
-            if upward and isinstance(message, Push) and self._cutter.random() < IN_PARTS:
-                read = self._come_in_parts(connection, frames, arrival)
+            read: Callable[[], Message] = sent.read
+            may_be_cut = upward and isinstance(message, Push)
+            if may_be_cut and sent.frames and self._cutter.random() < IN_PARTS:
+                read = self._come_in_parts(connection, sent.frames, arrival)
             self.timeline.at(arrival, partial(arrive, read))
 
     def _over_cards(

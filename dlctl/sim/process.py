@@ -110,6 +110,11 @@ class Process:
             Configure: lambda e: note(f"{self} sets {e.key} {e.value}"),
             Exit: self.leave,
         }
+        self.schedule: Callable[[Event, Callable[[], None]], None] = lambda event, handle: handle()
+        """Calls `handle` when the daemon has had the time to handle the event: at once, unless a
+        simulation has a model of that (`handling.py`)."""
+        self._is_ringing = False
+        """A deadline has passed, and is to be handled."""
         self._missed: list[Event] = []
         self._timer: float | None = None
         self._spins = 0
@@ -141,6 +146,11 @@ class Process:
         self.post(Reconnected(peer, self.clock()), after_s)
 
     def _take(self, event: Event) -> None:
+        if self.alive:
+            self.schedule(event, lambda: self.handle_now(event))
+
+    def handle_now(self, event: Event) -> None:
+        """Pass an event to the machine; later if the process is frozen."""
         if not self.alive:
             return
         if self.frozen:
@@ -215,6 +225,8 @@ class Process:
             self._timer = None
             return
         when = deadline - self._clock_s
+        if self._is_ringing:
+            return
         if self._timer is None or when < self._timer:
             self._timer = when
             self.timeline.at(when, lambda: self._ring(when))
@@ -222,7 +234,13 @@ class Process:
     def _ring(self, when: float) -> None:
         if when != self._timer or not self.alive or self.frozen:
             return
-        self._timer = None
+        self._timer, self._is_ringing = None, True
+        self.schedule(DeadlineReached(), self._handle_deadline)
+
+    def _handle_deadline(self) -> None:
+        self._is_ringing = False
+        if not self.alive or self.frozen:
+            return
         deadline = self.machine.deadline()
         if deadline is None:
             return

@@ -56,12 +56,25 @@ class SimulationRequest:
     times: Mapping[str, Any] = field(default_factory=dict)
     """Worker, or "*" for the others -> kind of work -> `records.work_times`: durations of a real
     run, in place of those above."""
-    latency_s: float = 0.0005
+    core_share: float = 1.0
+    """The part of a step for which a core is needed."""
+    loops: Mapping[str, Any] = field(default_factory=dict)
+    """Role -> `records.work_times.LoopTimes` of a real run: what handling events costs."""
+    cores: int = 0
+    """Of each machine. 0: as many as this one has or, with times of a run, as that one had."""
+    latency_s: float = 5e-5
     """One way, between any two daemons, unless there is a link."""
     slow: Mapping[str, float] = field(default_factory=dict)
     """Worker -> factor by which it is slower."""
     link: LinkSpeed | None = None
-    """None: messages take half a millisecond, whatever their size."""
+    """Of every daemon's machine. None: all daemons are on one machine, or on the job's hosts."""
+    protocol_s: float | None = None
+    """Not None: no gradients, only a window of `until_s` virtual seconds, for which it takes at
+    most so many of CPU time."""
+    parameters: int = 0
+    """Of the model, for that."""
+    is_plain: bool = False
+    """No roles of dlctl: one torch process, or DDP if there are several workers."""
     kill_every_s: Mapping[str, float] = field(default_factory=dict)
     """Role -> mean time between two kills of a daemon of that role."""
 

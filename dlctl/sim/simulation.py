@@ -13,6 +13,7 @@ from dlctl.sim.checkers import Checker
 from dlctl.sim.client import Client
 from dlctl.sim.drivers import ComputeOptions, Inner, plain_inner
 from dlctl.sim.faults import Faults, Injector
+from dlctl.sim.handling import Handling
 from dlctl.sim.network import NetworkOptions, SimNetwork
 from dlctl.sim.objectives import Objective
 from dlctl.sim.store import Store
@@ -64,9 +65,10 @@ class Simulation:
         past: Past | None = None,
         checkers: tuple[Checker, ...] = (),
         inner: Callable[[Choice], Inner | None] = plain_inner,
+        handling: Handling | None = None,
     ) -> None:
         """objective: what the workers compute, in numpy; or who computes it. inner: creates the
-        replicas' own optimisers.
+        replicas' own optimisers. handling: what events cost their daemons; None: nothing.
         """
         self.store = store if store is not None else Store()
         self.world = World(
@@ -77,6 +79,7 @@ class Simulation:
             compute or ComputeOptions(),
             self.store,
             inner,
+            handling,
         )
         self.checkers = checkers
         self.world.observers += checkers

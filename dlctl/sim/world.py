@@ -45,6 +45,7 @@ from dlctl.sim.drivers import (
     plain_inner,
 )
 from dlctl.sim.group import GroupDriver, SimGroups
+from dlctl.sim.handling import Handling
 from dlctl.sim.keys import SimulatedKeys
 from dlctl.sim.network import NetworkOptions, SimNetwork
 from dlctl.sim.objectives import Objective
@@ -87,8 +88,12 @@ class World:
         compute: ComputeOptions,
         store: Store,
         inner: Callable[[Choice], Inner | None] = plain_inner,
+        handling: Handling | None = None,
     ) -> None:
-        """objective: what the workers compute, in numpy; or who computes it."""
+        """objective: what the workers compute, in numpy; or who computes it. handling: None: events
+        are handled in no time.
+        """
+        self.handling = handling
         self.job = job
         self.inner = inner
         self._computes = objective if callable(objective) else self._compute_objective
@@ -97,6 +102,7 @@ class World:
         self.store = store
         self.timeline = Timeline()
         self.trace: list[str] = []
+        self.is_traced = True
         streams = np.random.SeedSequence(seed).spawn(4)
         self._compute_rng, network_rng, self.fault_rng, self._clock_rng = (
             np.random.default_rng(stream) for stream in streams
@@ -125,7 +131,8 @@ class World:
 
     def note(self, text: str) -> None:
         """A line of the trace."""
-        self.trace.append(f"{self.timeline.now:.6f} {text}")
+        if self.is_traced:
+            self.trace.append(f"{self.timeline.now:.6f} {text}")
 
     def digest(self) -> str:
         """SHA-256 of the trace: equal for equal seeds."""
@@ -263,6 +270,8 @@ class World:
             name, incarnation, self.timeline, self.network, clock_s, self.note, pid, secret
         )
         process.observers = self.observers
+        if self.handling is not None:
+            self.handling.take_over(process)
         self.processes.append(process)
         self.note(f"{process} starts")
         return process

@@ -93,9 +93,9 @@ def _distribution(axis: Axis) -> Any:
 
     if isinstance(axis, Choices):
         return of.CategoricalDistribution(list(range(len(axis.values))))
-    kind = of.IntDistribution if axis.is_whole else of.FloatDistribution
-    low, high = (int(axis.low), int(axis.high)) if axis.is_whole else (axis.low, axis.high)
-    return kind(low, high, log=axis.is_log)
+    if axis.is_whole:
+        return of.IntDistribution(int(axis.low), int(axis.high), log=axis.is_log)
+    return of.FloatDistribution(axis.low, axis.high, log=axis.is_log)
 
 
 def _stored(space: Mapping[str, Axis], values: Mapping[str, Any]) -> Values:

@@ -1,6 +1,7 @@
 """The job of another method: the user's job file with that method in place of its own.
 
-"downpour+topk" is a method with another compression of its pushes.
+"downpour+topk" is a method with another compression of its pushes. "torch" and "ddp" are no methods
+of dlctl: one plain torch process, and torch's DDP over as many processes as the job has workers.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ OF_METHODS = ("inner", "optimizer", "compression")
 
 
 WITH = "+"
+ALONE, DDP = PLAIN = ("torch", "ddp")
+LIKE_PLAIN = "allreduce"
+"""The method whose defaults they have: the replicas' own optimiser steps along the mean gradient of
+all workers."""
 
 
 def overrides(document: Mapping[str, Any], name: str) -> Json:
@@ -25,6 +30,11 @@ def overrides(document: Mapping[str, Any], name: str) -> Json:
     one method mean nothing to another. All else stays: data, model, batch sizes, workers, limits.
     Raises DlctlError for a method or compression that does not exist.
     """
+    if name in PLAIN:
+        changes = _of_method(document, LIKE_PLAIN)
+        if name == ALONE:
+            changes["workers"] = {**document.get("workers", {}), "count": 1}
+        return changes
     name, _, compression = name.partition(WITH)
     changes = _of_method(document, name)
     if compression:

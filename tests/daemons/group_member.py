@@ -15,6 +15,7 @@ import numpy as np
 
 from daemons.worker import replica_group
 from daemons.worker.replica_group import GroupThread
+from daemons.worker.work_clock import WorkClock
 from dlctl.roles.protocol.effects import (
     GroupJoined,
     GroupWaits,
@@ -91,7 +92,7 @@ def _serve(pipe: Connection) -> None:
     import torch.distributed
 
     torch.set_num_threads(1)
-    threads = GroupThread(_Pipe(pipe), HOST, lambda: torch.device("cpu"))  # type: ignore[arg-type]
+    threads = GroupThread(_Pipe(pipe), HOST, lambda: torch.device("cpu"), WorkClock())  # type: ignore[arg-type]
     do = {
         OpenStore: threads.open,
         JoinGroup: threads.join,

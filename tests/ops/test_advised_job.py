@@ -9,9 +9,13 @@ import pytest
 
 from dlctl import jobfile
 from dlctl.errors import UsageError
+from dlctl.health import memory
+from dlctl.health.needs import Model
 from dlctl.jobfile.rewriting import retabled
 from dlctl.ops import advise
+from dlctl.sim.objectives import layout_of
 from dlctl.sim.request import LinkSpeed
+from dlctl.util.hostnames import HERE
 
 TEXT = """# mine
 [job]
@@ -98,7 +102,7 @@ task = Task()
 def test_a_job_that_never_ran_gets_methods_that_send_less_over_slow_links(file: Path) -> None:
     (file.parent / "train.py").write_text(TASK)
     job, link = jobfile.load(file), LinkSpeed(bytes_per_s=1000.0, latency_s=0.01)
-    assert "sparseloco" in advise._shortlist(file, job, link)
+    assert "sparseloco" in advise._shortlist(job, advise._model(file, job), link)
 
 
 def test_a_private_file_stays_private_and_a_link_stays_a_link(file: Path) -> None:
@@ -118,3 +122,26 @@ def test_a_table_in_the_middle_is_replaced_and_one_is_removed() -> None:
     )
     assert retabled(text, {"b": None}) == "[a]\nx = 1\n\n# of d\n[d]\nw = 4\n"
     assert retabled("[a]\nx = 1\n", {"e": {"t": "s"}}) == '[a]\nx = 1\n\n[e]\nt = "s"\n'
+
+
+def test_memory_grows_with_the_model_the_workers_and_what_they_keep(file: Path) -> None:
+    model = Model(layout_of(50_000_000), 400_000_000, None)
+
+    def needed(**changes: Any) -> int:
+        job = jobfile.load(file, {key.replace("__", "."): value for key, value in changes.items()})
+        found = memory.of_job(job, model, {HERE: 3 << 30})
+        assert set(found) == {HERE}
+        assert found[HERE].is_enough == (found[HERE].needed_bytes <= 3 << 30)
+        return found[HERE].needed_bytes
+
+    two, four = needed(), needed(workers__count=4)
+    assert four - two == 2 * ((400 << 20) + 2 * 4 * 50_000_000)
+    adam = {"name": "adam", "lr": 0.001}
+    assert needed(inner=adam) - two == 2 * 2 * 4 * 50_000_000
+
+
+def test_a_method_for_which_a_host_has_too_little_memory_is_refused(file: Path) -> None:
+    found = {HERE: memory.HostMemory(4 << 30, 3 << 30)}
+    with pytest.raises(UsageError, match="memory"):
+        advise.check_memory(found)
+    advise.check_memory({HERE: memory.HostMemory(4 << 30, None)})

@@ -19,11 +19,12 @@ def place() -> Iterator[Workplace]:
 
 
 def test_a_comparison_is_repeated_exactly(place: Workplace) -> None:
-    arguments = ["--methods", "downpour,diloco", "--target", "accuracy >= 0.9", "--seeds", "2"]
+    methods = "downpour,torch,ddp"
+    arguments = ["--methods", methods, "--target", "accuracy >= 0.9", "--seeds", "2"]
     ended = place.dlctl("compare", "job.toml", *arguments, "--tune", "2", "--json", timeout_s=120)
     assert ended.code == 0, ended.err
     first = json.loads(ended.out)
-    assert {row["method"] for row in first["rows"]} == {"downpour", "diloco"}
+    assert {row["method"] for row in first["rows"]} == set(methods.split(","))
     assert all(row["seeds"] == 2 and not row["failed"] for row in first["rows"])
     record = f"{first['directory']}/comparison.json"
     ended = place.dlctl("compare", "--again", record, "--json", "--slots", "1", timeout_s=120)
@@ -57,12 +58,15 @@ def test_what_cannot_be_compared_is_refused_at_once(
 
 @pytest.mark.long
 def test_final_runs_may_be_real(place: Workplace) -> None:
-    arguments = ["--methods", "downpour,sync", "--target", "accuracy >= 0.9", "--seeds", "1"]
+    methods = "downpour,torch,ddp"
+    arguments = ["--methods", methods, "--target", "accuracy >= 0.9", "--seeds", "1"]
     ended = place.dlctl(
         "compare", "job.toml", *arguments, "--tune", "1", "--real", "--json", timeout_s=120
     )
     assert ended.code == 0, ended.err
-    assert all(row["seeds"] == 1 for row in json.loads(ended.out)["rows"])
+    rows = {row["method"]: row for row in json.loads(ended.out)["rows"]}
+    assert all(row["reached"] == 1 for row in rows.values())
+    assert rows["torch"]["bytes"]["median"] == 0 < rows["ddp"]["bytes"]["median"]
     # None of them is a run of the job.
     assert json.loads(place.dlctl("plan", "job.toml", "--json").out)["run_id"] is None
 

@@ -43,6 +43,7 @@ class Task:
 task = Task()
 """
 SYNC = 'name = "sync"'
+DAEMONS = ("agent-0", "coordinator", "server-0", "worker-0", "worker-1")
 ADAMW = '[optimizer]\nname = "adamw"\nlr = 0.01\n'
 
 
@@ -102,6 +103,9 @@ def test_a_seed_gives_the_same_run_and_readers_take_its_directory(place: Workpla
         (["--slow", "worker-9=2x"], "worker-9"),
         (["--faults", "flood"], "kill a worker"),
         (["--step", "soon"], "--step"),
+        (["--parameters", "100"], "--protocol"),
+        (["--protocol", "--faults", "kill a worker every 1s"], "--protocol"),
+        (["--protocol", "--set", "algorithm.name=kfac", "--set", "servers.count=0"], "kfac"),
         (["--set", "algorithm.name=dilco"], "diloco"),
     ],
 )
@@ -149,6 +153,8 @@ def test_a_simulation_takes_the_durations_of_a_run_and_replays_it(
     place.job(workers=2, stop="{ epochs = 4 }")
     assert place.dlctl("run", "job.toml", timeout_s=120).code == 0
     real = place.directory.name
+    kept = {file.name for file in place.directory.glob(f"{FOLDER}/*.json")}
+    assert kept == {f"{name}.1.json" for name in DAEMONS}
     found = simulated(place, "--like", real, "--workers", "3")
     figures = {error["name"]: error for error in found["replay"]["errors"]}
     assert figures["pushed bytes"]["error"] == pytest.approx(0.0, abs=0.05)
@@ -158,8 +164,24 @@ def test_a_simulation_takes_the_durations_of_a_run_and_replays_it(
     assert ended.code == 2
     for file in place.directory.glob(f"{FOLDER}/*.json"):
         times = json.loads(file.read_text())
-        times["work"]["step"] |= {"count": 10, "histogram": [10]}  # As of a short run.
+        if "step" in times["work"]:
+            times["work"]["step"] |= {"count": 10, "histogram": [10]}  # As of a short run.
         file.write_text(json.dumps(times))
     ended = command_at(place, "simulate", "job.toml", "--like", real)
     assert ended.code == 2
     assert "50 are needed" in ended.err
+
+
+def test_without_gradients_it_is_told_what_saturates_first(place: Workplace) -> None:
+    place.job(workers=2)
+    arguments = ["--protocol", "--workers", "8", "--link", "100Mbit/s,1ms", "--step", "100ms"]
+    arguments += ["--parameters", "1000000", "--until", "4s"]
+    found = simulated(place, *arguments)
+    assert [row["workers"] for row in found["windows"]] == [2, 8]
+    row = found["windows"][-1]
+    assert (row["trained"], row["seconds"]) == (8, pytest.approx(4.0, abs=0.01))
+    # A push or a fetch of 4 MB takes a third of a second, three steps, of the server's card.
+    assert found["saturates"]["kind"] == "link"
+    assert found["saturates"]["workers"] < 2
+    assert row["steps_per_s"] < 40  # Alone they would make 80.
+    assert not list(place.path.glob("runs/*"))

@@ -123,3 +123,13 @@ def test_quartiles() -> None:
     assert Middle.of([1.0, 2.0, 3.0, 4.0, 5.0]) == Middle(3.0, 2.0, 4.0)
     assert Middle.of([]) is None
     assert judging.best_value(outcome(), "accuracy", is_more_better=True) is None
+
+
+@pytest.mark.parametrize(("name", "count"), [(variants.ALONE, 1), (variants.DDP, 4)])
+def test_rows_beside_the_methods_have_an_optimiser_and_no_servers(name: str, count: int) -> None:
+    document = {"algorithm": {"name": "downpour"}, "workers": {"count": 4, "batch_size": 8}}
+    changes = variants.overrides(document, name)
+    assert changes["servers"] == {"count": 0}
+    assert changes["inner"]["name"] != "none"
+    workers = {**document["workers"], **changes.get("workers", {})}
+    assert workers == {"count": count, "batch_size": 8}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from dlctl.errors import NotFound
 from dlctl.util import cores, units
 
 if TYPE_CHECKING:
+    from dlctl.health.memory import HostMemory
     from dlctl.ops.advise import Advised
     from dlctl.study.advice import Advice
 
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option("--slow", multiple=True, metavar="WORKER=FACTORx", help="A slower worker.")
 @click.option("--step", metavar="TIME", help="Of a step.  [default: measured here]")
+@click.option(
+    "--cores", "machine_cores", type=click.IntRange(1), help="Of each machine.  [default: as here]"
+)
 @click.option("--slots", type=click.IntRange(1), help="Simulations at a time.  [default: cores]")
 @click.option("--write", is_flag=True, help="Put the method and its values into the job file.")
 @json_option
@@ -52,6 +57,7 @@ def command(
     link: str | None,
     slow: tuple[str, ...],
     step: str | None,
+    machine_cores: int | None,
     slots: int | None,
     write: bool,
 ) -> None:
@@ -61,15 +67,17 @@ def command(
     the job file; nothing else runs or starts.
     """
     from dlctl.ops import advise, compare  # imported late: they pull in pydantic
+    from dlctl.study import table as table_of
 
-    plan = plan_of(file, methods, target, seeds, tune, changes, link, slow, step)
+    plan = plan_of(file, methods, target, seeds, tune, changes, link, slow, step, machine_cores)
     found = advise.advise(plan, slots or cores.usable())
     for name, why in found.left_out.items():
         console.warn(f"{name} is left out: {why}")
     table = f"{found.directory / compare.FILE}"
     if found.advice is None:
+        closest = table_of.rows(found.record)[0]["method"]
         raise NotFound(
-            f"no method has reached {found.record['plan']['target']}",
+            f"no method has reached {found.record['plan']['target']}; {closest} came closest",
             hint=f"give the job a later stop, or another --target; the runs: {table}",
         )
     if write:
@@ -87,6 +95,7 @@ def command(
         "rivals": [row["method"] for row in found.advice.rivals],
         "cheapest": found.advice.cheapest["method"],
         "left_out": dict(found.left_out),
+        "memory": {host: memory._asdict() for host, memory in found.memory[best["method"]].items()},
         "best": best,
     }
     console.show("dlctl.advice/1", data, "\n".join(_lines(found, found.advice, file, table)))
@@ -99,7 +108,7 @@ def _lines(found: Advised, advice: Advice, file: Path, table: str) -> list[str]:
     lines = [
         f"take     {best['method']}{f', with {tuned}' if tuned else ''}",
         f"because  it reaches {found.record['plan']['target']} in {in_time(best['seconds'])}, with "
-        f"{_size(best)} on the wire",
+        f"{_size(best)} on the wire and {_memory(found, best['method'])}",
     ]
     if advice.next is None:
         lines.append("next     no other method is slower for sure, or reaches it")
@@ -111,6 +120,19 @@ def _lines(found: Advised, advice: Advice, file: Path, table: str) -> list[str]:
     link = "no limit of the links" if found.link is None else _link(found)
     lines.append(f"how      simulated, steps of {1000 * request['step_s']:.3g} ms, {link}; {table}")
     return lines
+
+
+def _memory(found: Advised, method: str) -> str:
+    """Of the host with the least to spare."""
+
+    def spare(each: tuple[str, HostMemory]) -> float:
+        free = each[1].available_bytes
+        return math.inf if free is None else free - each[1].needed_bytes
+
+    host, memory = min(found.memory[method].items(), key=spare)
+    free = memory.available_bytes
+    of_free = "" if free is None else f" of {units.short_size(free)}"
+    return f"{units.short_size(memory.needed_bytes)}{of_free} of memory on {host}"
 
 
 def _size(row: dict[str, Any]) -> str:

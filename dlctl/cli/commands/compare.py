@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 @click.option("--link", metavar="RATE[,LATENCY]", help="Of every daemon's machine.")
 @click.option("--slow", multiple=True, metavar="WORKER=FACTORx", help="A slower worker.")
 @click.option("--step", metavar="TIME", help="Of a step.  [default: measured here]")
+@click.option(
+    "--cores", "machine_cores", type=click.IntRange(1), help="Of each machine.  [default: as here]"
+)
 @click.option("--by", type=click.Choice(["seconds", "bytes", "samples"]), default="seconds")
 @click.option("--real", is_flag=True, help="Final runs on real daemons, one after the other.")
 @click.option("--slots", type=click.IntRange(1), help="Simulations at a time.  [default: cores]")
@@ -55,6 +58,7 @@ def command(
     link: str | None,
     slow: tuple[str, ...],
     step: str | None,
+    machine_cores: int | None,
     by: str,
     real: bool,
     slots: int | None,
@@ -63,10 +67,12 @@ def command(
 ) -> None:
     """Simulates the job with each method (see `dlctl simulate`), on the same data with the same
     seeds, and prints what each one takes until the target: the median over the seeds, and the
-    quartiles. The job's own method starts with the values of the file, the others with their
-    defaults; then the rates and the interval of each are tuned with as many trials. A method is
-    slower than the one above it if four of five seeds say so and the difference is larger than the
-    spread; else it is undecided. All that is needed to repeat it is in comparison.json.
+    quartiles. "torch" is one plain torch process, and "ddp" torch's DDP over gloo with a process
+    for each worker, both without dlctl. The job's own method starts with the values of the file,
+    the others with their defaults; then the rates and the interval of each are tuned with as many
+    trials. A method is slower than the one above it if four of five seeds say so and the difference
+    is larger than the spread; else it is undecided. All that is needed to repeat it is in
+    comparison.json.
     """
     from dlctl.ops import compare  # imported late: it pulls in pydantic
 
@@ -78,7 +84,7 @@ def command(
                 "name a job file and the methods to compare",
                 hint="dlctl compare job.toml --methods diloco,sync,downpour",
             )
-        plan = plan_of(file, methods, target, seeds, tune, changes, link, slow, step)
+        plan = plan_of(file, methods, target, seeds, tune, changes, link, slow, step, machine_cores)
         plan = replace(plan, is_real=real)
     directory, record = compare.compare(plan, slots or cores.usable())
     if again is not None and compare.differs(record, compare.read(again)):
@@ -99,6 +105,7 @@ def plan_of(
     link: str | None,
     slow: tuple[str, ...],
     step: str | None,
+    machine_cores: int | None,
 ) -> Plan:
     """The comparison that these options ask for. Raises UsageError."""
     from dlctl.ops import compare
@@ -110,7 +117,9 @@ def plan_of(
         changes=dict(map(assignment, changes)),
         seeds=seeds,
         trials=tune,
-        request=compare.request(link, dict(map(of_slow_worker, slow)), of_time("--step", step)),
+        request=compare.request(
+            link, dict(map(of_slow_worker, slow)), of_time("--step", step), machine_cores
+        ),
     )
 
 
@@ -131,7 +140,14 @@ def _show(directory: Path, record: dict[str, Any], by: str) -> None:
         }
         for row in found
     )
-    data = {"directory": str(directory), "target": record["plan"]["target"], "rows": found}
+    failures = record.get("failures", [])
+    for failed in failures:
+        reason = failed["reason"].splitlines()[-1]
+        console.warn(f"{failed['method']} failed with seed {failed['seed']}: {reason}")
+    data = {
+        "directory": str(directory), "target": record["plan"]["target"], "rows": found,
+        "failures": failures,
+    }  # fmt: skip
     if not any(row["reached"] for row in found):
         closest = data["closest"] = found[0]["method"]
         console.warn(f"no method reached {record['plan']['target']}; {closest} came closest")

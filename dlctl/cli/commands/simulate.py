@@ -8,16 +8,19 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dlctl.cli.group import make_command
 from dlctl.cli.options import complete_runs, file_argument, json_option
-from dlctl.cli.ui import console
+from dlctl.cli.ui import console, protocol_page
 from dlctl.errors import JobFailed, UsageError
 from dlctl.runs import select
 from dlctl.util import units, values
+
+if TYPE_CHECKING:
+    from dlctl.ops.simulate import Simulated
 
 _KILLS = re.compile(r"kill (?:a|an|the) (worker|server|coordinator) every (\S+)")
 
@@ -28,6 +31,7 @@ _KILLS = re.compile(r"kill (?:a|an|the) (worker|server|coordinator) every (\S+)"
     "dlctl simulate job.toml --slow worker-3=3x --faults 'kill a worker every 60s'",
     "dlctl simulate job.toml --workers 16 --like digits-7f3a  # and how far to believe it",
     "dlctl simulate job.toml --set algorithm.name=diloco --step 20ms  # another method",
+    "dlctl simulate job.toml --protocol --workers 1000 --link 10Gbit/s  # where would they wait?",
 )
 @file_argument
 @click.option("--workers", type=click.IntRange(1), metavar="N", help="Instead of the job's.")
@@ -46,7 +50,17 @@ _KILLS = re.compile(r"kill (?:a|an|the) (worker|server|coordinator) every (\S+)"
 @click.option("--step", metavar="TIME", help="Of a step.  [default: measured here]")
 @click.option("--spread", type=float, default=0.1, help="Of the logarithm of steps' times.")
 @click.option("--seed", type=click.IntRange(0), default=0, help="Of times and faults.")
-@click.option("--until", metavar="TIME", default="30d", help="End it then.  [default: 30d]")
+@click.option("--cores", type=click.IntRange(1), help="Of each machine.  [default: as here]")
+@click.option("--until", metavar="TIME", help="End it then.  [default: 30d; --protocol: 60s]")
+@click.option("--protocol", is_flag=True, help="Leave gradients out: where would workers wait?")
+@click.option(
+    "--parameters",
+    type=click.IntRange(1),
+    help="Of the model, with --protocol.  [default: own]",
+)
+@click.option(
+    "--within", metavar="TIME", default="9m", help="With --protocol: of CPU time.  [default: 9m]"
+)
 @json_option
 def command(
     file: Path,
@@ -59,15 +73,24 @@ def command(
     step: str | None,
     spread: float,
     seed: int,
-    until: str,
+    cores: int | None,
+    until: str | None,
+    protocol: bool,
+    parameters: int | None,
+    within: str,
 ) -> None:
     """Runs the job's own model, data and loss in one process, in virtual time: the roles of the
     daemons as they are, and a model of steps, links, disks and faults. It prints how long the run
     would take, what it would send, and how well it would train, and writes a run directory that
     `dlctl report`, `plot`, `status`, `events` and `verify` read when they are given its name. With
-    the same seed and --step it gives the same result.
+    the same seed, --step and --cores it gives the same result. All daemons are on one machine like
+    this one, or on the job's hosts; with --link each is on a machine of its own.
+
+    --protocol leaves gradients out, and simulates a window of a run with many workers: how many
+    steps they make, and what saturates first, at how many workers.
     """
     from dlctl.ops import simulate  # imported late: it pulls in pydantic
+    from dlctl.ops.protocol import simulate_protocol
     from dlctl.sim.request import LinkSpeed, SimulationRequest
 
     overrides: dict[str, Any] = dict(map(assignment, changes))
@@ -76,7 +99,9 @@ def command(
     request = SimulationRequest(
         directory="",
         seed=seed,
-        until_s=of_time("--until", until) or 0.0,
+        cores=cores or 0,
+        until_s=of_time("--until", until or ("60s" if protocol else "30d")) or 0.0,
+        parameters=parameters or 0,
         step_s=of_time("--step", step),
         spread=spread,
         slow=dict(map(of_slow_worker, slow)),
@@ -86,16 +111,28 @@ def command(
     if like is not None and step is not None:
         raise UsageError("--like has the durations of steps: remove --step")
     run = None if like is None else select.look(like)
+    if protocol:
+        if faults:
+            raise UsageError("--protocol has no faults", hint="simulate fewer workers without it")
+        within_s = of_time("--within", within) or 0.0
+        protocol_page.show(simulate_protocol(file, overrides, request, run, within_s))
+        return
+    if parameters is not None:
+        raise UsageError("--parameters belongs to --protocol: else the model is the job's own")
     simulated = simulate.simulate(file, overrides, request, run)
+    of_run = None if run is None else run.run_id
+    data = _data_of(simulated, of_run, is_measured=step is None and like is None)
+    console.show("dlctl.simulate/1", data, "\n".join(lines(data)))
+    if data["state"] == "failed":
+        raise JobFailed(f"the simulated run failed: {data['reason']}")
+
+
+def _data_of(simulated: Simulated, like: str | None, *, is_measured: bool) -> dict[str, Any]:
     data = {
         "run_id": simulated.directory.name,
         "directory": str(simulated.directory),
         **simulated.figures,
-        "simulated": {
-            **simulated.how,
-            "like": run and run.run_id,
-            "is_measured": step is None and like is None,
-        },
+        "simulated": {**simulated.how, "like": like, "is_measured": is_measured},
     }
     if (replay := simulated.replay) is not None:
         data["replay"] = {
@@ -103,9 +140,7 @@ def command(
             "is_judged": replay.is_judged,
             "errors": [{**asdict(error), "error": error.share} for error in replay.errors],
         }
-    console.show("dlctl.simulate/1", data, "\n".join(lines(data)))
-    if data["state"] == "failed":
-        raise JobFailed(f"the simulated run failed: {data['reason']}")
+    return data
 
 
 def lines(data: dict[str, Any]) -> list[str]:

@@ -15,7 +15,7 @@ from dlctl.cli.options import PATH, job_option, json_option
 from dlctl.cli.ui import attention, console, remote_status, report, tables
 from dlctl.errors import NotRunning, UsageError
 from dlctl.ops import problems
-from dlctl.runs import database, facts, select
+from dlctl.runs import database, facts, select, work_times
 from dlctl.runs.snapshot import Snapshot, load
 from dlctl.util import values
 
@@ -66,9 +66,11 @@ def command(
     one. PUSH EVERY and FETCH EVERY are the steps between two pushes or fetches; "auto (8)": the
     worker chooses them, currently 8. They are shown if a worker does, and with --wide. WAITS is the
     share of its time that a worker is blocked on pushes and fetches. RST counts restarts. "-" means
-    that there is no current value. Above the table: with several hosts the bytes of pushes and
-    fetches over the link of each, out of it and into it, without those within the host ("links" in
-    --json); and the parts of the model that the servers have, if they are unequal. Below the table:
+    that there is no current value. "times" in --json says where the time of each daemon goes, by
+    the kind of its work and of the events that it handled, every 15 seconds. Above the table: with
+    several hosts the bytes of pushes and fetches over the link of each, out of it and into it,
+    without those within the host ("links" in --json); and the parts of the model that the servers
+    have, if they are unequal. Below the table:
     the problems, with their codes ("dlctl explain"), and the next command.
     """
     if key_file is not None:
@@ -98,6 +100,10 @@ def _show(snapshot: Snapshot, names: Sequence[str], wide: bool, *, clear: bool) 
     rows = [everybody[name] for name in chosen]
     found = [problems.as_data(snapshot, p) for p in problems.found(snapshot)]
     data = report.as_data(snapshot) | values.timed({"daemons": rows, "problems": found})
+    data["times"] = {
+        name: times for name, times in work_times.as_data(snapshot.directory).items()
+        if name in chosen
+    }  # fmt: skip
     lines = [*report.head(snapshot), tables.table(snapshot, rows, wide=wide)]
     lines += attention.lines(snapshot, rows)
     if names:

@@ -18,6 +18,7 @@ from daemons.worker.replica import TorchReplica
 from daemons.worker.replica_group import GroupThread
 from daemons.worker.stepper import Stepper
 from daemons.worker.task.user_task import Task
+from daemons.worker.work_clock import WorkClock
 from dlctl.job.config import Gradients
 from dlctl.roles.protocol.effects import (
     GroupJoined,
@@ -78,7 +79,7 @@ class Side:
         replica = TorchReplica(Task(Odd()), device="cpu", seed=1)
         self.stepper = Stepper(replica, Gradients(**gradients))
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self.group = GroupThread(self, "127.0.0.1", lambda: torch.device("cpu"))  # type: ignore[arg-type]
+        self.group = GroupThread(self, "127.0.0.1", lambda: torch.device("cpu"), WorkClock())  # type: ignore[arg-type]
         self.step = 0
 
     def post(self, event: Event) -> None:

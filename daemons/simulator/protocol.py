@@ -1,0 +1,144 @@
+"""A window of a run without gradients: where many workers would wait (`simulate --protocol`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from daemons.simulator.costs import Costs, Durations, Lognormal
+from daemons.simulator.no_training import NoTraining
+from daemons.simulator.sums import RingSums
+from daemons.simulator.surroundings import handling_of, network_of
+from dlctl.job.config import JobFile, Stop
+from dlctl.sim.request import SimulationRequest
+from dlctl.sim.simulation import Simulation
+from dlctl.wire.messages import Json
+
+STAND_IN = 64
+"""Elements of the stand-in vector for each server."""
+START_S_MAX = 3600.0
+"""Virtual seconds within which all workers must train."""
+CHUNK_S = 0.25
+"""Virtual seconds between two looks at the clock."""
+ROLES = ("coordinator", "server", "worker")
+SECONDS_MAX = 30 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """All counts at a moment."""
+
+    now: float
+    steps: int
+    messages: int
+    loops: Mapping[str, float]
+    """Daemon -> CPU seconds of its loop."""
+    cards: Mapping[tuple[str, str], float]
+    """(machine, direction) -> bytes."""
+
+
+class ProtocolRun:
+    """until_cpu_s: `time.process_time` after which it goes no further."""
+
+    def __init__(self, request: SimulationRequest, job: JobFile, until_cpu_s: float) -> None:
+        assert request.step_s is not None
+        step = Lognormal(
+            median_s=request.step_s, sigma=request.spread, core_share=request.core_share
+        )
+        evaluation = Lognormal(median_s=request.evaluation_s)
+        build = Lognormal(median_s=request.build_s)
+        costs = Costs(Durations(step=step, evaluation=evaluation, build=build), request.seed)
+        size = STAND_IN * max(1, job.servers.count)
+        scale = request.parameters / size
+        self._until_cpu_s = until_cpu_s
+        self._request = request
+        self._workers = job.workers.count
+        self._handling = handling_of(request, job, scale)
+        self._computes = NoTraining(size, costs, self._handling)
+        # Without an end, and with nothing in it that takes gradients.
+        stop = Stop(seconds=SECONDS_MAX)
+        job = replace(job, job=replace(job.job, stop=stop))
+        self._simulation = Simulation(
+            job, self._computes, request.seed, network=network_of(request, scale),
+            handling=self._handling,
+        )  # fmt: skip
+        self._simulation.world.is_traced = False
+        self._simulation.world.groups.costs = RingSums(self._handling, costs, request.link)
+
+    def window(self) -> Json:
+        """Let all workers begin, and then simulate the window, or as much as there is time for."""
+        timeline = self._simulation.world.timeline
+        began = time.process_time()
+        while len(self._computes.trained) < self._workers and timeline.now < START_S_MAX:
+            if not self._advance(CHUNK_S):
+                break
+        start_s, first = timeline.now, self._mark()
+        self._advance(self._request.until_s / 2)
+        middle = self._mark()
+        self._advance(self._request.until_s / 2)
+        last = self._mark()
+        halves = [_rate(first, middle), _rate(middle, last)]
+        return {
+            "workers": self._workers,
+            "cores": self._request.cores,
+            "trained": len(self._computes.trained),
+            "start_s": start_s,
+            "seconds": last.now - first.now,
+            "steps_per_s": _rate(first, last),
+            "halves": halves,
+            "messages_per_s": (last.messages - first.messages) / max(1e-9, last.now - first.now),
+            "busy": self._busy(first, last),
+            "cpu_s": time.process_time() - began,
+        }
+
+    def _advance(self, seconds: float) -> bool:
+        """Whether it came that far."""
+        timeline = self._simulation.world.timeline
+        until = timeline.now + seconds
+        while timeline.now < until - 1e-6:
+            if time.process_time() > self._until_cpu_s:
+                return False
+            before = timeline.now
+            self._simulation.run(min(until, timeline.now + CHUNK_S))
+            timeline.now = max(timeline.now, min(until, before + CHUNK_S))
+        return True
+
+    def _mark(self) -> _Mark:
+        world = self._simulation.world
+        fabric = world.network.fabric
+        return _Mark(
+            world.timeline.now, self._computes.steps, sum(world.network.messages.values()),
+            self._handling.busy_s(), dict(fabric.busy_bytes) if fabric is not None else {},
+        )  # fmt: skip
+
+    def _busy(self, first: _Mark, last: _Mark) -> dict[str, Json]:
+        """What is busiest of each kind: its name, and the share of the window."""
+        took_s = max(1e-9, last.now - first.now)
+        found: dict[str, Json] = {}
+        for role in ROLES:
+            shares = {
+                name: (used - first.loops.get(name, 0.0)) / took_s
+                for name, used in last.loops.items()
+                if name.partition("-")[0] == role
+            }
+            _put_busiest(found, role, shares)
+        if self._request.link is not None:
+            rate = self._request.link.bytes_per_s
+            shares = {
+                f"{name} {way}": (nbytes - first.cards.get((name, way), 0.0)) / took_s / rate
+                for (name, way), nbytes in last.cards.items()
+            }  # fmt: skip
+            _put_busiest(found, "link", shares)
+        return found
+
+
+def _put_busiest(found: dict[str, Json], kind: str, shares: Mapping[str, float]) -> None:
+    if shares:
+        name = max(shares, key=lambda each: shares[each])
+        found[kind] = {"name": name, "share": shares[name]}
+
+
+def _rate(first: _Mark, second: _Mark) -> float:
+    took_s = second.now - first.now
+    return (second.steps - first.steps) / took_s if took_s > 0 else 0.0

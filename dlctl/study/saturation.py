@@ -1,0 +1,66 @@
+"""Where many workers would wait, from two windows of different sizes without gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Json = dict[str, Any]
+FULL = 0.9
+"""What is busy for so much of the time is saturated: queues grow before it is always busy."""
+SHARED = ("coordinator", "server", "link")
+"""What workers wait for in common."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saturation:
+    """What saturates first."""
+
+    kind: str
+    """ "coordinator", "server" or "link"."""
+    name: str
+    """The daemon, or the machine and the direction of its card."""
+    workers: float
+    """As many saturate it."""
+
+
+def first(windows: Sequence[Mapping[str, Any]]) -> Saturation | None:
+    """windows: the smaller one first. None: nothing is busy at all.
+
+    The load of each worker is taken from the largest window in which nothing is saturated: where
+    something is, workers wait, and load everything else less.
+    """
+    free = [row for row in windows if not _is_full(row)]
+    row = free[-1] if free else windows[0]
+    found = [
+        Saturation(kind, busy["name"], row["workers"] * FULL / busy["share"])
+        for kind in SHARED
+        if (busy := row["busy"].get(kind)) is not None and busy["share"] > 0
+    ]
+    return min(found, key=lambda each: each.workers, default=None)
+
+
+def _is_full(row: Mapping[str, Any]) -> bool:
+    return any(row["busy"].get(kind, {"share": 0.0})["share"] >= FULL for kind in SHARED)
+
+
+def error(windows: Sequence[Mapping[str, Any]]) -> float | None:
+    """Of an extrapolation: the busiest share that the smaller window foretells for the larger one,
+    relative to what was simulated there; None if something is saturated there, or nothing busy.
+    """
+    small, large = windows[0], windows[-1]
+    found = first([large])
+    if found is None or _is_full(large) or small is large:
+        return None
+    there, here = (row["busy"].get(found.kind) for row in (large, small))
+    if not there or not here or not there["share"]:
+        return None
+    factor = large["workers"] / small["workers"]
+    return float(here["share"] * factor / there["share"] - 1)
+
+
+def spread(row: Mapping[str, Any]) -> float:
+    """Half of the difference between the halves of a window, relative: the error of its rates."""
+    one, two = row["halves"]
+    return abs(one - two) / (one + two) if one + two else 0.0
