@@ -247,6 +247,8 @@ class ByActualSamples(Mean):
 class FullBatch(Counting):
     """Which pushes a step uses: all; after the deadline those that have arrived."""
 
+    allows_cuts = True
+
     options: Options
 
     def __post_init__(self) -> None:

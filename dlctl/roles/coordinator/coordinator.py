@@ -59,12 +59,14 @@ from dlctl.roles.coordinator.supervision.peers import PeerLists
 from dlctl.roles.coordinator.supervision.registration import Past, Registration
 from dlctl.roles.coordinator.supervision.scaling import Scaling
 from dlctl.roles.coordinator.training.bad_samples import BadSamples
+from dlctl.roles.coordinator.training.bandwidths import Bandwidths
 from dlctl.roles.coordinator.training.dataset import Dataset
 from dlctl.roles.coordinator.training.frozen import FrozenParameters
 from dlctl.roles.coordinator.training.lead import MethodLead
 from dlctl.roles.coordinator.training.leases import Leases
 from dlctl.roles.coordinator.training.norms import Norms
 from dlctl.roles.coordinator.training.quorum import Quorums
+from dlctl.roles.coordinator.training.recutting import Recutting
 from dlctl.roles.coordinator.training.run_progress import RunProgress
 from dlctl.roles.coordinator.training.scaled_rate import ScaledRate
 from dlctl.roles.coordinator.training.supply import DataSupply
@@ -150,6 +152,10 @@ class Coordinator:
         self.quorums = Quorums(run, self.lead.side)
         self.norms = Norms(run)
         self.checkpointing = Checkpointing(context, members, job, past.checkpoints, self.transfers)
+        self.recutting = Recutting(
+            run, self, self.lead.side, self.registration, self.quorums, self.checkpointing,
+            Bandwidths(members),
+        )  # fmt: skip
         self.scaling = Scaling(run, self, self.leases, self.rate)
         self.guests = Guests(
             run, self, past, self.registration, self.scaling, self.rate, self.transfers, self.mirror
@@ -189,8 +195,9 @@ class Coordinator:
             self.registration,
         )
         self.reports = Reports(
-            run, self, self.leases, self.evaluations, self.failure_detector, totals, links
-        )
+            run, self, self.leases, self.evaluations, self.failure_detector, totals, links,
+            self.recutting,
+        )  # fmt: skip
         self.requests = Requests(
             run, self, self.clients, status=self.status, settings=self.settings,
             checkpointing=self.checkpointing, scaling=self.scaling, rotation=self.rotation,
@@ -308,6 +315,7 @@ class Coordinator:
             self.mirror.deadline(),
             self.groups.deadline(),
             self.quorums.deadline(),
+            self.recutting.deadline(),
             self.checkpointing.deadline() if end is None or is_saving else None,
             self.guests.deadline() if end is None else None,
         ]
@@ -384,6 +392,7 @@ class Coordinator:
         self.peers.advance(now)
         self.groups.advance(now)
         self.quorums.advance(now)
+        self.recutting.advance(now)
         self.norms.advance()
         self.requests.tell(now)
         if self.status.due_at() <= now:
@@ -514,8 +523,9 @@ class Coordinator:
                 self.end("failed", fault, now)
             elif reason := self.progress.enough(now):
                 self.end("finished", reason, now)
-            elif self.checkpointing.is_due(now) or (
-                self.evaluations.is_to_save and not self.checkpointing.active
+            elif not self.recutting.is_under_way() and (
+                self.checkpointing.is_due(now)
+                or (self.evaluations.is_to_save and not self.checkpointing.active)
             ):
                 self.evaluations.is_to_save = False
                 self.begin_checkpoint(now)
