@@ -48,12 +48,12 @@ def of_hosts(job: JobFile) -> dict[str, HostLink]:
     servers, workers = Counter[str](), Counter[str]()
     for name, agent in placed.items():
         (servers if name.startswith("server-") else workers)[agent] += 1
-    rates = {agent: units.parse_rate(hosts[agent].bandwidth) for agent in {*placed.values()}}
-    if not all(rates.values()):
+    stated = {agent: hosts[agent].bandwidth for agent in sorted({*placed.values()})}
+    if not all(stated.values()):
         return {}
     return {
-        agent: HostLink(rate or 0.0, workers[agent], servers[agent] > 0)
-        for agent, rate in sorted(rates.items())
+        agent: HostLink(units.parse_rate(rate) or 0.0, workers[agent], servers[agent] > 0)
+        for agent, rate in stated.items()
     }
 
 

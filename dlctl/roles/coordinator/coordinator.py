@@ -316,7 +316,7 @@ class Coordinator:
             self.groups.deadline(),
             self.quorums.deadline(),
             self.recutting.deadline(),
-            self.checkpointing.deadline() if end is None or is_saving else None,
+            self.checkpointing.deadline() if is_saving or self._may_save() else None,
             self.guests.deadline() if end is None else None,
         ]
         if end is None:
@@ -523,7 +523,7 @@ class Coordinator:
                 self.end("failed", fault, now)
             elif reason := self.progress.enough(now):
                 self.end("finished", reason, now)
-            elif not self.recutting.is_under_way() and (
+            elif self._may_save() and (
                 self.checkpointing.is_due(now)
                 or (self.evaluations.is_to_save and not self.checkpointing.active)
             ):
@@ -534,6 +534,10 @@ class Coordinator:
             is_held = self.run.shutdown is not None or self.checkpointing.active
             if not is_held and self.lead.advance(now):
                 self.leases.grant(now)
+
+    def _may_save(self) -> bool:
+        """Whether a checkpoint may begin that is not for the end, or for another cut."""
+        return self.run.shutdown is None and not self.recutting.is_under_way()
 
     def _has_enough(self) -> bool:
         """Whether the workers may begin: all that the job starts, or `workers.min`."""

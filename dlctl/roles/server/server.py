@@ -30,6 +30,7 @@ from dlctl.optim import on_shard
 from dlctl.optim.averaged import Averaged
 from dlctl.optim.base import Optimizer
 from dlctl.optim.matrices import MatrixOptimizer, kept_of
+from dlctl.records.manifest import OWN
 from dlctl.roles.protocol.authz import Authz, allowed_peers_in
 from dlctl.roles.protocol.context import COORDINATOR, EXIT_FENCED, REPORT_S, Context
 from dlctl.roles.protocol.effects import (
@@ -39,7 +40,6 @@ from dlctl.roles.protocol.effects import (
     LoadArrays,
     SavedTable,
 )
-from dlctl.records.manifest import OWN
 from dlctl.roles.protocol.files import FileSealed, FilesMissing, saved_file
 from dlctl.roles.protocol.live_values import LiveValues, Place
 from dlctl.roles.protocol.saving import Restoring, Saving
@@ -216,7 +216,7 @@ class Server:
 
     def _dispatch(self, peer: Peer, message: m.Message, identity: str, now: float) -> None:
         if type(message) in self._FROM_WORKERS:
-            if self._takes_part():
+            if self.serving is not None and self._takes_part():
                 is_useless = self._FROM_WORKERS[type(message)](self.serving, peer, message)
                 if is_useless:
                     self._waste.add(identity, now)

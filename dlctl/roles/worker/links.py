@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.worker.flights import Flights
@@ -21,7 +21,7 @@ class Links:
     """The clients of each table of the method, in the order of their shards; [] without servers."""
     send_queue: SendQueue
     members: PeerMembers
-    flights: Flights
+    flights: Flights = field(default_factory=Flights)
 
     @property
     def channels(self) -> list[ShardClient]:

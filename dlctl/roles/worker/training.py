@@ -293,7 +293,6 @@ class Training:
         self.steps.drain()
 
     def cut_anew(self) -> None:
-        """The shards have other parts of the model."""
         self.fetcher.cut_anew()
 
     def on_message(self, message: m.Message, now: float) -> None:

@@ -126,8 +126,8 @@ class Registration(Owner):
         self._samples = samples
 
     def _shards_of(self, layout: Layout) -> Bounds:
-        """The bounds of the servers' shards: those that a predecessor has recorded, or else new ones.
-        Raises UsageError for more servers than the model can be cut for.
+        """The bounds of the servers' shards: those that are on record, or else new ones. Raises
+        UsageError for more servers than the model can be cut for.
         """
         return self.bounds or bounds.of_job(self.run.job, layout)
 

@@ -75,7 +75,7 @@ class Bandwidths:
             known.writes.append(of_links)
 
     def of_agents(self) -> dict[str, float]:
-        """Agent -> bytes per second of the link of its host, of those of which something is known."""
+        """Agent -> bytes per second of the link of its host, where something is known of it."""
         out: defaultdict[str, float] = defaultdict(float)
         into: defaultdict[str, float] = defaultdict(float)
         for name, worker in self._workers.items():

@@ -84,6 +84,8 @@ class Recutting(CoordinatorPart):
             servers.layout in shard_weights.KINDS and servers.recut_s > 0
             and self.side.allows_cuts and self.quorums.is_asked and servers.count > 1
         )  # fmt: skip
+        self.wanted = self._better
+        """Which cut would be better, if any, and by how much."""
         if self.is_possible:
             self.quorums.cut_behind = self._begin
 
@@ -102,7 +104,7 @@ class Recutting(CoordinatorPart):
 
     def _begin(self, clock: int, now: float) -> int:
         """The number of the cut behind this step; 0: there is none."""
-        if not self._is_due(now) or (found := self._better()) is None:
+        if not self._is_due(now) or (found := self.wanted()) is None:
             return 0
         bounds, ratio = found
         terms = tuple(server.term for server in self.members.of_role("server"))
@@ -184,10 +186,11 @@ class Recutting(CoordinatorPart):
         if self.run.shutdown is not None or not are_same or now >= attempt.until:
             why = "it took too long" if are_same else "a server was replaced"
             self._give_up("the run ends" if self.run.shutdown is not None else why, now)
-        elif not attempt.is_saving and not self.checkpointing.active:
-            if self.quorums.have_made(attempt.clock):
-                attempt.is_saving = True
-                self.control.begin_checkpoint(now, partial(self._on_saved, attempt.number))
+        elif not (attempt.is_saving or self.checkpointing.active) and self.quorums.have_made(
+            attempt.clock
+        ):
+            attempt.is_saving = True
+            self.control.begin_checkpoint(now, partial(self._on_saved, attempt.number))
 
     def _on_saved(self, number: int, row: Json) -> None:
         attempt, now = self._attempt, row["at"]
