@@ -585,11 +585,19 @@ class Coordinator:
         is_whole = message.file.startswith((CHECKPOINTS, FROZEN))
         (self.transfers if is_whole else self.mirror).on_data(message, now)
 
-    def begin_checkpoint(self, now: float, listener: Callable[[Json], None] | None = None) -> None:
+    def begin_checkpoint(
+        self,
+        now: float,
+        listener: Callable[[Json], None] | None = None,
+        *,
+        of_servers: bool = False,
+    ) -> None:
         """Begin one with the run's state now, or join the current one."""
         end = self.run.shutdown
         is_last = end is not None and end.step == shutdown.SAVING
-        self.checkpointing.begin(self.progress.steps, self.manifest(), now, listener, is_last)
+        self.checkpointing.begin(
+            self.progress.steps, self.manifest(), now, listener, is_last, of_servers
+        )
 
     def manifest(self) -> Json:
         """The state of the run, for a checkpoint's manifest."""

@@ -4,7 +4,8 @@ their hosts' links (`[servers] layout`), which workers measure.
     running     a decision of the method's lead is due, and another cut would make a round shorter
     closing     the decision carries the number of the cut: each server makes that step, and then
                 takes and answers nothing. So no worker can compute for a later step
-    saving      all servers have made the step: a checkpoint, as any other one
+    saving      all servers have made the step: a checkpoint, without the workers' residuals, as a
+                worker that waits for a server may not be able to save
     made        one record: the new bounds, and the checkpoint that has their values
     moving      each server drops its shard and joins the run again, with a new term, for the part
                 that it has now; it reads the values from the checkpoint
@@ -190,7 +191,8 @@ class Recutting(CoordinatorPart):
             attempt.clock
         ):
             attempt.is_saving = True
-            self.control.begin_checkpoint(now, partial(self._on_saved, attempt.number))
+            done = partial(self._on_saved, attempt.number)
+            self.control.begin_checkpoint(now, done, of_servers=True)
 
     def _on_saved(self, number: int, row: Json) -> None:
         attempt, now = self._attempt, row["at"]
