@@ -22,6 +22,7 @@ from simulated import (
     FullAtDrain,
     FullAtEnd,
     FullAtRelease,
+    KillAtCut,
     KillAtDecision,
     KillInCommit,
     StopAtWork,
@@ -326,6 +327,8 @@ def recuts(seed: int) -> Simulation:
         ),
     )  # fmt: skip
     wants_cuts(simulation.world, np.random.default_rng([seed, 17]), servers)
+    if seed % 4 == 1:
+        KillAtCut(simulation, np.random.default_rng([seed, 18]), faults.heal_at_s)
     return syncing(seed, simulation)
 
 
