@@ -17,8 +17,8 @@ from dlctl.sim.simulation import Outcome, Simulation
 PER_COMMIT = {
     "downpour": 8, "downpour-topk": 7, "sync": 5, "backups": 4, "target-batch": 3, "local-sgd": 8,
     "recuts": 3, "ways": 7, "sandblaster": 5, "recovery": 8, "commits": 7, "sync-recovery": 6,
-    "full-disks": 8, "stops": 8, "streams": 6, "toys": 7, "serverless": 5, "liars": 8, "stolen-keys": 5,
-    "loops": 9, "joins": 6,
+    "full-disks": 8, "stops": 8, "streams": 6, "toys": 7, "serverless": 5, "liars": 8,
+    "stolen-keys": 5, "loops": 9, "joins": 6,
 }  # fmt: skip
 """Scenario -> how many of it: those that take longer come less often. `make soak` takes 2,000."""
 

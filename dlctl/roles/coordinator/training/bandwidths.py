@@ -48,15 +48,16 @@ class _Worker:
 
 
 class Bandwidths:
-    """Since the newest cut of the model."""
-
     def __init__(self, members: Membership) -> None:
         self._members = members
         self._workers: dict[str, _Worker] = {}
+        """Since the newest cut of the model."""
+        self._before: dict[str, float] = {}
+        """What was known then: a host that serves little is not measured any more."""
 
-    def forget(self) -> None:
+    def cut_anew(self) -> None:
         """The traffic is another one from now on."""
-        self._workers = {}
+        self._before, self._workers = self.of_agents(), {}
 
     def count(self, worker: Daemon, metrics: Json) -> None:
         """Take what a worker has reported; anything else than flights is ignored."""
@@ -87,7 +88,7 @@ class Bandwidths:
                 rates = (write[peer].rate for write in worker.writes if peer in write)
                 if (server := self._members.get(peer)) is not None:
                     into[server.agent] += median(rates)
-        return {agent: max(out[agent], into[agent]) for agent in {*out, *into}}
+        return self._before | {agent: max(out[agent], into[agent]) for agent in {*out, *into}}
 
 
 def leaving(flights: Iterable[Flight]) -> float:

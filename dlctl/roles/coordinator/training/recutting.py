@@ -205,7 +205,7 @@ class Recutting(CoordinatorPart):
         self._attempt, self._failures = None, 0
         cut = Cut(number, attempt.clock + 1, row["path"], attempt.terms)
         self.registration.recut(cut, attempt.bounds)
-        self.bandwidths.forget()
+        self.bandwidths.cut_anew()
         self._wait(now)
         sizes = ", ".join(f"{hi - lo:,}" for lo, hi in pairwise(attempt.bounds))
         text = f"the model is cut anew, by measured bandwidths: {sizes} elements"
