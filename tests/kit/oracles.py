@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib
 import os
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -139,5 +140,6 @@ def package(name: str) -> Any:
     `make oracles`, which has installed it.
     """
     if os.environ.get(REQUIRED):
-        return importlib.import_module(name)
+        with warnings.catch_warnings(action="ignore"):  # Its imports are its own affair.
+            return importlib.import_module(name)
     return pytest.importorskip(name, reason="it is not installed: `make oracles` installs it")

@@ -67,7 +67,7 @@ from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults, Moment
 from dlctl.sim.loops import LoopOptions
 from dlctl.sim.network import NetworkOptions, SimLink
-from dlctl.sim.objectives import LeastSquares, Ledger, StreamedLedger
+from dlctl.sim.objectives import LeastSquares, Ledger, StreamedLedger, TurnedLedger
 from dlctl.sim.process import Process
 from dlctl.sim.simulation import Simulation
 from dlctl.sim.world import World
@@ -302,7 +302,7 @@ def recuts(seed: int) -> Simulation:
     """The model is cut anew every other step or so while everything may die, servers in the middle
     of it above all. A server has whole accounts, or none.
     """
-    servers, problem = 3, Ledger(shards=ACCOUNTS, cells=200)
+    servers, problem = 3, TurnedLedger(shards=ACCOUNTS, cells=200)
     durability = ("process", "process", "disk")[seed % 3]
     faults = recovery_faults(seed) if seed % 4 else mixed_faults(seed)
     faults = and_rare_faults(seed, faults, durability)

@@ -42,12 +42,9 @@ class GlobalBook(Book):
 
     def absent(self, done: DonePortion, accounts: Array) -> list[int]:
         """Cells of a portion that are in no account, and were not dropped by the method."""
-        cells = self.objective.cells
         gone = {int(cell) for key in self.dropped for cell in self.cells[key]}
-        return [
-            at for cell in done.cells for at in range(cell, accounts.size, cells)
-            if not accounts.flat[at] and at not in gone
-        ]  # fmt: skip
+        places = (int(at) for cell in done.cells for at in self.objective.places(cell))
+        return [at for at in places if not accounts.flat[at] and at not in gone]
 
 
 class RecutChecker(Checker):
