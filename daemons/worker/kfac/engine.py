@@ -285,12 +285,14 @@ def _triangle(size: int, device: torch.device) -> Tensor:
     """int64[size (size + 1) / 2]: the places of the upper triangle in a flat matrix. Finding them
     takes longer than the rest of packing, so those of small matrices are kept.
     """
-    return (_kept_triangle if size <= KEPT_MAX else _new_triangle)(size, device)
+    find = _kept_triangle if size <= KEPT_MAX else _new_triangle
+    return find(size, device)
 
 
 def _new_triangle(size: int, device: torch.device) -> Tensor:
     rows, columns = torch.triu_indices(size, size, device=device)
-    return rows * size + columns
+    places: Tensor = rows * size + columns
+    return places
 
 
 _kept_triangle = lru_cache(maxsize=16)(_new_triangle)

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 from planting import Patch, mutant
 
-from dlctl.roles.coordinator.training import recutting
 from dlctl.roles.protocol.effects import LoadArrays
 from dlctl.roles.protocol.saving import Restoring
 from dlctl.roles.server.server import Server
@@ -50,14 +49,6 @@ def no_pause_for_a_cut(patch: Patch) -> None:
     patch.setattr(
         Server, "_takes_part", lambda self: self.serving is not None and not self._restoring
     )
-
-
-@mutant(
-    "a server that has died for a cut is replaced by one that goes on, and the cut is made",
-    "LivenessChecker", "RecutChecker", scenario="recuts",
-)  # fmt: skip
-def cut_in_spite_of_a_death(patch: Patch) -> None:
-    patch.setattr(recutting, "is_current", lambda server, term: True)
 
 
 @mutant("a range of the model is handed over twice, and another one to nobody",
