@@ -12,11 +12,13 @@ from matrix_shards import layout, placed, push, shard_of
 
 theirs = oracles.package("pytorch_optimizer")
 SHAPES = {"tall": (9, 4), "wide": (3, 8), "square": (5, 5)}
+SQUARE = {"a": (5, 5), "b": (4, 4), "c": (7, 7)}
+"""A gradient of another shape has not full rank on its longer side."""
 UPDATES = 35
 
 
-def tensors() -> list[torch.Tensor]:
-    return [torch.zeros(shape, requires_grad=True) for shape in SHAPES.values()]
+def tensors(shapes: dict[str, tuple[int, ...]]) -> list[torch.Tensor]:
+    return [torch.zeros(shape, requires_grad=True) for shape in shapes.values()]
 
 
 def step(optimizer: Any, of: list[torch.Tensor], gradient: np.ndarray) -> None:
@@ -33,8 +35,8 @@ def flat(of: list[torch.Tensor]) -> np.ndarray:
 @pytest.mark.oracle("sync", "pytorch_optimizer.SOAP")
 def test_soap_is_that_of_pytorch_optimizer(agree: Any) -> None:
     """On gradients of full rank: of a direction that none has had, the eigenbasis is arbitrary."""
-    of = layout(SHAPES)
-    size, ours = of.size(), tensors()
+    of = layout(SQUARE)
+    size, ours = of.size(), tensors(SQUARE)
     shard = shard_of(placed("soap", of, lr=0.01, weight_decay=0.0), size)
     soap = theirs.SOAP(ours, lr=0.01, weight_decay=0.0, precondition_1d=False)
     for number in range(UPDATES):
@@ -47,7 +49,7 @@ def test_soap_is_that_of_pytorch_optimizer(agree: Any) -> None:
 def test_shampoo_steps_in_the_directions_of_pytorch_optimizer(agree: Any) -> None:
     """Its sums are our means, if these forget nothing; the length of our step is Adam's."""
     of = layout(SHAPES)
-    size, ours, still = of.size(), tensors(), {"weight_decay": 0.0}
+    size, ours, still = of.size(), tensors(SHAPES), {"weight_decay": 0.0}
     how = {"lr": 0.01, "beta1": 0.0, "shampoo_beta": 0.999999, "frequency": 1}
     shard = shard_of(placed("shampoo", of, **how, **still, epsilon=1e-12), size)
     shampoo = theirs.Shampoo(ours, lr=0.01, matrix_eps=1e-12, **still)
