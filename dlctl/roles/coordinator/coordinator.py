@@ -56,6 +56,7 @@ from dlctl.roles.coordinator.supervision.guests import Guests
 from dlctl.roles.coordinator.supervision.host_failures import HostFailures
 from dlctl.roles.coordinator.supervision.party_models import check_head
 from dlctl.roles.coordinator.supervision.peers import PeerLists
+from dlctl.roles.coordinator.supervision.recutting import Recutting
 from dlctl.roles.coordinator.supervision.registration import Past, Registration
 from dlctl.roles.coordinator.supervision.scaling import Scaling
 from dlctl.roles.coordinator.training.bad_samples import BadSamples
@@ -66,7 +67,6 @@ from dlctl.roles.coordinator.training.lead import MethodLead
 from dlctl.roles.coordinator.training.leases import Leases
 from dlctl.roles.coordinator.training.norms import Norms
 from dlctl.roles.coordinator.training.quorum import Quorums
-from dlctl.roles.coordinator.training.recutting import Recutting
 from dlctl.roles.coordinator.training.run_progress import RunProgress
 from dlctl.roles.coordinator.training.scaled_rate import ScaledRate
 from dlctl.roles.coordinator.training.supply import DataSupply

@@ -22,10 +22,10 @@ from dlctl.roles.coordinator.records import AddMetric, StatusSnapshot
 from dlctl.roles.coordinator.run_state import CoordinatorPart, RunState
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.coordinator.supervision.failure_detector import FailureDetector
+from dlctl.roles.coordinator.supervision.recutting import Recutting
 from dlctl.roles.coordinator.supervision.registration import Registration
 from dlctl.roles.coordinator.training.lead import MethodLead
 from dlctl.roles.coordinator.training.leases import Leases
-from dlctl.roles.coordinator.training.recutting import Recutting
 from dlctl.roles.coordinator.training.run_progress import RunProgress
 from dlctl.roles.coordinator.training.supply import DataSupply
 from dlctl.roles.protocol.authz import GUEST
