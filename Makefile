@@ -51,7 +51,7 @@ test-processes: install
 # Every method next to a loop of its paper, torch, scipy or another method, as a table: how far they
 # are apart, and how far they may be.
 oracles: $(VENV)/.oracles
-	$(BIN)/python -m pytest -m oracle --timeout 300 \
+	DLCTL_ORACLES=1 $(BIN)/python -m pytest -m oracle --timeout 300 \
 		$$(grep -rl --include='test_*.py' 'pytest.mark.oracle(' tests)
 
 # What takes too long for every commit: all of what a `long` test has some examples of in `make test`,

@@ -82,19 +82,10 @@ class _Decisions(Checker):
 
 def simulated_s(layout: Layout, case: Case, rates: tuple[float, ...] = RATES) -> float:
     """Simulated seconds of a round in which only links take time."""
-    count, seen = len(rates), _Decisions()
-    hosts = [f"h{n}" for n in range(count)]
-    machines = {f"server-{n}": host for n, host in enumerate(hosts)}
-    if case.beside:
-        machines |= {f"worker-{n}": host for n, host in enumerate(hosts)}
-    simulation = Simulation(
-        _job(layout, rates, beside=case.beside), LeastSquares(samples=512, size=SIZE), 1,
-        compute=ComputeOptions(step_s=0.001, spread=0.0),
-        network=NetworkOptions(
-            link=SimLink(latency_s=0.0001), card_bytes_per_s=100 * BYTES_PER_S,
-            cards={host: rate * BYTES_PER_S for host, rate in zip(hosts, rates, strict=True)},
-            cards_are_duplex=case.is_duplex, machines=machines,
-        ),
+    seen = _Decisions()
+    simulation = linked(
+        of_links(layout, rates, beside=case.beside), rates, beside=case.beside,
+        is_duplex=case.is_duplex,
     )  # fmt: skip
     simulation.world.observers.append(seen)
     outcome = simulation.run(1e5)
@@ -104,7 +95,28 @@ def simulated_s(layout: Layout, case: Case, rates: tuple[float, ...] = RATES) ->
     return (seen.at_s[last] - seen.at_s[first]) / (last - first)
 
 
-def _job(layout: Layout, rates: tuple[float, ...], *, beside: bool) -> config.JobFile:
+def linked(
+    job: config.JobFile, rates: tuple[float, ...], *, beside: bool = False, is_duplex: bool = True,
+    checkers: tuple[Checker, ...] = (),
+) -> Simulation:  # fmt: skip
+    """A run on hosts with such links, where nothing else takes time."""
+    hosts = [f"h{n}" for n in range(len(rates))]
+    machines = {f"server-{n}": host for n, host in enumerate(hosts)}
+    if beside:
+        machines |= {f"worker-{n}": host for n, host in enumerate(hosts)}
+    return Simulation(
+        job, LeastSquares(samples=512, size=SIZE), 1,
+        compute=ComputeOptions(step_s=0.001, spread=0.0),
+        network=NetworkOptions(
+            link=SimLink(latency_s=0.0001), card_bytes_per_s=100 * BYTES_PER_S,
+            cards={host: rate * BYTES_PER_S for host, rate in zip(hosts, rates, strict=True)},
+            cards_are_duplex=is_duplex, machines=machines,
+        ),
+        checkers=checkers,
+    )  # fmt: skip
+
+
+def of_links(layout: Layout, rates: tuple[float, ...], *, beside: bool) -> config.JobFile:
     count = len(rates)
     hosts = [
         config.Host(ssh=f"h{n}", servers=1, workers=int(beside), bandwidth=f"{rate}MB/s")

@@ -80,7 +80,7 @@ class Files:
         for extra in effect.extras:
             arrays[extra] = checkpoints.read_averaged(directory, manifest)
         try:
-            return ArraysLoaded(arrays, state_of(manifest, effect.lo, effect.hi))
+            return ArraysLoaded(arrays, state_of(manifest, effect.lo, effect.hi, effect.own))
         except ValueError as error:
             raise DlctlError(str(error), where=effect.directory) from None
 

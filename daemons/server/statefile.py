@@ -51,7 +51,8 @@ class StateFile(TablesInFiles):
         # The file of an earlier server must not be found instead of the new one.
         for path, old_bytes in self._open_each(spec):
             # Not stored: a mapping would keep the space of the removed file.
-            if old_bytes and has_updates(
+            is_known = not spec.replaces and old_bytes
+            if is_known and has_updates(
                 mmap.mmap(self._descriptor, old_bytes, access=mmap.ACCESS_READ), spec, boot_id
             ):
                 self._close()

@@ -683,6 +683,9 @@ class Lead:
     """Whether the lead ends data epochs early (`cut_epoch`)."""
     chooses: ClassVar[bool] = False
     """Whether the lead decides which pushes count (`quorum`), for a shard side that asks."""
+    allows_cuts: ClassVar[bool] = False
+    """Whether the model may be cut anew behind a step that the lead has decided: no replica pushes
+    for a later one before it has read that step on all shards."""
     live: ClassVar[tuple[str, ...]] = ()
     """The live options that the lead reads: it sees what was set for all workers."""
     takes_turns: ClassVar[bool] = False

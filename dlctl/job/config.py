@@ -240,7 +240,13 @@ class Servers:
     possible; each of [[hosts]] needs its `bandwidth`, which each direction of its link has.
     "shared-bandwidth": the same if both directions of a link together have that rate, as on a
     wireless one. A server may get nothing. The parts are computed when a run starts, and again when
-    it is resumed from a checkpoint; they do not change in between."""
+    it is resumed from a checkpoint; they do not change in between, but for `recut_s`."""
+    recut_s: Annotated[float, Ge(0)] = 120.0
+    """With a `layout` by bandwidth and the method `target-batch`: the parts follow the bandwidths
+    that the pushes show, while the run is under way. At most every so many seconds, and only if a
+    round takes 20 % less time then, all servers pause behind a step and save a checkpoint, and each
+    continues with another part of it. Hosts need no `bandwidth` then: until theirs are measured,
+    the parts are alike. 0: they do not change."""
     durability: Literal["process", "none", "disk"] = "process"
     """What an acknowledged push survives. "process": the death of its server at any instant; the
     shard is in mapped memory, twice. "disk": also a power loss; every push is on the disk before it

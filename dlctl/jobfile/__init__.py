@@ -145,7 +145,7 @@ def _own_checks(job: JobFile, document: dict[str, Any]) -> list[Fault]:
     found += [*_link_faults(job, method), *_replica_faults(job, method)]
     found += shares.faults(job)
     found += [*_guest_faults(job, method)]
-    found += shard_weights.faults(job)
+    found += shard_weights.faults(job, measures=method.lead.allows_cuts)
     found += programs.faults(job, method)
     found += parties.faults(job, method)
     steps = _gradient_steps(job, method)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dlctl import registry
 from dlctl.job import shard_weights
 from dlctl.job.config import JobFile
@@ -14,13 +16,16 @@ from dlctl.optim.matrices import MatrixOptimizer
 FLOAT_BYTES = 4
 
 
-def of_job(job: JobFile, layout: Layout) -> Bounds:
-    """The bounds of the shards; (0,) without servers. Raises UsageError for too many servers."""
+def of_job(job: JobFile, layout: Layout, weights: Sequence[float] = ()) -> Bounds:
+    """The bounds of the shards; (0,) without servers. Raises UsageError for too many servers.
+
+    weights: of the shards; (): as the job says.
+    """
     if not job.servers.count:
         return (0,)
     if (division := parts.of_job(job)).is_divided:
         return division.bounds(layout)
-    weights = job.servers.weights or shard_weights.of_job(job, layout.size())
+    weights = weights or job.servers.weights or shard_weights.of_job(job, layout.size())
     optimizer = _of_matrices(job)
 
     def is_whole(entry: TensorEntry) -> bool:

@@ -37,6 +37,8 @@ run share, and the concatenated digests of the tensors, hexadecimal.
 """
 MEAN = "mean"
 """The key that says that the run's model is the mean of those of all workers: true."""
+OWN = "own"
+"""In a loaded state: that of the shard with the same number, whatever elements it had."""
 Manifest = dict[str, Any]
 
 CHOICES = ("algorithm", "optimizer", "inner")
@@ -191,9 +193,9 @@ UPDATES = ("updates", "steps")
 """The names of optimisers' update counters."""
 
 
-def state_of(manifest: Manifest, lo: int, hi: int) -> dict[str, Any]:
+def state_of(manifest: Manifest, lo: int, hi: int, own: int | None = None) -> dict[str, Any]:
     """The saved state besides the vectors for elements [lo, hi): of the same slice, or of the first
-    one if the model was sharded differently.
+    one if the model was sharded differently. own: with the state of this shard beside it.
 
     Raises ValueError if the state is undefined for other slices: some shards were saved before an
     operation of the method's lead, and some after it; or their optimisers' counters differ, as with
@@ -208,7 +210,7 @@ def state_of(manifest: Manifest, lo: int, hi: int) -> dict[str, Any]:
         if not same and len({json.dumps(of(shard), sort_keys=True) for shard in shards}) > 1:
             raise ValueError(f"{why}: only {len(shards)} servers can resume from it")
     state: dict[str, Any] = (same or shards)[0]["state"]
-    return state
+    return state if own is None else {**state, OWN: shards[own]["state"]}
 
 
 def _counters(shard: Manifest) -> list[Any]:

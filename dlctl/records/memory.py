@@ -20,6 +20,7 @@ database. Only this file knows in which order their fields are stored.
     finish              `Finish`
     layout              the model's tensors
     bounds              those of the servers' shards
+    cut                 `Cut`: the newest one of the run under way
     frozen              the file of the model's frozen parameters
     end                 `End`, once the run ends
     daemon/<name>       its incarnation, term, address and progress
@@ -122,6 +123,21 @@ class Quorum(Piece):
     clock: int
     processes: tuple[tuple[int, int], ...]
     """Whose pushes count: slot and term."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut(Piece):
+    """The model was cut anew while the run was under way."""
+
+    KEY: ClassVar[str] = "cut"
+    number: int
+    """0: it was not."""
+    clock: int
+    """The step that all shards were at."""
+    directory: str
+    """The checkpoint that has their values."""
+    terms: tuple[int, ...]
+    """Of the servers that had the parts of the cut before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,8 @@ class Spec:
     kept: Mapping[str, int] | None = None
     """Name -> elements of what the optimiser keeps beside matrices: then an update is one block.
     None: an update is of elements."""
+    replaces: bool = False
+    """A state of this run with updates may be replaced: the run has it in a checkpoint."""
 
     @property
     def place(self) -> str:

@@ -100,10 +100,11 @@ class Journaled(ArraysInMemory):
     ) -> Journaled:
         """A new state that replaces everything in the log.
 
-        Raises Unusable if the log holds a state of this run with committed updates.
+        Raises Unusable if the log holds a state of this run with committed updates, unless the spec
+        allows to replace it.
         """
         storage = Journaled(log, spec, point, journal_bytes_min)
-        if storage._has_updates():
+        if not spec.replaces and storage._has_updates():
             raise not_replaced(spec, log.where)
         # Above all existing numbers: until those are removed, this base must be the newest.
         storage._number = max(log.bases(), default=-1) + 1

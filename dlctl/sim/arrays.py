@@ -98,7 +98,7 @@ class FilesDriver:
         first = min(manifest["shards"], key=lambda s: int(s["lo"]))
         for extra in effect.extras:
             arrays[extra] = files[first["file"]][extra]
-        state = state_of(manifest, effect.lo, effect.hi)
+        state = state_of(manifest, effect.lo, effect.hi, effect.own)
         self.process.post(ArraysLoaded(arrays, state), LOAD_S)
 
     def _own(self, manifest: Mapping[str, Any]) -> Any:

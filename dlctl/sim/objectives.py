@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -248,8 +248,12 @@ class Ledger:
         cell = self.authors.setdefault(author, len(self.authors))
         assert cell < self.cells, "the ledger is full: give it more cells"
         gradient = np.zeros(self.layout.size(), np.float32)
-        gradient[cell :: self.cells] = -1.0
+        gradient[self.places(cell)] = -1.0
         return 1.0, gradient
+
+    def places(self, cell: int) -> Array:
+        """int64[shards]: where a cell is in the model, in each account."""
+        return np.arange(cell, self.layout.size(), self.cells)
 
     def averaged(self, before: Array, batch: Batch) -> Array:
         return before
@@ -268,6 +272,17 @@ class Ledger:
         weights are unknown.
         """
         return self.by_shard(w).round().astype(np.int64)
+
+
+@dataclass
+class TurnedLedger(Ledger):
+    """A ledger whose accounts all differ: one in the place of another is noticed."""
+
+    TURN: ClassVar[int] = 7
+
+    def places(self, cell: int) -> Array:
+        accounts = np.arange(self.shards)
+        return accounts * self.cells + (cell + self.TURN * accounts) % self.cells
 
 
 @dataclass

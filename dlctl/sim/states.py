@@ -127,7 +127,8 @@ class KeptStates:
         if self.durability == "disk":
             kept.log = kept.log or MemoryLog(self.disk)
             return Journaled.create(kept.log, spec, self.point, JOURNAL_BYTES_MIN)
-        if kept.image is not None and has_updates(kept.image, spec, BOOT_ID):
+        is_known = kept.image is not None and not spec.replaces
+        if is_known and has_updates(kept.image, spec, BOOT_ID):
             raise not_replaced(spec, "the simulated memory")
         kept.image = bytearray(ImageForm.of(spec, BOOT_ID).total_bytes)
         return Mapped.create(kept.image, spec, BOOT_ID, self.point)

@@ -431,7 +431,9 @@ class World:
             found = [t for t in (getattr(m, "training", None) for m in machines) if t is not None]
             return found[-1].side.parameters.copy() if found else self._unknown()
         weights = self._unknown()
-        for process in self.processes:
+        # Of each server the newest process: an earlier one may have had another part of the model.
+        newest = {p.name: p for p in self.processes if getattr(p.machine, "serving", None)}
+        for process in newest.values():
             serving = getattr(process.machine, "serving", None)
             if serving is not None:
                 size, shard = serving.assigned.bounds[-1], serving.parameters

@@ -12,6 +12,8 @@ MEASURED = ("metrics", "task", "evaluation", "method")
 LINKS = "links"
 """In a worker's report: peer -> [bytes sent to it, bytes received from it]. In the run's status:
 agent -> the bytes over the link of its host."""
+FLIGHTS = "flights"
+"""In a worker's report: the number of its newest write, and server -> [bytes, seconds] of that."""
 AVERAGE = "average"
 """The slot with the moving average of the parameters (`optim/averaged.py`)."""
 RUN_IN_ADDRESS = "{run}"

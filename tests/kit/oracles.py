@@ -7,6 +7,9 @@ with the fixture `agree`. `make oracles` runs just these tests, and prints how f
 from __future__ import annotations
 
 import ast
+import importlib
+import os
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+REQUIRED = "DLCTL_ORACLES"
+"""Set by `make oracles`: a package that is missing there is an error."""
 MARK = "oracle"
 """The marker, and the name under which what was found travels in the reports of tests."""
 
@@ -128,3 +133,13 @@ def _markers(function: ast.FunctionDef) -> Iterable[tuple[str, str]]:
             if is_call and call.func.attr == MARK:
                 method, oracle = map(ast.literal_eval, call.args)
                 yield method, oracle
+
+
+def package(name: str) -> Any:
+    """A package whose results are an oracle. The tests of its module are skipped without it, but in
+    `make oracles`, which has installed it.
+    """
+    if os.environ.get(REQUIRED):
+        with warnings.catch_warnings(action="ignore"):  # Its imports are its own affair.
+            return importlib.import_module(name)
+    return pytest.importorskip(name, reason="it is not installed: `make oracles` installs it")

@@ -22,6 +22,7 @@ from simulated import (
     FullAtDrain,
     FullAtEnd,
     FullAtRelease,
+    KillAtCut,
     KillAtDecision,
     KillInCommit,
     StopAtWork,
@@ -33,6 +34,7 @@ from stolen_key import Thief
 
 from dlctl.job.config import Gradients, Host, Party
 from dlctl.model.flat import TRAINED, Layout, TensorEntry
+from dlctl.roles.coordinator.supervision.registration import Past
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import (
     AcksChecker,
@@ -44,6 +46,7 @@ from dlctl.sim.checkers import (
     ClockChecker,
     DurableChecker,
     FetchesChecker,
+    GlobalBook,
     GroupChecker,
     LeadChecker,
     LeasesChecker,
@@ -53,6 +56,7 @@ from dlctl.sim.checkers import (
     NothingLeft,
     OwnStepsChecker,
     QuorumChecker,
+    RecutChecker,
     SamplesChecker,
     SavedChecker,
     StreamChecker,
@@ -64,8 +68,10 @@ from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults, Moment
 from dlctl.sim.loops import LoopOptions
 from dlctl.sim.network import NetworkOptions, SimLink
-from dlctl.sim.objectives import LeastSquares, Ledger, StreamedLedger
+from dlctl.sim.objectives import LeastSquares, Ledger, StreamedLedger, TurnedLedger
+from dlctl.sim.process import Process
 from dlctl.sim.simulation import Simulation
+from dlctl.sim.world import World
 from dlctl.wire.messages import Array
 
 # Methods from outside are installed here, for whoever replays a seed, too.
@@ -288,6 +294,62 @@ def target_batch(seed: int) -> Simulation:
         seed, faults, averages=True, shares=True, durabilities=("process", "process", "disk"),
         algorithm=("target-batch", method),
     )  # fmt: skip
+
+
+ACCOUNTS = 6
+
+
+def recuts(seed: int) -> Simulation:
+    """The model is cut anew every other step or so while everything may die, servers in the middle
+    of it above all. A server has whole accounts, or none.
+    """
+    servers, problem = 3, TurnedLedger(shards=ACCOUNTS, cells=200)
+    durability = ("process", "process", "disk")[seed % 3]
+    faults = recovery_faults(seed) if seed % 4 else mixed_faults(seed)
+    faults = and_rare_faults(seed, faults, durability)
+    method = {"target_samples": (8, 24)[seed // 2 % 2], "deadline_s": (0.3, 5.0)[seed % 2]}
+    job = job_file(
+        WORKERS, servers, optimizer=ACCOUNT, batch_size=4, seed=seed, restarts_max=20,
+        durability=durability, timeouts=TIMEOUTS, portion_batches=2, epochs=6.0,
+        checkpoint_s=0.0 if seed % 5 else 0.6, evaluate_epochs=1.0,
+        algorithm=("target-batch", method),
+    )  # fmt: skip
+    often = replace(job.servers, layout="bandwidth", recut_s=0.3)
+    book = GlobalBook(problem)
+    forgets = bool(faults.full_disks and (faults.recoveries or faults.long_freezes))
+    simulation = Simulation(
+        replace(job, servers=often), problem, seed, network=poor_network(seed), compute=COMPUTE,
+        faults=faults,
+        checkers=(
+            book, RecutChecker(book), TermsChecker(),
+            SamplesChecker(problem.samples, 6, once=False),
+            LeasesChecker(problem.samples, 6, forgets=forgets), FetchesChecker(),
+            LivenessChecker(faults.heal_at_s), NothingLeft(),
+        ),
+    )  # fmt: skip
+    wants_cuts(simulation.world, np.random.default_rng([seed, 17]), servers)
+    if seed % 4 == 1:
+        KillAtCut(simulation, np.random.default_rng([seed, 18]), faults.heal_at_s)
+    return syncing(seed, simulation)
+
+
+def wants_cuts(world: World, rng: np.random.Generator, servers: int) -> None:
+    """Whenever a cut is possible, another one is better, whatever the bandwidths are."""
+    honest = world.start
+
+    def start(past: Past, incarnation: int = 1) -> Process:
+        process = honest(past, incarnation)
+        recutting = process.machine.recutting  # type: ignore[attr-defined]
+
+        def wanted() -> tuple[tuple[int, ...], float]:
+            size = recutting.registration.layout.size()
+            inner = sorted(int(at) for at in rng.integers(0, ACCOUNTS + 1, servers - 1))
+            return (0, *(at * size // ACCOUNTS for at in inner), size), 0.5
+
+        recutting.wanted = wanted
+        return process
+
+    world.start = start  # type: ignore[method-assign]
 
 
 def local_sgd(seed: int) -> Simulation:
@@ -829,6 +891,7 @@ SCENARIOS: dict[str, Callable[[int], Simulation]] = {
     "sync": sync,
     "backups": backups,
     "target-batch": target_batch,
+    "recuts": recuts,
     "local-sgd": local_sgd,
     "ways": ways,
     "sandblaster": sandblaster,

@@ -18,7 +18,7 @@ PER_COMMIT = {
     "downpour": 6, "downpour-topk": 5, "sync": 4, "backups": 3, "target-batch": 3, "local-sgd": 5,
     "ways": 5, "sandblaster": 4, "recovery": 6, "commits": 5, "sync-recovery": 4, "full-disks": 5,
     "stops": 5, "streams": 4, "toys": 5, "serverless": 4, "liars": 5, "stolen-keys": 3,
-    "loops": 5, "joins": 4, "split": 4, "preempted": 4,
+    "loops": 5, "joins": 4, "split": 4, "preempted": 4, "recuts": 3,
 }  # fmt: skip
 """Scenario -> how many of it: those that take longer come less often. `make soak` takes 2,000."""
 

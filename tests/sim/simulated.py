@@ -33,7 +33,17 @@ from dlctl.sim.checkers import (
 from dlctl.sim.objectives import Batch, LeastSquares, Ledger, batch_rows
 from dlctl.sim.simulation import Simulation
 from dlctl.wire.machine import Send
-from dlctl.wire.messages import Array, Decided, Json, Push, Shutdown
+from dlctl.wire.messages import (
+    Array,
+    Assign,
+    Decided,
+    Json,
+    NewBounds,
+    Push,
+    Recut,
+    Saved,
+    Shutdown,
+)
 
 ACCOUNT = ("sgd", {"lr": 1.0})
 """The optimiser with which final weights are the count of applications."""
@@ -248,6 +258,46 @@ class KillAtDecision(Checker):
         assert self.chosen is not None
         for name in (f"worker-{self.chosen[0]}", *self._others):
             self._world.kill(name)
+
+
+class KillAtCut(Checker):
+    """At some stages of a cut of the model, a while later, somebody dies: often a server that the
+    stage is about, else another one, the coordinator or a worker.
+    """
+
+    SHARE = 0.12
+    """Of the messages of a stage."""
+
+    def __init__(self, simulation: Simulation, rng: np.random.Generator, until_s: float) -> None:
+        self._world, self._rng, self._until_s = simulation.world, rng, until_s
+        self.killed: list[str] = []
+        self._world.observers.append(self)
+
+    def on_effect(self, process: Any, effect: Any) -> None:
+        if not isinstance(effect, Send) or self._world.timeline.now > self._until_s:
+            return
+        match effect.message:
+            case Decided(cut=cut) if cut:
+                stage = "closing"
+            case Saved() if process.name.startswith("server"):
+                stage = "saving"
+            case Recut(is_made=True):
+                stage = "made"
+            case Assign(cut=cut) if cut:
+                stage = "moving"
+            case NewBounds():
+                stage = "announced"
+            case _:
+                return
+        if self._rng.random() < self.SHARE:
+            servers = self._world.living("server")
+            others = ["coordinator", "worker-0", "worker-1", *servers]
+            name = str(
+                self._rng.choice(servers if servers and self._rng.random() < 0.6 else others)
+            )
+            after_s = float(self._rng.choice([0.0, 0.001, 0.02]))
+            self.killed.append(f"{stage}: {name}")
+            self._world.timeline.after(after_s, lambda: self._world.kill(name))
 
 
 class KillInCommit(Checker):

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from scenarios import wants_cuts
 from simulated import Watcher, job_file
 
-from benchmarks.target_batch import CASES, Case, simulated_s
+from benchmarks.target_batch import CASES, RATES, Case, linked, of_links, simulated_s
 from dlctl.job.config import Host
 from dlctl.roles.protocol.rows import rows_in
 from dlctl.sim.checkers import LivenessChecker, NothingLeft, SamplesChecker, TermsChecker
@@ -195,6 +196,55 @@ def test_parts_by_bandwidth_against_equal_ones(case: Case) -> None:
     ratio = simulated_s(case.layout, case) / simulated_s("equal", case)
     assert case.asked is not None
     assert least - 0.02 <= ratio <= case.asked
+
+
+def test_parts_follow_the_bandwidths_that_pushes_show() -> None:
+    """No bandwidth is stated: hosts with links of 10, 10, 1 and 1 serve equal parts at first."""
+    job = of_links("bandwidth", RATES, beside=False)
+    hosts = tuple(replace(host, bandwidth="") for host in job.hosts)
+    job = replace(
+        job, hosts=hosts, servers=replace(job.servers, recut_s=8.0),
+        job=replace(job.job, stop=replace(job.job.stop, steps=4 * 60)),
+        optimizer=replace(job.optimizer, options={"lr": 1e-6}),
+    )  # fmt: skip
+    watcher = Watcher(m.Decided, m.NewBounds)
+    outcome = linked(job, RATES, checkers=(watcher, NothingLeft())).run(1e5)
+    assert outcome.state == "finished", outcome.reason
+    new = [message for message in watcher.messages() if isinstance(message, m.NewBounds)]
+    assert {message.number for message in new} == {new[0].number}, "one cut, and it stays"
+    sizes = np.diff(new[0].bounds) / new[0].bounds[-1]
+    np.testing.assert_allclose(sizes, [10 / 22, 10 / 22, 1 / 22, 1 / 22], atol=0.03)
+    decided: dict[int, float] = {}
+    for at, *_, message in watcher.sent:
+        if isinstance(message, m.Decided):
+            decided.setdefault(message.clock, at)
+    rounds_s = [decided[clock] - decided[clock - 1] for clock in sorted(decided)[1:]]
+    assert np.median(rounds_s[-10:]) <= 0.3 * np.median(rounds_s[:10])
+
+
+def test_steps_are_those_of_an_uncut_run_to_the_last_bit() -> None:
+    """With the state of the optimiser, and shards without any element."""
+    weights = {}
+    for recut_s in (0.0, 0.05):
+        job = job_file(
+            2, 3, algorithm=("target-batch", {"target_samples": 1}), batch_size=BATCH,
+            optimizer=("adam", {"lr": 0.02}), epochs=3.0, portion_batches=2,
+        )  # fmt: skip
+        job = replace(
+            job, servers=replace(job.servers, layout="bandwidth", recut_s=recut_s),
+            data=replace(job.data, lease_ahead_s=0.0),
+        )  # fmt: skip
+        watcher = Watcher(m.NewBounds)
+        simulation = Simulation(
+            job, LeastSquares(samples=64, size=1200), 1, compute=ComputeOptions(spread=0.0),
+            checkers=(watcher, NothingLeft()),
+        )  # fmt: skip
+        wants_cuts(simulation.world, np.random.default_rng(0), 3)
+        outcome = simulation.run()
+        assert outcome.state == "finished", outcome.reason
+        assert (len(watcher.messages()) > 4) is (recut_s > 0)
+        weights[recut_s] = outcome.weights
+    np.testing.assert_array_equal(*weights.values())
 
 
 def test_a_run_that_is_started_again_is_cut_by_the_bandwidths_that_its_job_has_then() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -22,6 +23,8 @@ from dlctl.wire.messages import Array
 
 log = logging.getLogger("dlctl")
 STATE = "kfac"
+KEPT_MAX = 2048
+"""The longest side of a matrix whose triangle's places are kept: 17 MB."""
 
 
 class KfacEngine(MethodEngine):
@@ -268,14 +271,31 @@ def packed(factor: Tensor) -> Tensor:
     """The upper triangle of a matrix, row by row; a diagonal as it is."""
     if factor.dim() == 1:
         return factor
-    return factor[torch.ones_like(factor, dtype=torch.bool).triu_()]
+    return factor.reshape(-1).index_select(0, _triangle(len(factor), factor.device))
 
 
 def unpacked(packed: Tensor, size: int) -> Tensor:
     """The symmetric matrix of such a triangle."""
-    matrix = torch.zeros(size, size, dtype=packed.dtype, device=packed.device)
-    matrix[torch.ones_like(matrix, dtype=torch.bool).triu_()] = packed
+    matrix = torch.zeros(size * size, dtype=packed.dtype, device=packed.device)
+    matrix = matrix.index_copy_(0, _triangle(size, packed.device), packed).view(size, size)
     return matrix + matrix.triu(1).T
+
+
+def _triangle(size: int, device: torch.device) -> Tensor:
+    """int64[size (size + 1) / 2]: the places of the upper triangle in a flat matrix. Finding them
+    takes longer than the rest of packing, so those of small matrices are kept.
+    """
+    find = _kept_triangle if size <= KEPT_MAX else _new_triangle
+    return find(size, device)
+
+
+def _new_triangle(size: int, device: torch.device) -> Tensor:
+    rows, columns = torch.triu_indices(size, size, device=device)
+    places: Tensor = rows * size + columns
+    return places
+
+
+_kept_triangle = lru_cache(maxsize=16)(_new_triangle)
 
 
 def decomposed(factor: Tensor) -> Tensor:

@@ -38,7 +38,9 @@ each replica, which it was computing when the others had enough.
 - hivemind begins to average when it expects B to be reached, and may have less; here at least B
   samples have been reported. Its averaging between peers is a push to the servers and a fetch.
   `[servers] layout` divides the model between them by the bandwidths of their hosts, which is what
-  section 3.2 of the paper is about.
+  section 3.2 of the paper is about. They follow the measured bandwidths while the run is under way
+  (`recut_s`): behind a step all servers pause, save a checkpoint and continue with other parts,
+  which takes as long as a checkpoint. No acknowledged push is lost, whoever dies meanwhile.
 """
 
 from __future__ import annotations
@@ -246,6 +248,8 @@ class ByActualSamples(Mean):
 
 class FullBatch(Counting):
     """Which pushes a step uses: all; after the deadline those that have arrived."""
+
+    allows_cuts = True
 
     options: Options
 

@@ -58,6 +58,8 @@ class _Current:
     manifest: Json
     """State at the start of the checkpoint; the files are filled in at the end."""
     is_last: bool
+    of_servers: bool
+    """Workers are not asked: they may wait for the servers, which wait for this."""
     directory: str = ""
     late: dict[str, str] = field(default_factory=dict)
     """Daemon whose file has not arrived -> the file's name here while it is being transferred or
@@ -162,14 +164,14 @@ class Checkpointing(Owner):
 
     def begin(
         self, step: int, manifest: Json, now: float, listener: Finished | None,
-        is_last: bool = False,
+        is_last: bool = False, of_servers: bool = False,
     ) -> None:  # fmt: skip
         """Begin a checkpoint, or join the current one. is_last: shards must not change after they
-        are saved.
+        are saved. of_servers: without the workers' residuals.
         """
         if self._current is None:
             self.number += 1
-            self._current = _Current(step, now, now, manifest, is_last)
+            self._current = _Current(step, now, now, manifest, is_last, of_servers)
             self.context.do(BeginCheckpoint(self.number, step))
         if listener is not None:
             self._current.listeners.append(listener)
@@ -182,10 +184,15 @@ class Checkpointing(Owner):
             self._end(event.error, now)
             return
         current.directory, current.heard_at = event.directory, now
-        asked = self.members.of_role("server") + [
+        workers = [
             d for d in self.members.of_role("worker")
             if d.alive and d.asked_for_data and not d.out_of_touch
         ]  # fmt: skip
+        asked = self.members.of_role("server")
+        if current.of_servers:
+            current.without = {worker.name for worker in workers}
+        else:
+            asked = asked + workers
         current.late = {d.name: "" for d in asked}
         for name in current.late:
             message = m.Save(self.number, event.directory, current.is_last)

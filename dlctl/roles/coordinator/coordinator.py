@@ -56,10 +56,12 @@ from dlctl.roles.coordinator.supervision.groups import Groups
 from dlctl.roles.coordinator.supervision.guests import Guests
 from dlctl.roles.coordinator.supervision.host_failures import HostFailures
 from dlctl.roles.coordinator.supervision.peers import PeerLists
+from dlctl.roles.coordinator.supervision.recutting import Recutting
 from dlctl.roles.coordinator.supervision.registration import Past, Registration
 from dlctl.roles.coordinator.supervision.scaling import Scaling
 from dlctl.roles.coordinator.supervision.taken_hosts import TakenHosts
 from dlctl.roles.coordinator.training.bad_samples import BadSamples
+from dlctl.roles.coordinator.training.bandwidths import Bandwidths
 from dlctl.roles.coordinator.training.dataset import Dataset
 from dlctl.roles.coordinator.training.frozen import FrozenParameters
 from dlctl.roles.coordinator.training.lead import MethodLead
@@ -158,6 +160,10 @@ class Coordinator:
         self.checkpointing = Checkpointing(
             context, members, job, past.checkpoints, self.transfers, self.uploads
         )
+        self.recutting = Recutting(
+            run, self, self.lead.side, self.registration, self.quorums, self.checkpointing,
+            Bandwidths(members),
+        )  # fmt: skip
         self.scaling = Scaling(run, self, self.leases, self.rate)
         self.guests = Guests(
             run, self, past, self.registration, self.scaling, self.rate, self.transfers, self.mirror
@@ -200,8 +206,9 @@ class Coordinator:
             self.uploads,
         )
         self.reports = Reports(
-            run, self, self.leases, self.evaluations, self.failure_detector, totals, links
-        )
+            run, self, self.leases, self.evaluations, self.failure_detector, totals, links,
+            self.recutting,
+        )  # fmt: skip
         self.requests = Requests(
             run, self, self.clients, status=self.status, settings=self.settings,
             checkpointing=self.checkpointing, scaling=self.scaling, rotation=self.rotation,
@@ -327,7 +334,8 @@ class Coordinator:
             self.mirror.deadline(),
             self.groups.deadline(),
             self.quorums.deadline(),
-            self.checkpointing.deadline() if end is None or is_saving else None,
+            self.recutting.deadline(),
+            self.checkpointing.deadline() if is_saving or self._may_save() else None,
             self.guests.deadline() if end is None else None,
         ]
         if end is None:
@@ -403,6 +411,7 @@ class Coordinator:
         self.peers.advance(now)
         self.groups.advance(now)
         self.quorums.advance(now)
+        self.recutting.advance(now)
         self.norms.advance()
         self.requests.tell(now)
         if self.status.due_at() <= now:
@@ -533,8 +542,9 @@ class Coordinator:
                 self.end("failed", fault, now)
             elif reason := self.progress.enough(now):
                 self.end("finished", reason, now)
-            elif self.checkpointing.is_due(now) or (
-                self.evaluations.is_to_save and not self.checkpointing.active
+            elif self._may_save() and (
+                self.checkpointing.is_due(now)
+                or (self.evaluations.is_to_save and not self.checkpointing.active)
             ):
                 self.evaluations.is_to_save = False
                 self.begin_checkpoint(now)
@@ -543,6 +553,10 @@ class Coordinator:
             is_held = self.run.shutdown is not None or self.checkpointing.active
             if not is_held and self.lead.advance(now):
                 self.leases.grant(now)
+
+    def _may_save(self) -> bool:
+        """Whether a checkpoint may begin that is not for the end, or for another cut."""
+        return self.run.shutdown is None and not self.recutting.is_under_way()
 
     def _has_enough(self) -> bool:
         """Whether the workers may begin: all that the job starts, or `workers.min`."""
@@ -592,11 +606,19 @@ class Coordinator:
         is_whole = message.file.startswith((CHECKPOINTS, FROZEN))
         (self.transfers if is_whole else self.mirror).on_data(message, now)
 
-    def begin_checkpoint(self, now: float, listener: Callable[[Json], None] | None = None) -> None:
+    def begin_checkpoint(
+        self,
+        now: float,
+        listener: Callable[[Json], None] | None = None,
+        *,
+        of_servers: bool = False,
+    ) -> None:
         """Begin one with the run's state now, or join the current one."""
         end = self.run.shutdown
         is_last = end is not None and end.step == shutdown.SAVING
-        self.checkpointing.begin(self.progress.steps, self.manifest(), now, listener, is_last)
+        self.checkpointing.begin(
+            self.progress.steps, self.manifest(), now, listener, is_last, of_servers
+        )
 
     def manifest(self) -> Json:
         """The state of the run, for a checkpoint's manifest."""

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from dlctl.records.memory import DAEMON, Clock, End, Entry, Memory, MemoryRecord, RunMemory
+from dlctl.records.memory import DAEMON, Clock, Cut, End, Entry, Memory, MemoryRecord, RunMemory
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.members import daemon_states
@@ -46,7 +46,9 @@ from dlctl.wire.messages import (
     Json,
     Lease,
     Message,
+    NewBounds,
     NormTotal,
+    Recut,
     Topology,
     VectorOp,
     Welcome,
@@ -171,6 +173,8 @@ class Persistence(CoordinatorPart):
         elif daemon.alive:
             # Its agent may have reported its exit, and the acknowledgement was not on record.
             daemon.agent_incarnation = 0
+        if daemon.role == "worker":
+            self.registration.tell_bounds(now, daemon)
         if daemon.alive and daemon.role == "server" and daemon.address:
             self.registration.notify_moved(daemon, now)
         if daemon.alive and daemon.settings:
@@ -205,7 +209,9 @@ class Lasting:
         if isinstance(value, dict) and value.get("has_served") and key not in self._served:
             self._served.add(key)
             self.is_on_disk = False
-        if key in ("quorum", "norm", "frozen"):
+        elif isinstance(value, dict) and value.get("has_served") is False:
+            self._served.discard(key)  # It has another part of the model.
+        if key in ("quorum", "norm", "frozen", Cut.KEY):
             self.is_on_disk = False
         if key == "lead":
             self._held.add(VectorOp)
@@ -227,7 +233,7 @@ class Lasting:
         """Leases leave even while other messages wait for disk space: training continues."""
         if isinstance(message, Lease | VectorOp):
             return type(message) not in self._held
-        waits = isinstance(message, Topology | Decided | NormTotal) or (
+        waits = isinstance(message, Topology | NewBounds | Recut | Decided | NormTotal) or (
             isinstance(message, Welcome) and message.term
         )
         return self.is_on_disk or not waits

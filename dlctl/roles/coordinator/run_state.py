@@ -43,8 +43,16 @@ class Control(Protocol):
 
     def change_state(self, state: str, reason: str, now: float) -> None: ...
 
-    def begin_checkpoint(self, now: float, listener: Callable[[Json], None] | None = None) -> None:
-        """`listener` gets the checkpoint's row when it is done."""
+    def begin_checkpoint(
+        self,
+        now: float,
+        listener: Callable[[Json], None] | None = None,
+        *,
+        of_servers: bool = False,
+    ) -> None:
+        """`listener` gets the checkpoint's row when it is done. of_servers: without the residuals
+        of workers.
+        """
 
     def start_daemon(self, daemon: Daemon, now: float) -> None:
         """Start the next incarnation of a daemon."""

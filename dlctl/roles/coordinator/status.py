@@ -25,6 +25,7 @@ from dlctl.roles.coordinator.records import AddMetric, StatusSnapshot
 from dlctl.roles.coordinator.run_state import CoordinatorPart, RunState
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.coordinator.supervision.failure_detector import FailureDetector
+from dlctl.roles.coordinator.supervision.recutting import Recutting
 from dlctl.roles.coordinator.supervision.registration import Registration
 from dlctl.roles.coordinator.training.lead import MethodLead
 from dlctl.roles.coordinator.training.leases import Leases
@@ -305,6 +306,7 @@ class Reports(CoordinatorPart):
     failure_detector: FailureDetector
     totals: Totals
     links: LinkBytes
+    recutting: Recutting
 
     def heard(self, daemon: Daemon, peer: Peer, now: float) -> None:
         """A daemon is alive. If its message came over a new connection, messages sent over the old
@@ -329,6 +331,7 @@ class Reports(CoordinatorPart):
         if daemon.role == "worker":
             self.totals.count(daemon.name, daemon.incarnation, report.metrics)
             self.links.count(daemon, report.metrics)
+            self.recutting.bandwidths.count(daemon, report.metrics)
             self.leases.on_report(daemon, now)
         self.evaluations.on_report(daemon, now)
         self.context.send(daemon.name, m.Heard())
@@ -342,6 +345,7 @@ class Reports(CoordinatorPart):
             if self.run.shutdown is None and (last := report.metrics.get("last_checkpoint")):
                 # It has failed, or the coordinator that asked for it could not record the end.
                 self.context.send(daemon.name, m.Reopen(last))
+            self.recutting.on_report(daemon, report.metrics)
             self.control.notify_members(daemon)
         elif "step" in report.metrics:
             # It trains, although its request for data is not on record.

@@ -148,6 +148,9 @@ class LoadArrays(Effect):
     kept: tuple[SavedTable, ...] = ()
     """What the optimiser keeps beside matrices, all of them concatenated: the arrays are named
     "kept.<name>". Those that the checkpoint does not have in this size are left out."""
+    own: int | None = None
+    """The number of a shard whose saved state is wanted beside that of the elements, as
+    `manifest.OWN`."""
 
 
 @record

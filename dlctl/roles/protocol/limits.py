@@ -10,5 +10,7 @@ EVALUATE_S_MAX = 600.0
 METRICS_MAX = 64
 METRIC_NAME_CHARS_MAX = 200
 """All metrics of an evaluation, or of a portion of data, are in one message's header."""
+FLIGHTS_MAX = 256
+"""Servers whose pushes a worker measures in one report."""
 STATUS_UNKNOWN = -255
 """The exit status of a process that was not a child of this one, so its status is unknown."""

@@ -165,6 +165,16 @@ class Retries:
         item = self._items.get(key)
         return item.message if item else None
 
+    def replace(self, key: Hashable, message: Message) -> None:
+        """Resend this small message in the place of another one."""
+        if (item := self._items.get(key)) is not None:
+            item.message, item.nbytes = message, 0
+
+    def sent_once(self, key: Hashable) -> float | None:
+        """When a message was sent, if there is only one copy of it."""
+        item = self._items.get(key)
+        return item.sent if item is not None and item.copies == 1 else None
+
     def resend_now(self, key: Hashable, now: float, instead: Message | None = None) -> list[Send]:
         """Resend one message, or another one in its place, without waiting for its timeout."""
         item = self._items.get(key)

@@ -12,7 +12,7 @@ from typing import Any
 from dlctl.algorithms.base import Decision
 from dlctl.roles.protocol.context import COORDINATOR, Context
 from dlctl.roles.protocol.rows import packed, rows_in
-from dlctl.roles.server.shard_protocol import ShardProtocol
+from dlctl.roles.server.shard_protocol import Pause, ShardProtocol
 from dlctl.wire import messages as m
 
 
@@ -34,6 +34,12 @@ class Reporting:
                 self._number += 1
                 self.context.ask(key, COORDINATOR, self._message(key, state), now)
         self._sent = states
+
+    def end(self) -> None:
+        """Report nothing any more."""
+        for key in self._sent:
+            self.context.retries.drop(key)
+        self._sent = {}
 
     def _states(self) -> dict[str, Any]:
         serving, states = self.serving, dict[str, Any]()
@@ -59,6 +65,10 @@ class Reporting:
                 frozenset((slot, term) for slot, term in rows_in(numbers, 2))
                 for numbers in (message.used, message.gone)
             )
+            if (
+                message.cut and message.clock >= self.serving.shard.version
+            ):  # Before the step, which answers the reads that wait for it.
+                self.serving.pause = Pause(message.cut, message.clock)
             outcomes = self.serving.side.decided(Decision(message.clock, used, gone))
             self.serving.parameters.settle(outcomes)
 

@@ -30,6 +30,7 @@ from dlctl.optim import on_shard
 from dlctl.optim.averaged import Averaged
 from dlctl.optim.base import Optimizer
 from dlctl.optim.matrices import MatrixOptimizer, kept_of
+from dlctl.records.manifest import OWN
 from dlctl.roles.protocol.authz import Authz, allowed_peers_in
 from dlctl.roles.protocol.context import COORDINATOR, EXIT_FENCED, REPORT_S, Context
 from dlctl.roles.protocol.effects import (
@@ -102,12 +103,21 @@ class Server:
         self.authz = Authz(self.context)
         self._waste = AbuseGuard(self.context)
         self._allowed_number = 0
-        self.serving: ShardProtocol | None = None
-        self._welcome: m.Welcome | None = None
-        self._reporting: Reporting | None = None
         self._saving = Saving(self.context, self.registration.name)
         self._lifeline = Watchdog()
         self._gathering = Restoring(self.context)
+        self._report_at = 0.0
+        self._reported: dict[str, Any] = {}
+        """The metrics of the last report that has left."""
+        self._leaving: m.Shutdown | StopRequested | None = None
+        """The server exits as soon as no commit is under way."""
+        self._forget_shard()
+
+    def _forget_shard(self) -> None:
+        """What a server knows that is not of the run yet."""
+        self.serving: ShardProtocol | None = None
+        self._welcome: m.Welcome | None = None
+        self._reporting: Reporting | None = None
         self._restoring = False
         self._scale: tuple[float, ...] = ()
         """The factors of the learning rate, as last received from the coordinator."""
@@ -115,11 +125,8 @@ class Server:
         """The server waits for disk space for its stored shard."""
         self._look_at: float | None = None
         """When the server looks for space again."""
-        self._report_at = 0.0
-        self._reported: dict[str, Any] = {}
-        """The metrics of the last report that has left."""
-        self._leaving: m.Shutdown | StopRequested | None = None
-        """The server exits as soon as no commit is under way."""
+        self._recut = False
+        """The shard is to be dropped as soon as no commit is under way."""
 
     # ------------------------------------------------------------ the machine
 
@@ -129,6 +136,8 @@ class Server:
             leaving = self.commits.committed(event.number)
         elif not self._is_ending:
             self._take(event, now)
+        if self._recut and not self._is_ending and not self.commits.under_way:
+            self._begin_anew(now)
         if not self._is_ending:
             self._report_if_due(now)
             if self._reporting is not None:
@@ -199,14 +208,15 @@ class Server:
     def _on_coming(self, part: Coming) -> None:
         """Part of a message has arrived. An invalid message is refused when all of it has."""
         message = part.message
-        if self.serving is None or not isinstance(message, m.Push):
+        if not self._takes_part() or not isinstance(message, m.Push):
             return
+        assert self.serving is not None
         if self.authz.may(part.identity, message):
             self.serving.on_push_coming(part.peer, message, part.come)
 
     def _dispatch(self, peer: Peer, message: m.Message, identity: str, now: float) -> None:
         if type(message) in self._FROM_WORKERS:
-            if self.serving is not None and not self._restoring:
+            if self.serving is not None and self._takes_part():
                 is_useless = self._FROM_WORKERS[type(message)](self.serving, peer, message)
                 if is_useless:
                     self._waste.add(identity, now)
@@ -217,6 +227,10 @@ class Server:
             raise RemoteProtocolError("only workers' messages are taken here")
         self._lifeline.heard(now)
         handler(self, message, now)
+
+    def _takes_part(self) -> bool:
+        """Whether workers are answered."""
+        return self.serving is not None and not (self._restoring or self.serving.is_paused())
 
     def _on_allowed_peers(self, message: m.AllowedPeers, now: float) -> None:
         """Take the table of allowed peers; a stale one is ignored."""
@@ -255,6 +269,29 @@ class Server:
         if not self._restoring:
             self._answer_assign()
 
+    def _on_recut(self, message: m.Recut, now: float) -> None:
+        """The cut for which this server has paused is made, or given up."""
+        if self.serving is None or not self.serving.is_paused():
+            return
+        if not message.is_made:
+            self.serving.end_pause(message.cut)
+        elif message.cut == self.serving.pause.cut:
+            self._recut = True
+
+    def _begin_anew(self, now: float) -> None:
+        """Drop the shard, which is in the checkpoint of the new cut, and join the run for another
+        one, as a new process would.
+        """
+        assert self.serving is not None
+        for table in self.serving.tables:
+            table.shard.storage.close()
+        self.storages.discard()
+        if self._reporting is not None:
+            self._reporting.end()
+        self.live.move("lr", (self, "lr"))
+        self._forget_shard()
+        self.context.ask("register", COORDINATOR, self.registration, now)
+
     def _take_charge(self, message: m.Assign, welcome: m.Welcome) -> ShardProtocol:
         """Open the shard, new or as stored. Raises DlctlError if that is impossible."""
         layout = Layout.from_bytes(message.layout)
@@ -288,6 +325,7 @@ class Server:
             table=table.name if number else "", dtype=table.dtype,
             averaged=0 if index or number else layout.size(AVERAGED),
             kept=None if kept is None else {n: cut.hi - cut.lo for n, cut in kept.items()},
+            replaces=message.cut > 0,
         )  # fmt: skip
         shard = Shard(optimizer, storages.reopen(spec) if message.keep else storages.create(spec))
         if follows:
@@ -356,17 +394,19 @@ class Server:
             SavedTable(name, cut.size, cut.lo, cut.hi)
             for name, cut in (kept_of(serving.shard.optimizer) or {}).items()
         )
-        load = LoadArrays(serving.assigned.restore, vectors, extras, lo, hi, tables, kept)
+        own = serving.index if serving.assigned.cut else None
+        load = LoadArrays(serving.assigned.restore, vectors, extras, lo, hi, tables, kept, own)
         self._gathering.load(load)
 
     def _on_restored(self, arrays: Any, state: m.Json) -> None:
         """Restore the state from before the stop (`TableShard.restore`)."""
         assert self.serving is not None
         serving = self.serving
+        own = state.get(OWN)
         for table in serving.tables[1:]:
             name = table.declared.name
             table.shard.storage.fill({W: arrays[f"table.{name}"]}, None)
-            table.restore(state["tables"][name])
+            table.restore(state["tables"][name], own and own["tables"][name])
         shard = serving.shard
         vectors = {W: arrays[W]}
         for name, first in shard.optimizer.slots.items():
@@ -377,7 +417,7 @@ class Server:
             # Of another optimiser: it begins with zeros, as for a new run.
             vectors[KEPT + name] = arrays.get(KEPT + name, np.zeros_like(now))
         extras = Extras(arrays["averaged"]) if serving.index == 0 else None
-        serving.parameters.restore(state)
+        serving.parameters.restore(state, own)
         serving.begin_with(vectors, extras)
         self._restoring = False
         self.context.note("info", f"restored from {serving.assigned.restore}")
@@ -398,7 +438,8 @@ class Server:
             scale, samples = Scale(*message.scale), self.serving.assigned.samples
             if factor := schedule.factor(self.job, samples, scale):
                 self.serving.shard.follow(factor)
-        self.serving.on_members(frozenset(message.slots))
+        if not self.serving.is_paused():
+            self.serving.on_members(frozenset(message.slots))
 
     def _on_vector_op(self, message: m.VectorOp, now: float) -> None:
         serving = self.serving
@@ -437,12 +478,13 @@ class Server:
         )
 
     def _state(self, serving: ShardProtocol) -> dict[str, Any]:
-        tables = {table.declared.name: table.state() for table in serving.tables[1:]}
+        is_paused = serving.is_paused()
+        tables = {t.declared.name: t.state(for_cut=is_paused) for t in serving.tables[1:]}
         ranges = kept_of(serving.shard.optimizer) or {}
         kept = {name: {"lo": cut.lo, "hi": cut.hi} for name, cut in ranges.items()}
         return {
             "generation": serving.term,
-            **serving.parameters.state(),
+            **serving.parameters.state(for_cut=is_paused),
             **({"kept": kept} if kept else {}),
             **({"tables": tables} if tables else {}),
         }
@@ -475,6 +517,8 @@ class Server:
             return "waiting for initial values", "worker-0"
         if self.serving.last_checkpoint:
             return "closed for the last checkpoint", ""
+        if self.serving.is_paused():
+            return "paused for another cut of the model", COORDINATOR
         for table in self.serving.tables:
             of = f' of table "{table.declared.name}"' if table.table else ""
             what = f"holding step {table.shard.version}{of}"
@@ -524,6 +568,7 @@ class Server:
         m.NormTotal: lambda self, message, now: (
             self._reporting and self._reporting.on_total(message)
         ),
+        m.Recut: _on_recut,
         m.ChangeSettings: lambda self, message, now: self.live.on_change(message),
         m.Save: _on_save,
         m.Reopen: lambda self, message, now: self.serving and self.serving.reopen(message.last),

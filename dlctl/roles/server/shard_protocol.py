@@ -28,6 +28,21 @@ from dlctl.wire.machine import Peer
 from dlctl.wire.messages import FENCED, Json
 
 
+@dataclass
+class Pause:
+    """Behind this step a server takes and answers nothing until it has another part of the model,
+    or the coordinator has given that up. The acks of the step itself still leave.
+    """
+
+    cut: int = 0
+    """The number of the coming cut; 0: there is none."""
+    clock: int = 0
+
+    def is_on(self, version: int) -> bool:
+        """Whether the server has paused. version: of its parameters."""
+        return self.cut > 0 and version > self.clock
+
+
 @dataclass(eq=False)
 class ShardProtocol:
     context: Context
@@ -51,8 +66,10 @@ class ShardProtocol:
         self.parameters.more_state = self._own_state
         self.index, self.term = self.parameters.index, self.parameters.term
         self.rates = self.parameters.rates
+        self.pause = Pause()
         for table in self.tables:
             table.peers, table.rates = self._peers, self.rates
+            table.is_paused = self.is_paused
         self.shard, self.side = self.parameters.shard, self.parameters.side
         """The state of the parameters' shard, and the method's side that decides about its pushes.
         """
@@ -69,12 +86,24 @@ class ShardProtocol:
             **({"method": figures} if (figures := self.side.figures()) else {}),
             **({"lr": lr} if (lr := self.shard.scheduled_lr) is not None else {}),
             **({"last_checkpoint": self.last_checkpoint} if self.last_checkpoint else {}),
+            **({"paused": self.pause.cut} if self.is_paused() else {}),
         }
 
     @property
     def is_open(self) -> bool:
         """False for a shard that is closed, or has no values yet: it takes part in nothing."""
         return self.initialised and not self.last_checkpoint
+
+    def is_paused(self) -> bool:
+        """Whether it waits for another cut of the model."""
+        return self.pause.is_on(self.shard.version)
+
+    def end_pause(self, cut: int) -> None:
+        """That cut was given up: go on."""
+        if cut == self.pause.cut:
+            self.pause = Pause()
+            for table in self.tables:
+                table.resume_reads()
 
     # ------------------------------------------------------------ what survives
 
@@ -159,6 +188,7 @@ class ShardProtocol:
             m.Joined(
                 self.index, self.term, self.shard.version, self.parameters.lo,
                 self.parameters.hi, self.initialised, self.parameters.dedup.next_seq(slot),
+                self.assigned.cut,
             ),
         )  # fmt: skip
 

@@ -119,6 +119,8 @@ class TableShard:
     """Slot -> the connection of its newest term. The tables of a server share it, and `rates`."""
     rates: Rates = field(default_factory=lambda: Rates(*RATES))
     staleness: Staleness = field(default_factory=Staleness)
+    is_paused: Callable[[], bool] = lambda: False
+    """Whether the server has paused (`Pause`)."""
     more_state: Callable[[], Json] = dict
     """State that a commit stores besides this table's own."""
     refused: Counter[int] = field(default_factory=Counter)
@@ -179,9 +181,12 @@ class TableShard:
             self.newest_op = meta["op"]
         return meta
 
-    def state(self) -> Json:
-        """The shard's state, for a checkpoint's manifest."""
+    def state(self, *, for_cut: bool) -> Json:
+        """The shard's state, for a checkpoint's manifest. for_cut: for that of a run under way,
+        whose workers go on with their numbers.
+        """
         return {
+            **({"fates": self.dedup.outcomes()} if for_cut else {}),
             "lo": self.lo,
             "hi": self.hi,
             "dtype": self.declared.dtype,
@@ -193,15 +198,20 @@ class TableShard:
             "op": self.newest_op,
         }
 
-    def restore(self, state: Json) -> None:
+    def restore(self, state: Json, own: Json | None = None) -> None:
         """Resume from a checkpoint. Terms are never issued twice, so push numbers start over; of
         earlier terms only the highest numbers are stored.
+
+        own: the state of the shard with this number, whose workers go on: so do their numbers.
         """
         counters = self.shard.optimizer.counters
         # Drop the counters of another optimiser: the next server could not resume with them.
         counters.update({k: n for k, n in state.get("counters", {}).items() if k in counters})
         self.shard.restore(state["version"], state.get("samples", 0))
-        self.dedup.remember(state.get("deliveries", []))
+        if own is None:
+            self.dedup.remember(state.get("deliveries", []))
+        else:
+            self.dedup.load(own["deliveries"], own["fates"])
         self.newest_op = state.get("op", -1)
         if side := state.get("side"):
             self.side.restore(side)
@@ -383,7 +393,13 @@ class TableShard:
         if fetch.average and (AVERAGE not in self.shard.slots or fetch.have_term):
             raise RemoteProtocolError("there is no average, or no change of one")
 
+    def resume_reads(self) -> None:
+        """Answer the reads that have waited for the end of a pause."""
+        self._answer_held_fetches()
+
     def _may_answer(self, fetch: m.Fetch | m.FetchRows) -> bool:
+        if self.is_paused():
+            return False
         has_own = self.dedup.settled(fetch.slot) >= fetch.after
         return has_own and self.side.may_read(fetch.slot, fetch.clock_min)
 

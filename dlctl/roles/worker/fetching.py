@@ -42,6 +42,7 @@ class Fetched:
     """Whether the values have to include all own pushes so far."""
     average: bool = False
     """The moving average of the parameters; with `whole`."""
+    table: int = 0
     slices: dict[int, Slice] = field(default_factory=dict)
     clocks: dict[int, int] = field(default_factory=dict)
     """Shard -> its clock when it answered."""
@@ -49,6 +50,10 @@ class Fetched:
     """Samples of all replicas in the newest of these answers."""
     charged: dict[int, int] = field(default_factory=dict)
     """Shard -> expected bytes of its answer."""
+    of_cut: int = 0
+    """The cut of the model whose shards these clients had when they were asked."""
+    ranges: dict[int, Range] = field(default_factory=dict)
+    """Shard -> the requested elements of it, by their positions in the table."""
 
     @property
     def complete(self) -> bool:
@@ -58,6 +63,12 @@ class Fetched:
         """The elements of it that are on this shard, by their positions in the table."""
         lo, hi = self.part or (client.lo, client.hi)
         return max(lo, client.lo), min(hi, client.hi)
+
+    def begin(self, request: int, clients: Sequence[ShardClient], of_cut: int) -> None:
+        """Ask these, under another number; there is no answer yet."""
+        self.request, self.clients, self.of_cut = request, clients, of_cut
+        self.ranges = {client.shard: self.within(client) for client in clients}
+        self.slices, self.clocks, self.charged = {}, {}, {}
 
     def view(self) -> View:
         return View(min(self.clocks.values()), max(self.clocks.values()))
@@ -74,7 +85,7 @@ class Fetcher:
         self.latency = Latency()
         self.placed: Callable[[ShardClient, Slice, Vector], None] = lambda *_: None
         """Called when a slice was placed in the model; for checkers."""
-        self._requests = 0
+        self._requests = self._cut = 0
         self._in_flight: dict[int, Fetched] = {}
         self._model_changes = True
 
@@ -99,17 +110,30 @@ class Fetcher:
         """Request from every shard its slice of a table or of a range, or its part of these rows;
         the requests are sent with the queue. See `Fetched`.
         """
+        fetched = Fetched(0, (), clock_min, part, rows, whole, after_own, average, table)
+        self._begin(fetched)
+        return fetched
+
+    def _begin(self, fetched: Fetched) -> None:
         self._requests += 1
-        clients = self.tables[table]
+        clients, part, rows = self.tables[fetched.table], fetched.part, fetched.rows
         if part is not None:
             clients = [c for c in clients if max(part[0], c.lo) < min(part[1], c.hi)]
         if rows is not None:
             clients = [c for c in clients if _rows_of(c, rows).size]
-        fetched = Fetched(self._requests, clients, clock_min, part, rows, whole, after_own, average)
+        fetched.begin(self._requests, clients, self._cut)
         self._in_flight[fetched.request] = fetched
         for client in clients:
             self._request(fetched, client)
-        return fetched
+
+    def cut_anew(self) -> None:
+        """The shards have other parts of the model: what is under way is asked anew."""
+        self._cut += 1
+        for fetched in list(self._in_flight.values()):
+            del self._in_flight[fetched.request]
+            for client in fetched.clients:
+                self.send_queue.drop(client.fetch_key(fetched.request))
+            self._begin(fetched)
 
     def _request(self, fetched: Fetched, client: ShardClient, *, again: bool = False) -> None:
         """again: the changes received do not fit the basis, so the whole slice is needed."""
@@ -159,6 +183,9 @@ class Fetcher:
         """Place the received slices in the model, which the next gradients use. `arrival` gets the
         bounds of every slice, before and after it is placed.
         """
+        if fetched.of_cut != self._cut and fetched.complete:
+            self._begin(fetched)
+            return
         for client in fetched.clients:
             arrived = fetched.slices.pop(client.shard, None)
             if arrived is None:
@@ -186,7 +213,7 @@ class Fetcher:
         if fetched.rows is not None:
             parts = [fetched.slices.pop(client.shard).values for client in fetched.clients]
             return parts[0] if len(parts) == 1 else np.concatenate(parts)
-        bounds = [fetched.within(client) for client in fetched.clients]
+        bounds = [fetched.ranges[client.shard] for client in fetched.clients]
         first, last = min(lo for lo, _ in bounds), max(hi for _, hi in bounds)
         into = room_beside(model, first, last)
         for client, (lo, hi) in zip(fetched.clients, bounds, strict=True):

@@ -73,6 +73,10 @@ class ReplicaAtWork(Protocol):
         """
         ...
 
+    def cut_anew(self) -> None:
+        """The shards have other parts of the model: what is being read is asked anew."""
+        ...
+
     def on_ask(self, peer: Peer, ask: m.PeerRequest) -> None:
         """Another replica asks. Raises RemoteProtocolError, as the next one does."""
         ...

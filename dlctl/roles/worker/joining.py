@@ -23,10 +23,12 @@ from dlctl.roles.protocol.effects import (
     ModelBuilt,
     WriteFrozen,
 )
+from dlctl.roles.worker.flights import Flights
+from dlctl.roles.worker.send_queue import SendQueue
 from dlctl.roles.worker.shard_client import Identity, ServerLink, ShardClient
 from dlctl.shards.rows import RowSlice, RowTables
 from dlctl.wire import messages as m
-from dlctl.wire.machine import Connect
+from dlctl.wire.machine import Connect, Exit, Note
 from dlctl.wire.messages import Register
 
 WRITING = "writing the frozen parameters"
@@ -49,6 +51,7 @@ class Joining:
         self.identity: Identity | None = None
         self.model: ModelBuilt | None = None
         self.topology: m.Topology | None = None
+        self.flights = Flights()
         self.links: list[ServerLink] = []
         """One for each server."""
         self.tables: list[list[ShardClient]] = []
@@ -132,7 +135,8 @@ class Joining:
             return
         self._phase = "joining the servers"
         for shard, (address, key) in enumerate(zip(message.addresses, message.keys, strict=True)):
-            link = ServerLink(message.first + shard, self.identity, self.context, address)
+            number = message.first + shard
+            link = ServerLink(number, self.identity, self.context, address, self.flights)
             self.links.append(link)
             self.context.do(Connect(link.peer, address, key))
             link.join(now)
@@ -160,6 +164,39 @@ class Joining:
             self.context.do(Connect(link.peer, message.address, message.key))
             link.join(now)
 
+    def on_new_bounds(self, message: m.NewBounds, send_queue: SendQueue, now: float) -> bool:
+        """All shards have other parts of the model, and new terms, which their answers to a join
+        tell. Whether that is news to links that exist. Raises RemoteProtocolError for bounds that
+        are not the model's.
+
+        No push of a later step can exist, as no shard has answered with that. If there is one
+        nevertheless, this worker exits: its work is done again, and not half of it lost.
+        """
+        noted = m.Noted(self.registration.name, "bounds", message.number)
+        self.context.send(COORDINATOR, noted)
+        topology = self.topology
+        if self.model is None or topology is None or message.number <= topology.cut:
+            return False
+        if not cut.fits(message.bounds, len(topology.addresses), len(self.model.parameters)):
+            raise RemoteProtocolError("the servers' shards are not the model")
+        self.topology = replace(topology, bounds=message.bounds, cut=message.number)
+        if not self.links:
+            return False
+        layout = Layout.from_bytes(self.model.ready.layout)
+        for table, clients in zip(self.shape.of_replicas(), self.tables, strict=True):
+            for index, client in enumerate(clients):
+                lo, hi = table.bounds(layout, message.bounds, index)
+                if (lo, hi) == (client.lo, client.hi):
+                    continue
+                if (step := client.newest_step(send_queue)) >= message.clock:
+                    text = f"a push for step {step} is of shards that are at {message.clock}"
+                    self.context.do(Note("error", text), Exit(1, text))
+                    return False
+                client.move(lo, hi, send_queue)
+        for link in self.links:
+            link.join(now)
+        return True
+
     def _link(self, shard: int) -> ServerLink | None:
         return next((link for link in self.links if link.shard == shard), None)
 
@@ -186,6 +223,8 @@ class Joining:
         link, topology = self._link(message.shard), self.topology
         if link is None or topology is None:
             raise RemoteProtocolError(f"shard {message.shard} is none of this worker's")
+        if message.cut != topology.cut:
+            return False  # It is asked again once this worker knows the newer one.
         index = message.shard - topology.first
         expected = tuple(topology.base + at for at in topology.bounds[index : index + 2])
         if (message.lo, message.hi) != expected:

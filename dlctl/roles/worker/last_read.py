@@ -25,6 +25,8 @@ class LastRead:
         self._save: m.Save | None = None
         """Asked for, and not passed on yet."""
         self._fetched: Fetched | None = None
+        self._number = 0
+        """Of the request for the buffers."""
         self._buffers: m.Buffers | None = None
         self._until = 0.0
 
@@ -38,12 +40,13 @@ class LastRead:
         self._save, self._until = message, now + READ_S
         self._fetched = replica.fetcher.start(0, whole=True)
         me, number = links.identity, self._fetched.request
+        self._number = number
         request = m.FetchBuffers(me.slot, me.term, number)
         self._context.ask(buffers_key(number), links.channels[0].peer, request, now)
         return True
 
     def on_buffers(self, message: m.Buffers) -> None:
-        if self._fetched is not None and message.request == self._fetched.request:
+        if self._fetched is not None and message.request == self._number:
             self._buffers = message
 
     def advance(self, replica: Evaluable, now: float) -> m.Save | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dlctl.roles.protocol.context import Context
+from dlctl.roles.worker.flights import Flights
 from dlctl.roles.worker.members import PeerMembers
 from dlctl.roles.worker.send_queue import SendQueue
 from dlctl.roles.worker.shard_client import Identity, ShardClient
@@ -20,6 +21,7 @@ class Links:
     """The clients of each table of the method, in the order of their shards; [] without servers."""
     send_queue: SendQueue
     members: PeerMembers
+    flights: Flights = field(default_factory=Flights)
 
     @property
     def channels(self) -> list[ShardClient]:

@@ -60,6 +60,25 @@ class SendQueue:
         """
         self._queues[key[0]].append((key, peer, message, nbytes))
 
+    def message(self, key: Hashable) -> Message | None:
+        """The queued message with this key."""
+        queued = (item for queue in self._queues.values() for item in queue)
+        return next((message for k, _, message, _ in queued if k == key), None)
+
+    def replace(self, key: Hashable, message: Message) -> None:
+        """Send this small message in the place of another one, from now on."""
+        self.retries.replace(key, message)
+        for queue in self._queues.values():
+            for place, (k, peer, _, _) in enumerate(queue):
+                if k == key:
+                    queue[place] = (key, peer, message, 0)
+
+    def drop(self, key: Hashable) -> None:
+        """Neither send nor resend this message any more."""
+        self.retries.drop(key)
+        for direction, queue in self._queues.items():
+            self._queues[direction] = deque(item for item in queue if item[0] != key)
+
     def _charge(self, key: Hashable, nbytes: int, now: float) -> None:
         """Resent messages count towards the limit as well."""
         direction = key[0] if isinstance(key, tuple) else ""

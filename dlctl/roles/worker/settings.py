@@ -35,6 +35,8 @@ class WorkTerms:
     refused_pushes_max: int
     counts_links: bool = False
     """Whether pushes and fetches are reported by peer, because some peers are on other hosts."""
+    measures_links: bool = False
+    """Whether the times of pushes are reported, for `[servers] layout`."""
 
 
 class WorkerSettings:
@@ -95,4 +97,5 @@ class WorkerSettings:
             nonfinite_steps_max=job.workers.nonfinite_steps_max,
             refused_pushes_max=job.workers.refused_pushes_max,
             counts_links=job.has_other_hosts or job.takes_guests,
+            measures_links=job.servers.layout != "equal" and job.servers.recut_s > 0,
         )

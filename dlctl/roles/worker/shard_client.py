@@ -13,10 +13,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dlctl.compress.plain import nothing
 from dlctl.errors import RemoteProtocolError
 from dlctl.roles.protocol.context import EXIT_FENCED, Context
 from dlctl.roles.protocol.limits import REACH
+from dlctl.roles.worker import flights
+from dlctl.roles.worker.flights import Flights
 from dlctl.roles.worker.received_slice import Basis, Slice, answer_bytes, slice_in
+from dlctl.roles.worker.send_queue import SendQueue
 from dlctl.shards.rows import RowSlice
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Exit
@@ -50,13 +54,17 @@ class FetchAnswer(NamedTuple):
 class ServerLink:
     """The connection of a worker to one server, joined once for all its tables."""
 
-    def __init__(self, shard: int, identity: Identity, context: Context, address: str = "") -> None:
+    def __init__(
+        self, shard: int, identity: Identity, context: Context, address: str = "",
+        measured: Flights | None = None,
+    ) -> None:  # fmt: skip
         self.shard = shard
         self.peer = f"server-{shard}"
         self.address = address
         """The address of the server."""
         self.identity = identity
         self.context = context
+        self.flights = measured or Flights()
         self.clients: list[ShardClient] = []
         """One for each table."""
         self.joined = False
@@ -121,6 +129,32 @@ class ShardClient:
         self._gap_at = -1
         """The number that the shard is missing, until another push is settled."""
 
+    # ------------------------------------------------------------ another cut
+
+    def newest_step(self, send_queue: SendQueue) -> int:
+        """The newest step of the pushes that are not acknowledged; -1: there are none."""
+        pushes = (self._unacknowledged(seq, send_queue) for seq in self._unsettled)
+        return max((push.clock for push in pushes), default=-1)
+
+    def _unacknowledged(self, seq: int, send_queue: SendQueue) -> m.Push:
+        key = self.push_key(seq)
+        push = self.context.retries.message(key) or send_queue.message(key)
+        assert isinstance(push, m.Push)
+        return push
+
+    def move(self, lo: int, hi: int, send_queue: SendQueue) -> None:
+        """The shard has other elements of the table from now on. The pushes that are not
+        acknowledged are for steps that it has made: their outcome is known, and only their numbers
+        are sent.
+        """
+        for seq in self._unsettled:
+            push = self._unacknowledged(seq, send_queue)
+            instead = replace(push, delta=nothing(push.delta.kind, hi - lo), is_part=False, at=0)
+            send_queue.replace(self.push_key(seq), instead)
+            self._unsettled[seq] = 0
+        self.lo, self.hi = lo, hi
+        self.basis, self._answer_bytes = Basis(), 0
+
     # ------------------------------------------------------------ pushing
 
     def has_space(self, pushes: int = 1) -> bool:
@@ -176,6 +210,10 @@ class ShardClient:
             if ack.next_seq != self._gap_at:
                 self.resend_from(ack.next_seq, now)
             return None
+        if (nbytes := self._unsettled.get(ack.seq, 0)) >= flights.BYTES_MIN:
+            sent_at = self.context.retries.sent_once(self.push_key(ack.seq))
+            if sent_at is not None:
+                self.link.flights.arrived(self.peer, nbytes, sent_at, now)
         if ack.outcome == m.HELD:
             self.context.retries.put_off(self.push_key(ack.seq), now)
             if ack.seq in self._unsettled:

@@ -293,6 +293,9 @@ class Training:
     def drain(self) -> None:
         self.steps.drain()
 
+    def cut_anew(self) -> None:
+        self.fetcher.cut_anew()
+
     def on_message(self, message: m.Message, now: float) -> None:
         match message:
             case m.Lease():
@@ -354,6 +357,8 @@ class Training:
                 peer: [of.get("push_bytes", 0), of.get("fetch_bytes", 0)]
                 for peer, of in accounts.rates.of_peers.items()
             }
+        if self._terms.measures_links:
+            values |= self.links.flights.report()
         values |= self.writing.metrics()
         values |= self.fetcher.latency.quantiles_ms("fetch")
         values |= accounts.pacing.metrics(now)

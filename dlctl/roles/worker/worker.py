@@ -363,7 +363,9 @@ class Worker:
     def links(self) -> Links:
         identity = self.joining.identity
         assert identity is not None
-        return Links(self.context, identity, self.joining.tables, self.send_queue, self.members)
+        joining = self.joining
+        of = (self.context, identity, joining.tables, self.send_queue, self.members)
+        return Links(*of, joining.flights)
 
     @cached_property
     def terms(self) -> WorkTerms:
@@ -377,6 +379,11 @@ class Worker:
     def _pass_on(self, message: m.Message, now: float) -> None:
         if self.training is not None:
             self.training.on_message(message, now)
+
+    def _on_new_bounds(self, message: m.NewBounds, now: float) -> None:
+        is_news = self.joining.on_new_bounds(message, self.send_queue, now)
+        if is_news and self.training is not None:
+            self.training.cut_anew()
 
     def _on_evaluate(self, message: m.Evaluate, now: float) -> None:
         if self.training is not None:
@@ -468,6 +475,7 @@ class Worker:
         m.Peers: _on_peers,
         m.ListeningNoted: lambda self, message, now: self.context.retries.done("listening", now),
         m.Moved: lambda self, message, now: self.joining.on_moved(message, now),
+        m.NewBounds: _on_new_bounds,
         m.Heard: lambda self, message, now: None,
         m.PortionNoted: lambda self, message, now: self.context.retries.done(
             ("portion", message.data_epoch, message.portion), now

@@ -7,8 +7,9 @@ sample, one living holder), `staleness` (as reported), `clock` (its bound with a
 (a model equals the shard), `liveness` (the run makes progress after all faults), `own_steps` (local
 SGD loses none of its steps), `tables` (those beside the parameters), `quorum` (all shards make a
 step with the same pushes), `norms` (they clip by the same norm), `streams` (every sample of a
-stream once), `leftovers`. Two are shared: `book` records the workers' pushes, `versions` what
-servers were at the versions that they answer with.
+stream once), `recuts` (exactly once while the model is cut anew), `leftovers`. Two are shared:
+`book` records the workers' pushes, `versions` what servers were at the versions that they answer
+with.
 """
 
 from dlctl.sim.checkers.acks import AcksChecker
@@ -24,6 +25,7 @@ from dlctl.sim.checkers.liveness import LivenessChecker
 from dlctl.sim.checkers.norms import NormChecker
 from dlctl.sim.checkers.own_steps import OwnStepsChecker
 from dlctl.sim.checkers.quorum import QuorumChecker
+from dlctl.sim.checkers.recuts import GlobalBook, RecutChecker
 from dlctl.sim.checkers.samples import LeasesChecker, SamplesChecker
 from dlctl.sim.checkers.saved import SavedChecker
 from dlctl.sim.checkers.staleness import StalenessChecker
@@ -47,6 +49,7 @@ __all__ = [
     "ClockChecker",
     "DurableChecker",
     "FetchesChecker",
+    "GlobalBook",
     "GroupChecker",
     "LeadChecker",
     "LeasesChecker",
@@ -57,6 +60,7 @@ __all__ = [
     "OwnStepsChecker",
     "PromiseBroken",
     "QuorumChecker",
+    "RecutChecker",
     "SamplesChecker",
     "SavedChecker",
     "StalenessChecker",

@@ -100,6 +100,9 @@ class Assign(Message):
     """The size of the dataset: a schedule depends on the length of the run."""
     step_samples: int = 0
     """The most samples of one step of a worker: no push has more per step."""
+    cut: int = 0
+    """The number of the newest cut of a run under way: `restore` was saved for it, and the numbers
+    of the pushes that this shard has taken continue. 0: the cut with which the run has begun."""
 
 
 @record
@@ -132,6 +135,8 @@ class Topology(Message):
     """The number of the first of these servers: with parties a worker knows those of its side."""
     base: int = 0
     """Where the first bound is in the vector of the run."""
+    cut: int = 0
+    """The number of the cut that has these bounds."""
 
 
 @record
@@ -150,7 +155,7 @@ class Noted(Message):
 
     name: str
     what: str
-    """"allowed_peers", "peers", or "moved" and the number of a shard."""
+    """"allowed_peers", "peers", "bounds", or "moved" and the number of a shard."""
     number: int
 
 
@@ -551,6 +556,9 @@ class Decided(Message):
     """int64[2 n]: slot and term of each."""
     gone: Array
     """int64[2 n]: of these, the processes that have died since. The set only grows."""
+    cut: int = 0
+    """Behind this step the model is cut anew: take and answer nothing until a `Recut` of this
+    number. 0: go on."""
 
 
 @record
@@ -626,3 +634,29 @@ class Leaving(Message):
     """From a guest: its user wants to leave, so its worker drains. Repeated until it has exited."""
 
     name: str
+
+
+# ------------------------------------------------------------ control plane: another cut
+
+
+@record
+class Recut(Message):
+    """To a server that has paused for this cut: how it goes on. Repeated while its reports say that
+    it has paused.
+    """
+
+    cut: int
+    is_made: bool
+    """The coordinator has recorded the cut: drop the shard, and register again for the new one.
+    False: it was given up; go on."""
+
+
+@record
+class NewBounds(Message):
+    """To a worker: all servers have the shards of this cut. Repeated until `Noted`."""
+
+    number: int
+    bounds: tuple[int, ...]
+    clock: int
+    """All shards are at this step, and pushes for earlier ones are settled. So no push with the old
+    bounds has values that a shard still needs."""

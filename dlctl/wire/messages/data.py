@@ -28,6 +28,8 @@ class Joined(Message):
     hi: int
     initialised: bool
     next_seq: int
+    cut: int = 0
+    """The number of the cut that has these bounds."""
 
 
 @record

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import oracles
 import pytest
 import torch
 from test_kfac_engine import DAMPING, TERMS, decomposed_with, drawn, made, matrices, recorded
 from torch import nn
 
-curvlinops = pytest.importorskip(
-    "curvlinops", reason="curvlinops is not installed: `make oracles` installs it"
-)
+curvlinops = oracles.package("curvlinops")
 MODELS = {
     "mlp": (
         lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), lambda: drawn(9, 6),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from dlctl.roles.coordinator.members.membership import Membership
 from dlctl.roles.coordinator.records import AddEvent, EventContext
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.status import Reports, Totals
+from dlctl.roles.coordinator.training.bandwidths import Bandwidths
 from dlctl.roles.protocol.keyring import Keyring
 from dlctl.util.names import HOME_AGENT
 from dlctl.wire import messages as m
@@ -99,7 +102,10 @@ class Office:
         self.evaluations, self.ends = evaluations, []
         run = RunState("a-1", job, method, Keyring(b""), evaluations.context, evaluations.members)
         links = LinkBytes(evaluations.members, {}, {})
-        self.reports = Reports(run, self, None, evaluations, None, Totals({}, {}), links)  # type: ignore[arg-type]
+        recutting: Any = SimpleNamespace(bandwidths=Bandwidths(evaluations.members))
+        self.reports = Reports(
+            run, self, None, evaluations, None, Totals({}, {}), links, recutting  # type: ignore[arg-type]
+        )  # fmt: skip
 
     def end(self, state: str, reason: str, now: float) -> None:
         self.ends.append((state, reason))

@@ -12,6 +12,7 @@ from planting import MUTANTS as MUTANTS
 from mutants import commits as commits
 from mutants import coordinator as coordinator
 from mutants import methods as methods
+from mutants import recuts as recuts
 from mutants import server as server
 from mutants import shards as shards
 from mutants import shared as shared

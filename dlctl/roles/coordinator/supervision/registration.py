@@ -15,12 +15,13 @@ from dataclasses import asdict, dataclass, field, fields, replace
 
 from dlctl.errors import DlctlError
 from dlctl.job import batches, placement
+from dlctl.job.config import Host
 from dlctl.job.settings import EVERY_RUN
 from dlctl.model.cut import Bounds
 from dlctl.model.flat import Layout
 from dlctl.model.parts import PartLayouts
 from dlctl.optim import bounds
-from dlctl.records.memory import Entry, Memory
+from dlctl.records.memory import Cut, Entry, Memory
 from dlctl.roles.coordinator.members import daemon_states
 from dlctl.roles.coordinator.members.membership import Daemon
 from dlctl.roles.coordinator.records import IssueTerm, Owner
@@ -72,7 +73,7 @@ class Past:
 
 
 class Registration(Owner):
-    PERSISTED = frozenset({"layout", "bounds"})
+    PERSISTED = frozenset({"layout", "bounds", "cut"})
 
     def __init__(self, run: RunState, past: Past) -> None:
         self.run = run
@@ -91,6 +92,7 @@ class Registration(Owner):
         self.layout: Layout | None = None
         self.bounds: Bounds = ()
         """Of the servers' shards; (): the layout is not known yet."""
+        self.cut = Cut(0, 0, "", ())
         self._parts = PartLayouts(run.division)
         self._bytes, self._samples = b"", 0
         self._before = Layout.from_rows(past.manifest["layout"]) if past.manifest else None
@@ -107,8 +109,11 @@ class Registration(Owner):
     def memory(self) -> Iterator[Entry]:
         yield Entry("layout", None if self.layout is None else self.layout.to_rows())
         yield Entry("bounds", [*self.bounds] or None)
+        yield Entry(Cut.KEY, self.cut if self.cut.number else None)
 
     def recall(self, memory: Memory, now: float) -> None:
+        if cut := memory.piece(Cut):
+            self.cut = Cut(cut.number, cut.clock, cut.directory, tuple(cut.terms))
         if rows := memory.value("layout"):
             self.bounds = tuple(memory.value("bounds", ()))
             self.keep_layout(Layout.from_rows(rows), memory.work.dataset_samples)
@@ -121,8 +126,8 @@ class Registration(Owner):
         self._samples = samples
 
     def _shards_of(self, layout: Layout) -> Bounds:
-        """The bounds of the servers' shards, which a run never changes; those that no predecessor
-        has recorded are computed. Raises UsageError for more servers than the model can be cut for.
+        """The bounds of the servers' shards: those that are on record, or else new ones. Raises
+        UsageError for more servers than the model can be cut for.
         """
         return self.bounds or bounds.of_job(self.run.job, layout)
 
@@ -188,7 +193,7 @@ class Registration(Owner):
         if not daemon.key and (name := self._agents[daemon.agent].name):
             daemon.host = name
         daemon.pid = message.pid
-        if daemon.registered:
+        if daemon.registered and not self.is_of_old_cut(daemon):
             # Its welcome may wait until the term is on record; send a heartbeat meanwhile.
             self.context.send(daemon.name, m.Heard())
         else:
@@ -280,9 +285,12 @@ class Registration(Owner):
         servers = self.members.of_role("server")
         for server in servers:
             key = ("assign", server.name)
-            if server.registered and not server.address and key not in self.context.retries:
+            is_new = server.registered and not self.is_of_old_cut(server)
+            if is_new and not server.address and key not in self.context.retries:
                 samples = (self._samples, batches.bound(self.run.job))
-                how = (self.restore, server.has_served, *samples)
+                is_moving = self.cut.number and not server.has_served
+                restore = self.cut.directory if is_moving else self.restore
+                how = (restore, server.has_served, *samples, self.cut.number)
                 assign = m.Assign(self.bounds, self._bytes, *how)
                 self.context.ask(key, server.name, assign, now)
 
@@ -293,10 +301,46 @@ class Registration(Owner):
         self.context.retries.done(("assign", server.name), now)
         server.address = message.address
         server.change_state(daemon_states.RUNNING)
-        if server.has_served:
+        was_moving, has_served = self.is_moving(), server.has_served
+        if has_served:
             self.notify_moved(server, now)
         server.has_served = True
         self.introduce()
+        if was_moving and not self.is_moving():
+            self.tell_bounds(now)
+
+    # ------------------------------------------------------------ another cut
+
+    def recut(self, cut: Cut, bounds: Bounds) -> None:
+        """The servers have other parts of the model from now on, and have to join again."""
+        self.cut, self.bounds = cut, bounds
+        for server in self.members.of_role("server"):
+            server.address, server.has_served = "", False
+            self.context.retries.drop(("assign", server.name))
+            self.context.send(server.name, m.Recut(cut.number, is_made=True))
+
+    def is_of_old_cut(self, daemon: Daemon) -> bool:
+        """Whether this server's process has not joined again since the newest cut."""
+        is_server = self.cut.number and daemon.role == "server"
+        return bool(is_server) and daemon.term == self.cut.terms[daemon.index]
+
+    def is_moving(self) -> bool:
+        """Whether a server does not serve its part of the newest cut yet."""
+        servers = self.members.of_role("server")
+        return self.cut.number > 0 and not all(server.has_served for server in servers)
+
+    def tell_bounds(self, now: float, worker: Daemon | None = None) -> None:
+        """Tell the workers, or this one, the newest cut, which all servers serve."""
+        if not self.cut.number or self.is_moving():
+            return
+        new = m.NewBounds(self.cut.number, self.bounds, self.cut.clock)
+        for each in self.members.of_role("worker") if worker is None else [worker]:
+            if each.alive and each.model_ready:
+                self.context.ask(("bounds", each.name), each.name, new, now)
+
+    def host_of(self, agent: str) -> Host | None:
+        """The entry of a host in the job file, by its agent."""
+        return self._agents.get(agent)
 
     def _workers_of(self, server: Daemon) -> list[Daemon]:
         """The workers that may know a server."""
@@ -344,4 +388,5 @@ class Registration(Owner):
             bounds, initialise, self.restore, self.under_way,
             b"" if division.number(worker.index) else frozen,
             batches.size(self.run.job, worker.agent), known.start, base,
+            self.cut.number,
         )  # fmt: skip

@@ -19,7 +19,7 @@ next report acknowledges it. A decision is on the disk before it is sent, and ne
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from dlctl.algorithms.base import Lead, Process
@@ -70,6 +70,10 @@ class Quorums(Owner):
         self._deaths = run.members.follow(("_state", "registered", "term"), "worker")
         self._gone: frozenset[Process] = frozenset()
         self._to_notify: set[int] = set()
+        self.cut_behind: Callable[[int, float], int] = lambda clock, now: 0
+        """The number of the cut of the model behind a step; 0: none. Asked once a step."""
+        self._cut = 0
+        """Of the newest decision, while that cut is not given up. A successor gives it up."""
 
     def on_holding(self, peer: Peer, message: m.Holding, now: float) -> None:
         """Record the pushes that a shard holds. Raises RemoteProtocolError for an unknown server,
@@ -114,7 +118,7 @@ class Quorums(Owner):
             return
         clock = max(report.clock for report in known)
         if any(report.clock < clock for report in known):
-            self._take(clock - 1, ())
+            self._take(clock - 1, (), 0)
             return
         if self._since[0] != clock:
             self._since = clock, now
@@ -137,11 +141,21 @@ class Quorums(Owner):
             return
         assert chosen <= came.keys(), f"{sorted(chosen)} of {sorted(came)}"
         used = tuple((slot, term) for slot, term, _ in living if slot in chosen)
-        self._take(clock, used)
+        self._take(clock, used, self.cut_behind(clock, now))
 
-    def _take(self, clock: int, used: tuple[Process, ...]) -> None:
-        self.newest, self._is_new = Quorum(clock, used), True
+    def _take(self, clock: int, used: tuple[Process, ...], cut: int) -> None:
+        self.newest, self._is_new, self._cut = Quorum(clock, used), True, cut
         self._to_notify.update(self._reports)
+
+    def have_made(self, clock: int) -> bool:
+        """Whether all servers have made this step, and that is durable."""
+        servers = self.run.members.of_role("server")
+        reports = [(server, self._reports.get(server.index)) for server in servers]
+        return all(r and is_current(s, r.term) and r.clock > clock for s, r in reports)
+
+    def go_on(self) -> None:
+        """No cut of the model follows on the newest decision."""
+        self._cut = 0
 
     def _is_under_way(self, known: Sequence[HoldingReport]) -> bool:
         """Whether a shard has not made the step of the newest decision."""
@@ -168,7 +182,7 @@ class Quorums(Owner):
         notified, self._to_notify = self._to_notify, set()
         for shard in sorted(notified):
             if self._reports[shard].clock <= clock:
-                decided = m.Decided(clock, packed(used), packed(self._gone))
+                decided = m.Decided(clock, packed(used), packed(self._gone), self._cut)
                 self.run.context.send(f"server-{shard}", decided)
 
     def memory(self) -> Iterator[Entry]:
