@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import gc
 import os
 import re
 import signal
