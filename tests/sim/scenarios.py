@@ -318,7 +318,8 @@ def recuts(seed: int) -> Simulation:
     book = GlobalBook(problem)
     forgets = bool(faults.full_disks and (faults.recoveries or faults.long_freezes))
     simulation = Simulation(
-        replace(job, servers=often), problem, seed, network=poor_network(seed), compute=COMPUTE,
+        replace(job, servers=often), problem, seed,
+        network=replace(poor_network(seed), free_ports=seed % 2 > 0), compute=COMPUTE,
         faults=faults,
         checkers=(
             book, RecutChecker(book), TermsChecker(),
