@@ -8,15 +8,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from scenarios import wants_cuts
-from simulated import Watcher, job_file
+from scenarios import ACCOUNTS, wants_cuts
+from simulated import ACCOUNT, SaveAtCut, Watcher, job_file
 
 from benchmarks.target_batch import CASES, RATES, Case, linked, of_links, simulated_s
 from dlctl.job.config import Host
 from dlctl.roles.protocol.rows import rows_in
-from dlctl.sim.checkers import LivenessChecker, NothingLeft, SamplesChecker, TermsChecker
+from dlctl.sim.checkers import (
+    GlobalBook,
+    LivenessChecker,
+    NothingLeft,
+    RecutChecker,
+    SamplesChecker,
+    TermsChecker,
+)
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.objectives import Batch, LeastSquares
+from dlctl.sim.objectives import Batch, LeastSquares, TurnedLedger
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.store import Store
 from dlctl.wire import messages as m
@@ -245,6 +252,27 @@ def test_steps_are_those_of_an_uncut_run_to_the_last_bit() -> None:
         assert (len(watcher.messages()) > 4) is (recut_s > 0)
         weights[recut_s] = outcome.weights
     np.testing.assert_array_equal(*weights.values())
+
+
+def test_a_checkpoint_that_is_asked_for_while_servers_move_has_one_cut() -> None:
+    """It is saved when all have their parts of that, and is not mixed with the parts of before."""
+    job = job_file(
+        2, 3, algorithm=("target-batch", {"target_samples": 8}), batch_size=BATCH,
+        optimizer=ACCOUNT, epochs=3.0, portion_batches=2,
+    )  # fmt: skip
+    job = replace(job, servers=replace(job.servers, layout="bandwidth", recut_s=0.05))
+    problem = TurnedLedger(shards=ACCOUNTS, cells=200)
+    book = GlobalBook(problem)
+    checkers = (book, RecutChecker(book), NothingLeft())
+    simulation = Simulation(job, problem, 1, checkers=checkers)
+    wants_cuts(simulation.world, np.random.default_rng(0), 3)
+    asked = SaveAtCut(simulation)
+    outcome = simulation.run()
+    assert outcome.state == "finished", outcome.reason
+    answers = [client.reply for client in asked.clients]
+    assert len(answers) > 1
+    assert all(answer and answer.done for answer in answers)
+    assert {answer.error for answer in answers} == {""}
 
 
 def test_a_run_that_is_started_again_is_cut_by_the_bandwidths_that_its_job_has_then() -> None:

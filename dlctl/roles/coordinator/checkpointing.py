@@ -61,6 +61,8 @@ class _Current:
     of_servers: bool
     """Workers are not asked: they may wait for the servers, which wait for this."""
     directory: str = ""
+    is_asked: bool = False
+    """The daemons were asked to save."""
     late: dict[str, str] = field(default_factory=dict)
     """Daemon whose file has not arrived -> the file's name here while it is being transferred or
     verified; "" until the daemon has answered."""
@@ -81,6 +83,8 @@ class Checkpointing(Owner):
     """The number of the newest checkpoint, which may be in progress."""
     transfers: Transfers
     mirror: CheckpointMirror
+    is_moving: Callable[[], bool] = lambda: False
+    """Whether the servers are not all at one cut of the model: nobody is asked to save then."""
     newest: Json | None = field(default=None, init=False)
     last_error: str = field(default="", init=False)
     last_s: float = field(default=0.0, init=False)
@@ -115,7 +119,7 @@ class Checkpointing(Owner):
         current = self._current
         if current is None:
             return self._next_at
-        if current.directory and not current.late:
+        if current.is_asked and not current.late:
             return None
         are_stuck = current.late and all(self._hangs(current, name) for name in current.late)
         stuck_s = 0.0 if current.error else STUCK_S_MAX  # It fails anyway.
@@ -152,8 +156,10 @@ class Checkpointing(Owner):
         """The late daemons; if there are none, what is being written: before the daemons are asked,
         and after the last file has arrived.
         """
-        has_directory = self._current is not None and self._current.directory
-        return self.late() or ["the manifest" if has_directory else "a directory for it"]
+        current = self._current
+        if current is None or not current.directory:
+            return ["a directory for it"]
+        return self.late() or ["the manifest" if current.is_asked else "another cut of the model"]
 
     def to_json(self) -> Json | None:
         """{"at": seconds, "waiting": names, "gives_up_at": seconds or None}; None: none active."""
@@ -184,6 +190,15 @@ class Checkpointing(Owner):
             self._end(event.error, now)
             return
         current.directory, current.heard_at = event.directory, now
+        self.advance(now)
+
+    def advance(self, now: float) -> None:
+        """Ask the daemons to save as soon as there is a directory, and one cut of the model."""
+        current = self._current
+        is_ready = current is not None and current.directory and not current.is_asked
+        if current is None or not is_ready or self.is_moving():
+            return
+        current.is_asked, current.heard_at = True, now
         workers = [
             d for d in self.members.of_role("worker")
             if d.alive and d.asked_for_data and not d.out_of_touch
@@ -195,7 +210,7 @@ class Checkpointing(Owner):
             asked = asked + workers
         current.late = {d.name: "" for d in asked}
         for name in current.late:
-            message = m.Save(self.number, event.directory, current.is_last)
+            message = m.Save(self.number, current.directory, current.is_last)
             self.context.ask(("save", name), name, message, now)
         self._complete_if_all(now)  # There may be no daemon to wait for.
 
@@ -299,7 +314,7 @@ class Checkpointing(Owner):
         until = self.deadline()
         if until is None or now < until:
             return
-        if current.directory and all(name.startswith("worker") for name in current.late):
+        if current.is_asked and all(name.startswith("worker") for name in current.late):
             # What they have not pushed belongs to portions that are not done: it is done again.
             for name in self.late():
                 self._lack(name, "it has not saved in time")
@@ -309,7 +324,7 @@ class Checkpointing(Owner):
 
     def _complete_if_all(self, now: float) -> None:
         current = self._current
-        if current is None or current.late or not current.directory:
+        if current is None or current.late or not current.is_asked:
             return
         # A run without servers has as many models as replicas; the first one is the run's.
         models = [s for s in self._saved("worker") if "lo" in s.state][:1]

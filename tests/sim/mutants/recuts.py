@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 from planting import Patch, mutant
 
+from dlctl.roles.coordinator.supervision import recutting
 from dlctl.roles.protocol.effects import LoadArrays
 from dlctl.roles.protocol.saving import Restoring
 from dlctl.roles.server.server import Server
@@ -49,6 +50,14 @@ def no_pause_for_a_cut(patch: Patch) -> None:
     patch.setattr(
         Server, "_takes_part", lambda self: self.serving is not None and not self._restoring
     )
+
+
+@mutant(
+    "a cut is made although a server that has saved was replaced, and goes on with its old part",
+    "LivenessChecker", "RecutChecker", scenario="recuts",
+)  # fmt: skip
+def a_cut_of_replaced_servers(patch: Patch) -> None:
+    patch.setattr(recutting, "is_current", lambda server, term: True)
 
 
 @mutant("a range of the model is handed over twice, and another one to nobody",
