@@ -256,8 +256,8 @@ class ShardClient:
     def on_parameters(
         self, message: m.Parameters | m.SparseParameters, now: float
     ) -> FetchAnswer | None:
-        """An answer to a fetch; None if it was not awaited, or is not of the process that this worker
-        has joined: that may have another part of the model.
+        """An answer to a fetch; None if it was not awaited, or is of a process that this worker has
+        not joined: that may have another part of the model.
 
         Raises RemoteProtocolError if it does not fit the shard.
         """
