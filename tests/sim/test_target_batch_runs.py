@@ -13,8 +13,10 @@ from simulated import ACCOUNT, SaveAtCut, Watcher, job_file
 
 from benchmarks.target_batch import CASES, RATES, Case, linked, of_links, simulated_s
 from dlctl.job.config import Host
+from dlctl.roles.coordinator.supervision.recutting import CLOSED_S_MAX
 from dlctl.roles.protocol.rows import rows_in
 from dlctl.sim.checkers import (
+    Checker,
     GlobalBook,
     LivenessChecker,
     NothingLeft,
@@ -254,8 +256,8 @@ def test_steps_are_those_of_an_uncut_run_to_the_last_bit() -> None:
     np.testing.assert_array_equal(*weights.values())
 
 
-def test_a_checkpoint_that_is_asked_for_while_servers_move_has_one_cut() -> None:
-    """It is saved when all have their parts of that, and is not mixed with the parts of before."""
+def cut_often(*checkers: Checker) -> Simulation:
+    """Three servers that are cut anew as often as possible, and an account of all pushes."""
     job = job_file(
         2, 3, algorithm=("target-batch", {"target_samples": 8}), batch_size=BATCH,
         optimizer=ACCOUNT, epochs=3.0, portion_batches=2,
@@ -263,9 +265,31 @@ def test_a_checkpoint_that_is_asked_for_while_servers_move_has_one_cut() -> None
     job = replace(job, servers=replace(job.servers, layout="bandwidth", recut_s=0.05))
     problem = TurnedLedger(shards=ACCOUNTS, cells=200)
     book = GlobalBook(problem)
-    checkers = (book, RecutChecker(book), NothingLeft())
-    simulation = Simulation(job, problem, 1, checkers=checkers)
+    every = (book, RecutChecker(book), NothingLeft(), *checkers)
+    simulation = Simulation(job, problem, 1, checkers=every)
     wants_cuts(simulation.world, np.random.default_rng(0), 3)
+    return simulation
+
+
+def test_nothing_is_cut_where_a_checkpoint_takes_longer_than_servers_may_pause() -> None:
+    watcher = Watcher(m.Decided)
+    simulation = cut_often(watcher)
+    honest = simulation.world.start
+
+    def start(*of: Any, **more: Any) -> Any:
+        process = honest(*of, **more)
+        process.machine.checkpointing.last_s = CLOSED_S_MAX  # type: ignore[attr-defined]
+        return process
+
+    simulation.world.start = start  # type: ignore[method-assign]
+    outcome = simulation.run()
+    assert outcome.state == "finished", outcome.reason
+    assert {decided.cut for decided in watcher.messages()} == {0}
+
+
+def test_a_checkpoint_that_is_asked_for_while_servers_move_has_one_cut() -> None:
+    """It is saved when all have their parts of that, and is not mixed with the parts of before."""
+    simulation = cut_often()
     asked = SaveAtCut(simulation)
     outcome = simulation.run()
     assert outcome.state == "finished", outcome.reason
