@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 from dlctl.job.config import JobFile
+from dlctl.records.manifest import state_of
 from dlctl.records.memory import Entry, Memory
 from dlctl.roles.coordinator.checkpoint_mirror import CheckpointMirror
 from dlctl.roles.coordinator.members.membership import Membership
@@ -45,6 +46,8 @@ STUCK_S_MAX = 10.0
 """The timeout if the only daemons left are workers that hang, and do not save. A worker that hangs
 with all of its steps pushed can still save, unless torch keeps state for it.
 """
+NO_PART = (-1, -1)
+"""The bounds of no shard."""
 Finished = Callable[[Json], None]
 """Called with the checkpoint's row; its "error" is "" if it is complete."""
 
@@ -59,7 +62,8 @@ class _Current:
     """State at the start of the checkpoint; the files are filled in at the end."""
     is_last: bool
     of_servers: bool
-    """Workers are not asked: they may wait for the servers, which wait for this."""
+    """It is for another cut of the model. Workers are not asked: they may wait for the servers,
+    which wait for this."""
     directory: str = ""
     is_asked: bool = False
     """The daemons were asked to save."""
@@ -173,7 +177,8 @@ class Checkpointing(Owner):
         is_last: bool = False, of_servers: bool = False,
     ) -> None:  # fmt: skip
         """Begin a checkpoint, or join the current one. is_last: shards must not change after they
-        are saved. of_servers: without the workers' residuals.
+        are saved. of_servers: for another cut of the model, without the workers' residuals; it
+        fails if servers with other parts could not continue from it.
         """
         if self._current is None:
             self.number += 1
@@ -338,6 +343,9 @@ class Checkpointing(Owner):
             "shards": [part_of(s) for s in shards],
             "workers": [part_of(s) for s in self._saved("worker") if s.file],
         }
+        if current.of_servers and (error := _misfit(manifest)):
+            self._end(error, now)
+            return
         options, directory = self.job.checkpoints, current.directory
         self.context.do(
             CompleteCheckpoint(self.number, directory, manifest, options.keep, options.best)
@@ -382,6 +390,15 @@ class Checkpointing(Owner):
 
 
 # ---------------------------------------------------------------- the manifest
+
+
+def _misfit(manifest: Json) -> str:
+    """Why no server with another part of the model can continue from it; "": one can."""
+    try:
+        state_of(manifest, *NO_PART)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def part_of(saved: m.Saved) -> Json:
