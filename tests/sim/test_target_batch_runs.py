@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,7 +14,9 @@ from simulated import ACCOUNT, SaveAtCut, Watcher, job_file
 
 from benchmarks.target_batch import CASES, RATES, Case, linked, of_links, simulated_s
 from dlctl.job.config import Host
+from dlctl.roles.coordinator.persistence import corrected
 from dlctl.roles.coordinator.supervision.recutting import CLOSED_S_MAX
+from dlctl.roles.coordinator.supervision.registration import Past
 from dlctl.roles.protocol.rows import rows_in
 from dlctl.sim.checkers import (
     Checker,
@@ -26,9 +29,11 @@ from dlctl.sim.checkers import (
 )
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.objectives import Batch, LeastSquares, TurnedLedger
+from dlctl.sim.process import Process
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.store import Store
 from dlctl.wire import messages as m
+from dlctl.wire.machine import Effect, Send
 from dlctl.wire.messages import Array
 
 SAMPLES, EPOCHS, TARGET, BATCH, LR = 256, 12, 96, 4, 0.1
@@ -285,6 +290,51 @@ def test_nothing_is_cut_where_a_checkpoint_takes_longer_than_servers_may_pause()
     outcome = simulation.run()
     assert outcome.state == "finished", outcome.reason
     assert {decided.cut for decided in watcher.messages()} == {0}
+
+
+class AtCut(Checker):
+    """Does something once, as soon as the record of a cut has been made."""
+
+    def __init__(self, do: Callable[[], None]) -> None:
+        self._do, self._is_done = do, False
+
+    def on_effect(self, process: Process, effect: Effect) -> None:
+        match effect:
+            case Send(message=m.Recut(is_made=True)) if not self._is_done:
+                self._is_done = True
+                process.timeline.after(0.0, self._do)
+
+
+def test_a_run_that_is_stopped_while_servers_move_saves_what_they_get() -> None:
+    simulation = cut_often(
+        AtCut(lambda: simulation.request(0.0, "stop", {"grace_s": 0.0, "checkpoint": True}))
+    )
+    outcome = simulation.run()
+    assert outcome.state == "stopped", outcome.reason
+    saved = max(outcome.store.manifests.values(), key=lambda manifest: manifest["number"])
+    assert saved["number"] == 2, "behind that of the cut"
+    assert saved["step"] == outcome.store.run["step"]
+
+
+def test_a_recovery_behind_the_record_of_a_cut_does_not_go_on_with_the_old_parts() -> None:
+    """Power is lost; `dlctl recover` finds the old parts, and corrects the record by that."""
+
+    def lose_power() -> None:
+        for process in [each for each in world.processes if each.alive]:
+            process.end(-9)
+        world.recover(0.5)
+
+    def past() -> Past:
+        found, served = honest(), [f"server-{index}" for index in range(3)]
+        return replace(
+            found, memory={**found.memory, **corrected(found.memory, {"served": served})}
+        )
+
+    simulation = cut_often(AtCut(lose_power))
+    world = simulation.world
+    honest, world.past = world.past, past  # type: ignore[method-assign]
+    outcome = simulation.run()
+    assert outcome.state == "finished", outcome.reason
 
 
 def test_a_checkpoint_that_is_asked_for_while_servers_move_has_one_cut() -> None:
