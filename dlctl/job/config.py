@@ -245,8 +245,9 @@ class Servers:
     """With a `layout` by bandwidth and the method `target-batch`: the parts follow the bandwidths
     that the pushes show, while the run is under way. At most every so many seconds, and only if a
     round takes 20 % less time then, all servers pause behind a step and save a checkpoint, and each
-    continues with another part of it. Hosts need no `bandwidth` then: until theirs are measured,
-    the parts are alike. 0: they do not change."""
+    continues with another part of it. So nothing is changed where a checkpoint takes half a minute.
+    Hosts need no `bandwidth` then: until theirs are measured, the parts are alike. 0: they do not
+    change."""
     durability: Literal["process", "none", "disk"] = "process"
     """What an acknowledged push survives. "process": the death of its server at any instant; the
     shard is in mapped memory, twice. "disk": also a power loss; every push is on the disk before it

@@ -139,6 +139,10 @@ class Cut(Piece):
     terms: tuple[int, ...]
     """Of the servers that had the parts of the cut before."""
 
+    def ends(self, shard: int, term: int) -> bool:
+        """Whether this process of a server had a part of the cut before."""
+        return self.number > 0 and term == self.terms[shard]
+
 
 @dataclass(frozen=True, slots=True)
 class Norm(Piece):

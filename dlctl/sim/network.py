@@ -89,6 +89,9 @@ class NetworkOptions:
     """Whether flows share a card; else it takes one message after the other, which costs less."""
     machines: Mapping[str, str] = field(default_factory=dict)
     """Daemon -> the machine that it is on, if that is not one of its own."""
+    free_ports: bool = False
+    """Whether every process of a server listens at another address, as on any free port of a host;
+    else all of them at one, as on a unix socket."""
 
 
 class Endpoint(Protocol):

@@ -322,6 +322,8 @@ class World:
         FilesDriver(process, self.store, self.disk, self.host_disks)
         CommitDriver(process, self.disk)
         address = f"sim://{registration.name}"
+        if self.network.options.free_ports:
+            address += f":{registration.incarnation}"
         self.network.listen(address, process)
         job = self.job
         return Server(

@@ -282,6 +282,19 @@ def test_the_gradients_of_a_step_are_gathered_until_the_next_one_begins():
     assert side.shard.w.tolist() == [-2.0] * SIZE
 
 
+def test_a_step_that_a_checkpoint_has_in_the_middle_is_made_once():
+    side = gathering()
+    ends(side, 3)
+    push(side, BatchKey(0, 0, 0, 0))
+    side.round = 0
+    side.restore({**side.state(), "round": 3})
+    assert ends(side, 3) == APPLIED, "the clients resume in it"
+    assert push(side, BatchKey(0, 1, 0, 1)) == BUFFERED
+    assert side.shard.w.tolist() == [0.0] * SIZE
+    ends(side, 4)
+    assert side.shard.w.tolist() == [-1.0] * SIZE
+
+
 def test_the_head_begins_a_step_once_before_it_computes_in_it_and_ends_the_last_one():
     where = site(Options(clients="parallel", heads="each"), np.zeros(SIZE, np.float32), HEAD)
     side = SPLIT.replica(replace(where, role="head"))

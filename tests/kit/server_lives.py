@@ -108,6 +108,7 @@ class Life:
         index: int = 0,
         servers: int = 1,
         restore: str = "",
+        cut: int = 0,
     ) -> None:
         self.server = server(
             algorithm or registry.load("algorithms", "downpour"),
@@ -119,7 +120,8 @@ class Life:
         welcome = m.Welcome(f"server-{index}", index, term, KEY, settings or {})
         self.server.handle(Received(COORDINATOR, welcome), 0.0)
         bounds = even(SIZE, servers)
-        self.effects = self.tell(m.Assign(bounds, LAYOUT, restore, keep, step_samples=64))
+        assign = m.Assign(bounds, LAYOUT, restore, keep, step_samples=64, cut=cut)
+        self.effects = self.tell(assign)
 
     def tell(self, message: m.Message, peer: Any = COORDINATOR) -> list[Any]:
         return handled(self.server, Received(peer, message))

@@ -25,6 +25,8 @@ from simulated import (
     KillAtCut,
     KillAtDecision,
     KillInCommit,
+    ReplacedAtCut,
+    SaveAtCut,
     StopAtWork,
     job_file,
     ledger_checkers,
@@ -318,7 +320,8 @@ def recuts(seed: int) -> Simulation:
     book = GlobalBook(problem)
     forgets = bool(faults.full_disks and (faults.recoveries or faults.long_freezes))
     simulation = Simulation(
-        replace(job, servers=often), problem, seed, network=poor_network(seed), compute=COMPUTE,
+        replace(job, servers=often), problem, seed,
+        network=replace(poor_network(seed), free_ports=seed % 2 > 0), compute=COMPUTE,
         faults=faults,
         checkers=(
             book, RecutChecker(book), TermsChecker(),
@@ -330,6 +333,10 @@ def recuts(seed: int) -> Simulation:
     wants_cuts(simulation.world, np.random.default_rng([seed, 17]), servers)
     if seed % 4 == 1:
         KillAtCut(simulation, np.random.default_rng([seed, 18]), faults.heal_at_s)
+    if seed % 4 == 3:
+        SaveAtCut(simulation)
+    if seed % 4 == 2:
+        ReplacedAtCut(simulation, np.random.default_rng([seed, 19]), faults.heal_at_s)
     return syncing(seed, simulation)
 
 

@@ -41,6 +41,7 @@ from dlctl.wire.messages import (
     NewBounds,
     Push,
     Recut,
+    Save,
     Saved,
     Shutdown,
 )
@@ -298,6 +299,58 @@ class KillAtCut(Checker):
             after_s = float(self._rng.choice([0.0, 0.001, 0.02]))
             self.killed.append(f"{stage}: {name}")
             self._world.timeline.after(after_s, lambda: self._world.kill(name))
+
+
+class SaveAtCut(Checker):
+    """At every cut of the model somebody asks for a checkpoint, while the servers move."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation, self._newest = simulation, 0
+        self.clients: list[Any] = []
+        simulation.world.observers.append(self)
+
+    def on_effect(self, process: Any, effect: Any) -> None:
+        match effect:
+            case Send(message=Recut(cut=cut, is_made=True)) if cut > self._newest:
+                self._newest = cut
+                now = self._simulation.world.timeline.now
+                self.clients.append(self._simulation.request(now, "checkpoint", {}))
+
+
+class ReplacedAtCut(Checker):
+    """While one server is slow to save for a cut of the model, another one that has saved dies, and
+    its next process is at work before the slow one has saved.
+    """
+
+    SHARE = 0.7
+    """Of the cuts."""
+    SLOW_S = 1.6
+
+    def __init__(self, simulation: Simulation, rng: np.random.Generator, until_s: float) -> None:
+        self._world, self._rng, self._until_s = simulation.world, rng, until_s
+        self._checkpoint = 0
+        self._dies = ""
+        self._world.observers.append(self)
+
+    def on_effect(self, process: Any, effect: Any) -> None:
+        if not isinstance(effect, Send) or self._world.timeline.now > self._until_s:
+            return
+        match effect.message:
+            case Save(checkpoint=number) if number > self._checkpoint:
+                self._checkpoint, self._dies = number, ""
+                self._begin()
+            case Saved(name=name) if name == self._dies:
+                self._dies = ""
+                self._world.timeline.after(0.1, lambda: self._world.kill(name))
+
+    def _begin(self) -> None:
+        servers = self._world.living("server")
+        serving = [self._world.process(name).machine.serving for name in servers]
+        are_paused = all(each is not None and each.is_paused() for each in serving)
+        if are_paused and len(servers) > 1 and self._rng.random() < self.SHARE:
+            slow, self._dies = (str(name) for name in self._rng.permutation(servers)[:2])
+            self._world.freeze(slow)
+            self._world.timeline.after(self.SLOW_S, lambda: self._world.thaw(slow))
 
 
 class KillInCommit(Checker):

@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from scenarios import wants_cuts
-from simulated import Watcher, job_file
+from scenarios import ACCOUNTS, wants_cuts
+from simulated import ACCOUNT, SaveAtCut, Watcher, job_file
 
 from benchmarks.target_batch import CASES, RATES, Case, linked, of_links, simulated_s
 from dlctl.job.config import Host
+from dlctl.roles.coordinator.persistence import corrected
+from dlctl.roles.coordinator.supervision.recutting import CLOSED_S_MAX
+from dlctl.roles.coordinator.supervision.registration import Past
 from dlctl.roles.protocol.rows import rows_in
-from dlctl.sim.checkers import LivenessChecker, NothingLeft, SamplesChecker, TermsChecker
+from dlctl.sim.checkers import (
+    Checker,
+    GlobalBook,
+    LivenessChecker,
+    NothingLeft,
+    RecutChecker,
+    SamplesChecker,
+    TermsChecker,
+)
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.objectives import Batch, LeastSquares
+from dlctl.sim.objectives import Batch, LeastSquares, TurnedLedger
+from dlctl.sim.process import Process
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.store import Store
 from dlctl.wire import messages as m
+from dlctl.wire.machine import Effect, Send
 from dlctl.wire.messages import Array
 
 SAMPLES, EPOCHS, TARGET, BATCH, LR = 256, 12, 96, 4, 0.1
@@ -245,6 +259,94 @@ def test_steps_are_those_of_an_uncut_run_to_the_last_bit() -> None:
         assert (len(watcher.messages()) > 4) is (recut_s > 0)
         weights[recut_s] = outcome.weights
     np.testing.assert_array_equal(*weights.values())
+
+
+def cut_often(*checkers: Checker) -> Simulation:
+    """Three servers that are cut anew as often as possible, and an account of all pushes."""
+    job = job_file(
+        2, 3, algorithm=("target-batch", {"target_samples": 8}), batch_size=BATCH,
+        optimizer=ACCOUNT, epochs=3.0, portion_batches=2,
+    )  # fmt: skip
+    job = replace(job, servers=replace(job.servers, layout="bandwidth", recut_s=0.05))
+    problem = TurnedLedger(shards=ACCOUNTS, cells=200)
+    book = GlobalBook(problem)
+    every = (book, RecutChecker(book), NothingLeft(), *checkers)
+    simulation = Simulation(job, problem, 1, checkers=every)
+    wants_cuts(simulation.world, np.random.default_rng(0), 3)
+    return simulation
+
+
+def test_nothing_is_cut_where_a_checkpoint_takes_longer_than_servers_may_pause() -> None:
+    watcher = Watcher(m.Decided)
+    simulation = cut_often(watcher)
+    honest = simulation.world.start
+
+    def start(*of: Any, **more: Any) -> Any:
+        process = honest(*of, **more)
+        process.machine.checkpointing.last_s = CLOSED_S_MAX  # type: ignore[attr-defined]
+        return process
+
+    simulation.world.start = start  # type: ignore[method-assign]
+    outcome = simulation.run()
+    assert outcome.state == "finished", outcome.reason
+    assert {decided.cut for decided in watcher.messages()} == {0}
+
+
+class AtCut(Checker):
+    """Does something once, as soon as the record of a cut has been made."""
+
+    def __init__(self, do: Callable[[], None]) -> None:
+        self._do, self._is_done = do, False
+
+    def on_effect(self, process: Process, effect: Effect) -> None:
+        match effect:
+            case Send(message=m.Recut(is_made=True)) if not self._is_done:
+                self._is_done = True
+                process.timeline.after(0.0, self._do)
+
+
+def test_a_run_that_is_stopped_while_servers_move_saves_what_they_get() -> None:
+    simulation = cut_often(
+        AtCut(lambda: simulation.request(0.0, "stop", {"grace_s": 0.0, "checkpoint": True}))
+    )
+    outcome = simulation.run()
+    assert outcome.state == "stopped", outcome.reason
+    saved = max(outcome.store.manifests.values(), key=lambda manifest: manifest["number"])
+    assert saved["number"] == 2, "behind that of the cut"
+    assert saved["step"] == outcome.store.run["step"]
+
+
+def test_a_recovery_behind_the_record_of_a_cut_does_not_go_on_with_the_old_parts() -> None:
+    """Power is lost; `dlctl recover` finds the old parts, and corrects the record by that."""
+
+    def lose_power() -> None:
+        for process in [each for each in world.processes if each.alive]:
+            process.end(-9)
+        world.recover(0.5)
+
+    def past() -> Past:
+        found, served = honest(), [f"server-{index}" for index in range(3)]
+        return replace(
+            found, memory={**found.memory, **corrected(found.memory, {"served": served})}
+        )
+
+    simulation = cut_often(AtCut(lose_power))
+    world = simulation.world
+    honest, world.past = world.past, past  # type: ignore[method-assign]
+    outcome = simulation.run()
+    assert outcome.state == "finished", outcome.reason
+
+
+def test_a_checkpoint_that_is_asked_for_while_servers_move_has_one_cut() -> None:
+    """It is saved when all have their parts of that, and is not mixed with the parts of before."""
+    simulation = cut_often()
+    asked = SaveAtCut(simulation)
+    outcome = simulation.run()
+    assert outcome.state == "finished", outcome.reason
+    answers = [client.reply for client in asked.clients]
+    assert len(answers) > 1
+    assert all(answer and answer.done for answer in answers)
+    assert {answer.error for answer in answers} == {""}
 
 
 def test_a_run_that_is_started_again_is_cut_by_the_bandwidths_that_its_job_has_then() -> None:

@@ -483,6 +483,11 @@ class InRounds(InParallel):
         super().resume(state)
         self.round = state["round"]
 
+    def restore(self, state: Json) -> None:
+        """The gradients of the step that was under way are still gathered: it is made once."""
+        super().restore(state)
+        self.round = state.get("round", 0)
+
 
 def applied(side: ShardSide, once: Once, push: messages.Push, delta: Delta) -> PushOutcome:
     """Step with a batch, unless it is in the shard."""

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 from dlctl.job.config import JobFile
+from dlctl.records.manifest import state_of
 from dlctl.records.memory import Entry, Memory
 from dlctl.roles.coordinator.checkpoint_mirror import CheckpointMirror
 from dlctl.roles.coordinator.members.membership import Membership
@@ -45,6 +46,8 @@ STUCK_S_MAX = 10.0
 """The timeout if the only daemons left are workers that hang, and do not save. A worker that hangs
 with all of its steps pushed can still save, unless torch keeps state for it.
 """
+NO_PART = (-1, -1)
+"""The bounds of no shard."""
 Finished = Callable[[Json], None]
 """Called with the checkpoint's row; its "error" is "" if it is complete."""
 
@@ -59,8 +62,11 @@ class _Current:
     """State at the start of the checkpoint; the files are filled in at the end."""
     is_last: bool
     of_servers: bool
-    """Workers are not asked: they may wait for the servers, which wait for this."""
+    """It is for another cut of the model. Workers are not asked: they may wait for the servers,
+    which wait for this."""
     directory: str = ""
+    is_asked: bool = False
+    """The daemons were asked to save."""
     late: dict[str, str] = field(default_factory=dict)
     """Daemon whose file has not arrived -> the file's name here while it is being transferred or
     verified; "" until the daemon has answered."""
@@ -81,6 +87,8 @@ class Checkpointing(Owner):
     """The number of the newest checkpoint, which may be in progress."""
     transfers: Transfers
     mirror: CheckpointMirror
+    is_moving: Callable[[], bool] = lambda: False
+    """Whether the servers are not all at one cut of the model: nobody is asked to save then."""
     newest: Json | None = field(default=None, init=False)
     last_error: str = field(default="", init=False)
     last_s: float = field(default=0.0, init=False)
@@ -115,7 +123,7 @@ class Checkpointing(Owner):
         current = self._current
         if current is None:
             return self._next_at
-        if current.directory and not current.late:
+        if current.is_asked and not current.late:
             return None
         are_stuck = current.late and all(self._hangs(current, name) for name in current.late)
         stuck_s = 0.0 if current.error else STUCK_S_MAX  # It fails anyway.
@@ -152,8 +160,10 @@ class Checkpointing(Owner):
         """The late daemons; if there are none, what is being written: before the daemons are asked,
         and after the last file has arrived.
         """
-        has_directory = self._current is not None and self._current.directory
-        return self.late() or ["the manifest" if has_directory else "a directory for it"]
+        current = self._current
+        if current is None or not current.directory:
+            return ["a directory for it"]
+        return self.late() or ["the manifest" if current.is_asked else "another cut of the model"]
 
     def to_json(self) -> Json | None:
         """{"at": seconds, "waiting": names, "gives_up_at": seconds or None}; None: none active."""
@@ -167,7 +177,8 @@ class Checkpointing(Owner):
         is_last: bool = False, of_servers: bool = False,
     ) -> None:  # fmt: skip
         """Begin a checkpoint, or join the current one. is_last: shards must not change after they
-        are saved. of_servers: without the workers' residuals.
+        are saved. of_servers: for another cut of the model, without the workers' residuals; it
+        fails if servers with other parts could not continue from it.
         """
         if self._current is None:
             self.number += 1
@@ -184,6 +195,15 @@ class Checkpointing(Owner):
             self._end(event.error, now)
             return
         current.directory, current.heard_at = event.directory, now
+        self.advance(now)
+
+    def advance(self, now: float) -> None:
+        """Ask the daemons to save as soon as there is a directory, and one cut of the model."""
+        current = self._current
+        is_ready = current is not None and current.directory and not current.is_asked
+        if current is None or not is_ready or self.is_moving():
+            return
+        current.is_asked, current.heard_at = True, now
         workers = [
             d for d in self.members.of_role("worker")
             if d.alive and d.asked_for_data and not d.out_of_touch
@@ -195,7 +215,7 @@ class Checkpointing(Owner):
             asked = asked + workers
         current.late = {d.name: "" for d in asked}
         for name in current.late:
-            message = m.Save(self.number, event.directory, current.is_last)
+            message = m.Save(self.number, current.directory, current.is_last)
             self.context.ask(("save", name), name, message, now)
         self._complete_if_all(now)  # There may be no daemon to wait for.
 
@@ -299,7 +319,7 @@ class Checkpointing(Owner):
         until = self.deadline()
         if until is None or now < until:
             return
-        if current.directory and all(name.startswith("worker") for name in current.late):
+        if current.is_asked and all(name.startswith("worker") for name in current.late):
             # What they have not pushed belongs to portions that are not done: it is done again.
             for name in self.late():
                 self._lack(name, "it has not saved in time")
@@ -309,7 +329,7 @@ class Checkpointing(Owner):
 
     def _complete_if_all(self, now: float) -> None:
         current = self._current
-        if current is None or current.late or not current.directory:
+        if current is None or current.late or not current.is_asked:
             return
         # A run without servers has as many models as replicas; the first one is the run's.
         models = [s for s in self._saved("worker") if "lo" in s.state][:1]
@@ -323,6 +343,9 @@ class Checkpointing(Owner):
             "shards": [part_of(s) for s in shards],
             "workers": [part_of(s) for s in self._saved("worker") if s.file],
         }
+        if current.of_servers and (error := _misfit(manifest)):
+            self._end(error, now)
+            return
         options, directory = self.job.checkpoints, current.directory
         self.context.do(
             CompleteCheckpoint(self.number, directory, manifest, options.keep, options.best)
@@ -367,6 +390,15 @@ class Checkpointing(Owner):
 
 
 # ---------------------------------------------------------------- the manifest
+
+
+def _misfit(manifest: Json) -> str:
+    """Why no server with another part of the model can continue from it; "": one can."""
+    try:
+        state_of(manifest, *NO_PART)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def part_of(saved: m.Saved) -> Json:

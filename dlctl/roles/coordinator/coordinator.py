@@ -158,8 +158,9 @@ class Coordinator:
         address = job.checkpoints.mirror.replace(RUN_IN_ADDRESS, run_id)
         self.uploads = CheckpointMirror(context, address, self._newest_checkpoint)
         self.checkpointing = Checkpointing(
-            context, members, job, past.checkpoints, self.transfers, self.uploads
-        )
+            context, members, job, past.checkpoints, self.transfers, self.uploads,
+            self.registration.is_moving,
+        )  # fmt: skip
         self.recutting = Recutting(
             run, self, self.lead.side, self.registration, self.quorums, self.checkpointing,
             Bandwidths(members),
@@ -412,6 +413,7 @@ class Coordinator:
         self.groups.advance(now)
         self.quorums.advance(now)
         self.recutting.advance(now)
+        self.checkpointing.advance(now)
         self.norms.advance()
         self.requests.tell(now)
         if self.status.due_at() <= now:

@@ -244,17 +244,19 @@ def corrected(memory: Mapping[str, Any], recovery: Mapping[str, list[str]]) -> d
     command found: `served`, servers that left a shard, and `gone`, agents that no longer run on the
     hosts it asked.
 
-    - A power loss may lose the record that a shard had a server, and keep the shard's journal.
+    - A power loss may lose the record that a shard had a server, and keep the shard's journal. What
+      was left of the part before the newest cut does not count: the checkpoint of that has it.
     - The coordinator must not wait for a heartbeat of an agent that is gone.
     - Quarantined workers are restarted if there are no others, as no worker would be left to train;
       and if the run has failed: all others are restarted as well, and the cause may be fixed.
     """
     before = Memory(memory)
+    cut = before.piece(Cut)
     rows = {DAEMON + name: row for name, row in before.under(DAEMON)}
     changed: dict[str, Json] = {}
     for key, row in rows.items():
         name = key.removeprefix(DAEMON)
-        if name in recovery.get("served", ()):
+        if name in recovery.get("served", ()) and not (cut and cut.ends(row["index"], row["term"])):
             changed[key] = {**row, "has_served": True}
         elif name in recovery.get("gone", ()):
             changed[key] = {**row, "registered": False}

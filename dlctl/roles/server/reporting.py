@@ -65,9 +65,8 @@ class Reporting:
                 frozenset((slot, term) for slot, term in rows_in(numbers, 2))
                 for numbers in (message.used, message.gone)
             )
-            if (
-                message.cut and message.clock >= self.serving.shard.version
-            ):  # Before the step, which answers the reads that wait for it.
+            if message.cut and message.clock >= self.serving.shard.version:
+                # Before the step, which answers the reads that wait for it.
                 self.serving.pause = Pause(message.cut, message.clock)
             outcomes = self.serving.side.decided(Decision(message.clock, used, gone))
             self.serving.parameters.settle(outcomes)

@@ -365,11 +365,13 @@ class Server:
         return optimizer_of(table, self.algorithm, self.options, parameters, workers)
 
     def _on_unusable_shard(self, message: m.Assign, error: DlctlError, now: float) -> None:
-        """There is no shard to serve. A stored shard without disk space waits for space: another
-        process would fail as well. An unusable state must not silently be replaced by zeros, so the
-        error is fatal, unless another process holds the state and may release it.
+        """There is no shard to serve. That of a run under way waits for disk space, whether it is
+        stored or in the checkpoint of a cut: another process would fail as well. An unusable state
+        must not silently be replaced by zeros, so the error is fatal, unless another process holds
+        the state and may release it.
         """
-        waits, is_reported = isinstance(error, NoRoom) and message.keep, self._waits is not None
+        is_under_way, is_reported = message.keep or message.cut > 0, self._waits is not None
+        waits = isinstance(error, NoRoom) and is_under_way
         self._waits, self._look_at = (message, now + LOOK_S) if waits else (None, None)
         if waits and is_reported:
             return

@@ -256,14 +256,15 @@ class ShardClient:
     def on_parameters(
         self, message: m.Parameters | m.SparseParameters, now: float
     ) -> FetchAnswer | None:
-        """An answer to a fetch; None if it is stale or was not awaited.
+        """An answer to a fetch; None if it was not awaited, or is of a process that this worker has
+        not joined: that may have another part of the model.
 
         Raises RemoteProtocolError if it does not fit the shard.
         """
         key = self.fetch_key(message.request)
         asked = self.context.retries.message(key)
-        is_stale = message.term < self.link.term
-        if is_stale or not isinstance(asked, m.Fetch | m.FetchRows):
+        is_joined = self.link.joined and message.term == self.link.term
+        if not is_joined or not isinstance(asked, m.Fetch | m.FetchRows):
             return None
         arrived = slice_in(message, self._elements(asked))
         have_version = asked.have_version if isinstance(asked, m.Fetch) else 0

@@ -8,6 +8,7 @@ import numpy as np
 
 from dlctl import registry
 from dlctl.compress.plain import expand
+from dlctl.roles.coordinator.records import CompleteCheckpoint
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.checkers.book import Book, DonePortion, PushKey
 from dlctl.sim.process import Process
@@ -56,6 +57,8 @@ class RecutChecker(Checker):
         """The value of a push's first cell when it was acknowledged by a server that has it."""
 
     def on_effect(self, process: Process, effect: Effect) -> None:
+        if isinstance(effect, CompleteCheckpoint):
+            self._on_checkpoint(effect)
         if not isinstance(effect, Send):
             return
         match effect.message:
@@ -63,6 +66,13 @@ class RecutChecker(Checker):
                 self.cuts = max(self.cuts, number)
             case m.Ack():
                 self._on_ack(process, self.book.key(process, effect.peer, effect.message))
+
+    def _on_checkpoint(self, effect: CompleteCheckpoint) -> None:
+        """Its files are the model, and not parts of two cuts."""
+        parts = [(part["lo"], part["hi"]) for part in effect.manifest["shards"]]
+        ends = [0, *(hi for _, hi in parts)]
+        if [lo for lo, _ in parts] != ends[:-1] or ends[-1] != effect.manifest["size"]:
+            raise self.broken(f"checkpoint {effect.number} has the parts {parts}")
 
     def _on_ack(self, server: Process, key: PushKey | None) -> None:
         if key is None or key not in self.book.acknowledged or not len(self.book.cells[key]):

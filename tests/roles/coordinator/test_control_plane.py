@@ -363,8 +363,8 @@ SAVED_AT = 0.2
 
 
 class Saving:
-    def __init__(self, every_s: float = 60.0) -> None:
-        self.context, self.members, self.rows = EventContext(1.0), members(), []  # type: ignore[var-annotated]
+    def __init__(self, every_s: float = 60.0, more: tuple[str, ...] = ()) -> None:
+        self.context, self.members, self.rows = EventContext(1.0), members(*more), []  # type: ignore[var-annotated]
         self.job = JobFile(
             job=Job(name="saving", task="none"), checkpoints=Checkpoints(every_s=every_s),
             compression=Choice(name="topk"),
@@ -425,6 +425,25 @@ def test_a_checkpoint_is_complete_when_its_manifest_is_written() -> None:
     saving.machine.on_event(CheckpointEnded(8, ""), 0.3)
     assert saving.rows[0]["error"] == ""
     assert saving.machine.newest == saving.rows[0]
+
+
+@pytest.mark.parametrize(("taken", "is_of_use"), [((3, 3), True), ((3, 4), False)])
+def test_a_checkpoint_for_another_cut_fails_if_servers_could_not_continue_from_it(
+    taken: tuple[int, int], is_of_use: bool
+) -> None:
+    """Their shards are dropped for it. Here one has refused a push that the other has taken."""
+    saving = Saving(more=("server-1",))
+    saving.machine.begin(100, {"size": 2}, 0.0, saving.rows.append, of_servers=True)
+    assert sent_to(saving.begun()) == ["server-0", "server-1"]
+    for number, count in enumerate(taken):
+        state = {"lo": number, "hi": number + 1, "counters": {"buffered": count, "updates": count}}
+        message = m.Saved(
+            8, f"server-{number}", saved_file(f"server-{number}"), "hash", 10, state, ""
+        )
+        saving.machine.on_saved(b"", message, SAVED_AT)
+    effects = saving.looked_at()
+    assert any(isinstance(effect, CompleteCheckpoint) for effect in effects) == is_of_use
+    assert [bool(row["error"]) for row in saving.rows] == ([] if is_of_use else [True])
 
 
 def test_two_requests_at_once_are_one_checkpoint() -> None:

@@ -21,6 +21,19 @@ def test_only_what_is_known_better_changes():
     }
 
 
+def test_a_shard_of_the_cut_before_has_not_served_the_newest_one():
+    """All have died behind the record of the cut: server-0 still had its old part, server-1 not."""
+    rows = {
+        f"daemon/server-{index}": {
+            "role": "server", "index": index, "term": term, "has_served": False,
+        }
+        for index, term in enumerate((3, 5))
+    }  # fmt: skip
+    memory = {**rows, "cut": [7, 20, "checkpoints/9", [3, 4]]}
+    changed = corrected(memory, {"served": ["server-0", "server-1"]})
+    assert changed == {"daemon/server-1": {**rows["daemon/server-1"], "has_served": True}}
+
+
 def test_workers_in_quarantine_come_back_if_the_run_has_failed():
     """Its cause may be fixed, and it was theirs if they had the same error."""
     changed = corrected({**MEMORY, "run": ["failed", "a KeyError", 3.0]}, {})

@@ -12,6 +12,7 @@ from server_lives import KEY, RUN, SIZE, Keeping, KillAt, Killed, Life, at_work
 from dlctl import registry
 from dlctl.optim.adagrad import Adagrad
 from dlctl.roles.protocol.context import COORDINATOR
+from dlctl.roles.protocol.effects import LoadArrays
 from dlctl.roles.protocol.token import sign
 from dlctl.roles.server.server import LOOK_S
 from dlctl.shards.base import Spec, Storage
@@ -100,6 +101,22 @@ def test_a_server_that_waits_for_room_looks_again_by_itself() -> None:
         effect.message for effect in second.effects if isinstance(effect, Send)
     ]
     assert (second.w, second.version) == ([1, 0, 0, 0], 1)
+
+
+def test_a_server_without_room_for_its_part_of_another_cut_waits_for_room_too() -> None:
+    """The run is under way, and the checkpoint of the cut has the values."""
+    keeping = Keeping("disk")
+    assert at_work(keeping).push(0) == [(0, APPLIED)]
+    keeping.log.disk.tight = 1
+    second = Life(keeping, 2, restore="ckpt/9", cut=3)
+    assert second.server.phase() == (WAITS_FOR_SPACE, "")
+    assert not [effect for effect in second.effects if isinstance(effect, Exit)]
+    keeping.log.disk.tight = 0
+    now = second.server.deadline()
+    assert now is not None
+    effects = second.server.handle(DeadlineReached(), now + LOOK_S)
+    (load,) = [effect for effect in effects if isinstance(effect, LoadArrays)]
+    assert (load.directory, load.own) == ("ckpt/9", 0)
 
 
 def test_initial_values_of_another_type_are_refused() -> None:

@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 from planting import Patch, mutant
 
+from dlctl.roles.coordinator.supervision import recutting
+from dlctl.roles.coordinator.supervision.registration import Registration
 from dlctl.roles.protocol.effects import LoadArrays
 from dlctl.roles.protocol.saving import Restoring
 from dlctl.roles.server.server import Server
@@ -49,6 +51,25 @@ def no_pause_for_a_cut(patch: Patch) -> None:
     patch.setattr(
         Server, "_takes_part", lambda self: self.serving is not None and not self._restoring
     )
+
+
+@mutant(
+    "a cut is made although a server that has saved was replaced, and goes on with its old part",
+    "LivenessChecker", "RecutChecker", scenario="recuts",
+)  # fmt: skip
+def a_cut_of_replaced_servers(patch: Patch) -> None:
+    patch.setattr(recutting, "is_current", lambda server, term: True)
+
+
+@mutant(
+    "workers are not told where servers are that were replaced while the model was cut anew",
+    "LivenessChecker", scenario="recuts", first=39,
+)  # fmt: skip
+def servers_that_have_moved_in_a_cut(patch: Patch) -> None:
+    def announce(self, now):
+        self.tell_bounds(now)
+
+    patch.setattr(Registration, "_announce", announce)
 
 
 @mutant("a range of the model is handed over twice, and another one to nobody",

@@ -305,6 +305,7 @@ class FailureDetector(CoordinatorPart):
             "spawn",
             "assign",
             "allowed_peers",
+            "bounds",
             "shutdown",
             "kill",
             "drain",

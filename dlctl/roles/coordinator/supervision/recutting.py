@@ -9,7 +9,8 @@ their hosts' links (`[servers] layout`), which workers measure.
     made        one record: the new bounds, and the checkpoint that has their values
     moving      each server drops its shard and joins the run again, with a new term, for the part
                 that it has now; it reads the values from the checkpoint
-    announced   all serve: the workers are told the new bounds, and resend what was not acknowledged
+    announced   all serve: the workers are told the new bounds, and where each server is, as it may
+                have been replaced; they resend what was not acknowledged
 
 Until the record nothing has changed: whatever dies or is late before it, the cut is given up, and
 the servers go on. From the record on it is made: whoever dies is replaced by a process that
@@ -19,7 +20,9 @@ server process is replaced: if one was, it may have answered, and the cut is giv
 - The numbers of pushes continue, shard by shard: one whose ack was lost is a duplicate.
 - A worker keeps a push until it is acknowledged. All of those are for steps that were made: they
   are in the values, or late. It resends their numbers without the values, which are of other parts.
-- A server's new term fences whatever was sent to its old part.
+- A server's new term fences whatever was sent to its old part. What a server answers counts for a
+  worker that has joined that term, and a join counts if both know the same cut.
+- A checkpoint that is asked for while servers move is saved when all serve (`Checkpointing`).
 """
 
 from __future__ import annotations
@@ -48,7 +51,8 @@ from dlctl.wire.messages import Json
 GAIN_MIN = 0.2
 """A cut that makes a round shorter by a smaller part is not worth its pause."""
 CLOSED_S_MAX = 30.0
-"""How long the servers pause for a cut before it is given up."""
+"""How long the servers pause for a cut before it is given up. If the newest checkpoint took longer,
+none is tried."""
 PAUSES_MAX = 16
 """A cut that was given up is tried again after twice the time, and so on, up to this multiple."""
 
@@ -122,6 +126,7 @@ class Recutting(CoordinatorPart):
         return (
             now >= self._next_at and self.run.is_working and self.run.shutdown is None
             and not self.is_under_way() and not self.checkpointing.active
+            and self.checkpointing.last_s < CLOSED_S_MAX
             and all(server.alive and server.has_served and server.address for server in servers)
         )  # fmt: skip
 

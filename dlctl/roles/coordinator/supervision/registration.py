@@ -301,13 +301,13 @@ class Registration(Owner):
         self.context.retries.done(("assign", server.name), now)
         server.address = message.address
         server.change_state(daemon_states.RUNNING)
-        was_moving, has_served = self.is_moving(), server.has_served
-        if has_served:
+        was_moving = self.is_moving()
+        if server.has_served and not was_moving:
             self.notify_moved(server, now)
         server.has_served = True
         self.introduce()
-        if was_moving and not self.is_moving():
-            self.tell_bounds(now)
+        if was_moving:
+            self._announce(now)
 
     # ------------------------------------------------------------ another cut
 
@@ -321,13 +321,22 @@ class Registration(Owner):
 
     def is_of_old_cut(self, daemon: Daemon) -> bool:
         """Whether this server's process has not joined again since the newest cut."""
-        is_server = self.cut.number and daemon.role == "server"
-        return bool(is_server) and daemon.term == self.cut.terms[daemon.index]
+        return daemon.role == "server" and self.cut.ends(daemon.index, daemon.term)
 
     def is_moving(self) -> bool:
         """Whether a server does not serve its part of the newest cut yet."""
         servers = self.members.of_role("server")
         return self.cut.number > 0 and not all(server.has_served for server in servers)
+
+    def _announce(self, now: float) -> None:
+        """Tell the workers the newest cut and where its servers are, once all serve: since they had
+        other parts any of them may have been replaced, and the next process listen elsewhere.
+        """
+        if self.is_moving():
+            return
+        self.tell_bounds(now)
+        for server in self.members.of_role("server"):
+            self.notify_moved(server, now)
 
     def tell_bounds(self, now: float, worker: Daemon | None = None) -> None:
         """Tell the workers, or this one, the newest cut, which all servers serve."""
