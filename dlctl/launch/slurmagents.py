@@ -188,7 +188,10 @@ class SlurmAgents:
     def _submitted(self, output: CommandOutput) -> None:
         job_id = slurmwords.job_id(output)
         if not job_id:
-            self._refused(slurmwords.refused(output))
+            if slurmwords.is_unclear(output):  # Whether it exists, its name in the queue says.
+                log.warning("sbatch got no answer; looking for the job %s", self._job)
+            else:
+                self._refused(slurmwords.refused(output))
             return
         self._note(job_id)
         nodes = f"{self.asked.nodes} nodes" if self.asked.nodes > 1 else "1 node"
@@ -199,13 +202,17 @@ class SlurmAgents:
         if not (self.only and isinstance(error, Unreachable)):
             self._fail(error)
             return
+        self._resubmit(AGAIN_S)
+
+    def _resubmit(self, pause_s: float = 0.0) -> None:
         assert self._handle is not None
         self._handle.forget(self.directory, self.only)
-        self._handle, self._due_at = None, time.monotonic() + AGAIN_S
+        self._handle, self._due_at = None, time.monotonic() + pause_s
 
     def _try_again(self) -> None:
         order = self._order
-        if order is None or self._agents[order.name].state != "ordered":
+        agent = None if order is None else self._agents.get(order.name)
+        if order is None or agent is None or agent.state != "ordered":
             return
         self.tell(base.Waiting(order.name, order.incarnation, "Slurm does not answer"))
         if time.monotonic() >= self._due_at and self._command is None:
@@ -240,6 +247,8 @@ class SlurmAgents:
         elif time.monotonic() - self._queued_at < LISTED_S:
             limit = format_duration(LISTED_S)
             self._tell_waiting(f"job {self._job} is not in the queue yet (for at most {limit})")
+        elif self.only and self._order is not None:  # It has not been accepted.
+            self._resubmit()
         else:
             self._over(JobFacts(slurmwords.GONE))
 
@@ -441,7 +450,7 @@ class SlurmAgents:
     def _run(self, argv: list[str], then: Callable[[CommandOutput], None]) -> None:
         """Run one command at a time. Raises DlctlError if the command is missing, and OSError."""
         try:
-            command = Command(argv, slurmcalls.COMMAND_S)
+            command = Command(argv, slurmcalls.COMMAND_S, slurmcalls.environment())
         except FileNotFoundError as error:
             raise slurmwords.not_run(error) from error
         self._command = command, then
