@@ -49,6 +49,7 @@ dlctl() {{ {python} -P -m dlctl "$@"; }}
 # Without a successor the run trains on, until the limit.
 leave() {{ {python} -P -m dlctl.launch.slurmcontrol {file} {directory} && exit 0; }}
 trap leave USR1
+trap : TERM  # Of scancel: every process of the job gets it, and the run stops in order.
 words=({words})
 [ "{attempt}" = 0 ] && [ ! -e {directory}/{began} ] || words=()
 touch {directory}/{began}
@@ -61,7 +62,7 @@ until dlctl wait --for ready -j {file} --timeout 5s > /dev/null 2>&1; do
     sleep 0.5
 done
 cd {directory} && echo $code > .{started} && mv -f .{started} {started}.$SLURM_JOB_ID
-# The signal interrupts `wait`, not the run.
+# A signal interrupts `wait`, not the run.
 while wait $run; code=$?; [ $code -gt 128 ] && kill -0 $run 2> /dev/null; do :; done
 trap "" USR1
 touch {directory}/{over}.$SLURM_JOB_ID

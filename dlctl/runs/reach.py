@@ -12,12 +12,14 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from dlctl import registry
 from dlctl.errors import DlctlError, Unreachable
 from dlctl.runs import database, paths
+from dlctl.runs.snapshot import Snapshot
 from dlctl.util import notes, regular
 
 FILE = "reach.json"
@@ -75,6 +77,24 @@ def follow(directory: Path) -> None:
         run(place, sys.argv[1:])
     if state:
         notes.note(f"{place.what} is {state.lower()}: this is what is on record")
+
+
+def seen(snapshot: Snapshot) -> Snapshot:
+    """A run as it is where its coordinator is: here, that seems to be gone."""
+    place = read(snapshot.directory)
+    if not snapshot.is_gone or place is None or place.is_here:
+        return snapshot
+    try:
+        state = _state(place)
+    except Unreachable as error:
+        return replace(snapshot, state="unknown", reason=error.message)
+    if not state:
+        return snapshot
+    recorded, reason = str(snapshot.run.get("state")), f"{place.what} is {state.lower()}"
+    is_there = state.startswith("RUNNING")
+    return replace(
+        snapshot, state=recorded if is_there else "recovering", reason=reason, is_live=True
+    )
 
 
 def is_over(directory: Path) -> bool:
