@@ -34,6 +34,8 @@ def begin(place: ControlPlace, file: Path, words: list[str]) -> str:
         if number:
             notes.note(f"the coordinator of this job is job {number} already: {state.lower()}")
             return number
+        # What it would find there may be known here, before it has waited in a queue.
+        launcher.of(cases.read(file).job).preflight()
         number = place.submit(words)
     notes.note(f"the coordinator is job {number}")
     return number
