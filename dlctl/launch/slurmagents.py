@@ -86,7 +86,7 @@ class SlurmAgents:
         """Or when this coordinator began."""
         self._command: tuple[Command, Callable[[CommandOutput], None]] | None = None
         self._due_at = 0.0
-        self._noticed = -1
+        self._noticed: int | None = -1
         """The attempt whose notice was reported."""
         self._order: base.StartOrder | None = None
         """The newest one."""
@@ -260,7 +260,8 @@ class SlurmAgents:
             return
         self._facts = facts
         if self.only and facts.state == slurmwords.COMPLETING:
-            return  # Its workers have the time that Slurm gives them to leave in order.
+            self._complete()  # Its workers have the time that Slurm gives them to leave in order.
+            return
         if self._attempt is not None and facts.restarts > self._attempt:
             self._lost_with_attempt(facts)
         self._attempt = facts.restarts
@@ -297,6 +298,14 @@ class SlurmAgents:
             hint = "queue_s of launcher slurm limits the wait; sinfo -s shows what is free"
             self._fail(TimedOut(f"{text} for {limit}", where=slurmwords.WHERE, hint=hint))
             return
+        self._tell_waiting(text)
+
+    def _complete(self) -> None:
+        """The job of one agent is being ended; whether it is requeued is not known yet."""
+        text = f"job {self._job} is being ended"
+        if self._noticed != self._attempt:
+            self._noticed = self._attempt
+            self.tell(base.Notice("saving", text))
         self._tell_waiting(text)
 
     def _tell_waiting(self, text: str) -> None:

@@ -415,6 +415,23 @@ def test_each_job_is_preempted_queued_and_submitted_again_on_its_own(
     assert slurmcalls.handles(directory)["agent-2"].job_id == "3", "it is submitted again"
 
 
+def test_a_job_that_is_being_ended_is_a_notice_and_a_wait(
+    tools: Path, directory: Path, tmp_path: Path
+) -> None:
+    """It may take longer than the coordinator misses an agent, and be requeued or not."""
+    fleet = Fleet(tools, directory, tmp_path)
+    fleet.start("agent-1", 1)
+    fleet.says(1, "RUNNING")
+    fleet.look()
+    fleet.says(1, "COMPLETING")
+    assert base.Going("agent-1", 1, "job 1 is being ended") in fleet.look()
+    fleet.start("agent-1", 2)  # It was missed.
+    assert fleet.look() == [base.Waiting("agent-1", 2, "job 1 is being ended")]
+    fleet.says(1, "PENDING", restarts=1)
+    taken = [each for each in fleet.look() if isinstance(each, base.Taken)]
+    assert [(each.name, each.incarnation) for each in taken] == [("agent-1", 2)]
+
+
 def test_an_agent_that_slurm_refuses_or_cannot_start_is_no_host_that_was_taken(
     tools: Path, directory: Path, tmp_path: Path
 ) -> None:

@@ -37,10 +37,18 @@ class TakenHosts(CoordinatorPart):
             self._gone(agent, event.why, now)
             return
         self.context.event("notice", agent.name, f"{event.why}: its workers leave")
+        agent.waits_for_host = True
         agent.kill_at = now + self.run.job.timeouts.grace_s + NOTICE_S
         for daemon in self.members.hosted_by(agent):
             if daemon.alive and daemon.role == "worker" and not daemon.leaving:
                 self.scaling.leave(daemon, TAKEN, now)
+
+    def is_going(self, agent: Daemon) -> bool:
+        """Whether it is known that the host of an agent is taken back, and costs nothing: that the
+        agent is silent is no news then.
+        """
+        hosted = self.members.hosted_by(agent)
+        return agent.waits_for_host and not any(daemon.role == "server" for daemon in hosted)
 
     def _gone(self, agent: Daemon, why: str, now: float) -> None:
         if agent.registered:
