@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import logging
 import os
@@ -101,6 +102,14 @@ def print_error(error: DlctlError) -> None:
     print(json.dumps(facts), file=sys.stderr)
 
 
+def leave_garbage_to_parents() -> None:
+    """Have forked children, as those of torch's DataLoader, never collect what their parent had:
+    objects with threads, as groups of torch.distributed, would abort a child that has no such
+    threads.
+    """
+    os.register_at_fork(after_in_child=gc.freeze)
+
+
 def main(
     role: str, body: Callable[[DaemonContext], int], end: Callable[[int], None] = lambda _: None
 ) -> None:
@@ -113,6 +122,7 @@ def main(
     directory, name, incarnation = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     handler = logs.set_up(name, incarnation, paths.log_path(directory, name, incarnation))
     faulthandler.enable()
+    leave_garbage_to_parents()
     try:
         # The name of this machine: as set by the process that starts the daemons, or its own.
         host = os.environ.get("DLCTL_HOST") or socket.gethostname()

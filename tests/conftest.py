@@ -30,6 +30,8 @@ from dlctl.runs.database import RunDb
 sys.path.insert(0, str(Path(__file__).parent / "toys"))
 # Torch is imported later: the threads of its pool would only wait for each other's cores here.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# As in a daemon (`daemons.process`): what tests have left may not be collected in a forked child.
+os.register_at_fork(after_in_child=gc.freeze)
 START = 1_750_000_000.0
 """A time in June 2025, in seconds since 1970."""
 LONGEST_FIRST = ("sim", "integ", "attach", "cli", "daemons")

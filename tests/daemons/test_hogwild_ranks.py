@@ -56,13 +56,14 @@ def test_what_both_move_is_what_the_method_accrues_and_a_death_ends_both(
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     events: list[Any] = []
+    hogwild = job(tmp_path, clients)  # The rank reads it as soon as it is there.
     ranks = Ranks(
         2, events.append, events.append, argv=(str(tmp_path), "worker-0", "1"),
         ready_s=COMES_S, silent_s=COMES_S,
     )  # fmt: skip
     try:
         ranks.start(slot=0, term=1)
-        stepper, loader, *_ = build(job(tmp_path, clients), 0, 0)
+        stepper, loader, *_ = build(hogwild, 0, 0)
         replica = stepper.replica
         ahead = BatchesAhead(ranks, replica, loader.identity)
         before, accrued, by_others = replica.parameters.copy(), np.zeros(24, np.float32), []

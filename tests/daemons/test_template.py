@@ -89,7 +89,6 @@ class Place:
 
     def begin(self) -> None:
         os.environ.pop(OF_PYTEST, None)
-        os.environ.pop("OMP_NUM_THREADS", None)
         self.template.begin()
         self.await_template()
 
@@ -142,7 +141,7 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")  # It is as it was, afterwards.
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     before = _children()  # Of other tests in this process.
     place = Place(tmp_path)
     try:
@@ -219,6 +218,7 @@ def test_spares_that_are_of_no_use_are_replaced_by_processes(tmp_path: Path) -> 
         "import os, signal, sys; from daemons.template import spares\n"
         "spares.fork([sys.executable, '-P', '-m', 'daemons.worker', '.', 'x', '1', ''], 2)\n"
         "os.kill(spares._spares[0][0], signal.SIGKILL)\n"
+        "os.waitid(os.P_PID, spares._spares[0][0], os.WEXITED | os.WNOWAIT)\n"
         "for words in ['killed'], ['too long' * 999]:\n"
         "    argv = [sys.executable, '-c', 'import sys; print(len(sys.argv[1]))', *words]\n"
         "    rank = spares.start_rank(argv, pass_fds=(), is_piped=True)\n"

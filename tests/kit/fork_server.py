@@ -40,6 +40,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 SWITCH = "DLCTL_TESTS_SPAWN"
+PYTHON = sys.executable
+"""A test may say that it is another one."""
 KIT = Path(__file__).parent
 ROOT = KIT.parents[1]
 PROGRAM = """import sys
@@ -243,9 +245,9 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
 def is_ours(words: Any) -> bool:
     """Whether this is the command line of a process of this project."""
     match words:
-        case [sys.executable, "-P", "-m", str(module), *_]:
+        case [python, "-P", "-m", str(module), *_] if python == PYTHON:
             return module.startswith("daemons.")
-        case [sys.executable, "-P", "-c", str(code), *_]:
+        case [python, "-P", "-c", str(code), *_] if python == PYTHON:
             return "from dlctl.cli.app import main" in code
     return False
 

@@ -860,7 +860,7 @@ def preempted(seed: int) -> Simulation:
     dice = np.random.default_rng([seed, 16])
     of_workers = tuple(Host(ssh=f"h{n}", servers=0, workers=1) for n in range(WORKERS))
     faults = Faults(
-        kills=int(dice.integers(0, 2)), coordinator_kills=int(dice.random() < 1 / 3), resets=1,
+        kills=int(dice.integers(0, 2)), coordinator_kills=int(dice.random() < 1 / 3), resets=2,
         clock_jumps=1, from_s=0.9, heal_at_s=HEAL_AT_S,
     )  # fmt: skip
     simulation = _ledger(

@@ -74,7 +74,7 @@ def job_of(task: Path, model: str, workers: int, accumulate: int = 1, **options:
 
 def trained(job: JobFile, folder: Path) -> np.ndarray[Any, Any]:
     steps = Lognormal(median_s=0.1)
-    costs = Costs(Durations(step=steps, evaluation=steps, engine=Lognormal(median_s=0.01)), 0)
+    costs = Costs(Durations(step=steps, evaluation=steps), 0)
     outcome = Simulation(job, TorchCompute(job, folder, costs)).run()
     assert outcome.state == "finished", outcome.reason
     return outcome.weights

@@ -29,6 +29,8 @@ from dlctl.util import values
 
 SETTLED_S = 3.0
 """After a worker has raised an error, the run ends within this time, or goes on."""
+EARLY_LINES = 100
+"""Of each daemon, at most, that are older than the look at its log."""
 SIGNALLED = 128
 """The exit code of a program terminated by a signal is this plus the signal's number."""
 
@@ -56,6 +58,7 @@ def command(ctx: click.Context, file: Path, fresh: bool, source: str | None) -> 
             hint=f"dlctl start {values.path(file)}, then dlctl wait",
         )
 
+    began = time.time()
     with caught() as interrupts:
         launched = launch.launch(file, fresh=fresh, source=source)
         if launched.process is None:
@@ -63,7 +66,7 @@ def command(ctx: click.Context, file: Path, fresh: bool, source: str | None) -> 
             return
         try:
             with live.progress() as progress, interrupts.armed():
-                snapshot = _attend(launched, progress)
+                snapshot = _attend(launched, progress, began)
         except (Interrupted, TimedOut) as end:
             late = ready.waiting_for(load(launched.directory))
             origin = signal.Signals(end.signal).name if isinstance(end, Interrupted) else "timeout"
@@ -83,8 +86,10 @@ def command(ctx: click.Context, file: Path, fresh: bool, source: str | None) -> 
         raise NotRunning(f"{snapshot.run_id} was {snapshot.state} before it had finished")
 
 
-def _attend(launched: Launched, progress: live.ProgressLines) -> Snapshot:
-    """Follow a run from start to end: show warnings as they arrive, and the progress."""
+def _attend(launched: Launched, progress: live.ProgressLines, began: float) -> Snapshot:
+    """Follow a run from start to end: show warnings as they arrive, and the progress. began: when
+    this command did, in seconds since 1970: later lines may be there already.
+    """
     directory = launched.directory
     names = list(load(directory).roles())
     printer, follower = log_lines.Printer(names), logs.Follower(directory, names)
@@ -99,7 +104,9 @@ def _attend(launched: Launched, progress: live.ProgressLines) -> Snapshot:
             if not _is_cause(line, snapshot):
                 progress.line(printer.text(line))
 
+    early = [line for line in follower.past(EARLY_LINES, None) if line.at >= began]
     snapshot = ready.wait_ready(launched, None, progress)
+    show(early)
     try:
         while snapshot.is_live:
             lines = follower.poll()

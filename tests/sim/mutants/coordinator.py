@@ -291,7 +291,7 @@ def the_lead_does_not_wait(patch: Patch) -> None:
 
 @mutant(
     "a decision is forgotten with its coordinator", "LivenessChecker", "QuorumChecker",
-    scenario="toys", first=539, seeds=1,
+    scenario="toys", first=209, seeds=1,
 )  # fmt: skip
 def a_decision_is_forgotten(patch: Patch) -> None:
     patch.setattr(Quorums, "recall", lambda self, memory, now: None)
