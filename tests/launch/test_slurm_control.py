@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -63,10 +64,10 @@ def put(tools: Path, command: str, script: str) -> None:
 
 
 def until_there(path: Path) -> None:
-    deadline = time.monotonic() + UP_S
+    deadline, pause = time.monotonic() + UP_S, threading.Event()
     while not path.exists():
         assert time.monotonic() < deadline, path
-        time.sleep(0.02)
+        pause.wait(0.02)
 
 
 # ---------------------------------------------------------------- the script
