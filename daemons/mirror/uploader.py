@@ -61,7 +61,7 @@ class Uploader:
             self._resumes = lineage.resumes(db)
         contents, objects = self._store.look(), self._store.objects
         run_id, claim = self._directory.name, self._claim
-        ownership.take(objects, contents.owner, contents.whose(), claim, run_id, self._resumes)
+        ownership.retake(objects, contents.owner, contents.whose(), claim, run_id, self._resumes)
         objects.sweep()
         return _row(contents)
 

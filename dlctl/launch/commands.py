@@ -9,7 +9,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
@@ -38,7 +38,10 @@ class CommandOutput(NamedTuple):
 class Command:
     """A running command. Raises OSError, as FileNotFoundError, if it cannot be started."""
 
-    def __init__(self, argv: Sequence[str], timeout_s: float) -> None:
+    def __init__(
+        self, argv: Sequence[str], timeout_s: float, env: Mapping[str, str] | None = None
+    ) -> None:
+        """env: its environment; None: that of this process."""
         self.until = time.monotonic() + timeout_s
         self._files = [os.memfd_create("dlctl", os.MFD_CLOEXEC) for _ in range(2)]
         try:
@@ -48,6 +51,7 @@ class Command:
                 stdout=self._files[0],
                 stderr=self._files[1],
                 start_new_session=True,
+                env=env,
             )
         except BaseException:
             self._close_files()
@@ -118,13 +122,15 @@ def wait_for_any(fds: Iterable[int], timeout_s: float) -> None:
     poller.poll(timeout_s * 1000)
 
 
-def wait(argv: Sequence[str], timeout_s: float) -> CommandOutput:
+def wait(
+    argv: Sequence[str], timeout_s: float, env: Mapping[str, str] | None = None
+) -> CommandOutput:
     """Run a command and block until it exits. Raises OSError.
 
     At the timeout its whole process group is killed, as the command may be a wrapper. Children that
     outlive the command are not waited for.
     """
-    command = Command(argv, timeout_s)
+    command = Command(argv, timeout_s, env)
     try:
         wait_for_any([command.pidfd], timeout_s)
     finally:

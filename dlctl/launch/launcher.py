@@ -55,16 +55,22 @@ class ControlPlace(Protocol):
         ...
 
     def find(self) -> tuple[str, str]:
-        """Its number and its state; ("", ""): there is none."""
+        """Its number and its state; ("", ""): there is none, or one that is about to end."""
+        ...
+
+    def started(self, number: str) -> tuple[int, str] | None:
+        """The exit code and the output of `dlctl start` there; None: that is not over."""
         ...
 
     def submit(self, words: Sequence[str]) -> str:
         """Ask for one, which runs `dlctl start WORDS JOBFILE`; returns its number."""
         ...
 
-    def wait(self, number: str, tell: Callable[[str], None]) -> tuple[int, str]:
+    def wait(
+        self, number: str, tell: Callable[[str], None], limit_s: float | None
+    ) -> tuple[int, str]:
         """Wait until that command is over: its exit code and its output. tell: receives the states
-        of the place meanwhile."""
+        of the place meanwhile. limit_s: None: as long as the place may take to come."""
         ...
 
     def reach(self, number: str) -> Reach: ...
@@ -134,6 +140,18 @@ class Launcher:
         """How commands reach this machine, where a coordinator is about to start; None: they run
         where they are called."""
         return None
+
+    @classmethod
+    def reached(cls, place: str) -> Reach | None:
+        """How commands reach the place of this name, where a coordinator was started; None: there
+        are no such places."""
+        return None
+
+    def facts(self) -> Iterator[tuple[str, str, str]]:
+        """What the owner of the hosts will do with them, for `dlctl doctor`: subject, fact, and
+        what to do about it, "" if it is fine. Raises DlctlError. May block for seconds.
+        """
+        return iter(())
 
     def preflight(self) -> None:
         """Raises DlctlError if this machine can get no hosts as it is set up now. May block for

@@ -17,6 +17,7 @@ from dlctl.launch import base, slurmcalls, slurmcontrol, slurmscript
 from dlctl.launch.launcher import Launcher, LeftBehind
 from dlctl.launch.slurmcontrol import SlurmControl
 from dlctl.launch.slurmrequest import SlurmRequest
+from dlctl.runs import reach
 from dlctl.runs.reach import Reach
 from dlctl.util.hostnames import FULL_PATH
 from dlctl.util.units import parse_duration
@@ -142,6 +143,15 @@ class Slurm(Launcher):
         number = slurmcontrol.here()
         return slurmcontrol.reach(number) if number and self.options.control is not None else None
 
+    @classmethod
+    def reached(cls, place: str) -> Reach | None:
+        return slurmcontrol.reached(place)
+
+    def facts(self) -> Iterator[tuple[str, str, str]]:
+        """Whether the jobs of agents are preempted, and with how much notice."""
+        if self.options.jobs == "each":
+            yield from slurmcalls.preemption(self.options.partition)
+
     def preflight(self) -> None:
         slurmcalls.nodes(self.options.partition)
 
@@ -178,11 +188,15 @@ class Slurm(Launcher):
     def end(
         self, directory: Path, hosts: Mapping[str, Host], grace_s: float, *, purge: bool
     ) -> list[LeftBehind]:
-        """Ends the Slurm job: with it all of its processes and files on the nodes end."""
-        jobs = slurmcalls.handles(directory).values()
+        """Ends the Slurm jobs, also one of the coordinator that is queued again: with them all of
+        their processes and files on the nodes end."""
+        jobs, place = slurmcalls.handles(directory).values(), reach.read(directory)
+        done: list[str] = []
         try:
+            if place is not None and self.options.control is not None:
+                done += filter(None, [slurmcontrol.cancel(place.value)])
             slurmcalls.end(directory, at_once=grace_s <= 0)
         except DlctlError as error:
             return [LeftBehind(error.where or "Slurm's nodes", error=error, may_run=True)]
-        done = [f"the Slurm job {handle.job_id or handle.name} is over" for handle in jobs]
+        done += [f"the Slurm job {handle.job_id or handle.name} is over" for handle in jobs]
         return [LeftBehind("Slurm", tuple(done))] if done else []

@@ -86,7 +86,7 @@ class SlurmAgents:
         """Or when this coordinator began."""
         self._command: tuple[Command, Callable[[CommandOutput], None]] | None = None
         self._due_at = 0.0
-        self._noticed = -1
+        self._noticed: int | None = -1
         """The attempt whose notice was reported."""
         self._order: base.StartOrder | None = None
         """The newest one."""
@@ -188,7 +188,10 @@ class SlurmAgents:
     def _submitted(self, output: CommandOutput) -> None:
         job_id = slurmwords.job_id(output)
         if not job_id:
-            self._refused(slurmwords.refused(output))
+            if slurmwords.is_unclear(output):  # Whether it exists, its name in the queue says.
+                log.warning("sbatch got no answer; looking for the job %s", self._job)
+            else:
+                self._refused(slurmwords.refused(output))
             return
         self._note(job_id)
         nodes = f"{self.asked.nodes} nodes" if self.asked.nodes > 1 else "1 node"
@@ -199,13 +202,17 @@ class SlurmAgents:
         if not (self.only and isinstance(error, Unreachable)):
             self._fail(error)
             return
+        self._resubmit(AGAIN_S)
+
+    def _resubmit(self, pause_s: float = 0.0) -> None:
         assert self._handle is not None
         self._handle.forget(self.directory, self.only)
-        self._handle, self._due_at = None, time.monotonic() + AGAIN_S
+        self._handle, self._due_at = None, time.monotonic() + pause_s
 
     def _try_again(self) -> None:
         order = self._order
-        if order is None or self._agents[order.name].state != "ordered":
+        agent = None if order is None else self._agents.get(order.name)
+        if order is None or agent is None or agent.state != "ordered":
             return
         self.tell(base.Waiting(order.name, order.incarnation, "Slurm does not answer"))
         if time.monotonic() >= self._due_at and self._command is None:
@@ -240,6 +247,8 @@ class SlurmAgents:
         elif time.monotonic() - self._queued_at < LISTED_S:
             limit = format_duration(LISTED_S)
             self._tell_waiting(f"job {self._job} is not in the queue yet (for at most {limit})")
+        elif self.only and self._order is not None:  # It has not been accepted.
+            self._resubmit()
         else:
             self._over(JobFacts(slurmwords.GONE))
 
@@ -251,7 +260,8 @@ class SlurmAgents:
             return
         self._facts = facts
         if self.only and facts.state == slurmwords.COMPLETING:
-            return  # Its workers have the time that Slurm gives them to leave in order.
+            self._complete()  # Its workers have the time that Slurm gives them to leave in order.
+            return
         if self._attempt is not None and facts.restarts > self._attempt:
             self._lost_with_attempt(facts)
         self._attempt = facts.restarts
@@ -288,6 +298,14 @@ class SlurmAgents:
             hint = "queue_s of launcher slurm limits the wait; sinfo -s shows what is free"
             self._fail(TimedOut(f"{text} for {limit}", where=slurmwords.WHERE, hint=hint))
             return
+        self._tell_waiting(text)
+
+    def _complete(self) -> None:
+        """The job of one agent is being ended; whether it is requeued is not known yet."""
+        text = f"job {self._job} is being ended"
+        if self._noticed != self._attempt:
+            self._noticed = self._attempt
+            self.tell(base.Notice("saving", text))
         self._tell_waiting(text)
 
     def _tell_waiting(self, text: str) -> None:
@@ -441,7 +459,7 @@ class SlurmAgents:
     def _run(self, argv: list[str], then: Callable[[CommandOutput], None]) -> None:
         """Run one command at a time. Raises DlctlError if the command is missing, and OSError."""
         try:
-            command = Command(argv, slurmcalls.COMMAND_S)
+            command = Command(argv, slurmcalls.COMMAND_S, slurmcalls.environment())
         except FileNotFoundError as error:
             raise slurmwords.not_run(error) from error
         self._command = command, then

@@ -8,9 +8,11 @@ job can be found again after any crash. The name of a job is unique.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import shutil
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -30,6 +32,10 @@ ORDERLY_S = 8.0
 """Time for the keepers to notice that the run is over; then the job is cancelled."""
 CANCEL_S = 5.0
 POLL_S = 0.5
+KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
+"""Variables that say which Slurm is meant. All others of a job describe that job."""
+PLACE = "DLCTL_CONTROL_JOB"
+"""Variable of a control job (`slurmcontrol`): its number."""
 
 
 class Handle(NamedTuple):
@@ -100,6 +106,17 @@ def submit_argv(script: Path) -> list[str]:
     return ["sbatch", "--parsable", str(script)]
 
 
+def environment() -> dict[str, str]:
+    """For Slurm's commands: that of this process without what describes a job it is in. sbatch
+    passes it on, and another job must take neither the size nor the number of restarts from it.
+    """
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in KEPT or not (name.startswith("SLURM") or name == PLACE)
+    }
+
+
 def nodes(partition: str) -> list[str]:
     """The nodes of a partition; "": of all. Raises DlctlError if Slurm does not list any."""
     only = [f"--partition={partition}"] if partition else []
@@ -118,6 +135,38 @@ def nodes(partition: str) -> list[str]:
     return output.out.split()
 
 
+def preemption(partition: str) -> Iterator[tuple[str, str, str]]:
+    """How jobs of a partition are preempted, a fact each: subject, fact, what to do. Nothing if
+    Slurm does not say it. Raises DlctlError if its commands cannot be run.
+    """
+    argv = ["scontrol", "-o", "show", "partition", *([partition] if partition else [])]
+    try:
+        output = commands.wait(argv, COMMAND_S)
+    except OSError as error:
+        raise slurmwords.not_run(error) from error
+    rows = map(slurmwords.fields, output.out.splitlines() if output.status == 0 else ())
+    found = next((row for row in rows if partition or row.get("Default") == "YES"), {})
+    name, mode, grace = (
+        found.get(key, "") for key in ("PartitionName", "PreemptMode", "GraceTime")
+    )
+    if mode:
+        yield from _preempt_mode(name, mode)
+    if mode and mode != "OFF" and grace.isdecimal():
+        fact = f"{grace} s for the workers to leave in order"
+        fact = fact if int(grace) else "0 s: workers are killed in the middle of a step"
+        yield "GraceTime", f"partition {name}: {fact}", ""
+
+
+def _preempt_mode(name: str, mode: str) -> Iterator[tuple[str, str, str]]:
+    known = {
+        "OFF": "jobs are not preempted",
+        "REQUEUE": "a preempted job is queued again",
+        "CANCEL": "a preempted job ends, and is submitted again",
+    }
+    fix = "" if mode in known else "a suspended worker is lost to the run until it returns"
+    yield "PreemptMode", f"partition {name}: {mode}: {known.get(mode, 'jobs are suspended')}", fix
+
+
 # ---------------------------------------------------------------- the end of a job
 
 
@@ -130,17 +179,22 @@ def end(run_directory: Path, *, at_once: bool = False) -> None:
     jobs, failed = handles(run_directory), None
     for handle in jobs.values():
         _write_intent(handle)
-    until = time.monotonic() + (0.0 if at_once else ORDERLY_S)
-    for only, handle in jobs.items():
-        try:
-            _end_job(handle, max(0.0, until - time.monotonic()))
-        except OSError as error:
-            raise slurmwords.not_run(error) from error
-        except DlctlError as error:
-            failed = error
+    numbers: dict[str, str] = {}
+    try:
+        for only, handle in jobs.items():
+            try:
+                numbers[only] = handle.job_id or find(handle)
+            except DlctlError as error:
+                failed = error
+        left = _cancelled(set(filter(None, numbers.values())), 0.0 if at_once else ORDERLY_S)
+    except OSError as error:
+        raise slurmwords.not_run(error) from error
+    for only, number in numbers.items():
+        if number in left:
+            failed = left[number]
             continue
-        _keep_log(handle, run_directory)
-        handle.forget(run_directory, only)
+        _keep_log(jobs[only], run_directory)
+        jobs[only].forget(run_directory, only)
     if failed is not None:
         raise failed
 
@@ -171,21 +225,26 @@ def _write_intent(handle: Handle) -> None:
             order.unlink(missing_ok=True)
 
 
-def _end_job(handle: Handle, orderly_s: float) -> None:
-    job_id = handle.job_id or find(handle)
-    if not job_id:
-        return
-    facts = _wait_until_over(job_id, orderly_s)
-    if facts is None or not facts.is_over:
-        output = commands.wait(["scancel", job_id], COMMAND_S)
-        facts = _wait_until_over(job_id, CANCEL_S, more_for_completing=True)
+def _cancelled(numbers: set[str], orderly_s: float) -> dict[str, DlctlError]:
+    """Cancel all jobs at once that do not end in time; those that may still be there, and why.
+    Raises OSError.
+    """
+    states = _wait_until_over(numbers, orderly_s)
+    alive = [number for number, facts in states.items() if facts is None or not facts.is_over]
+    if not alive:
+        return {}
+    output = commands.wait(["scancel", *alive], COMMAND_S)
+    states = _wait_until_over(alive, CANCEL_S, more_for_completing=True)
+    left: dict[str, DlctlError] = {}
+    for number, facts in states.items():
         if facts is None or not facts.is_over:
             words = output.last_line() or (facts.state if facts else "Slurm does not answer")
-            raise Unreachable(
-                f"the Slurm job {job_id} may still exist: {words}",
-                where=f"job {job_id}",
-                hint=hints.either(f"squeue -j {job_id}", f"scancel {job_id}"),
+            left[number] = Unreachable(
+                f"the Slurm job {number} may still exist: {words}",
+                where=f"job {number}",
+                hint=hints.either(f"squeue -j {number}", f"scancel {number}"),
             )
+    return left
 
 
 def find(handle: Handle) -> str:
@@ -204,18 +263,28 @@ def find(handle: Handle) -> str:
 
 
 def _wait_until_over(
-    job_id: str, timeout_s: float, *, more_for_completing: bool = False
-) -> JobFacts | None:
-    """The latest known state; None if Slurm does not answer. Returns at once for a queued job."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        facts = slurmwords.read(commands.wait(show_argv(job_id), COMMAND_S))
-        if facts is not None and (facts.is_over or facts.waits):
-            return facts
+    numbers: Iterable[str], timeout_s: float, *, more_for_completing: bool = False
+) -> dict[str, JobFacts | None]:
+    """The latest known state of each job; None if Slurm does not answer. A queued job is not waited
+    for.
+    """
+    states: dict[str, JobFacts | None] = dict.fromkeys(numbers)
+    asked, deadline = [*states], time.monotonic() + timeout_s
+    while asked:
+        for number in asked:
+            states[number] = slurmwords.read(commands.wait(show_argv(number), COMMAND_S))
+        asked = [n for n in asked if (facts := states[n]) is None or _may_end(facts)]
         if time.monotonic() >= deadline:
-            if not (
-                more_for_completing and facts is not None and facts.state == slurmwords.COMPLETING
-            ):
-                return facts
+            asked = [n for n in asked if _is_completing(states[n])] if more_for_completing else []
             more_for_completing, deadline = False, deadline + CANCEL_S
-        time.sleep(POLL_S)
+        if asked:
+            time.sleep(POLL_S)
+    return states
+
+
+def _may_end(facts: JobFacts) -> bool:
+    return not facts.is_over and not facts.waits
+
+
+def _is_completing(facts: JobFacts | None) -> bool:
+    return facts is not None and facts.state == slurmwords.COMPLETING

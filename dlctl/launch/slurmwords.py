@@ -74,24 +74,24 @@ def read(output: CommandOutput) -> JobFacts | None:
     """None: unknown, because Slurm's controller does not answer."""
     if output.status != 0:
         return JobFacts(GONE) if UNKNOWN_JOB in output.err else None
-    fields = _fields(output.out)
-    if "JobState" not in fields:
+    found = fields(output.out)
+    if "JobState" not in found:
         return None
-    limit = fields.get("TimeLimit", "")
-    run_s, limit_s = seconds(fields.get("RunTime", "")), seconds(limit)
-    restarts = fields.get("Restarts", "0")
+    limit = found.get("TimeLimit", "")
+    run_s, limit_s = seconds(found.get("RunTime", "")), seconds(limit)
+    restarts = found.get("Restarts", "0")
     return JobFacts(
-        state=fields["JobState"].partition(" ")[0],
-        reason=_or_nothing(fields.get("Reason", "")),
+        state=found["JobState"].partition(" ")[0],
+        reason=_or_nothing(found.get("Reason", "")),
         restarts=int(restarts) if restarts.isdecimal() else 0,
-        nodes=_or_nothing(fields.get("NodeList", "")),
+        nodes=_or_nothing(found.get("NodeList", "")),
         time_limit=limit,
         left_s=None if run_s is None or limit_s is None else limit_s - run_s,
-        exit_code=fields.get("ExitCode", ""),
+        exit_code=found.get("ExitCode", ""),
     )
 
 
-def _fields(line: str) -> dict[str, str]:
+def fields(line: str) -> dict[str, str]:
     """Parse KEY=VALUE pairs separated by spaces; a value may contain spaces and "="."""
     line = line.strip()
     found = list(_KEY.finditer(line))
@@ -157,11 +157,16 @@ def refused(output: CommandOutput) -> DlctlError:
     lines = [line.strip().removeprefix("sbatch: error: ") for line in output.err.splitlines()]
     words = "; ".join(filter(None, lines)) or f"exit {output.status}"
     text = f"Slurm has refused the job: {words}"
-    if output.status == LATE or "Unable to contact" in output.err:
+    if is_unclear(output) or "Unable to contact" in output.err:
         return Unreachable(text, where="sbatch", hint="check with sinfo that Slurm answers")
     exists = "sinfo -s and sacctmgr show assoc list what exists"
     hint = f"correct the keys of {WHERE} in the job file; {exists}"
     return DlctlError(text, where=WHERE, hint=hint)
+
+
+def is_unclear(output: CommandOutput) -> bool:
+    """Whether the controller may have accepted the job although sbatch does not know."""
+    return output.status == LATE or (output.status != 0 and "timed out" in output.err)
 
 
 def not_run(error: OSError) -> DlctlError:

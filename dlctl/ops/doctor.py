@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlctl.errors import DlctlError, NotFound
 from dlctl.health import needs, network, resources, software
-from dlctl.health.findings import FAULT, LINKS, Finding
+from dlctl.health.findings import FAULT, LINKS, OK, WARNING, Finding
 from dlctl.health.needs import CONTROL, HERE, HostNeed, NeededLink
 from dlctl.job import parties
 from dlctl.launch import launcher as launchers
@@ -110,6 +110,8 @@ def _of_coordinator(visits: Visits, job: JobFile, file: Path) -> Iterator[Findin
             visits.listen(job, f"tcp://{addresses.LOOPBACK}:{job.network.port or '*'}")
         subject = visits.launcher.title
         visits.launcher.preflight()
+        for name, fact, fix in visits.launcher.facts():
+            yield Finding(here, name, WARNING if fix else OK, fact, fix)
         subject = "task"
         if visits.launcher.copies_files:
             home = file.parent.resolve()

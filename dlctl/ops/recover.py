@@ -19,7 +19,7 @@ from dlctl.ops import control, other_hosts, remains, stop
 from dlctl.ops.cases import Case, Start
 from dlctl.ops.decide import Action
 from dlctl.records.memory import End, Memory, RunMemory
-from dlctl.runs import facts, lineage, lock, paths, reach, task_code, terms
+from dlctl.runs import database, facts, lineage, lock, paths, reach, task_code, terms
 from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import ENDED, Snapshot, read_job
 from dlctl.util import notes, regular, values
@@ -219,6 +219,13 @@ def _note_reach(directory: Path) -> None:
     place = None if launcher is None else launcher.reach()
     if place is not None:
         place.write(directory)
+    elif launcher is not None and launcher.moves:
+        file = database.read(directory).get("job_file") or "JOBFILE"
+        raise DlctlError(
+            "the coordinator of this run does not run on this machine, but in a job of its own",
+            where=str(directory),
+            hint=f"dlctl start {shlex.quote(str(file))}",
+        )
     else:
         (directory / reach.FILE).unlink(missing_ok=True)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from dlctl.errors import DlctlError, Partial, TimedOut, Unreachable
 from dlctl.ops import control, other_hosts
-from dlctl.runs import database, paths
+from dlctl.runs import database, paths, reach
 from dlctl.runs.snapshot import Snapshot, load
 from dlctl.util import notes, processes
 from dlctl.util.text import KILLED, plural
@@ -77,7 +77,9 @@ def end_left(snapshot: Snapshot, grace_s: float, *, kill: bool) -> tuple[list[st
     """
     left_s = 0.0 if kill else grace_s
     ended, away = clean_up(snapshot, left_s), list[str]()
-    if kill or snapshot.state not in ("stopped", "finished"):  # Else nothing is left there.
+    # Of a run that has ended in order only the place of its next coordinator may be left.
+    is_placed = reach.read(snapshot.directory) is not None
+    if kill or is_placed or snapshot.state not in ("stopped", "finished"):
         away = other_hosts.end(snapshot, left_s, purge=kill)
     if kill and snapshot.is_gone:
         _record_end(snapshot.directory, "stopped", KILLED)

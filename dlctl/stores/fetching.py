@@ -34,7 +34,11 @@ def _found(text: str, suffix: str) -> tuple[Objects, dict[str, int]]:
         if name.endswith(suffix) and (nbytes := objects.size(name)) is not None:
             return objects, {name: nbytes}
     objects = checkpoint_store.objects_at(address)
-    found = {file: nbytes for file, nbytes in objects.sizes().items() if file.endswith(suffix)}
+    found = {
+        file: nbytes
+        for file, nbytes in objects.sizes().items()
+        if file.endswith(suffix) and not file.endswith("/")  # Consoles make such for folders.
+    }
     if suffix:  # As in a directory of weights.
         found = {file: nbytes for file, nbytes in found.items() if "/" not in file}
     if not found:
@@ -84,6 +88,8 @@ def _download(text: str, place: Path, suffix: str) -> None:
     shutil.rmtree(unfinished, ignore_errors=True)
     is_one = [*found] == [name] and objects.address != text.rstrip("/")
     for file, nbytes in found.items():
+        if any(part in ("", ".", "..") for part in file.split("/")):
+            raise DlctlError(f'"{file:.200}" there is no name for a file', where=text)
         path = unfinished / name if is_one else unfinished / name / file
         path.parent.mkdir(parents=True, exist_ok=True)
         _, written = checkpoints.write_chunks(path, objects.pieces(file))

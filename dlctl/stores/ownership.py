@@ -118,13 +118,35 @@ def take(
     return now
 
 
+def retake(
+    objects: Objects,
+    found: MirrorOwner | None,
+    whose: str,
+    claim: MirrorClaim,
+    run_id: str,
+    resumes: Sequence[Resume],
+) -> MirrorOwner:
+    """`take` for a run that goes on, where nobody has just said that it shall. Raises StoreError
+    too if another run has replaced it: each would take the place of the other, again and again.
+    """
+    if found is not None and found.mark != claim.mark and whose:
+        has_been_replaced = run_id in found.before or found.run_id not in claim.follows
+        if has_been_replaced:
+            raise _lost(claim, found.run_id)
+    return take(objects, found, whose, claim, run_id, resumes)
+
+
 def confirm(objects: Objects, claim: MirrorClaim) -> None:
     """Raises StoreError if another run has become the owner."""
     found = read(objects)
     if found is None or found.mark != claim.mark:
-        whose = found.run_id if found is not None else "nobody"
-        what = f"it is no longer this run's, but of {whose}"
-        raise StoreError(what, "foreign", where=claim.address)
+        raise _lost(claim, found.run_id if found is not None else "nobody")
+
+
+def _lost(claim: MirrorClaim, owner: str) -> StoreError:
+    what = f"it is no longer this run's, but of {owner}"
+    hint = "stop that one; dlctl stop and dlctl start of this one take the place again"
+    return StoreError(what, "foreign", where=claim.address, hint=hint)
 
 
 def _bytes(owner: MirrorOwner) -> bytes:

@@ -198,6 +198,32 @@ def test_a_run_that_has_been_replaced_writes_and_removes_nothing_more(place: Pla
         place.begin()
 
 
+def test_one_that_was_resumed_before_it_was_replaced_does_not_take_the_place_back(
+    place: Place,
+) -> None:
+    """Its process begins anew after each refusal."""
+    place.claim = ownership.following(place.claim, "run-1")
+    uploader = place.begin()
+    checkpoint(place.run, 1)
+    place.bring(uploader)
+    claim = ownership.new_claim(place.store.address, ["run-1"])
+    contents = place.store.look()
+    ownership.take(place.objects, contents.owner, contents.whose(), claim, "run-2")
+    with pytest.raises(StoreError, match="of run-2"):
+        place.begin()
+    ownership.confirm(place.objects, claim)
+    # A third that has begun from the same one, and has not seen the second come.
+    third = ownership.new_claim(place.store.address, ["run-1"])
+    contents = place.store.look()
+    with pytest.raises(StoreError, match="of run-2"):
+        ownership.retake(
+            place.objects, contents.owner, contents.whose(), third, "run-3", resumes=[]
+        )
+    # The user starts the first one again.
+    ownership.take(place.objects, contents.owner, contents.whose(), place.claim, "run-1")
+    place.begin()
+
+
 def test_nothing_is_removed_before_all_files_of_the_newest_are_there(place: Place) -> None:
     """A store that forgets a file after it had been complete."""
     uploader = place.begin(keep=1)

@@ -415,6 +415,23 @@ def test_each_job_is_preempted_queued_and_submitted_again_on_its_own(
     assert slurmcalls.handles(directory)["agent-2"].job_id == "3", "it is submitted again"
 
 
+def test_a_job_that_is_being_ended_is_a_notice_and_a_wait(
+    tools: Path, directory: Path, tmp_path: Path
+) -> None:
+    """It may take longer than the coordinator misses an agent, and be requeued or not."""
+    fleet = Fleet(tools, directory, tmp_path)
+    fleet.start("agent-1", 1)
+    fleet.says(1, "RUNNING")
+    fleet.look()
+    fleet.says(1, "COMPLETING")
+    assert base.Going("agent-1", 1, "job 1 is being ended") in fleet.look()
+    fleet.start("agent-1", 2)  # It was missed.
+    assert fleet.look() == [base.Waiting("agent-1", 2, "job 1 is being ended")]
+    fleet.says(1, "PENDING", restarts=1)
+    taken = [each for each in fleet.look() if isinstance(each, base.Taken)]
+    assert [(each.name, each.incarnation) for each in taken] == [("agent-1", 2)]
+
+
 def test_an_agent_that_slurm_refuses_or_cannot_start_is_no_host_that_was_taken(
     tools: Path, directory: Path, tmp_path: Path
 ) -> None:
@@ -444,3 +461,67 @@ def test_while_slurm_does_not_answer_a_job_is_submitted_later(
     put(tools, "sbatch", "echo 7")
     fleet.look()
     assert slurmcalls.handles(directory)["agent-1"].job_id == "7"
+
+
+def test_a_job_that_sbatch_could_not_be_asked_for_is_no_end_of_the_coordinator(
+    tools: Path, directory: Path, tmp_path: Path
+) -> None:
+    fleet = Fleet(tools, directory, tmp_path)
+    (tools / "sbatch").unlink()
+    fleet.start("agent-1", 1)
+    assert [type(each) for each in fleet.news] == [base.Ended]
+    assert fleet.look() == []
+
+
+def test_a_job_whose_submission_got_no_answer_is_looked_for_before_there_is_another(
+    tools: Path, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = Fleet(tools, directory, tmp_path)
+    put(tools, "sbatch", "echo 'Socket timed out on send/recv operation' >&2; exit 1")
+    put(tools, "squeue", "echo 9")
+    for name in ("agent-1", "agent-2"):
+        fleet.start(name, 1)
+    assert fleet.look() == []
+    assert slurmcalls.handles(directory)["agent-1"].job_id == "9"
+    handle = slurmcalls.new_handle(RUN_ID, tmp_path / "orders", "agent-2")
+    fleet.jobs._jobs["agent-2"]._handle = handle
+    monkeypatch.setattr(slurmagents, "LISTED_S", 0.0)
+    put(tools, "squeue", "exit 0")
+    put(tools, "sbatch", "echo 12")
+    fleet.look()
+    fleet.look()
+    assert slurmcalls.handles(directory)["agent-2"].job_id == "12"
+
+
+def test_a_job_takes_nothing_from_the_job_that_it_is_submitted_in(
+    tools: Path, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A control job that was requeued has a number of restarts."""
+    for name in ("SLURM_RESTART_COUNT", "SLURMD_NODENAME", slurmcalls.PLACE, "SLURM_CONF"):
+        monkeypatch.setenv(name, "1")
+    fleet = Fleet(tools, directory, tmp_path)
+    put(
+        tools,
+        "sbatch",
+        f"echo 4$SLURM_RESTART_COUNT$SLURMD_NODENAME${{{slurmcalls.PLACE}}}2$SLURM_CONF",
+    )
+    fleet.start("agent-1", 1)
+    assert slurmcalls.handles(directory)["agent-1"].job_id == "421"
+
+
+def test_many_jobs_are_cancelled_at_once(tools: Path, directory: Path, tmp_path: Path) -> None:
+    fleet = Fleet(tools, directory, tmp_path)
+    for name in ("agent-1", "agent-2"):
+        fleet.start(name, 1)
+    fleet.says(1, "PENDING", reason="Priority")
+    fleet.says(2, "PENDING", reason="Priority")
+    ended = "JobId=0 JobState=CANCELLED"
+    put(
+        tools,
+        "scancel",
+        f"echo $* >> {tmp_path}/cancelled\nfor n in $*; do echo {ended} > {tmp_path}/job.$n; done",
+    )
+    slurmcalls.end(directory)
+    assert sorted((tmp_path / "cancelled").read_text().split()) == ["1", "2"]
+    assert len((tmp_path / "cancelled").read_text().splitlines()) == 1
+    assert slurmcalls.handles(directory) == {}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from simulated import ACCOUNT, job_file, ledger_checkers
 
-from dlctl.job.config import Host
+from dlctl.job.config import Allocated, Host, Launch
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import AgentWaits, HostsTaken
 from dlctl.sim.drivers import ComputeOptions
@@ -24,6 +26,21 @@ def on_hosts() -> Simulation:
     )  # fmt: skip
     return Simulation(
         job, problem, seed=0, faults=Faults(), compute=ComputeOptions(step_s=0.1, spread=0.1),
+        checkers=ledger_checkers(problem, 2, once=False, heal_at_s=30.0),
+    )  # fmt: skip
+
+
+def on_jobs() -> Simulation:
+    """The servers stay, and each worker is on a host that comes and goes."""
+    problem = Ledger(shards=1, samples=1024, cells=300)
+    job = job_file(
+        workers=2, servers=1, workers_min=1, optimizer=ACCOUNT, batch_size=8, portion_batches=2,
+        epochs=2.0, timeouts={"silent_s": 3.0, "host_s": 20.0, "grace_s": 20.0},
+    )  # fmt: skip
+    own = Launch(name="slurm", options={"nodes": 2}, places=(Allocated(servers=0),) * 2)
+    return Simulation(
+        replace(job, launcher=own), problem, seed=0, faults=Faults(),
+        compute=ComputeOptions(step_s=0.1, spread=0.1),
         checkers=ledger_checkers(problem, 2, once=False, heal_at_s=30.0),
     )  # fmt: skip
 
@@ -78,3 +95,14 @@ def test_an_agent_that_waits_in_a_queue_is_told_once_and_is_not_late():
     outcome = simulation.run()
     assert outcome.state == "finished"
     assert outcome.store.texts("waits") == [waits.why]
+
+
+@pytest.mark.parametrize("make", [on_hosts, on_jobs])
+def test_an_agent_that_ends_is_lost_unless_its_host_may_be_about_to_be_taken(make):
+    """Its batch system says that a little later."""
+    simulation = make()
+    simulation.at(3.0, lambda: simulation.world.kill("agent-1"))
+    outcome = simulation.run()
+    assert outcome.state == "finished"
+    lost = [text for text in outcome.store.texts("lost") if text.startswith("agent-1 on")]
+    assert len(lost) == (1 if make is on_hosts else 0)

@@ -38,6 +38,12 @@ def evict(slurm: SlurmCluster, place: Workplace, nodes: int) -> str:
     return hog
 
 
+def controls(slurm: SlurmCluster) -> list[str]:
+    """The numbers of the jobs of coordinators."""
+    jobs = slurm.run("squeue", "-h", "-o", "%A %j").stdout.splitlines()
+    return [line.split()[0] for line in jobs if "dlctl-control" in line]
+
+
 @pytest.mark.long
 def test_workers_whose_nodes_are_preempted_come_back_and_the_run_never_stops(
     slurm: SlurmCluster, place: Workplace
@@ -65,7 +71,9 @@ def test_workers_whose_nodes_are_preempted_come_back_and_the_run_never_stops(
 def test_the_login_node_holds_nothing_of_a_run_whose_coordinator_is_a_job(
     slurm: SlurmCluster,
 ) -> None:
-    """Its node is lost: the next control job continues the run elsewhere, and nothing is lost."""
+    """Its time ends, and its node is lost: the next control job continues the run, and nothing is
+    lost.
+    """
     place = Workplace(slurm.cluster.enter, slurm.cluster.env, within=slurm.directory)
     try:
         place.task(pause_s=SLOW_S)
@@ -78,8 +86,12 @@ def test_the_login_node_holds_nothing_of_a_run_whose_coordinator_is_a_job(
         assert not [p for p in slurm.cluster.processes("lab") if "daemons." in str(p.cmdline())]
         assert place.dlctl("set", "worker-*", "push=5MB/s").code == 0, "from the login node"
         place.until_step(20, LONG_S)
-        jobs = slurm.run("squeue", "-h", "-o", "%A %j").stdout.splitlines()
-        (control,) = [line.split()[0] for line in jobs if "dlctl-control" in line]
+        (first,) = controls(slurm)
+        slurm.run("scancel", "--batch", "--signal=USR1", first)  # As before its time limit.
+        place.until("the next one has begun", lambda: first not in controls(slurm), LONG_S)
+        (control,) = controls(slurm)
+        place.until_step(place.run()["step"] + 20, LONG_S)
+        assert "running" in place.dlctl("status").out
         slurm.lose(slurm.facts(control)["NodeList"])
         place.until("it is queued", lambda: slurm.facts(control)["JobState"] == "PENDING", LONG_S)
         step = place.run()["step"]
@@ -88,6 +100,15 @@ def test_the_login_node_holds_nothing_of_a_run_whose_coordinator_is_a_job(
         assert "running" in place.dlctl("status").out
         assert place.dlctl("stop").code == 0
         assert place.dlctl("verify").code == 0
+        # The job that is about to end takes no new run.
+        ended = place.dlctl("start", "job.toml", timeout_s=LONG_S)
+        assert ended.code == 0, ended.err
+        assert control not in slurm.jobs()
+        (control,) = controls(slurm)
+        place.until_step(step + 40, LONG_S)
+        slurm.run("scontrol", "requeuehold", control)
+        place.until("it is held", lambda: slurm.facts(control)["JobState"] == "PENDING", LONG_S)
+        place.dlctl("stop")
         place.until("the queue is empty", lambda: not slurm.jobs(), LONG_S)
     finally:
         place.dlctl("stop", "--kill")

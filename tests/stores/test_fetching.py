@@ -59,6 +59,17 @@ class Short:
         return [b"abc"]
 
 
+@pytest.mark.parametrize("name", ["../../out", "/out", "a/./b", "a//b"])
+def test_a_name_that_leads_elsewhere_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The keys of an object store are any text."""
+    monkeypatch.setattr(fetching, "_found", lambda *_: (Short(), {name: 3}))
+    with pytest.raises(DlctlError, match="no name for a file"):
+        fetching.fetched_into("s3://bucket/x", tmp_path / "here")
+    assert not list(tmp_path.rglob("out"))
+
+
 def test_a_task_gets_a_path_for_an_address_and_for_a_path(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ import click
 from dlctl.cli.group import make_command
 from dlctl.cli.options import json_option
 from dlctl.cli.ui import console, report
-from dlctl.runs import select
+from dlctl.runs import reach, select
 from dlctl.runs.snapshot import Snapshot
 from dlctl.util import values
 
@@ -29,6 +29,7 @@ def command(show_all: bool) -> None:
     answering"; one whose database cannot be read is "unreadable".
     """
     snapshots = select.without_copies(select.all_of(select.directories()))
+    snapshots = list(map(reach.seen, snapshots))
     shown = [
         snapshot
         for snapshot in reversed(snapshots)

@@ -12,6 +12,7 @@ from dlctl.cli.group import make_command
 from dlctl.cli.options import file_argument, fresh_option, from_option, wait_options
 from dlctl.cli.ui import attention, console, live, log_lines, report
 from dlctl.errors import UsageError
+from dlctl.runs import select
 from dlctl.runs.snapshot import load
 from dlctl.util import values
 
@@ -68,7 +69,8 @@ def command(
     if (place := elsewhere.of(file)) is not None:
         there = source and addresses.located(source, Path.cwd())
         words = ["--fresh"] * fresh + ([f"--from={there}"] if there else [])
-        ctx.exit(_begin_elsewhere(place, words, no_wait=no_wait))
+        code = _begin_elsewhere(place, file, words, limit_s, no_wait=no_wait, follow=follow)
+        ctx.exit(code)
     began = time.monotonic()
     launched = launch.launch(file, fresh=fresh, source=source)
     name = launched.directory.name
@@ -98,19 +100,26 @@ def command(
         log_lines.follow_logs(snapshot, names, 10, None, log_lines.Printer(names))
 
 
-def _begin_elsewhere(place: ControlPlace, words: list[str], *, no_wait: bool) -> int:
+def _begin_elsewhere(
+    place: ControlPlace, file: Path, words: list[str], limit_s: float | None, *, no_wait: bool,
+    follow: bool,
+) -> int:  # fmt: skip
     """The coordinator runs at the owner of the hosts: wait until it has started there; the exit
     code.
     """
     from dlctl.ops import elsewhere
 
-    number = elsewhere.begin(place, words)
+    number = elsewhere.begin(place, file, words)
     if no_wait:
         return 0
     try:
-        code, said = elsewhere.finish(place, number, console.note)
+        code, said = elsewhere.finish(place, number, console.note, limit_s)
     except KeyboardInterrupt:
         console.note(f"\nJob {number} stays: dlctl start waits for it again, scancel ends it.")
         raise
     console.note(said.rstrip())
+    if code == 0 and console.settings.quiet:
+        console.out(select.directory(str(file), quiet=True).name, flush=True)
+    if code == 0 and follow:
+        elsewhere.follow(place, number, file)
     return code

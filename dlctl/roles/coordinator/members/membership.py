@@ -98,7 +98,7 @@ class Daemon(Observed):
     has_worked: bool = False
     """An incarnation of this agent has registered: its host may become reachable again."""
     waits_for_host: bool = False
-    """The launcher of this agent has no host for it yet."""
+    """The launcher of this agent has no host for it yet, or is about to lose it."""
     has_served: bool = False
     """A process of this shard has served: the next one resumes from its state."""
     asked_for_data: bool = False

@@ -359,6 +359,8 @@ class FailureDetector(CoordinatorPart):
         """The next agent adopts the daemons that are alive, and reports those that are not."""
         if self.run.shutdown is not None and self.run.shutdown.is_leaving():
             return
+        if end.status != STATUS_UNKNOWN:
+            agent.waits_for_host = False  # It has ended by itself.
         if agent.name != HOME_AGENT and agent.has_worked:  # Then its host may come back.
             self.host_failures.lose(agent, end.last_lines, now)
         elif self._may_live(agent, end) and not self._is_hopeless(agent, DEATHS_MAX):

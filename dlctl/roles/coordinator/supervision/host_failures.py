@@ -51,6 +51,9 @@ class HostFailures(CoordinatorPart):
 
     def lose(self, agent: Daemon, words: tuple[str, ...], now: float) -> None:
         """An attempt to reach the host has failed, or its agent is silent."""
+        if self.taken_hosts.await_answer(agent):
+            agent.back_off(now)
+            return
         if agent.given_up_at is None:
             agent.given_up_at = now + self.limit_s
         if now < agent.given_up_at:

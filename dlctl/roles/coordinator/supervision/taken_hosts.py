@@ -37,10 +37,22 @@ class TakenHosts(CoordinatorPart):
             self._gone(agent, event.why, now)
             return
         self.context.event("notice", agent.name, f"{event.why}: its workers leave")
+        agent.waits_for_host = True
         agent.kill_at = now + self.run.job.timeouts.grace_s + NOTICE_S
         for daemon in self.members.hosted_by(agent):
             if daemon.alive and daemon.role == "worker" and not daemon.leaving:
                 self.scaling.leave(daemon, TAKEN, now)
+
+    def await_answer(self, agent: Daemon) -> bool:
+        """Whether the end or the silence of an agent is no failure yet: its host is taken back, or
+        comes and goes, and its launcher is about to be asked for one. No server is lost with it.
+        """
+        if any(daemon.role == "server" for daemon in self.members.hosted_by(agent)):
+            return False
+        places = self.run.job.launcher.places
+        comes_and_goes = bool(places) and all(place.servers == 0 for place in places)
+        agent.waits_for_host |= comes_and_goes and agent.deaths_in_row <= 1
+        return agent.waits_for_host
 
     def _gone(self, agent: Daemon, why: str, now: float) -> None:
         if agent.registered:
