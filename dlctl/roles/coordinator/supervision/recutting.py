@@ -50,6 +50,9 @@ from dlctl.wire.messages import Json
 
 GAIN_MIN = 0.2
 """A cut that makes a round shorter by a smaller part is not worth its pause."""
+GAIN_S_MIN = 0.05
+"""Nor one that makes it shorter by less: on links that fast a push takes its latency, and what is
+measured is no bandwidth."""
 CLOSED_S_MAX = 30.0
 """How long the servers pause for a cut before it is given up. If the newest checkpoint took longer,
 none is tried."""
@@ -152,7 +155,9 @@ class Recutting(CoordinatorPart):
             for b in (self.registration.bounds, bounds)
         )
         ratio = then / now if now else 1.0
-        return (bounds, ratio) if ratio <= 1 - GAIN_MIN else None
+        gain_s = (now - then) * layout.size() * cuts.FLOAT_BYTES
+        is_worth_it = ratio <= 1 - GAIN_MIN and gain_s >= GAIN_S_MIN
+        return (bounds, ratio) if is_worth_it else None
 
     def _links(self) -> dict[str, HostLink] | None:
         """Agent -> the link of its host; None: one is not known."""
