@@ -39,7 +39,8 @@ A claim is **shown** if every part of its criterion is: at least four of five se
 the median margin is larger than the spread over the seeds, the range between the quartiles. It
 is **refuted** if that is true of the opposite of one part. Else it is **not shown**. A margin
 is how far a seed is on the side that the paper says, in the unit of the measure. The criteria
-were written before the runs. Where a set-up was changed after a run, the claim says so.
+were written before the runs; where a set-up or a criterion was changed after one, the claim says
+so.
 """
 
 
