@@ -17,7 +17,27 @@ from dlctl.wire.messages import Array, Json
 INPUTS, CUT, OUTPUTS = 4, 3, 2
 
 
-class DividedLeastSquares:
+class Divided:
+    """A problem of parts: its vector is theirs, one behind the other, and they compute."""
+
+    def __init__(self, *parts: Objective) -> None:
+        self.parts = parts
+        self.layout = Layout(tuple(entry for part in parts for entry in part.layout.entries))
+
+    def initial(self) -> Array:
+        return np.concatenate([part.initial() for part in self.parts])
+
+    def gradient(self, w: Array, batch: Batch) -> tuple[float, Array]:
+        raise AssertionError("the parts compute it")
+
+    def averaged(self, before: Array, batch: Batch) -> Array:
+        return before
+
+    def evaluate(self, w: Array) -> Json:
+        raise AssertionError("the parts compute it")
+
+
+class DividedLeastSquares(Divided):
     """Mean of |x F H - y|^2 / 2 over the rows; with `is_u` of |x F H T - y|^2 / 2, T the clients'.
 
     F is [INPUTS, CUT], H [CUT, OUTPUTS], T [OUTPUTS, OUTPUTS]. With `counts` the clients have a
@@ -36,21 +56,7 @@ class DividedLeastSquares:
         if counts:
             seen = TensorEntry("client.seen", AVERAGED, (1,), "float64")
             client.layout = Layout((*client.layout.entries, seen))
-        self.parts: tuple[Objective, ...] = client, OutputLayer({"head.h": (CUT, OUTPUTS)}, rng)
-        every = (entry for part in self.parts for entry in part.layout.entries)
-        self.layout = Layout(tuple(every))
-
-    def initial(self) -> Array:
-        return np.concatenate([part.initial() for part in self.parts])
-
-    def gradient(self, w: Array, batch: Batch) -> tuple[float, Array]:
-        raise AssertionError("the parts compute it")
-
-    def averaged(self, before: Array, batch: Batch) -> Array:
-        return before
-
-    def evaluate(self, w: Array) -> Json:
-        raise AssertionError("the parts compute it")
+        super().__init__(client, OutputLayer({"head.h": (CUT, OUTPUTS)}, rng))
 
 
 class _Layers:

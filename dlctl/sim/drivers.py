@@ -213,10 +213,6 @@ class ComputeDriver:
         self._free_at = 0.0
         self._is_taken = self._is_stepping = False
         """Whether torch's state was requested, and is not returned yet."""
-        process.perform(BuildModel, self._build)
-        process.perform(LoadBuffers, self._load_buffers)
-        process.perform(Compute, self._compute)
-        process.perform(RunEvaluation, self._evaluate)
         self.frozen = FrozenDriver(process, objective, files)
         self._own = own
         self._inner = own(self.parameters) if own is not None else None
@@ -231,11 +227,7 @@ class ComputeDriver:
             place = TwinPlace(objective, self.parameters, method_options)
             self._engine = Operations(registry.attribute(twin)(place), method)
             process.perform(RunEngine, self._run_engine)
-        process.perform(StepAlong, self._step_along)
-        process.perform(ExchangeOwn, self._exchange_own)
-        process.perform(TakeComputeState, self._take_state)
-        process.perform(RestoreComputeState, self._restore_state)
-        process.perform(Settled, self._settled)
+        self._perform_all()
         if has_loop:
             self._own_samples = options.loop.own_samples
             cuts = registry.load("algorithms", method).lead.portions == "clients"
@@ -243,7 +235,23 @@ class ComputeDriver:
                 process, self, options.loop, samples=objective.samples, seed=seed, rng=rng,
                 cuts=cuts,
             )  # fmt: skip
-        process.perform(LocateTask, lambda _: process.post(TaskLocated("/home/me/train.py:51")))
+
+    def _perform_all(self) -> None:
+        """What every worker's compute thread does."""
+        process = self.process
+        for kind, how in (
+            (BuildModel, self._build),
+            (LoadBuffers, self._load_buffers),
+            (Compute, self._compute),
+            (RunEvaluation, self._evaluate),
+            (StepAlong, self._step_along),
+            (ExchangeOwn, self._exchange_own),
+            (TakeComputeState, self._take_state),
+            (RestoreComputeState, self._restore_state),
+            (Settled, self._settled),
+            (LocateTask, lambda _: process.post(TaskLocated("/home/me/train.py:51"))),
+        ):
+            process.perform(kind, how)
 
     def _settled(self, effect: Settled) -> None:
         self._counts[effect.shard] = effect.count

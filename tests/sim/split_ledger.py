@@ -17,6 +17,7 @@ from dlctl.algorithms.methods.split import BACKWARD, FORWARD, PREDICT, STEP
 from dlctl.algorithms.methods.split_twin import received, sent
 from dlctl.model.flat import TRAINED, Layout, TensorEntry, slice_bounds
 from dlctl.sim.checkers import Checker
+from dlctl.sim.divided import Divided
 from dlctl.sim.objectives import Batch
 from dlctl.sim.questions import Key, Question, Questions
 from dlctl.sim.world import World
@@ -26,7 +27,7 @@ CELL, STEPS = 0, 1
 """Columns of z and of dL/dz: the cell of the batch, and how many batches f or h had."""
 
 
-class SplitLedger:
+class SplitLedger(Divided):
     def __init__(self, samples: int, portion_batches: int, batch_size: int, epochs: int) -> None:
         self.samples = samples
         self._most = portion_batches * batch_size
@@ -41,25 +42,11 @@ class SplitLedger:
         self.evaluates = True
         """Whether an evaluation asks the head, as that of a task without `evaluate` does not."""
         cells = len(self.keys)
-        self.parts = (Client(self, "client.w", 2 * cells, samples), Head("head.w", cells))
-        every = (entry for part in self.parts for entry in part.layout.entries)
-        self.layout = Layout(tuple(every))
+        super().__init__(Client(self, "client.w", 2 * cells, samples), Head("head.w", cells))
 
     def length(self, portion: int) -> int:
         start, stop = slice_bounds(self.samples, -(-self.samples // self._most), portion)
         return stop - start
-
-    def initial(self) -> Array:
-        return np.zeros(self.layout.size(), np.float32)
-
-    def gradient(self, w: Array, batch: Batch) -> tuple[float, Array]:
-        raise AssertionError("the parts compute it")
-
-    def averaged(self, before: Array, batch: Batch) -> Array:
-        return before
-
-    def evaluate(self, w: Array) -> Json:
-        raise AssertionError("the parts compute it")
 
 
 class _Cells:
