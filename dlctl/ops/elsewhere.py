@@ -8,26 +8,24 @@ from pathlib import Path
 
 from dlctl.launch import launcher
 from dlctl.launch.launcher import ControlPlace
-from dlctl.ops import cases
+from dlctl.ops.cases import Start
 from dlctl.runs import lock, reach
 from dlctl.util import notes
 
 RUNNING = "RUNNING"
 
 
-def of(file: Path) -> ControlPlace | None:
-    """Where the coordinator of this job file is to run; None: here. Raises DlctlError as
-    `cases.read` does.
-    """
-    place = launcher.of(cases.read(file).job).control(file)
+def of(start: Start) -> ControlPlace | None:
+    """Where the coordinator of this job is to run; None: here."""
+    place = launcher.of(start.job).control(start.file)
     return None if place is None or place.is_here else place
 
 
-def begin(place: ControlPlace, file: Path, words: list[str]) -> str:
+def begin(place: ControlPlace, start: Start, words: list[str]) -> str:
     """Ask for the place, unless there is one; returns its number. If there is one where the run has
     started, this process becomes the same command there. Raises DlctlError.
     """
-    with lock.starting(file):
+    with lock.starting(start.file):
         number, state = place.find()
         if state.startswith(RUNNING) and place.started(number) is not None:
             reach.run(place.reach(number), sys.argv[1:])
@@ -35,7 +33,7 @@ def begin(place: ControlPlace, file: Path, words: list[str]) -> str:
             notes.note(f"the coordinator of this job is job {number} already: {state.lower()}")
             return number
         # What it would find there may be known here, before it has waited in a queue.
-        launcher.of(cases.read(file).job).preflight()
+        launcher.of(start.job).preflight()
         number = place.submit(words)
     notes.note(f"the coordinator is job {number}")
     return number

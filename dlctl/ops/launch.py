@@ -51,19 +51,15 @@ PENDING_S = 15.0
 """A run without a coordinator on record counts as never started before that."""
 
 
-def launch(file: Path, *, fresh: bool, source: str | None = None) -> Launched:
-    """Start the coordinator of a job, or find that there is nothing to start. `source`: a
-    checkpoint for a new run to start from: its directory, or an address.
-
-    Raises UsageError for a job file that is invalid or differs from its live run, TimedOut if
-    another command does not finish starting it, and DlctlError if the run directory cannot be
-    created, its path is no text, or the process cannot be started.
-    """
-    return launch_job(cases.read(file), fresh=fresh, source=source)
-
-
 def launch_job(new: Start, *, fresh: bool, source: str | None = None) -> Launched:
-    """The same for a job that was read; its file identifies it, together with its name."""
+    """Start the coordinator of a job, or find that there is nothing to start; its file identifies
+    it, together with its name. `source`: a checkpoint for a new run to start from: its directory,
+    or an address.
+
+    Raises UsageError for a job that differs from its live run, TimedOut if another command does not
+    finish starting it, and DlctlError if the run directory cannot be created, its path is no text,
+    or the process cannot be started.
+    """
     file = new.file
     beside = file.parent.resolve()
     for path in (beside, (beside / new.job.job.run_dir).resolve(), paths.runtime_dir()):

@@ -17,7 +17,7 @@ from dlctl.wire.messages import Array, Json
 INPUTS, CUT, OUTPUTS = 4, 3, 2
 
 
-class Divided:
+class ProblemOfParts:
     """A problem of parts: its vector is theirs, one behind the other, and they compute."""
 
     def __init__(self, *parts: Objective) -> None:
@@ -37,7 +37,7 @@ class Divided:
         raise AssertionError("the parts compute it")
 
 
-class DividedLeastSquares(Divided):
+class DividedLeastSquares(ProblemOfParts):
     """Mean of |x F H - y|^2 / 2 over the rows; with `is_u` of |x F H T - y|^2 / 2, T the clients'.
 
     F is [INPUTS, CUT], H [CUT, OUTPUTS], T [OUTPUTS, OUTPUTS]. With `counts` the clients have a

@@ -17,7 +17,7 @@ from dlctl.algorithms.methods.split import BACKWARD, FORWARD, PREDICT, STEP
 from dlctl.algorithms.methods.split_twin import received, sent
 from dlctl.model.flat import TRAINED, Layout, TensorEntry, slice_bounds
 from dlctl.sim.checkers import Checker
-from dlctl.sim.divided import Divided
+from dlctl.sim.divided import ProblemOfParts
 from dlctl.sim.objectives import Batch
 from dlctl.sim.questions import Key, Question, Questions
 from dlctl.sim.world import World
@@ -27,7 +27,7 @@ CELL, STEPS = 0, 1
 """Columns of z and of dL/dz: the cell of the batch, and how many batches f or h had."""
 
 
-class SplitLedger(Divided):
+class SplitLedger(ProblemOfParts):
     def __init__(self, samples: int, portion_batches: int, batch_size: int, epochs: int) -> None:
         self.samples = samples
         self._most = portion_batches * batch_size

@@ -50,9 +50,10 @@ def command(ctx: click.Context, file: Path, fresh: bool, source: str | None) -> 
     Ctrl-C. Ctrl-C saves a checkpoint and stops; a second one kills. The next start of the job
     resumes from that checkpoint.
     """
-    from dlctl.ops import elsewhere, launch  # imported late: they pull in numpy
+    from dlctl.ops import cases, elsewhere, launch  # imported late: they pull in numpy
 
-    if elsewhere.of(file) is not None:
+    job = cases.read(file)
+    if elsewhere.of(job) is not None:
         raise UsageError(
             "the coordinator of this job is a job of its own, which no terminal holds",
             hint=f"dlctl start {values.path(file)}, then dlctl wait",
@@ -60,7 +61,7 @@ def command(ctx: click.Context, file: Path, fresh: bool, source: str | None) -> 
 
     began = time.time()
     with caught() as interrupts:
-        launched = launch.launch(file, fresh=fresh, source=source)
+        launched = launch.launch_job(job, fresh=fresh, source=source)
         if launched.process is None:
             console.commands(report.next_commands(load(launched.directory)))
             return

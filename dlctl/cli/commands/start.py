@@ -18,6 +18,7 @@ from dlctl.util import values
 
 if TYPE_CHECKING:
     from dlctl.launch.launcher import ControlPlace
+    from dlctl.ops.cases import Start
 
 
 @make_command(
@@ -61,18 +62,19 @@ def command(
     It may be at an address, as a mirror of [checkpoints]: the newest good one there, or the one
     that the address names. If that is the mirror of this job, the new run takes it over.
     """
-    from dlctl.ops import elsewhere, launch, ready  # imported late: they pull in numpy
+    from dlctl.ops import cases, elsewhere, launch, ready  # imported late: they pull in numpy
     from dlctl.stores import addresses
 
     if no_wait and follow:
         raise UsageError("--no-wait and --follow exclude each other")
-    if (place := elsewhere.of(file)) is not None:
+    job = cases.read(file)
+    if (place := elsewhere.of(job)) is not None:
         there = source and addresses.located(source, Path.cwd())
         words = ["--fresh"] * fresh + ([f"--from={there}"] if there else [])
-        code = _begin_elsewhere(place, file, words, limit_s, no_wait=no_wait, follow=follow)
+        code = _begin_elsewhere(place, job, words, limit_s, no_wait=no_wait, follow=follow)
         ctx.exit(code)
     began = time.monotonic()
-    launched = launch.launch(file, fresh=fresh, source=source)
+    launched = launch.launch_job(job, fresh=fresh, source=source)
     name = launched.directory.name
     if console.settings.quiet:
         console.out(name, flush=True)
@@ -101,7 +103,7 @@ def command(
 
 
 def _begin_elsewhere(
-    place: ControlPlace, file: Path, words: list[str], limit_s: float | None, *, no_wait: bool,
+    place: ControlPlace, job: Start, words: list[str], limit_s: float | None, *, no_wait: bool,
     follow: bool,
 ) -> int:  # fmt: skip
     """The coordinator runs at the owner of the hosts: wait until it has started there; the exit
@@ -109,7 +111,7 @@ def _begin_elsewhere(
     """
     from dlctl.ops import elsewhere
 
-    number = elsewhere.begin(place, file, words)
+    number = elsewhere.begin(place, job, words)
     if no_wait:
         return 0
     try:
@@ -119,7 +121,7 @@ def _begin_elsewhere(
         raise
     console.note(said.rstrip())
     if code == 0 and console.settings.quiet:
-        console.out(select.directory(str(file), quiet=True).name, flush=True)
+        console.out(select.directory(str(job.file), quiet=True).name, flush=True)
     if code == 0 and follow:
-        elsewhere.follow(place, number, file)
+        elsewhere.follow(place, number, job.file)
     return code
