@@ -119,6 +119,7 @@ def test_where_dlctl_itself_fails_the_benchmark_fails(
         ("", True), ("", False), ("", True),
     ]  # fmt: skip
     monkeypatch.setattr(cli, "measure", lambda *, quick: figures)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "")  # `main` removes it.
     assert main(["cli"]) == main(["cli", "--quick"]) == 1
     last_table = capsys.readouterr().out.splitlines()[-6:]
     assert [line.split().count("FAILED") for line in last_table] == [0, 0, 1, 0, 1, 0]

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 import zmq
@@ -42,7 +43,7 @@ class Coordinator:
         self.db.commit()
 
     def log(self, level: str, text: str) -> None:
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        now = datetime.now(UTC).isoformat()
         print(json.dumps({"ts": now, "level": level, "msg": text}), flush=True)
 
     # ------------------------------------------------------------ what $STAND_IN may name
