@@ -19,7 +19,7 @@ def findings(need: HostNeed, facts: Facts, here: Facts) -> Iterator[Finding]:
     yield _dlctl(need, facts, here)
     if not need.is_here:
         yield _python(need, facts, here)
-    if need.servers and facts["no_kernels"]:
+    if facts["no_kernels"]:
         yield _no_kernels(need, facts)
     if facts["torch"]:
         yield _torch(need, facts, here)
@@ -45,8 +45,8 @@ def _dlctl(need: HostNeed, facts: Facts, here: Facts) -> Finding:
 
 
 def _no_kernels(need: HostNeed, facts: Facts) -> Finding:
-    """The servers' loops in C are missing: nothing changes but the time of an update."""
-    text = "the servers update parameters with numpy, about a third as fast as in C: "
+    """The loops in C are missing: nothing changes but the time of an update, and of packing."""
+    text = "numpy updates parameters in servers, about a third as fast as C, and packs values: "
     text += str(facts["no_kernels"])
     fix = f"with a C compiler and Python's headers there: {facts['python']} -m pip install dlctl"
     return Finding(need.name, "kernels", WARNING, text, fix)
