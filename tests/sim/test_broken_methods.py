@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from try_method import DEATHS, SAMPLES, tried
+from try_method import DEATHS, EPOCHS, SAMPLES, tried
 
 from dlctl import registry
 from dlctl.algorithms import barrier, stepwise
@@ -25,8 +25,7 @@ from dlctl.compress.base import Delta
 from dlctl.sim.faults import Faults
 from dlctl.wire import messages
 
-EPOCHS = 32
-ALL = EPOCHS * SAMPLES
+ALL = int(EPOCHS) * SAMPLES
 Try = Callable[..., str]
 
 

@@ -38,7 +38,7 @@ from dlctl.sim.simulation import Simulation
 HEAL_S = 4.0
 """Virtual seconds after which nobody dies any more."""
 DEATHS = Faults(kills=1, server_kills=1, coordinator_kills=1, heal_at_s=HEAL_S)
-SAMPLES = 62
+EPOCHS, SAMPLES = 16.0, 62
 """So that batches are of different sizes."""
 LEARNT = 0.1
 """The most of its first loss that a run may end with."""
@@ -48,7 +48,7 @@ def tried(name: str, options: dict[str, Any], seed: int, faults: Faults | None, 
     """Train with a method; returns what is wrong, "" if nothing is."""
     problem = Recorded(SAMPLES)
     job = job_file(
-        3, 2, algorithm=(name, options), batch_size=4, portion_batches=2, epochs=32.0, seed=seed,
+        3, 2, algorithm=(name, options), batch_size=4, portion_batches=2, epochs=EPOCHS, seed=seed,
         optimizer=("sgd", {"lr": lr}), restarts_max=20,
     )  # fmt: skip
     account = Account(registry.load("algorithms", name), problem, alone=faults is None)
