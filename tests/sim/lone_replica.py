@@ -21,7 +21,7 @@ from dlctl.sim.store import Store
 from dlctl.wire.messages import Array
 
 BATCH_SIZE, EPOCHS, STOPPED_AFTER = 4, 3, 1
-PORTIONS = 8
+PORTIONS = 12
 """Of an epoch."""
 
 
