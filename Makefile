@@ -37,14 +37,16 @@ $(VENV)/.oracles: $(VENV)/.installed
 demo: $(VENV)/.torch
 	$(BIN)/dlctl run --fresh examples/digits/job.toml
 
-# What only computes and waits for no clock; then what starts processes, which wait for each other.
+# What only computes and waits for no clock, beside what starts processes, which wait for each other:
+# so no core is idle, and as the former are nice, the latter hardly notice.
 MACHINES = $(addprefix tests/,algorithms compress contracts daemons/worker fuzz optim records roles \
 	shards sim wire)
 # Without the last option, xdist waits for ever for the tests of a worker that has crashed.
 PYTEST = $(BIN)/python -m pytest --no-loadscope-reorder --max-worker-restart=0
-test: test-machines test-processes
+test: install
+	$(MAKE) -j2 -O test-machines test-processes
 test-machines: install
-	$(PYTEST) -n auto --timeout 120 $(MACHINES)
+	nice -n 15 $(PYTEST) -n auto --timeout 300 $(MACHINES)
 test-processes: install
 	$(PYTEST) -n 4 $(addprefix --ignore=,$(MACHINES)) tests
 
@@ -75,7 +77,7 @@ seeds: install
 lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	nice $(BIN)/mypy
 	$(BIN)/lint-imports
 
 # The long tests of real processes, those of the benchmarks too, and then faults on such processes,

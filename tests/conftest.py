@@ -9,16 +9,17 @@ import re
 import signal
 import subprocess
 import sys
-from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import fork_server
 import golden as golden_files
 import oracles
+import per_commit
 import pytest
 from hypothesis import HealthCheck, settings
+from surroundings import Surroundings
 from workplace import Workplace
 from xdist.scheduler import LoadScopeScheduling
 
@@ -32,6 +33,8 @@ sys.path.insert(0, str(Path(__file__).parent / "toys"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # As in a daemon (`daemons.process`): what tests have left may not be collected in a forked child.
 os.register_at_fork(after_in_child=gc.freeze)
+BEFORE = pytest.StashKey[Surroundings]()
+"""Of the tests so far."""
 START = 1_750_000_000.0
 """A time in June 2025, in seconds since 1970."""
 LONGEST_FIRST = ("sim", "integ", "attach", "cli", "daemons")
@@ -86,7 +89,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     whole runs, commands and daemons; and of them the files that stay together, as their tests
     share what they have set up.
     """
-    leave_most_of_a_matrix_to_the_long_run(items)
+    per_commit.leave_the_others(items)
 
     def folder(item: pytest.Item) -> int:
         of = item.nodeid.split("/")[1]
@@ -95,25 +98,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (folder(item), item.path.name in ONE_BY_ONE))
 
 
-def leave_most_of_a_matrix_to_the_long_run(items: list[pytest.Item]) -> None:
-    """Of a test with the marker `per_commit` as many examples stay as that says, from the first to
-    the last at equal distances: a diagonal, where a matrix is a square. The others are `long`. In
-    the simulator, whose runs take longest, two stay where nothing is said.
-    """
-    examples: dict[str, list[pytest.Item]] = defaultdict(list)
-    for item in items:
-        is_long = item.get_closest_marker("long") is not None
-        is_matrix = item.get_closest_marker("per_commit") or item.nodeid.startswith("tests/sim/")
-        if is_matrix and not is_long:
-            examples[item.nodeid.partition("[")[0]].append(item)
-    for matrix in examples.values():
-        marker = matrix[0].get_closest_marker("per_commit")
-        count = marker.args[0] if marker is not None else 2
-        step = (len(matrix) - 1) / max(1, count - 1)
-        staying = {round(step * number) for number in range(count)}
-        for number, item in enumerate(matrix):
-            if number not in staying:
-                item.add_marker("long")
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
+    if BEFORE not in item.config.stash:
+        item.config.stash[BEFORE] = Surroundings.now()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
+    """A test that leaves something changed, which those after it meet, fails itself."""
+    yield
+    before, now = item.config.stash[BEFORE], Surroundings.now()
+    if changes := before.left_changed(now):
+        before.restore(now)
+        pytest.fail(f"the test has left changed: {'; '.join(changes)}", pytrace=False)
 
 
 class Scheduling(LoadScopeScheduling):  # type: ignore[misc]

@@ -413,6 +413,7 @@ def test_when_nothing_goes_down_it_ends_where_it_was():
     assert not side.loss_noise()
 
 
+@pytest.mark.per_commit("line_search")
 @pytest.mark.parametrize("line_search", ["armijo", "strong-wolfe"])
 @pytest.mark.parametrize("noise", [0.0, 1e-7, 1e-3, 0.1])
 def test_a_loss_that_depends_on_chance_ends_with_that_reason(noise, line_search):

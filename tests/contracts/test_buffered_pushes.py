@@ -78,6 +78,7 @@ def whole(delta):
     return full
 
 
+@pytest.mark.per_commit("name")
 @pytest.mark.parametrize("pushes", PUSHES)
 @pytest.mark.parametrize("place", [InOneMemory, OnMapped, OnJournal])
 @pytest.mark.parametrize("name", NAMES)
@@ -102,6 +103,7 @@ def test_every_third_push_is_one_update_by_the_mean_of_three(name, place, pushes
         assert (counters[BUFFERED], counters[STEPS]) == (number % CAPACITY, number // CAPACITY)
 
 
+@pytest.mark.per_commit("name")
 @pytest.mark.parametrize("pushes", PUSHES)
 @pytest.mark.parametrize("place", [OnMapped, OnJournal])
 @pytest.mark.parametrize("name", NAMES)

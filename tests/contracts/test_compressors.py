@@ -60,8 +60,12 @@ CASES = [
 COMPRESSING = [case for case in CASES if not case.values[0][1].get("dense_below")]
 """Those that do not send a short vector whole."""
 every_name = pytest.mark.parametrize("kind", [registry.load("compressors", n) for n in NAMES])
-dtypes = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 BOTH = (np.float32, np.float64)
+
+
+def dtypes(test):
+    """For every commit each of `CASES` with one of them."""
+    return pytest.mark.per_commit("make")(pytest.mark.parametrize("dtype", BOTH)(test))
 
 
 ROUNDING = ("onebit", "powersgd", "dct")

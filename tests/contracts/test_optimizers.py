@@ -105,6 +105,7 @@ def test_an_empty_push_changes_no_element(kind):
     assert np.array_equal(w, before)
 
 
+@pytest.mark.per_commit("kind")
 @every_kind
 @pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 17])
 def test_the_cut_into_blocks_does_not_show(kind, size):

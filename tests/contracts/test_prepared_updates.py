@@ -241,7 +241,7 @@ def test_what_fails_while_values_come_fails_their_update() -> None:
         update()
 
 
-@pytest.mark.per_commit(3)
+@pytest.mark.per_commit(2)
 def test_large_updates_come_to_the_same_in_several_threads(name: str) -> None:
     size = 3 * threads.PART + 17
     pair = Pair(name, "mapped", size)

@@ -49,6 +49,7 @@ class OnJournal:
         return Journaled(self.log, self.spec)
 
 
+@pytest.mark.per_commit("name")
 @pytest.mark.parametrize("deltas", DELTAS)
 @pytest.mark.parametrize("place", [OnMapped, OnJournal])
 @pytest.mark.parametrize("name", NAMES)
@@ -116,6 +117,7 @@ BOUNDED = {"lion"}
 """Nothing that is finite makes these come to infinity: a step is as long as the rate."""
 
 
+@pytest.mark.per_commit("name")
 @pytest.mark.parametrize("pushed", PUSHED)
 @pytest.mark.parametrize("place", [OnMapped, OnJournal])
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in BOUNDED])

@@ -15,10 +15,10 @@ from dlctl.sim.disk import NO_SPACE
 from dlctl.sim.simulation import Outcome, Simulation
 
 PER_COMMIT = {
-    "downpour": 6, "downpour-topk": 5, "sync": 4, "backups": 3, "target-batch": 3, "local-sgd": 5,
-    "ways": 5, "sandblaster": 4, "recovery": 6, "commits": 5, "sync-recovery": 4, "full-disks": 5,
-    "stops": 5, "streams": 4, "toys": 5, "serverless": 4, "liars": 5, "stolen-keys": 3,
-    "loops": 5, "joins": 4, "split": 4, "preempted": 4, "recuts": 3,
+    "downpour": 3, "downpour-topk": 3, "sync": 2, "backups": 2, "target-batch": 2, "local-sgd": 3,
+    "ways": 3, "sandblaster": 2, "recovery": 3, "commits": 3, "sync-recovery": 2, "full-disks": 3,
+    "stops": 3, "streams": 2, "toys": 5, "serverless": 2, "liars": 3, "stolen-keys": 2,
+    "loops": 2, "joins": 2, "split": 2, "preempted": 2, "recuts": 2,
 }  # fmt: skip
 """Scenario -> how many of it: those that take longer come less often. `make soak` takes 2,000."""
 

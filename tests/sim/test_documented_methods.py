@@ -34,7 +34,7 @@ def test_a_method_of_the_documents_trains_whoever_dies(number, monkeypatch):
     is_local = module.MINE.inner.name != "none"
     options = {"local_steps": 4, "inner_lr": 0.03} if is_local else {}
     for faults in (None, DEATHS):
-        assert tried("mine", options, 0, faults, 1.0 if is_local else 0.03) == ""
+        assert tried("mine", options, 0, faults, 1.0 if is_local else 0.03, 16) == ""
 
 
 class Holding(ShardSide):

@@ -139,7 +139,7 @@ CASES = [
 ]
 
 
-@pytest.mark.per_commit(4)
+@pytest.mark.per_commit(2)
 @pytest.mark.parametrize(("placement", "phase", "who"), CASES)
 def test_a_death_in_a_sum_leaves_no_hole(placement, phase, who):
     """If the owner of the only layer dies in the sum of what it owns, another one is chosen."""

@@ -125,7 +125,7 @@ MOMENTS = [
 ]
 
 
-@pytest.mark.per_commit(9)
+@pytest.mark.per_commit(5)
 @pytest.mark.parametrize("moment", MOMENTS, ids=lambda m: f"{m.name}-{m.kind}-{m.count}-{m.before}")
 def test_a_worker_may_die_in_the_middle_of_anything(moment):
     outcome = run_ledger(faults=Faults(moments=(moment,)), checkpoint_s=0.5, evaluate_epochs=0.5)

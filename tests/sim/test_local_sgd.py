@@ -75,7 +75,7 @@ class GoesAstray(Ledger):
         return loss, gradient
 
 
-@pytest.mark.per_commit(6)
+@pytest.mark.per_commit(3)
 @pytest.mark.usefixtures("heedless")
 @pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("number", range(8, 16))

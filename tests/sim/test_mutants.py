@@ -7,9 +7,13 @@ from seeds import PER_COMMIT, run_seed
 from dlctl.sim import checkers
 
 
-@pytest.mark.per_commit(len(MUTANTS))
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_deliberate_bug_is_caught_within_its_seeds(name):
+@pytest.mark.per_commit("checker")
+@pytest.mark.parametrize(
+    ("checker", "scenario", "name"),
+    [(mutant.caught_by[0], mutant.scenario, name) for name, mutant in MUTANTS.items()],
+)
+def test_a_deliberate_bug_is_caught_within_its_seeds(checker, scenario, name):
+    """For every commit one bug of each checker."""
     mutant = MUTANTS[name]
     result = mutant.hunt()
     assert result is not None, f"{mutant.bug}: it has survived {mutant.seeds} seeds"

@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 
 def test_they_are_as_many_as_the_documents_say():
     assert PER_COMMIT.keys() == SCENARIOS.keys()
-    assert sum(PER_COMMIT.values()) == 101
+    assert sum(PER_COMMIT.values()) == 58
 
 
 @pytest.mark.per_commit(len(SCENARIOS))

@@ -7,6 +7,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
+from example_counts import times
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -81,6 +82,7 @@ def plain(value: Any) -> Any:
 
 @pytest.mark.parametrize("kind", MESSAGES.values(), ids=lambda kind: kind.__name__)
 def test_what_is_decoded_is_what_was_encoded(kind: type[Message]) -> None:
+    @times(0.4)
     @given(messages(kind))
     def round_trip(message: Message) -> None:
         frames = [bytes(frame) for frame in codec.encode(message)]

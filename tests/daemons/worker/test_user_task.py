@@ -57,7 +57,7 @@ def _own_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("train", "dlctl_task_train", "helper", "json"):
         module = sys.modules.get(name)
         monkeypatch.setitem(sys.modules, name, module)  # type: ignore[arg-type]
-        if module is None:
+        if name != "json":  # Also what tests of other files have left.
             del sys.modules[name]
 
 
