@@ -359,7 +359,7 @@ class Reports(CoordinatorPart):
         """A worker has asked for data: it takes part, or drains at once if the run ends."""
         if not worker.asked_for_data:
             worker.asked_for_data = True
-            if self.run.shutdown is None:
+            if self.run.shutdown is None or self.run.shutdown.needs(worker):
                 worker.change_state(daemon_states.RUNNING)
             self.control.notify_members()
         if self.run.shutdown is not None:
