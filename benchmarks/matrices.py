@@ -1,5 +1,5 @@
 """Optimisers of matrices on the servers: updates until the loss that AdamW ends with, and the time
-of an update beside AdamW's.
+of an update beside AdamW's and SGD's.
 
 A small GPT on the text of `examples/chargpt`, `sync` with two workers and two servers in the
 simulator: the roles, the model and its gradients are real, time is not, so the figures are the same
@@ -53,7 +53,9 @@ RATES: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
     "soap": ({"weight_decay": 0.1}, (8e-3, 1.6e-2, 3.2e-2)),
 }
 """Optimiser -> its options, and the rates that are tried."""
-TIMED = ("adamw", "muon", "soap", "shampoo", "lmo")
+TIMED = ("sgd", "adamw", "muon", "soap", "shampoo", "lmo")
+BARE = ("adamw", "sgd")
+"""What the others are timed beside."""
 FEWER_ASKED = 1.0
 JOB = """[job]
 name = "matrices"
@@ -215,18 +217,17 @@ def _times(*, quick: bool) -> list[Figure]:
     surroundings = os.environ | ONE_THREAD
     ended = subprocess.run(command, env=surroundings, text=True, capture_output=True, check=True)
     took = json.loads(ended.stdout)
-    bare = median(took["adamw"])
-    figures = []
-    for name in TIMED[1:]:
-        ratios = tuple(each / bare for each in took[name])
-        said = (
-            f"median {1e3 * median(took[name]):.1f} ms, slowest {1e3 * max(took[name]):.1f} ms, "
-            f"mean {1e3 * sum(took[name]) / len(took[name]):.1f} ms; AdamW {1e3 * bare:.1f} ms"
-        )
-        figures.append(
-            Figure(CHAPTER, f"{name} / adamw: time of an update", "x", ratios, None, said)
-        )
-    return figures
+    return [_time(name, bare, took) for bare in BARE for name in TIMED if name not in BARE]
+
+
+def _time(name: str, bare: str, took: dict[str, list[float]]) -> Figure:
+    bare_s = median(took[bare])
+    said = (
+        f"median {1e3 * median(took[name]):.1f} ms, slowest {1e3 * max(took[name]):.1f} ms, "
+        f"mean {1e3 * sum(took[name]) / len(took[name]):.1f} ms; {bare} {1e3 * bare_s:.2f} ms"
+    )
+    ratios = tuple(each / bare_s for each in took[name])
+    return Figure(CHAPTER, f"{name} / {bare}: time of an update", "x", ratios, None, said)
 
 
 def _layout() -> Layout:

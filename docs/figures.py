@@ -1,5 +1,5 @@
-"""Draws the figure of each method, from simulated runs: `make figures`, or
-`python docs/figures.py [METHOD...]`.
+"""Draws the figure of each method, and of each optimiser of matrices, from simulated runs:
+`make figures`, or `python docs/figures.py [NAME...]`.
 
 The runs are those of `dlctl.sim`: the real roles and methods in virtual time, bit-identical for a
 seed. The figures show how a method behaves; its rates are not tuned.
@@ -32,6 +32,7 @@ from dlctl.sim.objectives import LeastSquares
 from dlctl.sim.simulation import Simulation
 
 FOLDER = Path(__file__).parent / "methods"
+OF_OPTIMIZERS = Path(__file__).parent / "optimizers"
 LEAKAGE = Path(__file__).parents[1] / "benchmarks" / "results" / "nopeek.json"
 KEYS = {
     "u_dcor2": "u-dCor² of scans and cut", "error": "error of an attacker", "accuracy": "accuracy",
@@ -56,6 +57,8 @@ RATES: dict[str, tuple[str, dict[str, Any]]] = {
     "isoloco": ("isotropic", {"lr": 0.7, "momentum": 0.5}),
     "async-diloco": ("delayed-nesterov", {"lr": 0.7, "momentum": 0.5, "every": 4}),
 }
+MATRICES = {"adamw": 0.1, "muon": 0.15, "soap": 0.1, "shampoo": 0.1, "lmo": 0.15, "isotropic": 0.02}
+"""Optimisers that `sync` is drawn with, and their rates; the first one is in grey."""
 COMPRESSION: dict[str, dict[str, Any]] = {
     "topk-sampled": {"density": 0.05, "dense_below": 0},
     "topk-chunked": {"chunk": 64, "keep": 4, "dense_below": 0},
@@ -102,10 +105,15 @@ def job_of(name: str) -> config.JobFile:
     )
 
 
-def curve_of(name: str) -> Curve:
-    """Loss of the run's model, and total bytes sent, every `EVERY_S` simulated seconds."""
+def curve_of(name: str, optimizer: str = "") -> Curve:
+    """Loss of the run's model, and total bytes sent, every `EVERY_S` simulated seconds.
+    optimizer: one of `MATRICES`, in place of the method's own; on the same matrices for each.
+    """
     problem, job = LeastSquares(**PROBLEM), job_of(name)
-    if issubclass(registry.load("optimizers", job.optimizer.name), MatrixOptimizer):
+    if optimizer:
+        choice = config.Choice(name=optimizer, options={"lr": MATRICES[optimizer]})
+        job = dataclasses.replace(job, optimizer=choice)
+    if optimizer or issubclass(registry.load("optimizers", job.optimizer.name), MatrixOptimizer):
         halves = (TensorEntry(half, TRAINED, (SIDE, SIDE // 2), "float32") for half in "ab")
         problem.layout = Layout(tuple(halves))
     simulation = Simulation(job, problem, network=NETWORK, compute=COMPUTE)
@@ -132,13 +140,13 @@ def curve_of(name: str) -> Curve:
     return curve
 
 
-def draw(name: str, curve: Curve, beside: Curve) -> None:
-    """docs/methods/NAME.svg: the method in colour, `sync` in grey."""
+def draw(name: str, curve: Curve, beside: Curve, grey: str = "sync", folder: Path = FOLDER) -> None:
+    """NAME.svg: the method, or optimiser, in colour, the other one in grey."""
     figure = Figure(figsize=(8, 2.8), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    for each, color, label, width in ((beside, "0.65", "sync", 1.2), (curve, "C0", name, 1.8)):
+    for each, color, label, width in ((beside, "0.65", grey, 1.2), (curve, "C0", name, 1.8)):
         left.plot(each.seconds, each.losses, color=color, label=label, linewidth=width)
-        if sends_messages(label):
+        if folder != FOLDER or sends_messages(label):
             right.plot(each.megabytes, each.losses, color=color, linewidth=width)
     left.set(yscale="log", xlabel="simulated seconds", ylabel="loss")
     right.set(xlabel="MB sent in total")
@@ -148,7 +156,7 @@ def draw(name: str, curve: Curve, beside: Curve) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
         axes.xaxis.set_major_locator(MaxNLocator(5))
-    save(name, figure)
+    save(name, figure, folder)
 
 
 def save(name: str, figure: Figure, folder: Path = FOLDER) -> None:
@@ -186,10 +194,23 @@ def set_style() -> None:
     matplotlib.rcParams.update(style | {"font.size": 9})
 
 
+def draw_optimizers(names: list[str]) -> None:
+    """docs/optimizers/NAME.svg: `sync` with this optimiser and, in grey, with AdamW."""
+    grey, *others = MATRICES
+    beside = curve_of("sync", grey) if {*names} & {*others} else None
+    for name in names:
+        if beside is not None and name in others:
+            curve = curve_of("sync", name)
+            print(f"{name}: {curve.losses[0]:.3g} -> {curve.losses[-1]:.3g}")
+            draw(name, curve, beside, grey, OF_OPTIMIZERS)
+
+
 def main(names: list[str]) -> None:
     set_style()
+    draw_optimizers(names or [*MATRICES])
     beside = curve_of("sync")
-    for name in names or registry.BUILT_IN["algorithms"]:
+    methods = registry.BUILT_IN["algorithms"]
+    for name in [name for name in names if name in methods] if names else methods:
         if registry.load("algorithms", name).shape.is_divided:
             draw_leakage(name)
             continue

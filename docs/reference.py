@@ -2,8 +2,8 @@
 `python docs/reference.py`.
 
 It is generated from click's commands, from the dataclasses of the job file's keys, and from the
-docstrings of the methods, into `man/` and `docs/methods/`. The result is committed, so that
-it can be read without a build; a test checks that it is current.
+docstrings of the methods, into `man/`, `docs/methods/` and `docs/optimizers/`. The result is
+committed, so that it can be read without a build; a test checks that it is current.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from dlctl.cli.commands.algorithms import default_of
 from dlctl.cli.group import Documented, summary_and_body
 from dlctl.job.config import Choice, JobFile, Launch
 from dlctl.ops.problem_texts import CODES
+from dlctl.optim.matrices import MatrixOptimizer
 from dlctl.util.keydocs import KeyDoc, keys
 
 ROOT = Path(__file__).parent.parent
@@ -223,6 +224,9 @@ def _choices(section: str, default: str) -> str:
         text = [_wrap(f"{_sentence(entry.summary)} {_sentence(entry.note)}")]
         if kind == "algorithms":
             text = [_wrap(f"{_sentence(entry.summary)} See [{name}](../docs/methods/{name}.md).")]
+        elif kind == "optimizers" and issubclass(entry.load(), MatrixOptimizer):
+            page = f"[{name}](../docs/optimizers/{name}.md)"
+            text = [_wrap(f"{_sentence(entry.summary)} See {page}.")]
         elif kind == "launchers" and name in PAGES:
             text = [_wrap(f"{_sentence(entry.summary)} See [{PAGES[name]}(7)]({PAGES[name]}.md).")]
         text += [key_items(keys(entry.load().Options))]
@@ -295,6 +299,29 @@ def _method_page(name: str) -> str:
     )
 
 
+def matrix_optimizers() -> list[str]:
+    """Optimisers whose rule is for whole matrices, which have a page each."""
+    built_in = registry.BUILT_IN["optimizers"].items()
+    return [name for name, entry in built_in if issubclass(entry.load(), MatrixOptimizer)]
+
+
+def _optimizer_page(name: str) -> str:
+    entry = registry.BUILT_IN["optimizers"][name]
+    what = (
+        "`sync` with four workers, one of which is three times as slow, and two servers, in the "
+        "simulator; in grey with AdamW. Its rates are not tuned. Steps and times on a small GPT: "
+        "`python -m benchmarks matrices`."
+    )
+    return _page(
+        name,
+        _wrap(_sentence(entry.summary)),
+        f"![{name}: loss against time and bytes in a simulated run]({name}.svg)",
+        _wrap(what),
+        inspect.getdoc(import_module(entry.target.partition(":")[0])) or "",
+        _section("Keys of `[optimizer]`", key_items(keys(entry.load().Options))),
+    )
+
+
 def _problems_page() -> str:
     return _page(
         "dlctl-problems(7)",
@@ -332,6 +359,8 @@ def pages(folder: Path = ROOT) -> dict[str, str]:
     found["man/dlctl-problems.md"] = _problems_page()
     for name in registry.BUILT_IN["algorithms"]:
         found[f"docs/methods/{name}.md"] = _method_page(name)
+    for name in matrix_optimizers():
+        found[f"docs/optimizers/{name}.md"] = _optimizer_page(name)
     return found
 
 
@@ -352,7 +381,7 @@ def differences(folder: Path, wanted: dict[str, str]) -> list[str]:
     """Paths below `folder` that are missing, out of date, or obsolete."""
     present = {
         str(path.relative_to(folder)): path.read_text(encoding="utf-8")
-        for part in ("man", "docs/methods")
+        for part in ("man", "docs/methods", "docs/optimizers")
         for path in folder.glob(f"{part}/*.md")
     }
     names = (wanted.keys() | present.keys()) - BY_HAND

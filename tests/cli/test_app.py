@@ -439,6 +439,16 @@ def test_algorithms_shows_the_keys_of_one_entry(capsys: pytest.CaptureFixture[st
     assert (entry["section"], entry["keys"][0]["name"]) == ("compression", "density")
 
 
+def test_algorithms_lists_one_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["algorithms", "optimizers", "--json"]) == 0
+    entries = json.loads(capsys.readouterr().out)["entries"]
+    assert {entry["kind"] for entry in entries} == {"optimizers"}
+    assert {"muon", "soap", "shampoo", "lmo", "isotropic"} <= {entry["name"] for entry in entries}
+    assert not any("keys" in entry for entry in entries)
+    assert app.run(["algorithms", "optimizer"]) == 4
+    assert '"optimizers"' in capsys.readouterr().err
+
+
 def test_algorithms_suggests_a_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run(["algorithms", "adagard"]) == 4
     assert '"adagrad"' in capsys.readouterr().err

@@ -55,7 +55,7 @@ def test_a_page_that_is_stale_missing_or_left_over_is_noticed_and_repaired(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: dict[str, str]
 ) -> None:
     monkeypatch.setattr(docs, "pages", lambda folder: pages)
-    for part in ("man", "docs/methods"):
+    for part in ("man", "docs/methods", "docs/optimizers"):
         shutil.copytree(docs.ROOT / part, tmp_path / part)
     (tmp_path / "man/dlctl-ps.md").write_text("stale")
     (tmp_path / "docs/methods/sync.md").unlink()
@@ -76,6 +76,7 @@ def test_what_is_written_by_hand_around_a_generated_block_stays(tmp_path: Path) 
 def test_every_command_and_method_has_a_page(pages: dict[str, str]) -> None:
     commands = {f"man/dlctl-{name}.md" for name in app.cli.lines}
     methods = {f"docs/methods/{name}.md" for name in registry.BUILT_IN["algorithms"]}
+    methods |= {f"docs/optimizers/{name}.md" for name in docs.matrix_optimizers()}
     others = {f"man/{name}.md" for name in ("dlctl", "dlctl-job", "dlctl-problems")}
     assert pages.keys() == commands | methods | others
     for name in commands:

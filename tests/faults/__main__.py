@@ -19,6 +19,7 @@ from . import (  # noqa: F401 - they register their rows
     on_disk,
     on_files,
     on_network,
+    on_parties,
     on_servers,
     on_strangers,
     on_workers,

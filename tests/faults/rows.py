@@ -125,12 +125,13 @@ class Trial:
         options: Options | None = None,
         per_job: int = 1000,
         jobs: int = 1000,
+        job_type: type[Job] = Job,
     ) -> None:
         """Do a fault at random instants, on as many jobs as it takes: `per_job` on one, and a new
         one when the account is used up. The ledger is asked at the end of each."""
         while jobs and len(self.result.incidents) < self.times:
             jobs -= 1
-            job = Job(options or Options())
+            job = job_type(options or Options())
             self.result.jobs += 1
             try:
                 job.start()

@@ -12,6 +12,7 @@ import pytest
 
 from dlctl.runs.acks import AckRecord
 
+from . import on_parties
 from .__main__ import chosen, table
 from .job import PREFIX, processes_of
 from .ledger import Block, Verdict, cell_of, judge
@@ -92,6 +93,35 @@ def test_two_processes_that_call_themselves_the_same_are_found() -> None:
     imposter = Block(slot=0, incarnation=2, pid=103, number=1, first=16)
     with pytest.raises(AssertionError, match=r"worker-0\.2 was 2 processes"):
         cell_of([*BLOCKS, imposter], BLOCK_CELLS)
+
+
+PARTY_LINES = b"".join(
+    on_parties.LINE.pack(slot, incarnation, 100 + slot, *rows)
+    for slot, incarnation, rows in [(0, 1, range(8)), (1, 1, range(8, 16)), (2, 1, range(8)),
+                                    (2, 2, range(8, 16))]
+)  # fmt: skip
+PARTY_ACKS = [AckRecord(0, 1, 5, (1, 0)), AckRecord(2, 1, 6, (0, 1)), AckRecord(2, 2, 7, (0, 1))]
+
+
+@pytest.mark.parametrize(
+    ("part", "sample", "count", "expected"),
+    [
+        (0, 0, 1, Verdict(acknowledged=3, lost=0, twice=0, applied=2, strange=0)),
+        (0, 3, 0, Verdict(acknowledged=3, lost=1, twice=0, applied=1, strange=0)),
+        (0, 9, 0, Verdict(acknowledged=3, lost=0, twice=0, applied=1, strange=0)),
+        (1, 9, 0, Verdict(acknowledged=3, lost=1, twice=0, applied=2, strange=0)),
+        (1, 9, 2, Verdict(acknowledged=3, lost=0, twice=1, applied=2, strange=0)),
+        (1, 20, 1, Verdict(acknowledged=3, lost=0, twice=0, applied=2, strange=1)),
+    ],
+)
+def test_the_parts_of_two_parties_are_judged_each(
+    part: int, sample: int, count: int, expected: Verdict
+) -> None:
+    """worker-1 has had no ack for its batch."""
+    weights = np.zeros((2, 24), np.float32)
+    weights[:, :16] = 1
+    weights[part, sample] = count
+    assert on_parties.judge(weights.ravel(), PARTY_LINES, PARTY_ACKS) == expected
 
 
 def test_gaps_are_those_of_each_slot_and_count_to_the_end() -> None:

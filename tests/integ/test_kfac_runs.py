@@ -62,3 +62,15 @@ def test_all_replicas_have_one_model_though_each_kind_of_daemon_was_killed(
     for key in shared:
         assert all(np.array_equal(each[key], every[0][key]) for each in every), key
     place.nothing_left()
+
+
+@pytest.mark.long
+def test_it_trains_in_half_precision(place: Workplace) -> None:
+    """The loss scale is not in the factors: else the steps would be of another length."""
+    place.task(samples=2048)
+    algorithm = SETTINGS.format(placement="opt") + '[gradient]\nprecision = "fp16"\n'
+    place.job(stop="{ epochs = 5 }", workers=2, servers=0, algorithm=algorithm)
+    ended = place.dlctl("run", "job.toml")
+    assert ended.code == 0, ended.err
+    assert place.run()["evaluation"]["accuracy"] >= 0.85
+    place.nothing_left()

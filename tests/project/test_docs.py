@@ -110,6 +110,9 @@ def test_the_table_of_methods_is_complete() -> None:
         lines = [line for line in (ROOT / path).read_text().splitlines() if line.startswith("| ")]
         assert methods == set(re.findall(link, "\n".join(lines))), path
     assert [name for name in methods if not (ROOT / f"docs/methods/{name}.svg").exists()] == []
+    pages = [*(ROOT / "docs/optimizers").glob("*.md")]
+    assert {"muon", "soap", "shampoo"} <= {page.stem for page in pages}
+    assert [page.name for page in pages if not page.with_suffix(".svg").exists()] == []
 
 
 def test_the_reading_order_names_files_that_exist() -> None:

@@ -545,6 +545,8 @@ def split(seed: int) -> Simulation:
     )  # fmt: skip
     of_head = Moment(name=f"worker-{WORKERS}", kind="PeerReply", before=True, count=6)
     moments += (of_head,) if rng.random() < 1 / 3 else ()
+    of_drain = Moment(name=f"worker-{WORKERS}", kind="Drain", direction="received")
+    moments += (of_drain,) if seed % 4 == 1 else ()
     faults = replace(faults, moments=moments, full_disks=0)
     durability = ("process", "process", "disk")[seed % 3]
     job = job_file(

@@ -24,19 +24,22 @@ WIDTH = 70
 
 @make_command(
     "dlctl algorithms  # algorithms, optimizers, compressors, launchers",
+    "dlctl algorithms optimizers  # one kind",
     "dlctl algorithms downpour  # the keys of one entry, with their defaults",
 )
 @click.argument("name", required=False)
 @json_option
 def command(name: str | None) -> None:
     found = [(kind, entry) for kind in registry.BUILT_IN for entry in registry.names(kind)]
-    chosen = [(kind, entry) for kind, entry in found if name in (None, entry)]
+    is_kind = name in registry.BUILT_IN
+    chosen = [(kind, entry) for kind, entry in found if name in (None, kind, entry)]
     if not chosen:
-        known = [entry for _, entry in found]
+        known = [*registry.BUILT_IN, *(entry for _, entry in found)]
         close = meant(name or "", known, registry.ALIASES)
         raise NotFound(f'there is no "{name}"{close}', hint="dlctl algorithms")
-    described = [_describe(kind, entry, with_keys=name is not None) for kind, entry in chosen]
-    if name is not None:
+    has_keys = name is not None and not is_kind
+    described = [_describe(kind, entry, with_keys=has_keys) for kind, entry in chosen]
+    if has_keys:
         text = "\n\n".join(map(_details, described))
     else:
         rows = []

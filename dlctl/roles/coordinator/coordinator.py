@@ -375,6 +375,8 @@ class Coordinator:
         end = self.run.shutdown
         if end is None or daemon.role == "agent":
             return end is None or not end.is_leaving()
+        if daemon.role == "worker":
+            return end.needs(daemon)
         return daemon.role == "server" and end.needs_servers()
 
     def start_daemon(self, daemon: Daemon, now: float) -> None:

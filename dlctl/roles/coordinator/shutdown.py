@@ -62,6 +62,12 @@ def _is_to_drain(worker: Daemon) -> bool:
     return worker.alive and worker.asked_for_data and not worker.drained
 
 
+def _is_replaced(worker: Daemon) -> bool:
+    """Its next process does not work yet."""
+    is_there = worker.state == daemon_states.STARTING and not worker.drained
+    return is_there or worker.state == daemon_states.BACKOFF
+
+
 def stop_reason(origin: object, *, kill: bool = False) -> str:
     """Why a run was stopped. A client chooses from known reasons; other text is ignored."""
     known = STOPPED_BY.get(origin) if isinstance(origin, str) else None
@@ -146,6 +152,12 @@ class RunShutdown(Owner):
     def needs_servers(self) -> bool:
         return self.step in (DRAINING, EVALUATING, SAVING)
 
+    def needs(self, worker: Daemon) -> bool:
+        """Whether others may still ask this worker, which is then replaced if it dies. Servers that
+        have begun the last checkpoint admit no process that they do not know.
+        """
+        return worker.index in self.without_data and self.step in (DRAINING, EVALUATING)
+
     def is_in_vain(self) -> bool:
         """Whether what this step needs is gone (a shard or, without servers, all replicas), so that
         the step cannot succeed.
@@ -223,7 +235,7 @@ class RunShutdown(Owner):
             return ()
         if self.step == DRAINING:
             asked = {daemon.name for daemon in self._draining}
-            untold = (each for each in self._answering if _is_to_drain(each))
+            untold = (e for e in self._answering if _is_to_drain(e) or _is_replaced(e))
             waits_for = [*self._draining, *(each for each in untold if each.name not in asked)]
             return (daemon.name for daemon in waits_for if not daemon.out_of_touch)
         if self.step in (EVALUATING, FINISHING):
@@ -284,7 +296,7 @@ class RunShutdown(Owner):
 
     def _drain_answering(self, now: float) -> None:
         """Drain those that the others have asked until now, once these are drained."""
-        if not self._answering or not self.needs_servers():
+        if not self._answering or self.step not in (DRAINING, EVALUATING):
             return
         asking = (each for each in self._draining if each.index not in self.without_data)
         if any(not daemon.out_of_touch for daemon in asking):

@@ -330,7 +330,7 @@ class Reports(CoordinatorPart):
         daemon.metrics = report.metrics
         if daemon.role == "worker":
             self.totals.count(daemon.name, daemon.incarnation, report.metrics)
-            self.links.count(daemon, report.metrics)
+            daemon.metrics = self.links.count(daemon, report.metrics)
             self.recutting.bandwidths.count(daemon, report.metrics)
             self.leases.on_report(daemon, now)
         self.evaluations.on_report(daemon, now)
@@ -353,13 +353,13 @@ class Reports(CoordinatorPart):
         if self.run.is_working:
             step = report.metrics.get("step") or report.metrics.get("version")
             step = step if isinstance(step, int) and step < 2**63 else 0
-            self.context.do(AddMetric(report.name, step, report.metrics))
+            self.context.do(AddMetric(report.name, step, daemon.metrics))
 
     def is_at_work(self, worker: Daemon, now: float) -> None:
         """A worker has asked for data: it takes part, or drains at once if the run ends."""
         if not worker.asked_for_data:
             worker.asked_for_data = True
-            if self.run.shutdown is None:
+            if self.run.shutdown is None or self.run.shutdown.needs(worker):
                 worker.change_state(daemon_states.RUNNING)
             self.control.notify_members()
         if self.run.shutdown is not None:

@@ -38,14 +38,36 @@ def test_both_ends_have_it_and_what_stays_within_a_host_counts_for_neither(membe
 
 def test_a_new_process_and_a_new_coordinator_count_on(members: Any) -> None:
     links, worker = LinkBytes(members, {}, {}), members.daemons["worker-0"]
-    metrics = pairs(server_1=(10, 30))
-    links.count(worker, metrics)
+    metrics = links.count(worker, pairs(server_1=(10, 30)))
     row = {"incarnation": worker.incarnation, "metrics": metrics}
     after = LinkBytes(members, links.look(), {"worker-0": row})
     after.count(worker, pairs(server_1=(12, 30)))
     worker.incarnation += 1
     after.count(worker, pairs(server_1=(5, 0)))
     assert after.look()["agent-1"] == {"host": "h1", "out_bytes": 17, "in_bytes": 30}
+
+
+def test_what_is_stored_of_a_worker_is_one_sum_however_many_peers_it_has(members: Any) -> None:
+    links, worker = LinkBytes(members, {}, {}), members.daemons["worker-0"]
+    stored = links.count(worker, {"step": 3} | pairs(server_0=(900, 900), server_1=(10, 30)))
+    assert stored == {"step": 3, "links": {"out_bytes": 10, "in_bytes": 30}}
+    assert links.count(worker, {"step": 3}) == {"step": 3}
+
+
+def test_a_new_coordinator_divides_the_sum_among_the_peers_and_loses_nothing(members: Any) -> None:
+    worker = members.daemons["worker-0"]
+    members.daemons["server-0"].agent = "agent-0"
+    links = LinkBytes(members, {}, {})
+    metrics = links.count(worker, pairs(server_0=(100, 7), server_1=(301, 9)))
+    row = {"incarnation": worker.incarnation, "metrics": metrics}
+    after = LinkBytes(members, links.look(), {"worker-0": row})
+    after.count(worker, pairs(server_0=(200, 14), server_1=(602, 18)))
+    found = after.look()
+    assert (found["agent-1"]["out_bytes"], found["agent-1"]["in_bytes"]) == (802, 32)
+    assert found["agent-0"]["in_bytes"] + found["agent-2"]["in_bytes"] == 802
+    assert found["agent-0"]["in_bytes"] == pytest.approx(200, abs=1)
+    after.count(worker, pairs(server_0=(201, 14), server_1=(602, 18)))
+    assert after.look()["agent-1"]["out_bytes"] == 803
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from planting import Patch, mutant
 
 from dlctl.algorithms.methods.split import Once, Replica
+from dlctl.roles.coordinator.shutdown import RunShutdown
 from dlctl.roles.worker.services.remote import Remote
 
 
@@ -40,3 +41,11 @@ def a_lost_answer_is_the_last_one(patch: Patch) -> None:
 )  # fmt: skip
 def the_last_step_is_not_made(patch: Patch) -> None:
     patch.setattr(Replica, "leave", lambda self: ())
+
+
+@mutant(
+    "a head that dies while the run drains is not replaced", "SplitChecker", "LivenessChecker",
+    scenario="split", first=1,
+)  # fmt: skip
+def no_next_head_while_draining(patch: Patch) -> None:
+    patch.setattr(RunShutdown, "needs", lambda self, worker: False)

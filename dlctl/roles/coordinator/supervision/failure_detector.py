@@ -377,6 +377,10 @@ class FailureDetector(CoordinatorPart):
         portions = self.leases.gone(worker.index, now)
         self.control.notify_members()
         if self.run.shutdown is not None:
+            is_hopeless = self._is_hopeless(worker, self.run.job.workers.restarts_max)
+            is_helped = status != EXIT_POISONED and not worker.error and not is_hopeless
+            if is_helped and self.run.shutdown.needs(worker):
+                self._restart(worker, "starts again: the others may still ask it", now)
             return
         if status == EXIT_POISONED:
             self._quarantine(worker, cause, now)
