@@ -134,8 +134,8 @@ CODES: Mapping[Code, CodeEntry] = {
         "error",
         "exited {age} ago: {exit}, {in_row} times in a row[; restart in {retry_at}]",
         "A worker exits repeatedly, in the same way.",
-        "The task, or a library that it uses, ends the process; or a script leaves its training loop "
-        "soon after each start. Each restart waits longer, up to 30 s.",
+        "The task, or a library that it uses, ends the process; or a script leaves its training "
+        "loop soon after each start. Each restart waits longer, up to 30 s.",
         "Fix that, then `dlctl restart NAME`.",
         {"": _BEFORE, "task": _TASK, "left": _LEFT},
     ),
