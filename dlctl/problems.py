@@ -74,7 +74,7 @@ class Problem(NamedTuple):
     in_row          how often in a row it has exited in this way
     incarnation     the process whose log has details
     tracker         "wandb" or "mlflow"
-    cause           the cause: "task", "not finite", "full" (the disk) ...
+    cause           the cause: "task", "left" (the loop), "not finite", "full" (the disk) ...
     place           the line of the task, as in "/home/me/train.py:45"
     phase           what the daemon is doing
     waiting_for     names of daemons, as in "server-0, worker-2"

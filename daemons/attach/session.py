@@ -109,6 +109,11 @@ class AttachedWorker:
             has_own_data=ready.has_own_data, values=self._values(),
         )  # fmt: skip
         built = ModelBuilt(ready, self._model.vector, self._model.averaged())
+        if self.own is None and not self.takes_gradients:
+            log.warning(
+                "dlctl.attach was given no optimizer: the state of the script's is in no "
+                "checkpoint, and a process that is started again begins without it"
+            )
         self._open(built, has_own_data=ready.has_own_data)
         self._thread.start()
 

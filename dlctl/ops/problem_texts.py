@@ -39,6 +39,10 @@ _BEFORE = "dlctl logs {daemon} --previous -j {run}"
 _ROOM = "df -h {folder}\nfree space there"
 _MOUNT = "findmnt -T {folder}\nfind the cause with dmesg, then check and remount it"
 _TASK = "find what ends the process in {task} and fix it, then\n{again}"
+_LEFT = (
+    "end the training of {task} with the run: no break out of run.loader(...) or out of\n"
+    "`while not run.ended`; then\n{again}"
+)
 _END = "It was killed, ran out of memory, or raised an error."
 
 CODES: Mapping[Code, CodeEntry] = {
@@ -130,9 +134,10 @@ CODES: Mapping[Code, CodeEntry] = {
         "error",
         "exited {age} ago: {exit}, {in_row} times in a row[; restart in {retry_at}]",
         "A worker exits repeatedly, in the same way.",
-        "The task, or a library that it uses, ends the process.",
+        "The task, or a library that it uses, ends the process; or a script leaves its training "
+        "loop soon after each start. Each restart waits longer, up to 30 s.",
         "Fix that, then `dlctl restart NAME`.",
-        {"": _BEFORE, "task": _TASK},
+        {"": _BEFORE, "task": _TASK, "left": _LEFT},
     ),
     "daemon-quarantined": CodeEntry(
         "error",

@@ -1,4 +1,4 @@
-"""The examples of other packages' training loops, with two workers."""
+"""The examples of other packages' training loops, with two and four workers."""
 
 from __future__ import annotations
 
@@ -37,13 +37,15 @@ def place() -> Iterator[Workplace]:
     assert not left, f"left behind: {left}"
 
 
-def prepare(place: Workplace, example: str, method: str) -> None:
+def prepare(place: Workplace, example: str, method: str, workers: int = 2) -> None:
     """Copy an example, which is to train with this method."""
     for path in (ROOT / "examples" / example).glob("*.*"):
         shutil.copy(path, place.path)
     job, script = place.path / "job.toml", place.path / "train.py"
     text = re.sub(r"epochs = \d+", f"epochs = {EPOCHS}", job.read_text())
     text = re.sub(r"\[algorithm\][^[]*", f"[algorithm]\n{METHODS[method]}\n", text)
+    text = text.replace("[workers]\ncount = 2\n", f"[workers]\ncount = {workers}\n")
+    assert f"[workers]\ncount = {workers}\n" in text
     if method == "allreduce":
         text = re.sub(r"\[servers\][^[]*", "", text)
     job.write_text(text)
@@ -77,10 +79,10 @@ def test_lightning_fits_a_module(place: Workplace, method: str) -> None:
 
 
 @pytest.mark.parametrize("example", ["transformers", "lightning"])
-def test_a_killed_script_joins_again_and_a_stopped_one_saves(
+def test_a_killed_script_of_four_joins_again_and_a_stopped_one_saves(
     place: Workplace, example: str
 ) -> None:
-    prepare(place, example, "diloco")
+    prepare(place, example, "diloco", workers=4)
     job, saved = place.path / "job.toml", {"transformers": "adapter", "lightning": "spirals.ckpt"}
     job.write_text(job.read_text().replace(f"stop = {{ epochs = {EPOCHS} }}", f"stop = {ENDLESS}"))
     command = place.begin("run", "job.toml")
@@ -98,4 +100,6 @@ def test_a_killed_script_joins_again_and_a_stopped_one_saves(
     assert command.end().code == 3
     assert place.run()["state"] == "stopped"
     assert (place.path / saved[example]).exists()
+    assert sum(bool(place.daemon(f"worker-{slot}").get("restarts")) for slot in range(4)) == 1
+    assert place.dlctl("verify").code == 0
     place.nothing_left()

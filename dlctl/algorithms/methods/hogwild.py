@@ -65,7 +65,7 @@ def check(job: JobFile) -> list[Fault]:
     found: list[Fault] = []
     if job.inner.name == NONE:
         found.append((("inner", "name"), "hogwild steps with the workers' own SGD", 'use "sgd"'))
-    elif not is_plain(job.inner):
+    elif not job.has_loop and not is_plain(job.inner):  # A loop is refused as such.
         what = (
             f"the state of {job.inner.name} would be local to each process: only parameters are "
             "shared"

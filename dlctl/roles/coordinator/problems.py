@@ -201,7 +201,7 @@ class _Inspection:
         last, is_next = daemon.last_exit or {}, daemon.alive
         if _in_row(daemon) and code in ("daemon-restarting", "daemon-restarted"):
             code = "worker-crash-loop"
-        cause = problems.cause_in(daemon.error) or ("task" if _is_of_task(daemon) else "")
+        cause = problems.cause_in(daemon.error) or str(last.get("cause") or "")
         chosen = (self.of_task or [daemon.name]) if cause == "task" else []
         return _problem(
             code, daemon, last.get("at"),

@@ -38,6 +38,10 @@ with earlier ones, unless it exited on its own in the same way (`crash_loops`)."
 LEFT = "left"
 """Why a worker drains that nobody has asked to: its script has left the training loop."""
 
+LEAVES_EARLY_S = 60.0
+"""A script that leaves its training loop sooner after its start costs more to start than it trains:
+the next start waits, longer each time in a row."""
+
 _SHOWN = (
     "name", "role", "host", "agent", "pid", "state", "phase", "waiting_for", "waiting_since",
     "incarnation", "restarts", "started_at", "retry_at", "given_up_at", "kill_at", "last_exit",
@@ -120,6 +124,9 @@ class Daemon(Observed):
     deaths_in_row: int = 0
     """Consecutive deaths of processes that lived only briefly, or exited on their own in the same
     way, or whose script left its training loop without having trained; the newest included."""
+    left_in_row: int = 0
+    """Consecutive processes whose script left its training loop soon after its start, whether it
+    had trained or not."""
 
     @property
     def state(self) -> str:
@@ -198,6 +205,8 @@ class Daemon(Observed):
         has_left = self.leaving == LEFT and status == 0
         if has_left:  # A script that leaves at once may take long to get there.
             has_lived = self.has_settled
+        leaves_early = has_left and lived_s < LEAVES_EARLY_S
+        self.left_in_row = self.left_in_row + 1 if leaves_early else 0
         is_worker = self.role == "worker"  # Only workers run the user's code.
         alike = crash_loops.in_row(self.last_exit, status, cause, lived_s) if is_worker else 0
         counts = not has_lived or alike > 1
@@ -215,10 +224,12 @@ class Daemon(Observed):
             # Never claimed of a crash: its cause may be in the last lines of the log.
             if status >= 0 and not error:
                 self.last_exit["cause"] = "task"
+        elif self.left_in_row > 1:
+            self.last_exit |= {"in_row": self.left_in_row, "cause": "left"}
 
     def forgive(self) -> None:
         """Reset the count of deaths: the cause may have been fixed."""
-        self.deaths_in_row = 0
+        self.deaths_in_row = self.left_in_row = 0
         if self.last_exit is not None and "in_row" in self.last_exit:
             self.last_exit = self.last_exit | {"in_row": 0}
 
@@ -226,7 +237,7 @@ class Daemon(Observed):
         """Wait before the next incarnation: not at all the first time, then exponentially."""
         self.restarts += 1
         first_s, longest_s = BACKOFF_S[self.role]
-        again = self.deaths_in_row - 2
+        again = max(self.deaths_in_row, self.left_in_row) - 2
         delay_s = min(first_s * 2**again, longest_s) if again >= 0 else 0.0
         self.change_state(daemon_states.BACKOFF)
         self.retry_at = now + delay_s

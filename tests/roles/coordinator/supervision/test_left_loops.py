@@ -5,6 +5,7 @@ from __future__ import annotations
 from training_coordinator import AtWork, sent
 
 from dlctl.problems import Problem
+from dlctl.roles.coordinator.members.membership import LEAVES_EARLY_S
 from dlctl.util.text import HAS_LEFT
 from dlctl.wire import messages as m
 
@@ -13,13 +14,13 @@ LIFE_S = 12.0
 RESTARTS_MAX = 8
 
 
-def life(run: AtWork, slot: int = 1, portions: int = 0) -> float:
+def life(run: AtWork, slot: int = 1, portions: int = 0, lasts_s: float = LIFE_S) -> float:
     """One life of a script that leaves by itself; returns the pause before the next one."""
     for _ in range(portions):
         taken, term = run.lease(slot), run.worker(slot).term
         done = m.PortionDone(slot, term, taken.data_epoch, taken.portion, 2, 16, 1.0)
         assert sent(run.hear(slot, done), m.PortionNoted)
-    run.wait(LIFE_S)
+    run.wait(lasts_s)
     (shutdown,) = sent(run.hear(slot, m.Drained(f"worker-{slot}")), m.Shutdown)
     assert shutdown.ended == ""
     run.exits(slot, status=0)
@@ -44,12 +45,28 @@ def test_one_that_never_trains_waits_longer_each_time_and_is_given_up() -> None:
     assert Problem(problem["code"], "worker-1", None, problem["facts"]).facts["error"]
 
 
-def test_one_that_has_trained_is_started_at_once_and_begins_a_new_row() -> None:
+def test_one_that_has_trained_for_a_while_is_started_at_once_and_begins_a_new_row() -> None:
     run = AtWork(3)
     assert [life(run) for _ in range(4)] == [0, 0.5, 1, 2]
-    assert life(run, portions=1) == 0
+    assert life(run, portions=1, lasts_s=LEAVES_EARLY_S + 1.0) == 0
     assert life(run) == 0.5
     assert run.worker(1).restarts == 6
+
+
+def test_one_that_trains_only_for_moments_waits_longer_but_is_never_given_up() -> None:
+    run = AtWork(3)
+    pauses = [life(run, portions=1) for _ in range(RESTARTS_MAX + 3)]
+    assert pauses == [0, 0.5, 1, 2, 4, 8, 16, 30, 30, 30, 30]
+    assert run.worker(1).state == "running"
+    problem = run.problems()["worker-1"]
+    assert problem["code"] == "worker-crash-loop"
+    assert problem["facts"]["in_row"] == len(pauses)
+    assert (problem["facts"]["exit"], problem["facts"]["cause"]) == (HAS_LEFT, "left")
+    run.machine.scaling.restart(["worker-1"], run.now)
+    run.hear(1, m.Drained("worker-1"))
+    run.exits(1, status=0)
+    run.joins(run.worker(1))
+    assert life(run, portions=1) == 0, "the script may have been mended"
 
 
 def test_a_run_all_of_whose_scripts_leave_without_training_fails() -> None:
