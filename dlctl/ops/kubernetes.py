@@ -153,7 +153,9 @@ def _worker_args(start: Start) -> list[str]:
     if job.workers.processes > 1:
         python = ["torchrun", "--standalone", "--nproc-per-node", str(job.workers.processes)]
     joins = ["python", "-P", "-m", "dlctl.ops.pod", "join", "/run/dlctl", "--"]
-    return [*joins, *python, *program, *job.job.args]
+    # Kubernetes would put a variable of the environment in the place of "$(NAME)".
+    arguments = [text.replace("$(", "$$(") for text in job.job.args]
+    return [*joins, *python, *program, *arguments]
 
 
 def _beside(start: Start, file: str) -> str:
