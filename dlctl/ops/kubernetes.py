@@ -34,7 +34,9 @@ WORKERS_MAX = 1000
 SAVE_S = 30
 """For the last checkpoint, behind the workers' grace."""
 _LABEL = re.compile(r"[a-z](?:[-a-z0-9]*[a-z0-9])?", re.ASCII)
-_SUBDOMAIN = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*", re.ASCII)
+_SUBDOMAIN = re.compile(
+    r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*", re.ASCII
+)
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(m|k|[KMGTPE]i|[MGTPE])?", re.ASCII)
 _IMAGE = re.compile(r"[a-z0-9][\w.:/@-]{0,500}", re.ASCII | re.IGNORECASE)
 _PATH = re.compile(r"(?:/[\w.-]+)+", re.ASCII)
@@ -113,7 +115,7 @@ def manifest(start: Start, options: Options) -> str:
         "storage": _quoted(options.storage), "storage_class": options.storage_class,
         "env_from": options.env_from, "worker_args": json.dumps(_worker_args(start)),
     }  # fmt: skip
-    return string.Template(_chosen(TEMPLATE.read_text(), flags)).substitute(values)
+    return string.Template(_chosen(regular.read_bytes(TEMPLATE).decode(), flags)).substitute(values)
 
 
 def _chosen(text: str, flags: dict[str, bool]) -> str:
@@ -193,7 +195,7 @@ def _check_job(start: Start, options: Options) -> int:
         raise UsageError(
             f"no worker can join this job: it takes {job.workers.count}, which it starts itself",
             where=where,
-            hint='in [workers] set count = 1, for the control pod, and max above it; in [network] '
+            hint="in [workers] set count = 1, for the control pod, and max above it; in [network] "
             'set transport = "tcp"',
         )
     _beside(start, job.job.file)

@@ -5,8 +5,8 @@
 
 `control` runs the job in the foreground and invites its workers. Told to end, as before its node is
 drained, it kills the daemons if their state is on a disk that outlives the pod, so that the next
-pod goes on there; otherwise it stops the run in order. `join` is `dlctl join` with the invitation of
-this pod, as soon as there is a run that accepts it.
+pod goes on there; otherwise it stops the run in order. `join` is `dlctl join` with the invitation
+of this pod, as soon as there is a run that accepts it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from dlctl.control.prepared import Invited, PreparedRun
 from dlctl.errors import DlctlError, NotPermitted, Unreachable
 from dlctl.launch import local
 from dlctl.ops import control
-from dlctl.runs import select
+from dlctl.runs import paths, select
 from dlctl.runs.snapshot import Snapshot, load, read_job
-from dlctl.util import processes, regular
+from dlctl.util import regular
 
 INDEX = "JOB_COMPLETION_INDEX"
 """Kubernetes numbers the pods of an Indexed Job."""
@@ -155,8 +155,7 @@ def _private_copy(file: Path) -> Path:
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         copy = folder / file.name
-        copy.touch(0o600)
-        copy.write_bytes(regular.read_bytes(file))
+        paths.write(copy, regular.read_bytes(file), 0o600)
     except OSError as error:
         raise DlctlError(
             f"cannot copy a file of a Secret: {error.strerror}",

@@ -8,6 +8,7 @@ address. The exit code is that of the first worker that has ended in another way
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -42,6 +43,7 @@ class Joiner:
         while True:
             code = self._run()
             if code == 0 or code in REFUSED:
+                shutil.rmtree(self._folder)
                 return code
             signal.sigtimedwait((), AGAIN_S)
 

@@ -1,7 +1,7 @@
 """Which kinds of objects a cluster has, as kubectl asks an API server before it reads a manifest.
 
-There is no cluster here. So this answers the discovery of real kubectl and nothing else: every other
-request is refused, and fails the test.
+There is no cluster here. So this answers the discovery of real kubectl and nothing else: every
+other request is refused, and fails the test.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def server(version: str, asked: list[str]) -> Iterator[str]:
     answers = _answers(version)
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802  (the library's name)
+        def do_GET(self) -> None:
             path = self.path.partition("?")[0]
             is_object = "/namespaces/" in path  # "apply" looks whether it is there.
             if path not in answers and not is_object:
@@ -68,7 +68,7 @@ def server(version: str, asked: list[str]) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, format: str, *args: Any) -> None:
+        def log_message(self, *args: Any) -> None:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:

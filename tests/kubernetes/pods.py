@@ -48,7 +48,11 @@ class Node:
         self._net = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
         while os.readlink(f"/proc/{self._net.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
             assert self._net.poll() is None
-        for words in ("link set lo up", "addr add 10.99.0.1/32 dev lo", "route add 10.99.0.0/24 dev lo"):
+        for words in (
+            "link set lo up",
+            "addr add 10.99.0.1/32 dev lo",
+            "route add 10.99.0.0/24 dev lo",
+        ):
             self._inside("ip", *words.split())
         self._inside("nft", "add", "table", "ip", "service")
         hook = "{ type nat hook output priority -100; }"
@@ -164,8 +168,8 @@ class Node:
             f"mount -o remount,ro {root}",
             f"cd {root}",
             f"exec chroot . setpriv --reuid {user['runAsUser']} --regid {user['runAsGroup']} "
-            f"--clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all env -i -C {workdir} "
-            f"{variables} {command}",
+            "--clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all "
+            f"env -i -C {workdir} {variables} {command}",
         ]
         return "\n".join(lines) + "\n"
 

@@ -1,12 +1,12 @@
-"""`dlctl kubernetes`: what is in the manifest, how its parts refer to each other, what is refused."""
+"""`dlctl kubernetes`: what is in a manifest, how its parts refer to each other, what is refused."""
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tomllib
 
 from dlctl.control import invitation, prepared
 from dlctl.errors import UsageError
@@ -65,7 +65,7 @@ def test_no_pod_is_root_writes_its_file_system_or_has_a_token() -> None:
         assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
         assert "memory" in container["resources"]["limits"]
         writable = {m["mountPath"] for m in container["volumeMounts"] if not m.get("readOnly")}
-        assert {"/tmp", "/home/dlctl", "/dev/shm"} <= writable  # noqa: S108
+        assert {"/tmp", "/home/dlctl", "/dev/shm"} <= writable
 
 
 def test_options_are_where_kubernetes_wants_them() -> None:
@@ -170,7 +170,11 @@ def test_jobs_whose_workers_cannot_be_pods_are_refused(
 
 
 def test_processes_of_a_worker_are_started_by_torchrun(tmp_path: Path) -> None:
-    file = copied(tmp_path, ("threads = 1", "processes = 2"), ("stop =", 'args = ["--a b", "$(HOME)"]\nstop ='))
+    file = copied(
+        tmp_path,
+        ("threads = 1", "processes = 2"),
+        ("stop =", 'args = ["--a b", "$(HOME)"]\nstop ='),
+    )
     (worker,) = pod_of(objects(text(file)), "digits-joined-workers")["containers"]
     command = worker["args"][worker["args"].index("--") + 1 :]
     assert command[-3:] == ["loop.py", "--a b", "$$(HOME)"], "which Kubernetes makes $(HOME)"

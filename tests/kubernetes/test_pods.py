@@ -102,5 +102,7 @@ def test_the_digits_are_trained_to_the_end_whatever_pod_goes(node: Node) -> None
     assert code(control) == 0, node.logs()
     assert [code(worker) for worker in workers] == [0, 0, 0], node.logs()
     assert run.row()["state"] == "finished"
-    verified = node.start(CONTROL, 4, args=["dlctl", "verify", "-j", f"/state/runs/{run.directory.name}"])
+    verified = node.start(
+        CONTROL, 4, args=["dlctl", "verify", "-j", f"/state/runs/{run.directory.name}"]
+    )
     assert code(verified) == 0, node.logs()
