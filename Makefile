@@ -143,6 +143,11 @@ storage: .venv-storage/.installed
 	npm install --silent --no-save --prefix $(@D) s3rver@3.7.1
 	touch $@
 
+# Ten preemptions in one run on a real Slurm, and the page about them; 15 minutes, needs root.
+preemptions: install
+	$(BIN)/python -m benchmarks.preemptions
+	$(BIN)/python docs/preemptions.py
+
 # The digits example while somebody kills its daemons.
 rampage: install
 	$(BIN)/python -m tests.faults.rampage
