@@ -6,8 +6,8 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-machines test-processes oracles long-machines long-processes soak seeds fuzz \
-	lint faults hosts slurm integrations storage rampage bench peers claims man docs figures clean \
-	install
+	lint faults hosts slurm kubernetes ray preemptions integrations storage rampage bench peers claims \
+	man docs figures clean install
 
 # Most modules of torch are never imported: compiling them all takes longer than installing them.
 # Those that are, are compiled here: the processes of a run would all do that at the same time.
@@ -94,6 +94,27 @@ hosts: install
 slurm: install
 	$(BIN)/python -m pytest -m "long or not long" --timeout 400 tests/slurm
 
+# What `dlctl kubernetes` writes: against the published schemas of three versions, with kubectl
+# (Debian's kubernetes-client), and its pods as containers on this machine; needs root.
+kubernetes: .venv-kubernetes/.installed
+	DLCTL_KUBERNETES=1 .venv-kubernetes/bin/python -m pytest -m "long or not long" --timeout 400 tests/kubernetes
+.venv-kubernetes/.installed: pyproject.toml constraints.txt
+	$(PY) -m venv $(@D)
+	$(@D)/bin/pip install -q --upgrade pip
+	HATCH_BUILD_NO_HOOKS=true $(@D)/bin/pip install -q --no-compile -c constraints.txt -e '.[torch]' \
+		--group dev kubernetes-validate==1.37.0
+	touch $@
+
+# The example of Ray on a real cluster of three nodes on this machine, one of which is killed.
+ray: .venv-ray/.installed
+	DLCTL_RAY=1 .venv-ray/bin/python -m pytest -W ignore -m "long or not long" --timeout 400 tests/ray
+.venv-ray/.installed: pyproject.toml constraints.txt
+	$(PY) -m venv $(@D)
+	$(@D)/bin/pip install -q --upgrade pip
+	HATCH_BUILD_NO_HOOKS=true $(@D)/bin/pip install -q --no-compile -e '.[torch]' --group dev \
+		'ray>=2.40' "$$(grep ^torch== constraints.txt)"
+	touch $@
+
 # Training loops of other packages in runs, and trackers: with the oldest versions that pyproject.toml
 # allows, and with the newest.
 OLDEST = transformers==4.57.1 accelerate==1.10.1 peft==0.17.1 lightning==2.5.0 wandb==0.19.11 \
@@ -124,6 +145,11 @@ storage: .venv-storage/.installed
 		--group storage "$$(grep ^torch== constraints.txt)" "$$(grep ^fsspec== constraints.txt)"
 	npm install --silent --no-save --prefix $(@D) s3rver@3.7.1
 	touch $@
+
+# Ten preemptions in one run on a real Slurm, and the page about them; 15 minutes, needs root.
+preemptions: install
+	$(BIN)/python -m benchmarks.preemptions
+	$(BIN)/python docs/preemptions.py
 
 # The digits example while somebody kills its daemons.
 rampage: install
@@ -166,4 +192,4 @@ figures: .venv-docs/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-docs .venv-oldest .venv-newest runs examples/*/runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist
+	rm -rf $(VENV) .venv-docs .venv-oldest .venv-newest .venv-storage .venv-kubernetes .venv-ray runs examples/*/runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist

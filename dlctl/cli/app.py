@@ -29,6 +29,7 @@ SECTIONS = {
     },
     "Join": {
         "join": "Train in a run of somebody else, with an invitation.",
+        "kubernetes": "Print a job as a manifest for Kubernetes.",
     },
     "Watch": {
         "ps": "List jobs.",

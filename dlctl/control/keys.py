@@ -88,11 +88,13 @@ def read_private(path: Path, bytes_max: int, what: str, if_known: str) -> bytes:
         os.close(descriptor)
 
 
-def renew(directory: Path) -> None:
-    """Replace the run's key atomically. Raises OSError; then the old key stays."""
+def renew(directory: Path, key: bytes | None = None) -> None:
+    """Replace the run's key atomically; None: by random bytes. Raises OSError; then the old key
+    stays.
+    """
     for left in directory.glob(f".{FILE}.*.tmp"):  # From a killed process.
         left.unlink(missing_ok=True)
-    paths.write(directory / FILE, secrets.token_bytes(KEY_BYTES), 0o600)
+    paths.write(directory / FILE, key or secrets.token_bytes(KEY_BYTES), 0o600)
 
 
 def _check_private(info: os.stat_result, path: Path, what: str, if_known: str) -> None:

@@ -129,6 +129,13 @@ def living(directory: Path) -> Iterator[Living]:
             yield Living(*known, pid, start)
 
 
+def kill_all(directory: Path) -> None:
+    """Kill the daemons of a run on this machine: asked to end in order, they would stop it."""
+    for _ in range(3):  # An agent may have started another one meanwhile.
+        for daemon in living(directory):
+            processes.send_signal(daemon.pid, daemon.start, signal.SIGKILL)
+
+
 def _is_ours(pid: int) -> bool:
     """Whether this process belongs to this user and is a session leader."""
     try:

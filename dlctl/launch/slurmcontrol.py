@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +25,7 @@ from dlctl.launch.slurmrequest import ControlJob
 from dlctl.runs import reach as reaching
 from dlctl.runs import select
 from dlctl.runs.reach import Reach
-from dlctl.util import processes, regular
+from dlctl.util import regular
 
 NOTICE_S = 120
 """Slurm's signal comes so long before the time limit, or up to 60 s earlier."""
@@ -285,9 +284,7 @@ def leave(file: Path, orders: Path) -> bool:
     if not number:
         return False
     reach(number).write(directory)
-    for _ in range(3):  # An agent may have started another one meanwhile.
-        for daemon in local.living(directory):
-            processes.send_signal(daemon.pid, daemon.start, signal.SIGKILL)
+    local.kill_all(directory)
     return True
 
 

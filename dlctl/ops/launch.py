@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlctl.control import keys
+from dlctl.control import keys, prepared
 from dlctl.errors import DlctlError, os_errors_as
 from dlctl.ops import (
     cases,
@@ -208,7 +208,8 @@ def _write_new(
     """highest: see `mirror.Claimed`; is_ours: the checkpoint is a download."""
     (directory / "logs").mkdir()
     recover.write(directory, recover.job_files(new))
-    keys.renew(directory)
+    given = prepared.given()
+    keys.renew(directory, given.key if given else None)
     copy = None if good is None else graft.copy(directory, good, new.job, is_ours=is_ours)
     with closing(RunDb(directory, create=True)) as db:
         db.put_run(**recover.first_row(directory, select.job_file(new.file), new.job, copy))
@@ -254,12 +255,19 @@ def _check_owned(directory: Path, *others: int) -> None:
 
 def _new_directory(parent: Path, name: str) -> Path:
     """<name>-<4 hexadecimal digits>, not used by any run of this user. Until it is complete it is
-    marked unfinished and is not a run.
+    marked unfinished and is not a run. A prepared run has its name already.
     """
+    given = prepared.given()
     for _ in range(1000):
-        directory = parent / f"{name}-{secrets.token_hex(2)}"
+        directory = parent / (given.run if given else f"{name}-{secrets.token_hex(2)}")
         if not (directory.exists() or (paths.index_dir() / directory.name).is_symlink()):
             break
+        if given:
+            raise DlctlError(
+                "the prepared run has begun before, and cannot be resumed",
+                where=str(directory),
+                hint=f"see dlctl logs --failed -j {given.run}; {prepared.AGAIN}",
+            )
     with os_errors_as("cannot create a run directory", directory, OWN_DIRECTORY):
         directory.mkdir(mode=paths.PRIVATE, parents=True)
         (directory / paths.UNFINISHED).touch()

@@ -17,7 +17,7 @@ TESTS = sorted(ROOT.glob("tests/**/*.py"))
 TOP_LEVEL = {
     "pyproject.toml", "dlctl", "daemons", "tests", "examples", "docs", "man", "benchmarks",
     "README.md", "RELIABILITY.md", "SECURITY.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md",
-    "Makefile", "constraints.txt", "mkdocs.yml", "hatch_build.py",
+    "Makefile", "constraints.txt", "mkdocs.yml", "hatch_build.py", "Dockerfile",
 }  # fmt: skip
 BANNED = {
     r"\bpickle\b|\brecv_pyobj\b|\bsend_pyobj\b": "nothing is ever unpickled",

@@ -38,7 +38,7 @@ SMALLEST, LOOP = "own_task", "own_loop"
     metavar="NAME",
     shell_complete=completing(lambda ctx: examples.folders()),
     help="Write this example instead: chargpt, digits, fashion_mnist, glove, lightning, "
-    "transformers, split or word2vec.",
+    "transformers, split, ray or word2vec.",
 )
 @click.argument("directory", default=".", metavar="[DIR]", type=PATH)
 @force_option
