@@ -48,7 +48,7 @@ test: install
 test-machines: install
 	nice -n 15 $(PYTEST) -n auto --timeout 300 $(MACHINES)
 test-processes: install
-	$(PYTEST) -n 4 $(addprefix --ignore=,$(MACHINES)) tests
+	$(PYTEST) -n 4 --timeout 120 $(addprefix --ignore=,$(MACHINES)) tests
 
 # Every method next to a loop of its paper, torch, scipy or another method, as a table: how far they
 # are apart, and how far they may be.

@@ -13,7 +13,7 @@ from dlctl.sim.objectives import LeastSquares, Ledger
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.wire import messages as m
 
-LONG_S = 1200.0
+LONG_S = 400.0
 """Longer than anything else is waited for."""
 
 
@@ -168,7 +168,7 @@ def test_a_revoked_worker_that_does_not_listen_pushes_in_vain():
 
 
 def test_an_invitation_survives_the_coordinator_and_expires_on_time():
-    simulation = run_of(workers_max=3, epochs=60)
+    simulation = run_of(workers_max=3, epochs=40)
     guests = Guests(simulation)
     guests.invite(0.5, "alice", lasts_s=15.0)
     simulation.at(3.0, lambda: simulation.world.kill("coordinator"))
