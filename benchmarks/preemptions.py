@@ -291,7 +291,7 @@ def with_dlctl(slurm: SlurmCluster, times: int) -> Side:
             )
 
         def over() -> bool:
-            return place.run().get("state") not in ("running", "starting")
+            return place.run().get("state") in ("finished", "failed", "stopped")
 
         try:
             preempt(slurm, side, times, trains, over)
