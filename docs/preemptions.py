@@ -94,7 +94,8 @@ def text(record: Json) -> str:
     }
     cells = {key: " | ".join(map(str, row)) for key, row in rows.items()}
     return TEXT.format(
-        times=_in_words(record["times"]), often=record["times"], nodes=record["nodes"], taken=record["taken"],
+        times=_in_words(record["times"]), often=record["times"], nodes=record["nodes"],
+        taken=record["taken"],
         away=sum(taken) / len(taken), alone=sides[0]["samples"] / rate, **cells,
     )  # fmt: skip
 
