@@ -21,7 +21,7 @@ TEXT = """<!-- Written by `make preemptions` from benchmarks/results/preemptions
 # {times} preemptions in one run
 
 A real Slurm on {nodes} nodes. Another user's job takes {taken} of them for {away:.0f} s,
-{times} times, as on the preemptible partition of a cluster. The same network is trained on as
+{often} times, as on the preemptible partition of a cluster. The same network is trained on as
 many samples of the digits, with batches of 16 per worker, once by dlctl and once by `torchrun`
 with DistributedDataParallel.
 
@@ -50,6 +50,8 @@ with DistributedDataParallel.
 - Four hosts are network namespaces of one machine with two cores, each with slurmd. So every
   batch waits for 0.2 s: the cores are not what is compared. An unbroken run of either side
   would take about {alone:.0f} s.
+- That machine had other work meanwhile. Both sides import torch in each process that starts, and
+  torchrun's program does so in all four at every stop: on free nodes its stops are shorter.
 - Slurm lets a requeued job wait for two minutes. Both sides' jobs were allowed to begin at once
   (`scontrol update StartTime=now`), as soon as the other job had gone. With that wait each of
   torchrun's stops is two minutes longer; dlctl's other nodes train on.
@@ -92,7 +94,8 @@ def text(record: Json) -> str:
     }
     cells = {key: " | ".join(map(str, row)) for key, row in rows.items()}
     return TEXT.format(
-        times=_in_words(record["times"]), nodes=record["nodes"], taken=record["taken"],
+        times=_in_words(record["times"]), often=record["times"], nodes=record["nodes"],
+        taken=record["taken"],
         away=sum(taken) / len(taken), alone=sides[0]["samples"] / rate, **cells,
     )  # fmt: skip
 

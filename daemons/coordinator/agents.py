@@ -26,7 +26,7 @@ from dlctl.launch.base import (
 )
 from dlctl.launch.launcher import Launcher
 from dlctl.records.memory import DAEMON, Memory
-from dlctl.roles.coordinator.records import KillAgent, LaunchAgent
+from dlctl.roles.coordinator.records import KillAgent, LaunchAgent, WantHosts
 from dlctl.roles.protocol.effects import AgentWaits, HostsTaken, HostTaken, ProcessEnded
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.runs import paths
@@ -57,6 +57,7 @@ class Agents:
         if others:
             self._control(others, launcher.of(context.job))
         loop.perform(LaunchAgent, self._launch)
+        loop.perform(WantHosts, self._want)
         loop.perform(KillAgent, lambda effect: self._controls[effect.name].kill(effect.name))
 
     def _control(self, hosts: dict[str, Host], own: Launcher) -> None:
@@ -79,6 +80,10 @@ class Agents:
         credentials = Credentials(effect.secret, self.public)
         order = StartOrder(effect.name, effect.incarnation, self.control, credentials)
         self._controls[effect.name].start(order)
+
+    def _want(self, effect: WantHosts) -> None:
+        for control in set(self._controls.values()):
+            control.want(effect.agents)
 
     def close(self) -> None:
         """The run has ended: see `AgentControl.close`."""

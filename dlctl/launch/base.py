@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -220,6 +220,11 @@ class AgentControl(Protocol):
 
     def start(self, order: StartOrder) -> None:
         """Place an agent. A running agent of the same name is killed first."""
+        ...
+
+    def want(self, names: Collection[str]) -> None:
+        """Which agents need a host; called if hosts come and go, before the first `start`. The
+        hosts of others may be given back."""
         ...
 
     def kill(self, name: str) -> None:

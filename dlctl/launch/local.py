@@ -11,7 +11,7 @@ import signal
 import sqlite3
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -212,6 +212,9 @@ class LocalAgents:
             self.tell(base.Ended(name, incarnation, None, why))
             return
         self._hold(name, _Agent(incarnation, os.pidfd_open(popen.pid), popen))
+
+    def want(self, names: Collection[str]) -> None:
+        """These hosts do not come and go."""
 
     def kill(self, name: str) -> None:
         if name in self._running:

@@ -11,7 +11,7 @@ import base64
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -151,6 +151,9 @@ class RemoteAgents:
             self._failed(order, error, ())
         except OSError as error:
             self.tell(base.Ended(order.name, order.incarnation, None, _for_now(error)))
+
+    def want(self, names: Collection[str]) -> None:
+        """These hosts do not come and go."""
 
     def kill(self, name: str) -> None:
         """An unreachable agent counts as gone, too: it sends no heartbeats, and its successor kills

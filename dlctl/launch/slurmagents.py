@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -90,6 +90,9 @@ class SlurmAgents:
         """The attempt whose notice was reported."""
         self._order: base.StartOrder | None = None
         """The newest one."""
+        self._was_cancelled = False
+        self._is_unwanted = False
+        """The job is to be cancelled as soon as its number is known and no command runs."""
         self.is_over = False
         """The job has ended, or could not be submitted: it is not used any more."""
 
@@ -110,6 +113,25 @@ class SlurmAgents:
             return
         self._agents[order.name] = _Agent(order.incarnation, "ordered", time.monotonic())
         self._due_at = min(self._due_at, time.monotonic() + SOON_S)
+
+    def want(self, names: Collection[str]) -> None:
+        """All agents of one job have a host, or none."""
+
+    @property
+    def is_ending(self) -> bool:
+        """The job was cancelled, and is still there."""
+        return self._was_cancelled and not self.is_over
+
+    def keep(self) -> None:
+        """Do not cancel the job, if that has not been done yet."""
+        self._is_unwanted = False
+
+    def cancel(self) -> None:
+        """Give the node back: the job ends, and is reported as any end of it."""
+        self._is_unwanted = self._handle is not None and not self.is_over
+        if self._is_unwanted and self._handle and self._handle.job_id and self._command is None:
+            self._run(slurmcalls.cancel_argv(self._handle.job_id), lambda output: None)
+            self._is_unwanted, self._was_cancelled = False, True
 
     def kill(self, name: str) -> None:
         """Kill an agent by its keeper. Without an answer the node counts as dead."""
@@ -148,6 +170,8 @@ class SlurmAgents:
             return
         self._read_answers()
         self._check_notice()
+        if self._is_unwanted:
+            self.cancel()
         if self._command is None and time.monotonic() >= self._due_at:
             self._query()
 

@@ -96,6 +96,10 @@ def show_argv(job_id: str) -> list[str]:
     return ["scontrol", "-o", "show", "job", job_id]
 
 
+def cancel_argv(job_id: str) -> list[str]:
+    return ["scancel", job_id]
+
+
 def find_argv(name: str) -> list[str]:
     """Prints the id of the job with this name, unless it has ended."""
     return ["squeue", "--noheader", "--me", f"--name={name}", "--format=%A"]

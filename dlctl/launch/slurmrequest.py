@@ -34,7 +34,8 @@ class ControlJob:
 class SlurmRequest:
     nodes: Annotated[int, Ge(1), Le(1024)]
     """Nodes of the job, with an agent on each; servers and workers are spread over them. With
-    jobs = "each": jobs, the workers are spread over them."""
+    jobs = "each": the most jobs; the workers are spread over them, and one without workers is not
+    submitted until "dlctl scale" adds some."""
     jobs: Literal["one", "each"] = "one"
     """"one": a single Slurm job has all nodes. "each": every node is a job of its own, which Slurm
     starts, preempts and requeues on its own; workers come and go with their nodes, the run trains

@@ -68,6 +68,31 @@ def test_workers_whose_nodes_are_preempted_come_back_and_the_run_never_stops(
 
 
 @pytest.mark.long
+def test_scale_changes_the_number_of_worker_jobs(slurm: SlurmCluster, place: Workplace) -> None:
+    """`nodes` is the most of them; a job is there for each node that has workers."""
+
+    def run(count: int) -> bool:
+        names = [f"worker-{n}" for n in range(3)]
+        at_work = [name for name in names if place.daemon(name).get("state") == "running"]
+        return len(at_work) == count and len(slurm.jobs()) == count
+
+    place.task(pause_s=SLOW_S)
+    more = slurm.section(nodes=3, jobs='"each"', requeue="true", cpus_per_node="4")
+    place.job(stop=ENDLESS, servers=1, workers=1, more=more)
+    place.start()
+    place.until("one job", lambda: run(1), LONG_S)
+    for count in (3, 2, 3, 1):
+        assert place.dlctl("scale", f"worker={count}", timeout_s=LONG_S).code == 0
+        place.until(f"{count} jobs", lambda count=count: run(count), LONG_S)
+        place.until_step(place.run()["step"] + 10, LONG_S)
+        assert place.run()["state"] == "running"
+        assert not place.run()["problems"]
+    assert place.dlctl("stop").code == 0
+    assert place.dlctl("verify").code == 0
+    place.nothing_left()
+
+
+@pytest.mark.long
 def test_the_login_node_holds_nothing_of_a_run_whose_coordinator_is_a_job(
     slurm: SlurmCluster,
 ) -> None:

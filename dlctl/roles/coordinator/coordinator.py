@@ -312,6 +312,7 @@ class Coordinator:
             case StopRequested(reason, at_once):
                 self.end("stopped", reason, now, at_once=at_once)
         self._advance(now)
+        self.taken_hosts.note_wanted()
         effects = [e for effect in self.context.clear() for e in self._routed(effect)]
         return [*self.persistence.changes(now), *effects]
 
@@ -433,6 +434,7 @@ class Coordinator:
         self.admit_members(now)
         self.change_state("starting", "", now)
         self.registration.note_lost_residuals()
+        self.taken_hosts.note_wanted()
         for agent in self.members.of_role("agent"):
             self.start_daemon(agent, now)
 

@@ -139,6 +139,13 @@ class LaunchAgent(Effect):
 
 
 @record
+class WantHosts(Effect):
+    """Of hosts that come and go: which agents have workers. The others need no host."""
+
+    agents: tuple[str, ...]
+
+
+@record
 class KillAgent(Effect):
     name: str
 

@@ -92,7 +92,7 @@ class HostFailures(CoordinatorPart):
         agent.started_at = agent.heard_at = now
         if agent.given_up_at is not None:
             agent.given_up_at = now + self.limit_s
-        if self.run.state == "starting":
+        if self.run.state == "starting" and self.members.hosted_by(agent):
             self.run.started_at = now
         is_new = why not in self._waits_for.values()
         self._waits_for[agent.name] = why

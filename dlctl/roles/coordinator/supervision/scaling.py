@@ -56,8 +56,12 @@ class Scaling(CoordinatorPart):
             leaving = (d for d in own if d.leaving == REMOVAL)
             worker = next(leaving, None) or self.members.add_worker()
             started.append(worker.name)
+            agent = self.members.agent_of(worker)
             if worker.leaving:
                 worker.leaving = RESTART
+            elif agent.waits_for_host and not agent.registered:
+                worker.change_state(daemon_states.QUEUED)  # It starts when its agent is there.
+                worker.phase = agent.phase
             else:
                 self.control.start_daemon(worker, now)
         if started:

@@ -8,10 +8,12 @@ agent is started again: its launcher asks for another host, and the workers star
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dlctl.roles.coordinator.members import daemon_states
 from dlctl.roles.coordinator.members.membership import Daemon
+from dlctl.roles.coordinator.members.selections import ChangedDaemons
+from dlctl.roles.coordinator.records import WantHosts
 from dlctl.roles.coordinator.remote_files import LogMirror
 from dlctl.roles.coordinator.run_state import CoordinatorPart
 from dlctl.roles.coordinator.supervision.scaling import TAKEN, Scaling
@@ -28,6 +30,25 @@ class TakenHosts(CoordinatorPart):
     scaling: Scaling
     transfers: Transfers
     mirror: LogMirror
+    _placed: ChangedDaemons[Daemon] = field(init=False)
+    """Workers that were added, removed or moved."""
+    _wanted: tuple[str, ...] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        self._placed = self.members.follow(("agent",), "worker")
+
+    def note_wanted(self) -> None:
+        """Say which agents have workers: a host for another one would be held for nothing."""
+        if not self._placed.take() or not self._come_and_go():
+            return
+        wanted = {worker.agent for worker in self.members.of_role("worker") if not worker.key}
+        if self._wanted != tuple(sorted(wanted)):
+            self._wanted = tuple(sorted(wanted))
+            self.context.do(WantHosts(self._wanted))
+
+    def _come_and_go(self) -> bool:
+        places = self.run.job.launcher.places
+        return bool(places) and all(place.servers == 0 for place in places)
 
     def on_event(self, event: HostTaken, now: float) -> None:
         agent = self.members.get(event.name, event.incarnation)
@@ -49,9 +70,7 @@ class TakenHosts(CoordinatorPart):
         """
         if any(daemon.role == "server" for daemon in self.members.hosted_by(agent)):
             return False
-        places = self.run.job.launcher.places
-        comes_and_goes = bool(places) and all(place.servers == 0 for place in places)
-        agent.waits_for_host |= comes_and_goes and agent.deaths_in_row <= 1
+        agent.waits_for_host |= self._come_and_go() and agent.deaths_in_row <= 1
         return agent.waits_for_host
 
     def _gone(self, agent: Daemon, why: str, now: float) -> None:
