@@ -6,7 +6,9 @@ workers; on the digits two servers, batches of 16, 20 epochs and a method's defa
 `DIGITS` overrides them. The GPT is `examples/chargpt` with a third of an epoch and batches of 4:
 methods that push gradients have AdamW in the servers, those that push deltas have it in the
 workers, unless `GPT` overrides it. `sandblaster` reads all samples in each iteration, so it
-processes some thirty times as many, in larger batches, which give the same result.
+processes some thirty times as many, in larger batches, which give the same result. `sync+muon` and
+the like are `sync` with another optimizer in the servers. `split` needs models of two parties: it
+is `examples/split`, on the same digits, and has no GPT.
 """
 
 from __future__ import annotations
@@ -28,11 +30,14 @@ from dlctl import registry
 CHAPTER = "methods"
 RUN_S_MAX = 900.0
 EXAMPLES = Path(__file__).parents[1] / "examples"
+MATRIX_OPTIMIZERS = ("muon", "soap", "shampoo")
+SPLIT = "split"
 WRONG_ASKED = 5.0
 """Per cent of the test images."""
 SGD = '[optimizer]\nname = "sgd"\nlr = {lr}\n'
 OWN_SGD = '[inner]\nname = "sgd"\nlr = {lr}\n'
 MOMENTUM = '[inner]\nname = "sgd"\nlr = {lr}\nmomentum = 0.9\n'
+MATRICES = '[optimizer]\nname = "{name}"\nlr = {lr}\n'
 ADAMW = '[inner]\nname = "adamw"\nlr = 3e-3\n'
 SCHEDULE = """[schedule]
 kind = "cosine"
@@ -61,6 +66,9 @@ class Setting(NamedTuple):
 DIGITS = {
     "downpour": Setting("push_every_steps = 2", OWN_SGD.format(lr=0.05) + SGD.format(lr=0.05)),
     "sync": Setting("backup_workers = 1", SGD.format(lr=0.2)),
+    "sync+muon": Setting("", MATRICES.format(name="muon", lr=0.02)),
+    "sync+soap": Setting("", MATRICES.format(name="soap", lr=0.003)),
+    "sync+shampoo": Setting("", MATRICES.format(name="shampoo", lr=0.003)),
     "target-batch": Setting("target_samples = 64", SGD.format(lr=0.2)),
     "dgc": Setting("", SGD.format(lr=0.05)),
     "demo": Setting(epochs=40),
@@ -106,6 +114,9 @@ GPT_SAMPLES = 12_800
 OF_GRADIENTS = '[optimizer]\nname = "adamw"\nlr = 1e-3\nbeta2 = 0.95\nweight_decay = 0.1\n'
 OF_WAYS = '[inner]\nname = "adamw"\nlr = 2e-3\nbetas = [0.9, 0.95]\nweight_decay = 0.1\n'
 GPT = {
+    "sync+muon": Setting("", MATRICES.format(name="muon", lr=0.02)),
+    "sync+soap": Setting("", MATRICES.format(name="soap", lr=0.003)),
+    "sync+shampoo": Setting("", MATRICES.format(name="shampoo", lr=0.003)),
     "downpour": Setting("overlap = false", '[inner]\nname = "none"\n' + OF_GRADIENTS),
     "epoch-cut": Setting("overlap = false", '[inner]\nname = "none"\n' + OF_GRADIENTS),
     "target-batch": Setting("target_samples = 16", OF_GRADIENTS),
@@ -145,7 +156,7 @@ name = "{name}"
 task = "train.py:task"
 stop = {{ epochs = {epochs} }}
 [algorithm]
-name = "{name}"
+name = "{method}"
 {options}
 {sections}
 {servers}
@@ -158,7 +169,7 @@ name = "gpt-{name}"
 task = "task.py:task"
 stop = {{ samples = {samples} }}
 [algorithm]
-name = "{name}"
+name = "{method}"
 {options}
 {sections}
 {schedule}
@@ -171,33 +182,58 @@ batch_size = {batch_size}
 
 def measure(*, quick: bool) -> list[Figure]:
     """quick: the first method only."""
-    names = registry.names("algorithms")[: 1 if quick else None]
+    names = [name for name in registry.names("algorithms") if name != SPLIT]
+    names += [f"sync+{name}" for name in MATRIX_OPTIMIZERS]
+    names = names[: 1 if quick else None]
     with sandbox() as directory:
         for file in ("digits/train.py", "digits/digits.npz", "chargpt/task.py"):
             shutil.copy(EXAMPLES / file, directory)
         figures = [_digits(directory, name) for name in names]
+        figures += [] if quick else [_split(directory)]
         return figures + [_gpt(directory, name) for name in names]
 
 
 def _digits(directory: Path, name: str) -> Figure:
     setting = DIGITS.get(name, Setting())
-    job = DIGITS_JOB.format(name=name, servers=_servers(name), **setting._asdict())
+    job = DIGITS_JOB.format(
+        name=_job(name), method=_method(name), servers=_servers(name), **setting._asdict()
+    )
+    return _digits_with(directory, name, job)
+
+
+def _digits_with(directory: Path, name: str, job: str) -> Figure:
     figure = Figure(CHAPTER, f"digits, {name}", "% wrong", (), asked=WRONG_ASKED)
     return _measured(figure, directory, job, lambda found: 100 * (1 - found["accuracy"]))
 
 
+def _split(directory: Path) -> Figure:
+    home = directory / SPLIT
+    shutil.copytree(EXAMPLES / SPLIT, home, ignore=shutil.ignore_patterns("runs", "__pycache__"))
+    return _digits_with(home, SPLIT, (home / "job.toml").read_text())
+
+
+def _job(name: str) -> str:
+    return name.replace("+", "-")
+
+
+def _method(name: str) -> str:
+    """Of "sync+muon": "sync"."""
+    return name.partition("+")[0]
+
+
 def _gpt(directory: Path, name: str) -> Figure:
-    is_of_gradients = registry.load("algorithms", name).shard is not None
+    is_of_gradients = registry.load("algorithms", _method(name)).shard is not None
     setting = GPT.get(name, Setting("", OF_GRADIENTS if is_of_gradients else OF_WAYS))
     job = GPT_JOB.format(
-        name=name, samples=GPT_SAMPLES, servers=_servers(name), **setting._asdict()
+        name=_job(name), method=_method(name), samples=GPT_SAMPLES, servers=_servers(name),
+        **setting._asdict(),
     )  # fmt: skip
     figure = Figure(CHAPTER, f"chargpt, {name}", "nats", ())
     return _measured(figure, directory, job, lambda found: found["val_loss"])
 
 
 def _servers(name: str) -> str:
-    is_needed = registry.load("algorithms", name).shape.needs_servers
+    is_needed = registry.load("algorithms", _method(name)).shape.needs_servers
     return "[servers]\ncount = 2" if is_needed else ""
 
 
