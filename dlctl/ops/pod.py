@@ -48,18 +48,26 @@ class _Child:
     def __init__(self, argv: list[str], told: Callable[[int], bool] = lambda number: True) -> None:
         """told: whether a signal is passed on."""
         self.was_told = False
-        self._told = told
+        self.process: subprocess.Popen[bytes] | None = None
+        self._argv, self._told = argv, told
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
-        self.process = subprocess.Popen(argv)
+        self.start()
+
+    def start(self) -> None:
+        """Start it; or again, after its end."""
+        self.process = subprocess.Popen(self._argv)
+        if self.was_told and self._told(signal.SIGTERM):  # Before it was there.
+            self.process.terminate()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.was_told = True
-        if self._told(number):
+        if self.process is not None and self._told(number):
             self.process.send_signal(number)
 
     def ended(self, wait_s: float) -> int | None:
         """Its exit code as a shell has it; None: it still runs after `wait_s`."""
+        assert self.process is not None
         try:
             code = self.process.wait(wait_s)
         except subprocess.TimeoutExpired:
@@ -133,8 +141,8 @@ def join(directory: Path, words: list[str]) -> int:
     index = os.environ.get(INDEX, "0")
     file = _private_copy(directory / f"{index}{SUFFIX}")
     began, first_refused = time.monotonic(), 0.0
+    child = _Child([*DLCTL, "join", "--invite", str(file), *words])
     while True:
-        child = _Child([*DLCTL, "join", "--invite", str(file), *words])
         while (code := child.ended(LOOK_S)) is None:
             pass
         now = time.monotonic()
@@ -147,6 +155,9 @@ def join(directory: Path, words: list[str]) -> int:
         if not is_early:
             return code
         time.sleep(LOOK_S)
+        if child.was_told:  # While there was none to tell.
+            return TERMINATED
+        child.start()
 
 
 def _private_copy(file: Path) -> Path:
