@@ -137,7 +137,7 @@ def _chosen(text: str, flags: dict[str, bool]) -> str:
 
 
 def _yaml(value: Any) -> str:
-    """In YAML, on one line. JSON writes a letter beyond 16 bits as two, which YAML does not take."""
+    """In YAML, on one line. JSON writes a letter beyond 16 bits as two: not YAML."""
     text = json.dumps(value, ensure_ascii=False)
     return re.sub(r"[^ -~]", lambda found: f"\\U{ord(found[0]):08x}", text)
 

@@ -48,7 +48,8 @@ class _Child:
     def __init__(self, argv: list[str], told: Callable[[int], bool] = lambda number: True) -> None:
         """told: whether a signal is passed on."""
         self.was_told = False
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes]
+        self._is_started = False
         self._argv, self._told = argv, told
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
@@ -57,17 +58,17 @@ class _Child:
     def start(self) -> None:
         """Start it; or again, after its end."""
         self.process = subprocess.Popen(self._argv)
+        self._is_started = True
         if self.was_told and self._told(signal.SIGTERM):  # Before it was there.
             self.process.terminate()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.was_told = True
-        if self.process is not None and self._told(number):
+        if self._is_started and self._told(number):
             self.process.send_signal(number)
 
     def ended(self, wait_s: float) -> int | None:
         """Its exit code as a shell has it; None: it still runs after `wait_s`."""
-        assert self.process is not None
         try:
             code = self.process.wait(wait_s)
         except subprocess.TimeoutExpired:

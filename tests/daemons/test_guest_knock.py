@@ -5,13 +5,12 @@ from __future__ import annotations
 import threading
 
 import pytest
+from guarded_port import GUEST, HERE, KEYS, House
 
 from daemons.guest import knock
 from daemons.transport import zap
 from dlctl.control.invitation import InvitationFile
 from dlctl.errors import Unreachable
-
-from guarded_port import GUEST, HERE, KEYS, House
 
 NAMES = {KEYS.public(GUEST): GUEST}
 
