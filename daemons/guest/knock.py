@@ -14,6 +14,8 @@ from dlctl.roles.protocol.authz import COME_LATER
 
 ANSWER_S = 15.0
 """How long the address may take to answer."""
+AGAIN_S = 0.2
+"""Before the next try, where a run lets nobody in yet."""
 FOREIGN_S = 3.0
 """How long only failed handshakes may follow on each other."""
 
@@ -43,6 +45,7 @@ def _knock(socket: zmq.Socket[bytes], made: InvitationFile, address: str) -> Non
     monitor = socket.get_monitor_socket()
     socket.connect(address)
     until, failed_since, is_connected = time.monotonic() + ANSWER_S, 0.0, False
+    is_put_off = False
     try:
         while (now := time.monotonic()) < until:
             if failed_since and now - failed_since > FOREIGN_S:
@@ -53,7 +56,13 @@ def _knock(socket: zmq.Socket[bytes], made: InvitationFile, address: str) -> Non
             event, value = int(news["event"]), int(news["value"])
             if event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 return
-            if event == zmq.Event.HANDSHAKE_FAILED_AUTH and value != COME_LATER:
+            if event == zmq.Event.HANDSHAKE_FAILED_AUTH and value == COME_LATER:
+                is_put_off = True  # By the run: it starts, and does not know yet whom it admits.
+                time.sleep(AGAIN_S)
+                socket.disconnect(address)
+                socket.connect(address)  # libzmq does not.
+                continue
+            if event == zmq.Event.HANDSHAKE_FAILED_AUTH:
                 raise refusal(made, address, time.time())
             is_connected |= event == zmq.Event.CONNECTED
             if event in (
@@ -65,6 +74,12 @@ def _knock(socket: zmq.Socket[bytes], made: InvitationFile, address: str) -> Non
     finally:
         socket.disable_monitor()
         monitor.close()
+    if is_put_off:
+        raise Unreachable(
+            "the run is about to start, or this invitation connects too often: it lets nobody in",
+            where=address,
+            hint="try again in a minute",
+        )
     if is_connected:
         raise Foreign(
             f"the process at this address is not {made.run}, or has other keys",

@@ -8,6 +8,7 @@ both run). So the job trains a program with a loop of its own, which is in the i
 from __future__ import annotations
 
 import json
+import math
 import re
 import string
 import time
@@ -26,6 +27,8 @@ from dlctl.util import regular
 TEMPLATE = Path(__file__).parent / "assets" / "kubernetes.yaml"
 LOCAL = "local"
 STATE = "/state"
+MOUNTS = STATE, "/run/dlctl", "/home/dlctl", "/tmp", "/dev/shm"
+"""The pods' volumes."""
 PORT = 7100
 """Of the coordinator, unless the job has one; the servers have the ports behind it."""
 NAME_MAX = 40
@@ -98,22 +101,22 @@ def manifest(start: Start, options: Options) -> str:
     }
     values = {
         "name": name, "namespace": options.namespace, "run": made.run, "version": __version__,
-        "job": json.dumps(_job_text(start, f"{name}-control", address, port)),
-        "prepared": json.dumps(made.to_bytes().decode()),
-        "invitations": json.dumps(
+        "job": _yaml(_job_text(start, f"{name}-control", address, port)),
+        "prepared": _yaml(made.to_bytes().decode()),
+        "invitations": _yaml(
             {f"{index}.invite": each.to_bytes().decode() for index, each in enumerate(invited)}
         ),
-        "ports": json.dumps([{"name": n, "port": p, "targetPort": p} for n, p in listening]),
-        "container_ports": json.dumps([{"name": n, "containerPort": p} for n, p in listening]),
+        "ports": _yaml([{"name": n, "port": p, "targetPort": p} for n, p in listening]),
+        "container_ports": _yaml([{"name": n, "containerPort": p} for n, p in listening]),
         "port": port, "last_port": port + job.servers.count, "count": count,
         "image": options.image, "path": options.path, "file": start.file.name,
         "grace": round(job.timeouts.grace_s) + SAVE_S,
-        "cpu": _quoted(options.cpu), "memory": _quoted(options.memory),
-        "control_cpu": _quoted(options.control_cpu),
-        "control_memory": _quoted(options.control_memory),
+        "cpu": _yaml(options.cpu), "memory": _yaml(options.memory),
+        "control_cpu": _yaml(options.control_cpu),
+        "control_memory": _yaml(options.control_memory),
         "gpus": f", nvidia.com/gpu: {options.gpus}" if options.gpus else "",
-        "storage": _quoted(options.storage), "storage_class": options.storage_class,
-        "env_from": options.env_from, "worker_args": json.dumps(_worker_args(start)),
+        "storage": _yaml(options.storage), "storage_class": options.storage_class,
+        "env_from": options.env_from, "worker_args": _yaml(_worker_args(start)),
     }  # fmt: skip
     return string.Template(_chosen(regular.read_bytes(TEMPLATE).decode(), flags)).substitute(values)
 
@@ -133,8 +136,10 @@ def _chosen(text: str, flags: dict[str, bool]) -> str:
     return "".join(lines)
 
 
-def _quoted(quantity: str) -> str:
-    return json.dumps(quantity)
+def _yaml(value: Any) -> str:
+    """In YAML, on one line. JSON writes a letter beyond 16 bits as two: not YAML."""
+    text = json.dumps(value, ensure_ascii=False)
+    return re.sub(r"[^ -~]", lambda found: f"\\U{ord(found[0]):08x}", text)
 
 
 def _job_text(start: Start, host: str, address: str, port: int) -> str:
@@ -155,9 +160,10 @@ def _worker_args(start: Start) -> list[str]:
     if job.workers.processes > 1:
         python = ["torchrun", "--standalone", "--nproc-per-node", str(job.workers.processes)]
     joins = ["python", "-P", "-m", "dlctl.ops.pod", "join", "/run/dlctl", "--"]
-    # Kubernetes would put a variable of the environment in the place of "$(NAME)".
-    arguments = [text.replace("$(", "$$(") for text in job.job.args]
-    return [*joins, *python, *program, *arguments]
+    # Kubernetes puts a variable of the environment in the place of "$(NAME)", and "$" in that of
+    # "$$", wherever that is.
+    words = [text.replace("$", "$$") for text in (*program, *job.job.args)]
+    return [*joins, *python, *words]
 
 
 def _beside(start: Start, file: str) -> str:
@@ -242,8 +248,16 @@ def _check_options(options: Options, name: str) -> None:
         raise UsageError(
             f'"{options.image:.200}" is not the name of an image', hint="as in --image me/digits:1"
         )
-    if not _PATH.fullmatch(options.path) or ".." in options.path.split("/"):
+    parts = options.path.split("/")
+    if not _PATH.fullmatch(options.path) or {".", ".."} & {*parts}:
         raise UsageError(f'--path: "{options.path:.200}" is not a full path', hint="as in /job")
+    if hidden := [mount for mount in MOUNTS if f"{options.path}/".startswith(f"{mount}/")]:
+        raise UsageError(
+            f"--path {options.path}: {hidden[0]} is a volume of the pod, which hides the image's",
+            hint="copy the job's files to another directory of the image, such as /job",
+        )
+    if not math.isfinite(options.hours):
+        raise UsageError(f"--hours: {options.hours} is not a time", hint="as in --hours 720")
 
 
 def _check_quantity(option: str, text: str) -> None:

@@ -128,6 +128,8 @@ def _act(case: Case, new: Start, source: str = "") -> Launched:
         if previous is not None:
             _leave(case, previous)
             _discard_superseded(new, previous)
+            if case.action is Action.BEGIN and not case.facts.fresh:
+                _make_way(previous)
         return _begin(new, good, source)
     mirror.claim(previous.directory, new.job, [previous.run_id])
     if case.action is Action.CONTINUE:
@@ -152,6 +154,16 @@ def _leave(case: Case, previous: Snapshot) -> None:
     other_hosts.end(previous, 0.0, purge=True)
     name, state = previous.run_id, previous.state
     notes.note(f"{name} ({state}) has no checkpoint after step 0; starting a new run")
+
+
+def _make_way(previous: Snapshot) -> None:
+    """Remove a prepared run that ended before its first update, as in a pod that was evicted early:
+    it begins again under the same name, and with the same key.
+    """
+    given = prepared.given()
+    if given is not None and given.run == previous.run_id:
+        shutil.rmtree(previous.directory)
+        (paths.index_dir() / given.run).unlink(missing_ok=True)
 
 
 def _discard_superseded(new: Start, previous: Snapshot) -> None:

@@ -48,14 +48,23 @@ class _Child:
     def __init__(self, argv: list[str], told: Callable[[int], bool] = lambda number: True) -> None:
         """told: whether a signal is passed on."""
         self.was_told = False
-        self._told = told
+        self.process: subprocess.Popen[bytes]
+        self._is_started = False
+        self._argv, self._told = argv, told
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
-        self.process = subprocess.Popen(argv)
+        self.start()
+
+    def start(self) -> None:
+        """Start it; or again, after its end."""
+        self.process = subprocess.Popen(self._argv)
+        self._is_started = True
+        if self.was_told and self._told(signal.SIGTERM):  # Before it was there.
+            self.process.terminate()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.was_told = True
-        if self._told(number):
+        if self._is_started and self._told(number):
             self.process.send_signal(number)
 
     def ended(self, wait_s: float) -> int | None:
@@ -133,8 +142,8 @@ def join(directory: Path, words: list[str]) -> int:
     index = os.environ.get(INDEX, "0")
     file = _private_copy(directory / f"{index}{SUFFIX}")
     began, first_refused = time.monotonic(), 0.0
+    child = _Child([*DLCTL, "join", "--invite", str(file), *words])
     while True:
-        child = _Child([*DLCTL, "join", "--invite", str(file), *words])
         while (code := child.ended(LOOK_S)) is None:
             pass
         now = time.monotonic()
@@ -147,6 +156,9 @@ def join(directory: Path, words: list[str]) -> int:
         if not is_early:
             return code
         time.sleep(LOOK_S)
+        if child.was_told:  # While there was none to tell.
+            return TERMINATED
+        child.start()
 
 
 def _private_copy(file: Path) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dlctl.control import invitation, prepared
-from dlctl.errors import UsageError
+from dlctl.errors import Unreachable, UsageError
 
 from .manifests import EVERY, VOLATILE, copied, objects, text
 
@@ -135,6 +135,8 @@ def test_a_run_whose_state_is_in_memory_ends_with_its_pod(tmp_path: Path) -> Non
         ({"image": "a b"}, "image"),
         ({"path": "job"}, "--path"),
         ({"path": "/a/../b"}, "--path"),
+        ({"path": "/tmp/job"}, "--path"),
+        ({"hours": float("nan")}, "--hours"),
         ({"workers": 4}, "--workers"),
         ({"workers": 0}, "--workers"),
     ],
@@ -173,9 +175,35 @@ def test_processes_of_a_worker_are_started_by_torchrun(tmp_path: Path) -> None:
     file = copied(
         tmp_path,
         ("threads = 1", "processes = 2"),
-        ("stop =", 'args = ["--a b", "$(HOME)"]\nstop ='),
+        ("stop =", 'args = ["--a b", "$(HOME)", "$$(HOME)$"]\nstop ='),
     )
     (worker,) = pod_of(objects(text(file)), "digits-joined-workers")["containers"]
     command = worker["args"][worker["args"].index("--") + 1 :]
-    assert command[-3:] == ["loop.py", "--a b", "$$(HOME)"], "which Kubernetes makes $(HOME)"
+    expected = ["loop.py", "--a b", "$$(HOME)", "$$$$(HOME)$$"]
+    assert command[-4:] == expected, "Kubernetes makes one $ of two"
     assert command[0] == "torchrun"
+
+
+def test_a_job_file_has_any_letter(tmp_path: Path) -> None:
+    file = copied(tmp_path, ("# Every key", "# \U0001f680 \u00e9 \u2028 \\u0041 Every key"))
+    manifest = text(file)
+    assert manifest.isascii()
+    assert "\\ud8" not in manifest, "half a letter, which kubectl refuses"
+    job = objects(manifest)["ConfigMap", "digits-joined-job"]["data"]["job.toml"]
+    assert "# \U0001f680 \u00e9 \u2028 \\u0041 Every key" in job
+
+
+@pytest.mark.parametrize("word", ["true", "null", "no"])
+def test_a_name_that_yaml_has_a_meaning_for_is_a_name(word: str) -> None:
+    found = objects(text(name=word, namespace=word, storage_class=word, env_from=word))
+    assert found["Service", word]["metadata"]["namespace"] == word
+    labels = found["Job", f"{word}-control"]["spec"]["template"]["metadata"]["labels"]
+    assert labels["app.kubernetes.io/instance"] == word
+    (worker,) = pod_of(found, f"{word}-workers")["containers"]
+    assert worker["envFrom"] == [{"secretRef": {"name": word}}]
+
+
+def test_a_worker_that_finds_no_run_does_not_begin_again_for_days() -> None:
+    rules = objects(text())["Job", "digits-joined-workers"]["spec"]["podFailurePolicy"]["rules"]
+    (final,) = (rule for rule in rules if rule["action"] == "FailIndex")
+    assert Unreachable.exit_code in final["onExitCodes"]["values"]

@@ -13,7 +13,7 @@ from dlctl.cli.ui import console
 
 @make_command(
     "umask 077; dlctl kubernetes --image me/digits:1 job.toml > run.yaml  # write it",
-    "kubectl apply -f run.yaml  # begin; kubectl logs -f job/digits-control",
+    "kubectl create -f run.yaml  # begin; kubectl logs -f job/digits-control",
     "dlctl kubernetes --image me/digits:1 --workers 8 --gpus 1 job.toml > run.yaml  # on GPUs",
 )
 @file_argument
