@@ -4,7 +4,7 @@
 # with this Dockerfile.job:
 #
 #     FROM dlctl
-#     COPY . /job
+#     COPY --chown=1000 . /job
 ARG BASE=python:3.12-slim
 FROM ${BASE}
 # tini ends what the processes of a run leave behind; gcc is for loops in C, which numpy replaces.
@@ -13,7 +13,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 COPY . /source
 RUN pip install --no-cache-dir "/source[torch,s3,gs]" && rm -rf /source
-RUN useradd --uid 1000 --create-home dlctl && mkdir /job
+RUN useradd --non-unique --uid 1000 --create-home dlctl && mkdir /job
 USER 1000
 WORKDIR /job
 ENTRYPOINT ["tini", "--"]
