@@ -19,8 +19,8 @@ import ray
 
 PROGRAM = "train.py"
 REFUSED = (2, 5, 9, 10, 77, 78)
-"""Exit codes of `dlctl join` that come again however often it is tried; 5: it has waited for half an
-hour, and there was no run."""
+"""Exit codes of `dlctl join` that come again however often it is tried; 5: there was no run for
+half an hour."""
 AGAIN_S = 1.0
 CPUS, GPUS = 1, 0
 """Of each worker."""

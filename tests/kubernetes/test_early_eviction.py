@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -20,7 +21,10 @@ from .manifests import copied
 pytestmark = pytest.mark.long
 
 ONCE_S, POLL_S = 50.0, 0.1
-WAITS = "def main() -> None:\n    while not Path('go').exists():\n        time.sleep(0.05)\n"
+WAITS = """def main() -> None:
+    while not Path("go").exists():
+        threading.Event().wait(0.05)
+"""
 
 
 def control(home: Path) -> subprocess.Popen[bytes]:
@@ -33,7 +37,7 @@ def test_a_run_without_an_update_begins_again_under_its_name_and_key(tmp_path: P
     copied(tmp_path, ("epochs = 60", "epochs = 1"), ("count = 2", "count = 1"))
     loop = tmp_path / "loop.py"
     waiting = loop.read_text().replace("def main() -> None:\n", WAITS)
-    loop.write_text("import time\nfrom pathlib import Path\n" + waiting)
+    loop.write_text("import threading\nfrom pathlib import Path\n" + waiting)
     made = prepared.prepare("digits-joined", 1, 1, time.time() + 3600.0)
     file = tmp_path / "run.json"
     file.touch(0o600)
@@ -44,7 +48,7 @@ def test_a_run_without_an_update_begins_again_under_its_name_and_key(tmp_path: P
         deadline = time.monotonic() + ONCE_S
         while not (directory / database.FILE).exists():
             assert time.monotonic() < deadline
-            time.sleep(POLL_S)
+            threading.Event().wait(POLL_S)
         first.send_signal(signal.SIGTERM)
         assert first.wait(ONCE_S) == 128 + signal.SIGTERM
         (tmp_path / "go").touch()
