@@ -39,8 +39,9 @@ demo: $(VENV)/.torch
 
 # What only computes and waits for no clock, beside what starts processes, which wait for each other:
 # so no core is idle, and as the former are nice, the latter hardly notice.
-MACHINES = $(addprefix tests/,algorithms compress contracts daemons/worker fuzz optim records roles \
-	shards sim wire)
+# Launchers start agents, and wait for them by the clock.
+MACHINES = $(addprefix tests/,algorithms compress daemons/worker fuzz optim records roles shards sim \
+	wire) $(filter-out %/test_launcher_contract.py,$(wildcard tests/contracts/test_*.py))
 # Without the last option, xdist waits for ever for the tests of a worker that has crashed.
 PYTEST = $(BIN)/python -m pytest --no-loadscope-reorder --max-worker-restart=0
 test: install

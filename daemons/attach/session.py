@@ -30,6 +30,8 @@ from daemons.worker.task.user_task import whereabouts
 from daemons.worker.work_clock import WorkClock
 from dlctl import registry
 from dlctl.compress import values
+from dlctl.job.config import JobFile
+from dlctl.job.inner import OF_SCRIPT
 from dlctl.launch.addresses import as_dialled
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import (
@@ -58,6 +60,14 @@ from dlctl.wire.machine import Connect, Effect, Event
 from dlctl.wire.messages import ModelReady
 
 log = logging.getLogger("dlctl")
+
+
+def steps_in_loop(job: JobFile) -> bool:
+    """Whether the loop calls the `step` of an optimizer of its own. Methods that take gradients, by
+    `run.optimizer`, may get one later than they join, or have it on the servers.
+    """
+    is_replica = registry.load("algorithms", job.algorithm.name).shape.model == "replica"
+    return job.inner.name == OF_SCRIPT and not is_replica
 
 
 class AttachedWorker:
@@ -109,10 +119,11 @@ class AttachedWorker:
             has_own_data=ready.has_own_data, values=self._values(),
         )  # fmt: skip
         built = ModelBuilt(ready, self._model.vector, self._model.averaged())
-        if self.own is None and not self.takes_gradients:
+        if self.own is None and steps_in_loop(self.job):
             log.warning(
                 "dlctl.attach was given no optimizer: the state of the script's is in no "
-                "checkpoint, and a process that is started again begins without it"
+                "checkpoint, and a process that is started again begins without it; "
+                "write dlctl.attach(model, optimizer)"
             )
         self._open(built, has_own_data=ready.has_own_data)
         self._thread.start()

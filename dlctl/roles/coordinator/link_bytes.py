@@ -36,8 +36,12 @@ class LinkBytes:
             for agent, row in before.items()
             if isinstance(row, dict)
         }
-        self._counted: dict[str, tuple[int, dict[str, Pair]]] = {}
-        """Worker -> its incarnation, and what it has reported of each peer on another host."""
+        pairs = {name: _pairs(row.get("metrics") or {}) for name, row in daemons.items()}
+        self._counted: dict[str, tuple[int, dict[str, Pair]]] = {
+            name: (row["incarnation"], pairs[name]) for name, row in daemons.items() if pairs[name]
+        }
+        """Worker -> its incarnation, and what it has reported of each peer on another host. Before
+        there were sums, these were in the rows."""
         self._summed = {
             name: (row["incarnation"], _sum_in(row.get("metrics") or {}))
             for name, row in daemons.items()

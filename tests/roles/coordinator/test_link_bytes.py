@@ -70,6 +70,20 @@ def test_a_new_coordinator_divides_the_sum_among_the_peers_and_loses_nothing(mem
     assert after.look()["agent-1"]["out_bytes"] == 803
 
 
+def test_rows_of_an_earlier_version_with_a_pair_for_each_peer_are_not_counted_again(
+    members: Any,
+) -> None:
+    worker = members.daemons["worker-0"]
+    row = {
+        "incarnation": worker.incarnation,
+        "metrics": pairs(server_0=(900, 9), server_1=(10, 30)),
+    }
+    before = {"agent-1": {"out_bytes": 10, "in_bytes": 30}}
+    links = LinkBytes(members, before, {"worker-0": row})
+    links.count(worker, pairs(server_0=(900, 9), server_1=(12, 30)))
+    assert links.look()["agent-1"] == {"host": "h1", "out_bytes": 12, "in_bytes": 30}
+
+
 @pytest.mark.parametrize(
     "odd",
     [

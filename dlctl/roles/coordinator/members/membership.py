@@ -31,6 +31,8 @@ from dlctl.wire.messages import Json, ProcessExited
 
 BACKOFF_S = {"agent": (0.5, 2.0), "server": (0.1, 2.0), "worker": (0.5, 30.0)}
 """Initial and maximum backoff before a restart. Short for servers: all workers wait for them."""
+DOUBLINGS_MAX = 10
+"""More than lead from any initial backoff to its maximum."""
 ROLES = (*BACKOFF_S, "guest")
 LIFE_S = {"agent": 3.0, "server": 1.0, "worker": 10.0, "guest": 0.0}
 """A process that was ready and lived longer did not die of its start: its death does not count
@@ -238,7 +240,8 @@ class Daemon(Observed):
         self.restarts += 1
         first_s, longest_s = BACKOFF_S[self.role]
         again = max(self.deaths_in_row, self.left_in_row) - 2
-        delay_s = min(first_s * 2**again, longest_s) if again >= 0 else 0.0
+        # Bounded: a script that leaves its loop each time is never given up.
+        delay_s = min(first_s * 2 ** min(again, DOUBLINGS_MAX), longest_s) if again >= 0 else 0.0
         self.change_state(daemon_states.BACKOFF)
         self.retry_at = now + delay_s
 

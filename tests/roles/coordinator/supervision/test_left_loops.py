@@ -69,6 +69,14 @@ def test_one_that_trains_only_for_moments_waits_longer_but_is_never_given_up() -
     assert life(run, portions=1) == 0, "the script may have been mended"
 
 
+def test_the_longest_pause_stays_after_thousands_of_starts() -> None:
+    """In a run of days, of which each start is on record."""
+    run = AtWork(3)
+    run.worker(1).left_in_row = 5000
+    assert life(run, portions=1) == 30
+    assert run.worker(1).left_in_row == 5001
+
+
 def test_a_run_all_of_whose_scripts_leave_without_training_fails() -> None:
     run = AtWork(1)
     for _ in range(RESTARTS_MAX + 1):
