@@ -37,17 +37,15 @@ $(VENV)/.oracles: $(VENV)/.installed
 demo: $(VENV)/.torch
 	$(BIN)/dlctl run --fresh examples/digits/job.toml
 
-# What only computes and waits for no clock, beside what starts processes, which wait for each other:
-# so no core is idle, and as the former are nice, the latter hardly notice.
+# What only computes and waits for no clock; then what starts processes, which wait for each other.
 # Launchers start agents, and wait for them by the clock.
 MACHINES = $(addprefix tests/,algorithms compress daemons/worker fuzz optim records roles shards sim \
 	wire) $(filter-out %/test_launcher_contract.py,$(wildcard tests/contracts/test_*.py))
 # Without the last option, xdist waits for ever for the tests of a worker that has crashed.
 PYTEST = $(BIN)/python -m pytest --no-loadscope-reorder --max-worker-restart=0
-test: install
-	$(MAKE) -j2 -O test-machines test-processes
+test: test-machines test-processes
 test-machines: install
-	nice -n 15 $(PYTEST) -n auto --timeout 300 $(MACHINES)
+	$(PYTEST) -n auto --timeout 120 $(MACHINES)
 test-processes: install
 	$(PYTEST) -n 4 --timeout 120 $(addprefix --ignore=,$(MACHINES)) tests
 
@@ -78,7 +76,7 @@ seeds: install
 lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	nice $(BIN)/mypy
+	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 # The long tests of real processes, those of the benchmarks too, and then faults on such processes,
