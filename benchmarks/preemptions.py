@@ -43,6 +43,8 @@ EVERY_S = 4.5
 STOP_S = 5.0
 """Without a single step for so long, training has stopped."""
 LONG_S, LOOK_S = 180.0, 0.1
+REST_S = 1800.0
+"""The most that a side may train after the last preemption."""
 Json = dict[str, Any]
 
 JOB = """[job]
@@ -224,8 +226,8 @@ class Side:
         }  # fmt: skip
 
 
-def until(what: str, holds: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + LONG_S
+def until(what: str, holds: Callable[[], Any], most_s: float = LONG_S) -> None:
+    deadline = time.monotonic() + most_s
     while not holds():
         if time.monotonic() > deadline:
             raise TimeoutError(what)
@@ -295,7 +297,7 @@ def with_dlctl(slurm: SlurmCluster, times: int) -> Side:
 
         try:
             preempt(slurm, side, times, trains, over)
-            until_over(over)
+            until("it is over", over, REST_S)
         finally:
             ended.set()
             watch.join()
@@ -304,11 +306,6 @@ def with_dlctl(slurm: SlurmCluster, times: int) -> Side:
         place.dlctl("stop", "--kill")
         place.close()
     return side
-
-
-def until_over(over: Callable[[], bool]) -> None:
-    while not over():
-        threading.Event().wait(LOOK_S)
 
 
 def _watch(place: Workplace, side: Side, ended: threading.Event) -> None:
@@ -371,7 +368,7 @@ def with_torchrun(slurm: SlurmCluster, times: int) -> Side:
 
     try:
         preempt(slurm, side, times, trains, over)
-        until_over(over)
+        until("it is over", over, REST_S)
     except BaseException:
         print((here / "log").read_text()[-4000:] if (here / "log").exists() else "no log")
         raise
