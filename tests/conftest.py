@@ -108,10 +108,13 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
     """A test that leaves something changed, which those after it meet, fails itself."""
-    yield
-    before, now = item.config.stash[BEFORE], Surroundings.now()
-    if changes := before.left_changed(now):
-        before.restore(now)
+    try:
+        yield
+    finally:
+        before, now = item.config.stash[BEFORE], Surroundings.now()
+        if changes := before.left_changed(now):
+            before.restore(now)
+    if changes:
         pytest.fail(f"the test has left changed: {'; '.join(changes)}", pytrace=False)
 
 
