@@ -26,10 +26,10 @@ SECTIONS = {
         "doctor": "Check this machine, each host and the links between them for problems.",
         "start": "Start a job in the background; wait until it is ready.",
         "run": "Start a job, stream its logs, stop it on Ctrl-C.",
+        "kubernetes": "Print a job as a manifest for Kubernetes.",
     },
     "Join": {
         "join": "Train in a run of somebody else, with an invitation.",
-        "kubernetes": "Print a job as a manifest for Kubernetes.",
     },
     "Watch": {
         "ps": "List jobs.",

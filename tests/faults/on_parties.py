@@ -132,6 +132,7 @@ class DrainedJob(PartiesJob):
 
     def finish(self) -> ledger.Verdict:
         self.watch.end()
+        before = self.incarnations()[HEAD]
         killer = threading.Thread(target=self._kill_the_head, args=(self.pid(HEAD),))
         killer.start()
         ended = self.dlctl("stop", "--grace", "30s")
@@ -139,6 +140,8 @@ class DrainedJob(PartiesJob):
         late = [event["text"] for event in self.events() if event["kind"] == "late"]
         if ended.code or late:
             raise Broken(f"dlctl stop: exit {ended.code}: {' '.join(late)} {ended.err[-600:]}")
+        if self.incarnations()[HEAD] == before:
+            raise Broken("the head was not replaced: it had drained before it was killed")
         return self.judge()
 
     def _kill_the_head(self, pid: int) -> None:

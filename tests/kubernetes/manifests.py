@@ -7,7 +7,8 @@ from typing import Any
 
 import yaml
 
-from dlctl.ops import cases, kubernetes
+from dlctl.ops import cases
+from dlctl.ops.kubernetes.manifest import Options, manifest
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "digits" / "joined.toml"
@@ -21,12 +22,12 @@ EVERY = {
 
 def text(file: Path = DIGITS, **options: Any) -> str:
     chosen = {"image": "registry.lab:5000/me/digits:1", **options}
-    return kubernetes.manifest(cases.read(file), kubernetes.Options(**chosen))
+    return manifest(cases.read(file), Options(**chosen))
 
 
-def objects(manifest: str) -> dict[tuple[str, str], dict[str, Any]]:
+def objects(printed: str) -> dict[tuple[str, str], dict[str, Any]]:
     """By kind and name."""
-    documents = list(yaml.safe_load_all(manifest))
+    documents = list(yaml.safe_load_all(printed))
     found = {(each["kind"], each["metadata"]["name"]): each for each in documents}
     assert len(found) == len(documents)
     return found

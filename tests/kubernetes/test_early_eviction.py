@@ -28,7 +28,7 @@ WAITS = """def main() -> None:
 
 
 def control(home: Path) -> subprocess.Popen[bytes]:
-    command = ["-P", "-m", "dlctl.ops.pod", "control", "joined.toml", "run.json"]
+    command = ["-P", "-m", "dlctl.ops.kubernetes.pod", "control", "joined.toml", "run.json"]
     state = {"XDG_STATE_HOME": str(home / "known"), "TMPDIR": str(home)}
     return subprocess.Popen([sys.executable, *command], cwd=home, env=os.environ | state)
 

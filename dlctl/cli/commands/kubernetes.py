@@ -63,7 +63,9 @@ def command(file: Path, **options: object) -> None:
     version of dlctl as this machine. The manifest has the keys of the run: give it mode 0600, and
     make a new one for each run. Each manifest is a run of its own.
     """
-    from dlctl.ops import cases, kubernetes  # imported late: they pull in pydantic
+    # Imported late: they pull in pydantic.
+    from dlctl.ops import cases
+    from dlctl.ops.kubernetes.manifest import Options, manifest
 
-    made = kubernetes.manifest(cases.read(file), kubernetes.Options(**options))  # type: ignore[arg-type]
+    made = manifest(cases.read(file), Options(**options))  # type: ignore[arg-type]
     console.out(made.rstrip("\n"))

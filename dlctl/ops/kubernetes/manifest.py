@@ -1,8 +1,8 @@
 """A job as a manifest of Kubernetes: a template, filled. Nothing is sent to a cluster.
 
 A pod has the coordinator, the servers and the workers that the job itself starts; each of the other
-workers, up to `max` of [workers], is a pod that joins with an invitation (`dlctl.ops.pod` is what
-both run). So the job trains a program with a loop of its own, which is in the image.
+workers, up to `max` of [workers], is a pod that joins with an invitation (`pod.py` is what both
+run). So the job trains a program with a loop of its own, which is in the image.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dlctl.ops.cases import Start
 from dlctl.stores import addresses
 from dlctl.util import regular
 
-TEMPLATE = Path(__file__).parent / "assets" / "kubernetes.yaml"
+TEMPLATE = Path(__file__).with_suffix(".yaml")
 LOCAL = "local"
 STATE = "/state"
 MOUNTS = STATE, "/run/dlctl", "/home/dlctl", "/tmp", "/dev/shm"
@@ -159,7 +159,7 @@ def _worker_args(start: Start) -> list[str]:
     python = ["python"]
     if job.workers.processes > 1:
         python = ["torchrun", "--standalone", "--nproc-per-node", str(job.workers.processes)]
-    joins = ["python", "-P", "-m", "dlctl.ops.pod", "join", "/run/dlctl", "--"]
+    joins = ["python", "-P", "-m", "dlctl.ops.kubernetes.pod", "join", "/run/dlctl", "--"]
     # Kubernetes puts a variable of the environment in the place of "$(NAME)", and "$" in that of
     # "$$", wherever that is.
     words = [text.replace("$", "$$") for text in (*program, *job.job.args)]

@@ -1,7 +1,7 @@
 """What the pods of a manifest run (`dlctl kubernetes`), with the files of their Secrets.
 
-    python -m dlctl.ops.pod control JOBFILE PREPARED
-    python -m dlctl.ops.pod join DIRECTORY -- python PROGRAM...
+    python -m dlctl.ops.kubernetes.pod control JOBFILE PREPARED
+    python -m dlctl.ops.kubernetes.pod join DIRECTORY -- python PROGRAM...
 
 `control` runs the job in the foreground and invites its workers. Told to end, as before its node is
 drained, it kills the daemons if their state is on a disk that outlives the pod, so that the next
@@ -85,7 +85,7 @@ def lead(file: Path, given: Path) -> int:
     made = prepared.load(private)
     os.environ[prepared.VARIABLE] = str(private)
     child = _Child([*DLCTL, "run", "--progress", "plain", str(file)], told=lambda number: False)
-    waiting, has_passed = list(made.invited), False
+    waiting, has_passed, why = list(made.invited), False, ""
     while (code := child.ended(LOOK_S)) is None:
         if child.was_told and _hand_over(file, child):
             return TERMINATED
@@ -93,7 +93,10 @@ def lead(file: Path, given: Path) -> int:
             has_passed = True
             child.process.terminate()
         if waiting and not child.was_told and (run := _found(file, made)) is not None:
-            waiting = _invited(run, waiting)
+            before = why
+            waiting, why = _invited(run, waiting)
+            if why not in ("", before):
+                _say(why)
     return code
 
 
@@ -106,19 +109,24 @@ def _found(file: Path, made: PreparedRun) -> Snapshot | None:
     return None
 
 
-def _invited(run: Snapshot, waiting: list[Invited]) -> list[Invited]:
-    """Invite workers, in order: each gets the next slot. Returns those that are still to be."""
+def _invited(run: Snapshot, waiting: list[Invited]) -> tuple[list[Invited], str]:
+    """Invite workers, in order: each gets the next slot. Returns those that are still to be, and
+    why.
+    """
     for place, each in enumerate(waiting):
         asked = {"name": each.name, "serial": each.serial, "expires": each.expires}
         try:
             row = control.ask(run, "invite", asked)
         except DlctlError as error:
-            print(f"{each.name} is not invited yet: {error}", file=sys.stderr, flush=True)
-            return waiting[place:]
+            return waiting[place:], f"{each.name} is not invited yet: {error}"
         if row["ended"] or row["worker"] != f"worker-{each.slot}":
             why = row["ended"] or f"it would be {row['worker']}"
-            print(f"{each.name} cannot be invited: {why}", file=sys.stderr, flush=True)
-    return []
+            _say(f"{each.name} cannot be invited: {why}")
+    return [], ""
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _hand_over(file: Path, child: _Child) -> bool:
@@ -149,8 +157,7 @@ def join(directory: Path, words: list[str]) -> int:
         now = time.monotonic()
         if child.was_told:  # It has left in order, and comes again.
             return TERMINATED
-        if code == NotPermitted.exit_code:
-            first_refused = first_refused or now
+        first_refused = (first_refused or now) if code == NotPermitted.exit_code else 0.0
         is_early = code == Unreachable.exit_code and now < began + AWAITED_S
         is_early |= code == NotPermitted.exit_code and now < first_refused + ADMITTED_S
         if not is_early:

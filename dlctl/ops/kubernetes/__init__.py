@@ -1,0 +1,1 @@
+"""A job on Kubernetes: its manifest, and what the pods of that run."""
