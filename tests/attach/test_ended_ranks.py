@@ -71,6 +71,7 @@ def test_a_process_that_dies_under_torchrun_ends_all(place: Workplace) -> None:
     assert ended.code != 0
 
 
+@pytest.mark.long
 @pytest.mark.timeout(200)
 def test_several_processes_without_a_group_are_refused(place: Workplace) -> None:
     place.task(GROUP.format(samples=256, batch_size=8).replace(', group=KIND != "one"', ""))

@@ -35,6 +35,7 @@ def _saved(place: Workplace) -> np.ndarray:
     return np.asarray(checkpoints.read_slice(directory, manifest, "w", 0, manifest["size"]))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.long)])
 def test_two_processes_without_a_run_are_one_with_batches_of_twice_the_size(

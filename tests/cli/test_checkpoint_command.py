@@ -260,6 +260,7 @@ def test_the_newest_good_checkpoint_is_exported_for_torch(saved, own_place, dlct
     assert tensors["bias"].dtype == np.float16
 
 
+@pytest.mark.long
 def test_an_export_goes_to_standard_output_and_into_a_fifo(saved, own_place):
     words = [sys.executable, "-m", "dlctl", "checkpoint", "export", "-o"]
     done = subprocess.run([*words, "-"], capture_output=True, check=False)

@@ -90,6 +90,7 @@ TOLD_BY = {
 """A file of a run, and a command that needs it, if there is one for a run that has died."""
 
 
+@pytest.mark.per_commit(4)
 @pytest.mark.parametrize("name", TOLD_BY)
 def test_a_run_with_a_fifo_in_it_keeps_no_command_waiting(dead, dlctl_command, name) -> None:
     dead.db.close()

@@ -257,6 +257,7 @@ def test_the_model_is_built_for_the_sizes_of_a_job_that_never_ran(
     assert planned(dlctl_command)["model"] is None
 
 
+@pytest.mark.long
 def test_with_parties_the_sizes_are_those_of_both_sides(
     own_place: Path, dlctl_command: Any
 ) -> None:

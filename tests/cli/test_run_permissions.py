@@ -55,6 +55,7 @@ def test_a_mode_that_is_there_stays_and_is_told_if_everybody_can_enter(
     assert dlctl_command("stop").code == 0
 
 
+@pytest.mark.long
 def test_doctor_names_the_runs_that_everybody_can_enter_and_what_closes_them(
     run_directory, dlctl_command
 ):

@@ -110,6 +110,7 @@ def dataset():
 """
 
 
+@pytest.mark.long
 def test_a_process_whose_files_come_in_another_order_ends_them_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

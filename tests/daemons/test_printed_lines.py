@@ -93,6 +93,7 @@ def test_a_flood_is_limited_to_a_rate_and_what_is_dropped_is_counted():
     assert kept * line_bytes == pytest.approx(may, rel=0.1)
 
 
+@pytest.mark.long
 def test_ten_thousand_lines_a_second_are_no_flood():
     limit, lines = Limit(0.0), Lines()
     for tick in range(36_000):

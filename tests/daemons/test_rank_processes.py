@@ -165,6 +165,7 @@ def test_a_rank_that_ends_by_itself_is_told_of_with_its_last_lines(house) -> Non
     assert lost.exit_code == 1
 
 
+@pytest.mark.long
 def test_what_a_rank_raises_is_the_task_s_error(house) -> None:
     at = house("assert not IS_LATER, 'not here'").begin()
     failed = at.until_told()
@@ -179,6 +180,7 @@ def test_a_rank_that_takes_too_long_is_named(house) -> None:
     assert at.events[0].message.startswith("rank 1 ")
 
 
+@pytest.mark.long
 def test_a_rank_that_is_stopped_is_noticed(house) -> None:
     at = house(silent_s=1.5).begin()
     at.until_built()

@@ -121,6 +121,7 @@ def test_what_is_registered_for_the_exit_is_done(run: Run, tmp_path: Path) -> No
     assert run()[1][-1] == {"late": 1}
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize(
     ("does", "code", "says"),
     [
@@ -159,6 +160,7 @@ print(json.dumps(end))
 """
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize(
     ("text", "line", "hint"),
     [

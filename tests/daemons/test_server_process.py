@@ -166,7 +166,7 @@ POINTS = [
 ]
 
 
-@pytest.mark.per_commit(4)
+@pytest.mark.per_commit(2)
 @pytest.mark.parametrize(("durability", "compressor", "failpoint"), POINTS)
 def test_the_next_server_has_every_acknowledged_push_and_none_twice(
     make_run: MakeRun, durability: str, compressor: str, failpoint: str

@@ -189,6 +189,7 @@ def test_forked_workers_are_as_started_ones_in_all_but_memory(place: Place) -> N
     assert private_kb(pids[0]) < private_kb(pids[2]) / 3
 
 
+@pytest.mark.long
 def test_the_other_ranks_of_a_forked_worker_are_forked_too(place: Place) -> None:
     place.write(TELL)
     place.use(JOB.replace("threads = 1", "threads = 2\nprocesses = 2"))
@@ -227,6 +228,7 @@ def test_spares_that_are_of_no_use_are_replaced_by_processes(tmp_path: Path) -> 
     assert told == "Popen 6 0\nPopen 7992 0\n"
 
 
+@pytest.mark.long
 def test_servers_have_a_template_without_torch(place: Place) -> None:
     place.use(JOB, base.SERVER)
     forked = place.fork("server-0")
@@ -252,6 +254,7 @@ def test_workers_outlive_the_template_and_the_next_one_forks(place: Place) -> No
     assert first.wait() == -signal.SIGSEGV, "the agent gets what another process has forked"
 
 
+@pytest.mark.long
 def test_a_template_that_hangs_is_replaced_and_has_no_worker(place: Place) -> None:
     process = place.template._process
     assert process is not None

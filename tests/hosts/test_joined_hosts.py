@@ -170,6 +170,7 @@ def test_a_host_that_only_dials_out_joins_is_killed_returns_and_is_revoked(
     assert verified["acknowledged"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("joined", ["as it is"], indirect=True)
 @pytest.mark.parametrize("offset_s", [pytest.param(-3600, marks=pytest.mark.long), 3600])
 def test_another_version_is_refused_by_name_and_a_clock_that_is_an_hour_wrong_does_not_matter(

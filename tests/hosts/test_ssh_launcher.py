@@ -539,6 +539,7 @@ def test_a_host_key_that_is_new_or_has_changed_is_refused(broken_lab: Lab) -> No
     assert h2 not in known.read_text()
 
 
+@pytest.mark.long
 def test_a_home_that_is_read_only_and_a_coordinator_behind_a_firewall_are_named(
     broken_lab: Lab,
 ) -> None:

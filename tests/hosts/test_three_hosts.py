@@ -192,6 +192,7 @@ def test_a_host_whose_sshd_does_not_know_us_fails_the_start_in_ssh_s_own_words(
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_only_the_expected_ports_are_open_and_stop_kill_ends_what_is_left_on_every_host(
     cluster: Cluster, place: Workplace
 ) -> None:

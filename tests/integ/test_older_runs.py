@@ -69,6 +69,7 @@ def copied(old: Workplace) -> Workplace:
     return old
 
 
+@pytest.mark.long
 def test_every_command_that_reads_reads_them(
     relocated: Workplace, command_at: Callable[..., Any]
 ) -> None:

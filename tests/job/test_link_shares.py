@@ -7,7 +7,7 @@ import pytest
 
 from dlctl.job.link_shares import HostLink, Kind, round_time, shares
 
-CASES = 400
+CASES = 100
 
 
 def drawn(case: int) -> list[HostLink]:

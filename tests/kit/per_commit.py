@@ -16,7 +16,7 @@ def leave_the_others(items: Sequence[pytest.Item]) -> None:
     """Of a test with the marker `per_commit(count)` as many examples stay as that says, from the
     first to the last at equal distances. With `per_commit("name")` one stays for each value of that
     parameter, and the values of the others come in turn: a diagonal. In the simulator, whose runs
-    take longest, one stays where nothing is said, but both of two.
+    take longest, one stays where nothing is said.
     """
     examples: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
@@ -24,10 +24,8 @@ def leave_the_others(items: Sequence[pytest.Item]) -> None:
         if is_matrix and item.get_closest_marker("long") is None:
             examples[item.nodeid.partition("[")[0]].append(item)
     for matrix in examples.values():
-        if (marker := matrix[0].get_closest_marker(MARK)) is not None:
-            wanted = marker.args[0]
-        else:
-            wanted = 2 if len(matrix) == 2 else 1
+        marker = matrix[0].get_closest_marker(MARK)
+        wanted = marker.args[0] if marker is not None else 1
         is_count = isinstance(wanted, int)
         staying = _spread(len(matrix), wanted) if is_count else _diagonal(matrix, wanted)
         for number, item in enumerate(matrix):

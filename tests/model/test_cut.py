@@ -75,7 +75,7 @@ def test_the_largest_load_is_as_small_as_among_all_cuts(sizes, servers):
     assert found == best or max(sizes) == 1
 
 
-@times(60)
+@times(20)
 @given(UNITS, st.lists(st.sampled_from([0.0, 0.0, 1.0, 2.5]), min_size=1, max_size=6))
 def test_who_has_no_weight_has_nothing_and_the_others_are_cut_as_without_it(units, weights):
     positive = [weight for weight in weights if weight]

@@ -15,10 +15,10 @@ from dlctl.sim.disk import NO_SPACE
 from dlctl.sim.simulation import Outcome, Simulation
 
 PER_COMMIT = {
-    "downpour": 3, "downpour-topk": 3, "sync": 2, "backups": 2, "target-batch": 2, "local-sgd": 3,
-    "ways": 3, "sandblaster": 2, "recovery": 3, "commits": 3, "sync-recovery": 2, "full-disks": 3,
-    "stops": 3, "streams": 2, "toys": 5, "serverless": 2, "liars": 3, "stolen-keys": 2,
-    "loops": 2, "joins": 2, "split": 2, "preempted": 2, "recuts": 2,
+    "downpour": 2, "downpour-topk": 1, "sync": 1, "backups": 1, "target-batch": 1, "local-sgd": 1,
+    "ways": 1, "sandblaster": 1, "recovery": 2, "commits": 2, "sync-recovery": 1, "full-disks": 1,
+    "stops": 1, "streams": 1, "toys": 3, "serverless": 1, "liars": 1, "stolen-keys": 1,
+    "loops": 1, "joins": 1, "split": 1, "preempted": 1, "recuts": 1,
 }  # fmt: skip
 """Scenario -> how many of it: those that take longer come less often. `make soak` takes 2,000."""
 

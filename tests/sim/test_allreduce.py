@@ -107,7 +107,7 @@ def test_who_comes_back_has_the_model_and_the_optimiser_of_the_others_to_the_las
     assert others == [first, first]
 
 
-@pytest.mark.per_commit("hook")
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("at_s", [1.5, 3.0])
 @pytest.mark.parametrize("hook", ["bf16", "powersgd", "post-local-sgd", "none"])
 def test_with_every_hook_all_have_one_model_in_the_end_whoever_has_died(hook, at_s):

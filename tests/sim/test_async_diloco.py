@@ -54,6 +54,7 @@ class Rounds(Checker):
             self.steps.setdefault(message.slot, {})[message.seq] = steps
 
 
+@pytest.mark.long
 def test_a_worker_makes_steps_by_its_speed_and_all_push_as_often():
     problem = LeastSquares(samples=4096)
     rounds = Rounds()

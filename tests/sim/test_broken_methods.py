@@ -136,6 +136,7 @@ def test_in_a_method_that_is_right_it_finds_nothing(try_it: Try, method: Method)
     assert try_it(method) == ""
 
 
+@pytest.mark.long
 def test_a_push_that_is_applied_twice(try_it: Try) -> None:
     found = try_it(replace(DOWNPOUR, shard=Twice))
     assert f"server-0 counts {2 * ALL} samples" in found
@@ -155,12 +156,14 @@ def test_a_displacement_that_is_applied_twice(try_it: Try) -> None:
     assert "not what the pushes add up to" in found
 
 
+@pytest.mark.long
 def test_a_shard_without_the_pushes_of_one_replica(try_it: Try) -> None:
     found = try_it(replace(DOWNPOUR, shard=LeavingOut))
     assert "server-1 counts" in found
     assert f"{ALL} as applied" in found
 
 
+@pytest.mark.long
 def test_a_mean_by_replicas_where_one_by_samples_is_declared(try_it: Try) -> None:
     found = try_it(replace(SYNC, shard=Barrier, mean=MeanOfMeans))
     assert "not what one process makes of the same batches" in found
@@ -177,7 +180,7 @@ def test_a_barrier_that_does_not_come_says_which_clock_is_waited_for(try_it: Try
     assert "server-0 waits at clock 0 for pushes of worker-7" in found
 
 
-@pytest.mark.per_commit(2)
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize(
     ("name", "options"),
     [

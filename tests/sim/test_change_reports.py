@@ -36,7 +36,7 @@ def checked(persistence: Persistence) -> int:
     return count
 
 
-@pytest.mark.per_commit("scenario")
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("scenario", ["recovery", "full-disks", "toys", "sync-recovery"])
 def test_after_every_event_what_is_remembered_is_what_is(scenario, seed, monkeypatch) -> None:

@@ -68,7 +68,7 @@ CASES = [
 ]
 
 
-@pytest.mark.per_commit(12)
+@pytest.mark.per_commit(5)
 @pytest.mark.parametrize(("name", "workers"), CASES)
 def test_a_run_goes_on_from_its_end_as_if_it_had_never_stopped(name: str, workers: int) -> None:
     whole = run(name, workers, 3)

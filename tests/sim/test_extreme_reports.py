@@ -65,7 +65,7 @@ def recorded(machine: Any) -> tuple[Any, ...]:
 NAMES = registry.names("algorithms")
 
 
-@pytest.mark.per_commit(4)
+@pytest.mark.per_commit(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_coordinator_s_successor_reads_its_records_after_any_message(name):
     method = registry.load("algorithms", name)

@@ -190,6 +190,7 @@ def test_a_resumed_run_is_the_one_that_was_not_stopped() -> None:
 # ---------------------------------------------------------------- clients that stay where they are
 
 
+@pytest.mark.long
 def test_a_client_stays_with_its_worker() -> None:
     """Also when the worker dies: nobody else has the data, and its process begins anew."""
     problem, leases = problem_of(), Watcher(Lease)

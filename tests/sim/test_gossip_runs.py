@@ -30,6 +30,7 @@ def steps_of(simulation: Simulation) -> list[int]:
     return [simulation.world.machine(f"worker-{slot}").training.side.steps for slot in range(4)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["pull", "push", "symmetric"])
 def test_nobody_waits_for_one_that_stands_still(mode):
     """Ten seconds of one worker; the others make as many steps in them as in the ten before."""

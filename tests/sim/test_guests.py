@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from guests import Guests
 from simulated import ACCOUNT, Watcher, job_file, ledger_checkers
 
@@ -66,6 +67,7 @@ def test_a_guest_trains_with_the_run_and_ends_with_it():
     assert mirrored == simulation.world.process("worker-2").log
 
 
+@pytest.mark.long
 def test_that_a_guest_comes_crashes_or_vanishes_is_never_a_problem():
     simulation = run_of(epochs=20, workers_max=3)
     guests = Guests(simulation)
@@ -86,6 +88,7 @@ def test_that_a_guest_comes_crashes_or_vanishes_is_never_a_problem():
     assert 10.0 <= left[1] <= 14.0  # Nobody has: it was silent for silent_s.
 
 
+@pytest.mark.long
 def test_a_guest_that_was_silent_for_too_long_returns_with_a_new_term():
     simulation = run_of(epochs=20, workers_max=3)
     joined = watched(simulation, m.Join)
@@ -149,6 +152,7 @@ def test_a_revoked_guest_is_gone_within_a_second_and_stays_away():
     assert len(moments(outcome, "guest", "guest-2")) == 1
 
 
+@pytest.mark.long
 def test_a_revoked_worker_that_does_not_listen_pushes_in_vain():
     """It is frozen when it is revoked, so it does not hear of it; all its messages are refused."""
     simulation = run_of(workers_max=3, epochs=20)
@@ -167,6 +171,7 @@ def test_a_revoked_worker_that_does_not_listen_pushes_in_vain():
     assert max(taken) < 5.0
 
 
+@pytest.mark.long
 def test_an_invitation_survives_the_coordinator_and_expires_on_time():
     simulation = run_of(workers_max=3, epochs=40)
     guests = Guests(simulation)
@@ -179,6 +184,7 @@ def test_an_invitation_survives_the_coordinator_and_expires_on_time():
     assert 15.0 < moments(outcome, "leave", "worker-2")[0] < 16.0
 
 
+@pytest.mark.long
 def test_the_run_waits_for_guests_as_long_as_it_takes_and_says_so():
     simulation = run_of(own=1, workers_min=2, workers_max=3)
     guests = Guests(simulation)
@@ -243,6 +249,7 @@ def test_nobody_joins_a_run_of_linked_workers_or_one_that_is_full():
         assert guests.asked["alice"].reply.error
 
 
+@pytest.mark.long
 def test_new_keys_end_all_invitations():
     simulation = run_of(workers_max=3, epochs=30)
     guests = Guests(simulation)

@@ -63,7 +63,7 @@ def test_a_run_that_loses_messages_and_servers_still_finds_the_solution(method: 
     assert np.abs(outcome.weights - problem.solution).mean() < 0.05
 
 
-@pytest.mark.per_commit(3)
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("durability", ["none", "process", "disk"])
 def test_no_push_is_lost_or_counts_twice(durability: Any, precision: Precision) -> None:

@@ -139,7 +139,7 @@ CASES = [
 ]
 
 
-@pytest.mark.per_commit(2)
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize(("placement", "phase", "who"), CASES)
 def test_a_death_in_a_sum_leaves_no_hole(placement, phase, who):
     """If the owner of the only layer dies in the sum of what it owns, another one is chosen."""
@@ -194,6 +194,7 @@ def test_a_sum_of_factors_that_is_not_finite_is_skipped_by_all():
     assert LeastSquares(samples=256).evaluate(outcome.weights)["loss"] < 0.1
 
 
+@pytest.mark.long
 def test_a_damping_that_is_set_live_is_the_same_in_all_replicas():
     simulation, made = run(3, epochs=12.0)
     simulation.request(3.0, "set", {"names": [], "settings": {"damping": 0.5}})

@@ -47,7 +47,7 @@ def run_ledger(
 # ---------------------------------------------------------------- a poor network
 
 
-@pytest.mark.per_commit(2)
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("compression", [DENSE, SPARSE], ids=["dense", "topk"])
 @pytest.mark.parametrize("block", range(10))
 def test_messages_that_are_lost_repeated_or_late_change_nothing(compression, block):
@@ -125,7 +125,7 @@ MOMENTS = [
 ]
 
 
-@pytest.mark.per_commit(5)
+@pytest.mark.per_commit(2)
 @pytest.mark.parametrize("moment", MOMENTS, ids=lambda m: f"{m.name}-{m.kind}-{m.count}-{m.before}")
 def test_a_worker_may_die_in_the_middle_of_anything(moment):
     outcome = run_ledger(faults=Faults(moments=(moment,)), checkpoint_s=0.5, evaluate_epochs=0.5)
@@ -230,7 +230,7 @@ def test_a_server_that_dies_again_and_again_fails_the_run_and_its_shard_is_kept(
     assert sorted(outcome.store.states) == [0], "for `dlctl recover`"
 
 
-@pytest.mark.per_commit(5)
+@pytest.mark.per_commit(2)
 @pytest.mark.parametrize("name", ["server-0", "server-1", "agent-0", "coordinator", "worker-1"])
 @pytest.mark.parametrize("when", [0.55, 0.7, 0.85, 1.0])
 def test_whoever_dies_the_run_goes_on_and_its_account_is_right(name, when):

@@ -11,6 +11,7 @@ from seeds import finish
 from dlctl.sim.states import MemoryLog
 
 
+@pytest.mark.long
 def test_servers_die_while_their_commits_are_under_way_and_syncs_cover_several(monkeypatch):
     honest, together = MemoryLog.append, []
 

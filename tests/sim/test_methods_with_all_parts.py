@@ -152,7 +152,7 @@ def changed(name: str, key: str, text: str) -> tuple[Outcome, list[tuple[Any, An
     return outcome, rows
 
 
-@pytest.mark.per_commit(2)
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "key"), KEYS)
 def test_a_live_key_takes_effect_in_the_middle_of_a_run(name: str, key: str) -> None:
     """Of two runs, one has it set to what it is: but for the value they are the same."""

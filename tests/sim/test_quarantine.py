@@ -54,7 +54,7 @@ every_method = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.per_commit(3)
+@pytest.mark.per_commit(1)
 @every_method
 @pytest.mark.parametrize(
     ("value", "why"),
@@ -149,7 +149,7 @@ class Stumbles(LeastSquares):
 OWN_STEPS = {"downpour": {"fetch_every_steps": 10}, "local-sgd": {"local_steps": 16}}
 
 
-@pytest.mark.per_commit(4)
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("bad_batch", [30, 35, 44])
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("name", OWN_STEPS)
@@ -297,7 +297,7 @@ def refused(outcome) -> dict[str, int]:
     return {name: sum(counts.values()) for name, counts in refused.items()}
 
 
-@pytest.mark.per_commit(2)
+@pytest.mark.per_commit(1)
 @every_method
 @pytest.mark.parametrize("compression", ["none", "topk", "int8"])
 def test_a_gradient_that_no_server_would_take_leaves_no_trace(compression, method) -> None:

@@ -47,6 +47,7 @@ def test_all_that_is_restarted_with_the_coordinator_comes_back_once(names):
     assert {name: incarnations(outcome)[name] for name in ALL} == expected
 
 
+@pytest.mark.long
 def test_a_coordinator_that_exits_has_put_the_agent_that_starts_the_next_one_on_record():
     """Else commands would find no process of the run alive, and take it for failed."""
     sim, seen = simulation(), []

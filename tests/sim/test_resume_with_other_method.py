@@ -118,7 +118,7 @@ def test_an_optimiser_without_a_counterpart_begins_afresh_and_that_is_said() -> 
 NAMES = registry.names("algorithms")
 
 
-@pytest.mark.per_commit(5)
+@pytest.mark.per_commit(2)
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("sync", "sandblaster")])
 def test_every_method_goes_on_with_a_model_of_sync_and_sync_with_its_own(name) -> None:
     first, job = run(a_job("sync", 1)), a_job(name, 2)

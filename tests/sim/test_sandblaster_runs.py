@@ -126,7 +126,7 @@ def test_workers_wait_for_the_next_batch_without_polling(undisturbed):
 
 
 @pytest.mark.oracle("sandblaster", "the same run, in which nobody dies")
-@pytest.mark.per_commit(3)
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize(
     "moment",
     [
@@ -234,7 +234,7 @@ KILLS = (
 )
 
 
-@pytest.mark.per_commit(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("workers", "kills"),
     [
@@ -276,6 +276,7 @@ def test_with_a_worker_ten_times_slower_eight_take_hardly_longer_than_they_must(
     assert seconds({1: 10.0}) < 1.15 * ideal
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("victim", "kind"), [("worker-0", "Push"), ("worker-1", "Push"), ("coordinator", "VectorOp")]
 )

@@ -53,6 +53,7 @@ def run(
     return outcome, rates
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kill", ["", "server-1", "coordinator", "worker-0"])
 def test_the_rate_goes_to_that_of_the_new_number_over_a_warm_up(kill: str) -> None:
     outcome, rates = run(Store(), 12.0, (6.0, 4), kill=kill)

@@ -165,6 +165,7 @@ def test_softsync_loses_no_push_that_is_only_buffered(seed, durability):
     learned(bounded("softsync", {"n": 1}, seed, BufferedChecker(), durability=durability))
 
 
+@pytest.mark.long
 @pytest.mark.oracle("softsync", "downpour, where n is the number of learners")
 def test_softsync_of_as_many_updates_as_learners_at_one_rate_is_downpour(agree):
     def run(algorithm: str, **options: Any) -> Outcome:

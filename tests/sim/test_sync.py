@@ -112,6 +112,7 @@ def test_four_workers_are_a_script_with_adamw_schedule_and_clipping(servers, vic
     agree(outcome.weights, w, atol=2e-6)
 
 
+@pytest.mark.long
 def test_the_gradient_noise_scale_is_told_of_all_shards_together():
     found = {}
     for servers in (1, 3):

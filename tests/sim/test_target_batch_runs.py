@@ -142,6 +142,7 @@ def test_the_steps_are_those_of_one_process_whoever_takes_part(comes_and_goes, a
     assert run.simulation.world.store.run["samples"] >= SAMPLES * EPOCHS - TARGET * 2
 
 
+@pytest.mark.long
 def test_a_step_has_the_target_and_at_most_a_batch_of_each_more() -> None:
     run = Run()
     run.finished()
@@ -171,6 +172,7 @@ def test_a_death_stops_nobody(name: str) -> None:
     np.testing.assert_allclose(outcome.weights, run.in_one_process(), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.long
 def test_the_target_changes_while_the_run_goes_on() -> None:
     run = Run()
     run.simulation.request(4.0, "set", {"names": [], "settings": {"target_samples": "24"}})
@@ -180,6 +182,7 @@ def test_the_target_changes_while_the_run_goes_on() -> None:
     assert sizes[-2] < TARGET / 2
 
 
+@pytest.mark.long
 def test_replicas_say_how_long_a_step_takes() -> None:
     run = Run(compute=ComputeOptions(step_s=0.1, spread=0.0))
     found: list[float] = []
@@ -212,6 +215,7 @@ def test_parts_by_bandwidth_against_equal_ones(case: Case) -> None:
     assert least - 0.02 <= ratio <= case.asked
 
 
+@pytest.mark.long
 def test_parts_follow_the_bandwidths_that_pushes_show() -> None:
     """No bandwidth is stated: hosts with links of 10, 10, 1 and 1 serve equal parts at first."""
     job = of_links("bandwidth", RATES, beside=False)

@@ -34,7 +34,7 @@ class DiesAt:
         """Nothing depends on it."""
 
 
-@pytest.mark.per_commit("name")
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("name", ["worker-0", "server-0"])
 @pytest.mark.parametrize(
     ("is_next", "issued"),

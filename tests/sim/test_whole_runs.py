@@ -291,7 +291,7 @@ def test_a_stop_by_signal_is_an_orderly_stop():
     assert len(outcome.store.manifests) == 1
 
 
-@pytest.mark.per_commit(2)
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("arguments", [{}, {"kill": True}, {"checkpoint": False}], ids=str)
 @pytest.mark.parametrize("algorithm", ["downpour", "sync"])
 @pytest.mark.parametrize("first_s", [0.0, 0.06, 0.12])
@@ -376,7 +376,7 @@ def test_too_many_poisoned_steps_in_a_row_end_the_run_and_say_why():
 # ---------------------------------------------------------------- compressors
 
 
-@pytest.mark.per_commit(4)
+@pytest.mark.per_commit(2)
 @pytest.mark.parametrize("name", registry.names("compressors"))
 def test_a_run_comes_near_its_minimum_with_every_compressor(name):
     fields = registry.load("compressors", name).Options.__dataclass_fields__

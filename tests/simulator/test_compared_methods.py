@@ -82,6 +82,7 @@ def test_advice_is_one_method_in_five_lines_and_changes_the_job(place: Workplace
     assert 'name = "sync"' in (place.path / "job.toml").read_text()
 
 
+@pytest.mark.long
 def test_without_a_method_that_reaches_the_target_there_is_no_advice(place: Workplace) -> None:
     arguments = ["--target", "accuracy >= 2", "--methods", "sync", "--seeds", "1", "--tune", "1"]
     before = (place.path / "job.toml").read_text()

@@ -40,6 +40,7 @@ def loop(feed: FakeFeed, loader: DataLoader[Any], accumulate: int = 1) -> Iterat
                 feed.step()
 
 
+@pytest.mark.per_commit(5)
 @pytest.mark.parametrize(("processes", "prefetch"), DEPTHS)
 @pytest.mark.parametrize("stay", [False, True])
 @pytest.mark.parametrize("refuses_ahead", [False, True])

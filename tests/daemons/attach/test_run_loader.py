@@ -41,6 +41,7 @@ def trained(feed: FakeFeed, loader: Loader, accumulate: int = 1) -> list[list[in
     return batches
 
 
+@pytest.mark.per_commit(8)
 @pytest.mark.parametrize(("processes", "prefetch"), DEPTHS)
 @pytest.mark.parametrize("batch_size", [4, 5, 40])
 @pytest.mark.parametrize("refuses_ahead", [False, True])

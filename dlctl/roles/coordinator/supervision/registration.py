@@ -253,11 +253,16 @@ class Registration(Owner):
         known = self._parts.known(worker.index, known)
         if known is not None and built != known:
             what = "the model of the script" if self.run.job.has_loop else "model()"
+            hint = f"{what} must have the same layers in every process"
+            if self.restore or self.under_way:
+                hint = (
+                    f"undo the change of {what} and start again, or start with --fresh to begin a "
+                    f"new run; {hint}"
+                )
             raise DlctlError(
                 f"{worker.name} builds another model than this run has had: "
                 f"{built.difference(known)}",
-                hint=f"undo the change of {what} and start again, or start with --fresh to begin a "
-                f"new run; {what} must have the same layers in every process",
+                hint=hint,
             )
         if not self.run.division.is_divided:
             self._shards_of(built)
