@@ -30,6 +30,7 @@ pytestmark = pytest.mark.root
 PROJECT = Path(__file__).parents[2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "mbit_per_s",
     [
@@ -177,6 +178,7 @@ def test_without_the_host_of_a_shard_the_run_goes_on_from_its_checkpoint_on_the_
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_a_host_whose_sshd_does_not_know_us_fails_the_start_in_ssh_s_own_words(
     cluster: Cluster, place: Workplace
 ) -> None:

@@ -393,7 +393,7 @@ class Noisy(LeastSquares):
         return loss * (1.0 + 0.1 * self.rng.standard_normal()), gradient
 
 
-@pytest.mark.per_commit(1)
+@pytest.mark.long
 @pytest.mark.parametrize("kill", [False, True])
 def test_a_loss_that_depends_on_chance_is_a_problem_of_the_run_and_the_reason_of_its_end(kill):
     """Also if the coordinator is replaced after it was found."""

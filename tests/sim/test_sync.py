@@ -67,6 +67,7 @@ def scheduled(workers, batch_size, victim=None, servers=2):
     return outcome
 
 
+@pytest.mark.long
 @pytest.mark.oracle("sync", "one worker with a schedule, whoever dies")
 def test_a_schedule_is_that_of_one_worker_whoever_dies(agree):
     one = scheduled(1, 32, servers=1)
