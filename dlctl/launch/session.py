@@ -47,8 +47,8 @@ class Session:
         explained: Callable[[CallResult], DlctlError] = explain,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """`command`: runs `daemons.node` on this host. If it fails, the first `ask` raises. env: its
-        environment; None: that of this process.
+        """`command`: runs `daemons.node` on this host. If it fails, the first `ask` raises.
+        env: of the command; None: that of this process.
         """
         self.host = host
         self._explained = explained

@@ -20,6 +20,7 @@ from dlctl.health import needs
 from dlctl.health.findings import WARNING, Finding
 from dlctl.health.needs import HERE, HostNeed
 from dlctl.job import placement
+from dlctl.job.config import Allocated
 from dlctl.util import notes
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def begin(job: JobFile, file: Path, launcher: Launcher, place: ControlPlace | No
     """place: where the coordinator runs, if not here. Raises UsageError."""
     if launcher.takes_hosts or not launcher.places():
         raise UsageError(
-            "--nodes is for hosts that are given by their owner, by a batch system; this job has none",
+            "--nodes is for hosts that are given by a batch system; this job has none",
             hint="dlctl doctor JOBFILE asks the hosts of [[hosts]]",
         )
     notes.note(f"asking {launcher.title} for nodes, for this check only ...")
@@ -57,10 +58,12 @@ def begin(job: JobFile, file: Path, launcher: Launcher, place: ControlPlace | No
 
 def needs_of(job: JobFile, sessions: Mapping[str, Session]) -> dict[str, HostNeed]:
     """What the hosts of these agents need."""
-    every = needs.of(job, None)
+    every, hosts = needs.of(job, None), placement.agents(job.places)
     found = {}
     for agent, session in sessions.items():
-        host = replace(every[agent].host, name=session.host)
+        host = hosts[agent]
+        if isinstance(host, Allocated):
+            host = replace(host, name=session.host)
         found[agent] = every[agent]._replace(name=session.host, host=host)
     return found
 
