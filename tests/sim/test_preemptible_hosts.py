@@ -38,19 +38,19 @@ def on_hosts() -> Simulation:
 
 
 def on_jobs(
-    places: int = 2, seed: int = 0, more: tuple[Checker, ...] = (), epochs: float = 2.0
+    places: int = 2, seed: int = 0, more: tuple[Checker, ...] = (), step_s: float = 0.1
 ) -> Simulation:
     """The servers stay, and each worker is on a host that comes and goes."""
-    problem = Ledger(shards=1, samples=1024, cells=round(150 * epochs))
+    problem = Ledger(shards=1, samples=1024, cells=300)
     job = job_file(
         workers=2, servers=1, workers_min=1, optimizer=ACCOUNT, batch_size=8, portion_batches=2,
-        epochs=epochs, timeouts={"silent_s": 3.0, "host_s": 20.0, "grace_s": 20.0},
+        epochs=2.0, timeouts={"silent_s": 3.0, "host_s": 20.0, "grace_s": 20.0},
     )  # fmt: skip
     own = Launch(name="slurm", options={"nodes": places}, places=(Allocated(servers=0),) * places)
     return Simulation(
         replace(job, launcher=own), problem, seed=seed, faults=Faults(),
-        compute=ComputeOptions(step_s=0.1, spread=0.1),
-        checkers=(*ledger_checkers(problem, int(epochs), once=False, heal_at_s=60.0), *more),
+        compute=ComputeOptions(step_s=step_s, spread=0.1),
+        checkers=(*ledger_checkers(problem, 2, once=False, heal_at_s=60.0), *more),
     )  # fmt: skip
 
 
@@ -81,14 +81,15 @@ def test_a_host_is_held_for_as_long_as_it_has_workers(seed: int) -> None:
     """As `dlctl scale` changes their number, also while a host is away or the coordinator dies."""
     dice = np.random.default_rng([seed, 17])
     held = HeldHosts()
-    simulation = on_jobs(places=3, seed=seed, more=(held,), epochs=5.0)
+    simulation = on_jobs(places=3, seed=seed, more=(held,), step_s=0.25)
+    batch = simulation.world.batch
     counts = [3, 1, int(dice.integers(1, 4))]
     for n, count in enumerate(counts):
         asked_s = 3.0 + 6.0 * n
         simulation.request(asked_s, "scale", {"workers": count})
         simulation.at(asked_s + 5.8, held.note)
         if seed:
-            batch, taken_s = simulation.world.batch, asked_s + float(dice.uniform(-0.2, 3.0))
+            taken_s = asked_s + float(dice.uniform(-0.2, 3.0))
             simulation.at(taken_s, lambda: batch.take("agent-1"))
             simulation.at(taken_s + 0.8, lambda: batch.give("agent-1"))
     died_s = float(dice.uniform(4.0, 18.0))
