@@ -46,6 +46,18 @@ class LeftBehind(NamedTuple):
     """Processes of the run may still be there."""
 
 
+class Fact(NamedTuple):
+    """What the owner of the hosts will do with them, for `dlctl doctor`."""
+
+    subject: str
+    """What was asked, in a word or two."""
+    found: str
+    fix: str = ""
+    """What to do about it; "": it is fine."""
+    is_fault: bool = False
+    """The job will not work; otherwise it works, but not as well as it could."""
+
+
 class ControlPlace(Protocol):
     """A place for a coordinator, at the owner of the hosts. Its methods raise DlctlError."""
 
@@ -74,6 +86,11 @@ class ControlPlace(Protocol):
         ...
 
     def reach(self, number: str) -> Reach: ...
+
+    def trial(self) -> tuple[str, ...]:
+        """A command that runs what follows it in such a place, asked for only for that, at once or
+        not at all."""
+        ...
 
 
 class Launcher:
@@ -147,11 +164,15 @@ class Launcher:
         are no such places."""
         return None
 
-    def facts(self) -> Iterator[tuple[str, str, str]]:
-        """What the owner of the hosts will do with them, for `dlctl doctor`: subject, fact, and
-        what to do about it, "" if it is fine. Raises DlctlError. May block for seconds.
-        """
+    def facts(self) -> Iterator[Fact]:
+        """What the owner of the hosts says of them. Raises DlctlError. May block for seconds."""
         return iter(())
+
+    def trial(self) -> list[Session]:
+        """Sessions with up to two different hosts, asked for only for this, at once or not at all:
+        an error of a session says why not. Raises DlctlError. May block for seconds.
+        """
+        return []
 
     def preflight(self) -> None:
         """Raises DlctlError if this machine can get no hosts as it is set up now. May block for

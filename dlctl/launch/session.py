@@ -41,9 +41,15 @@ class Session:
     """A session of requests to one host. Must be closed. Not thread-safe."""
 
     def __init__(
-        self, host: str, command: list[str], explained: Callable[[CallResult], DlctlError] = explain
+        self,
+        host: str,
+        command: list[str],
+        explained: Callable[[CallResult], DlctlError] = explain,
+        env: Mapping[str, str] | None = None,
     ) -> None:
-        """`command`: runs `daemons.node` on this host. If it fails, the first `ask` raises."""
+        """`command`: runs `daemons.node` on this host. If it fails, the first `ask` raises.
+        env: of the command; None: that of this process.
+        """
         self.host = host
         self._explained = explained
         self._output, self._words = bytearray(), bytearray()
@@ -59,6 +65,7 @@ class Session:
                 stderr=subprocess.PIPE,
                 bufsize=0,
                 start_new_session=True,
+                env=env,
             )
         except FileNotFoundError as error:
             answer = CallResult(self.host, None, NO_COMMAND, str(error))

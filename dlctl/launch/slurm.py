@@ -13,9 +13,19 @@ from pathlib import Path
 
 from dlctl.errors import DlctlError
 from dlctl.job.config import Allocated, Host
-from dlctl.launch import base, slurmcalls, slurmcontrol, slurmscript
-from dlctl.launch.launcher import Launcher, LeftBehind
+from dlctl.launch import (
+    base,
+    slurmcalls,
+    slurmcontrol,
+    slurmpartitions,
+    slurmscript,
+    slurmtrial,
+    slurmwords,
+)
+from dlctl.launch.launcher import Fact, Launcher, LeftBehind
+from dlctl.launch.session import Session
 from dlctl.launch.slurmcontrol import SlurmControl
+from dlctl.launch.slurmpartitions import Use
 from dlctl.launch.slurmrequest import SlurmRequest
 from dlctl.runs import reach
 from dlctl.runs.reach import Reach
@@ -147,10 +157,28 @@ class Slurm(Launcher):
     def reached(cls, place: str) -> Reach | None:
         return slurmcontrol.reached(place)
 
-    def facts(self) -> Iterator[tuple[str, str, str]]:
-        """Whether the jobs of agents are preempted, and with how much notice."""
-        if self.options.jobs == "each":
-            yield from slurmcalls.preemption(self.options.partition)
+    def facts(self) -> Iterator[Fact]:
+        """Whether jobs start in the partitions, and whether they are preempted."""
+        known = slurmpartitions.known()
+        for use in self._uses():
+            yield from slurmpartitions.verdicts(use, known)
+
+    def _uses(self) -> Iterator[Use]:
+        asked, is_each = self.options, self.options.jobs == "each"
+        yield Use(
+            "workers" if is_each else "the job", slurmwords.WHERE, asked.partition,
+             1 if is_each else asked.nodes, slurmscript.minutes(asked.time),
+            is_taken_singly=is_each,
+        )  # fmt: skip
+        if asked.control is not None:
+            section, limit = (
+                f"control of {slurmwords.WHERE}",
+                slurmscript.minutes(asked.control.time),
+            )
+            yield Use("control", section, asked.control.partition, 1, limit, is_control=True)
+
+    def trial(self) -> list[Session]:
+        return slurmtrial.sessions(self.options)
 
     def preflight(self) -> None:
         slurmcalls.nodes(self.options.partition)

@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -137,38 +137,6 @@ def nodes(partition: str) -> list[str]:
             "slurm has to be a partition of the cluster",
         )
     return output.out.split()
-
-
-def preemption(partition: str) -> Iterator[tuple[str, str, str]]:
-    """How jobs of a partition are preempted, a fact each: subject, fact, what to do. Nothing if
-    Slurm does not say it. Raises DlctlError if its commands cannot be run.
-    """
-    argv = ["scontrol", "-o", "show", "partition", *([partition] if partition else [])]
-    try:
-        output = commands.wait(argv, COMMAND_S)
-    except OSError as error:
-        raise slurmwords.not_run(error) from error
-    rows = map(slurmwords.fields, output.out.splitlines() if output.status == 0 else ())
-    found = next((row for row in rows if partition or row.get("Default") == "YES"), {})
-    name, mode, grace = (
-        found.get(key, "") for key in ("PartitionName", "PreemptMode", "GraceTime")
-    )
-    if mode:
-        yield from _preempt_mode(name, mode)
-    if mode and mode != "OFF" and grace.isdecimal():
-        fact = f"{grace} s for the workers to leave in order"
-        fact = fact if int(grace) else "0 s: workers are killed in the middle of a step"
-        yield "GraceTime", f"partition {name}: {fact}", ""
-
-
-def _preempt_mode(name: str, mode: str) -> Iterator[tuple[str, str, str]]:
-    known = {
-        "OFF": "jobs are not preempted",
-        "REQUEUE": "a preempted job is queued again",
-        "CANCEL": "a preempted job ends, and is submitted again",
-    }
-    fix = "" if mode in known else "a suspended worker is lost to the run until it returns"
-    yield "PreemptMode", f"partition {name}: {mode}: {known.get(mode, 'jobs are suspended')}", fix
 
 
 # ---------------------------------------------------------------- the end of a job

@@ -20,7 +20,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dlctl.errors import DlctlError, TimedOut, Unreachable
-from dlctl.launch import commands, local, orderfiles, slurmcalls, slurmscript, slurmwords
+from dlctl.launch import (
+    commands,
+    local,
+    orderfiles,
+    slurmcalls,
+    slurmscript,
+    slurmtrial,
+    slurmwords,
+)
 from dlctl.launch.slurmrequest import ControlJob
 from dlctl.runs import reach as reaching
 from dlctl.runs import select
@@ -87,6 +95,9 @@ class SlurmControl(NamedTuple):
 
     def reach(self, number: str) -> Reach:
         return reach(number)
+
+    def trial(self) -> tuple[str, ...]:
+        return slurmtrial.control(self.asked, VARIABLE)
 
     def find(self) -> tuple[str, str]:
         """Its number and its state with the reason, as in ("17", "PENDING Resources"); ("", ""):

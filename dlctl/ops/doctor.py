@@ -17,16 +17,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlctl.errors import DlctlError, NotFound
+from dlctl.errors import DlctlError, NotFound, TimedOut
 from dlctl.health import needs, network, resources, software
 from dlctl.health.findings import FAULT, LINKS, OK, WARNING, Finding
 from dlctl.health.needs import CONTROL, HERE, HostNeed, NeededLink
 from dlctl.job import parties
 from dlctl.launch import launcher as launchers
 from dlctl.launch import session, taskfiles
-from dlctl.launch.launcher import Launcher
+from dlctl.launch.launcher import Fact, Launcher
 from dlctl.launch.session import Session
-from dlctl.ops import cases, mirror, plan
+from dlctl.ops import cases, elsewhere, mirror, plan, trial
+from dlctl.ops.trial import Trial
 from dlctl.runs import paths, select
 from dlctl.runs.paths import open_to_all
 from dlctl.runs.snapshot import Snapshot
@@ -48,11 +49,13 @@ NO_JOB = "local"
 Facts = dict[str, Any]
 
 
-def findings(file: Path | None, job: JobFile | None, only_host: str | None) -> list[Finding]:
+def findings(
+    file: Path | None, job: JobFile | None, only_host: str | None, *, on_trial: bool = False
+) -> list[Finding]:
     """Findings about all machines of a job, or this one and one other, and the links between them;
-    without a job, about this machine.
+    without a job, about this machine. on_trial: also of hosts that their owner gives for this only.
 
-    Raises NotFound if the job has no host of this name.
+    Raises NotFound if the job has no host of this name, and UsageError if it has none on trial.
     """
     wanted, run, launcher = {HOME_AGENT: needs.NOTHING}, None, launchers.made(NO_JOB, {})
     if file is not None and job is not None:
@@ -65,11 +68,24 @@ def findings(file: Path | None, job: JobFile | None, only_host: str | None) -> l
         wanted = {agent: need for agent, need in wanted.items() if need.name in chosen}
         newest = cases.newest(file, job)
         run = newest if newest is not None and newest.is_live else None
-    if others := len(wanted) - 1:
+    place = elsewhere.of_file(job, file) if job is not None and file is not None else None
+    if place is not None:
+        wanted = {HOME_AGENT: needs.NOTHING}  # Its daemons are there.
+    tried = Trial({})
+    if on_trial and job is not None and file is not None:
+        tried = trial.begin(job, file, launcher, place)
+        wanted |= trial.needs_of(job, tried.sessions)
+    elif job is not None and launcher.places():
+        notes.note(f"no {launcher.noun} is asked; with --nodes some are")
+    elif others := len(wanted) - 1:
         notes.note(f"logging in to {plural(others, 'host')} and measuring their links ...")
-    with visiting(wanted, launcher) as visits:
+    with visiting(wanted, launcher, tried.sessions) as visits:
         visits.each(lambda visit: visit.examine(visits.began, _request(visit.need, job, file)))
-        found = [] if job is None or file is None else list(_of_coordinator(visits, job, file))
+        found = []
+        if job is not None and file is not None:
+            found = [*_of_coordinator(visits, job, file, is_here=place is None)]
+            known = {(each.subject, each.found) for each in found}
+            found += [f for f in tried.findings if (f.subject, f.found) not in known]
         here = visits.all[HOME_AGENT].facts
         for agent, visit in reversed(visits.all.items()):
             found[:0] = _of_machine(visit, here, _held_by(run, agent), launcher)
@@ -95,23 +111,30 @@ def _request(need: HostNeed, job: JobFile | None, file: Path | None) -> Facts:
 # ---------------------------------------------------------------- findings
 
 
-def _of_coordinator(visits: Visits, job: JobFile, file: Path) -> Iterator[Finding]:
-    """Make all machines listen where their daemons will; findings about the job as a whole."""
+def _of_coordinator(
+    visits: Visits, job: JobFile, file: Path, *, is_here: bool
+) -> Iterator[Finding]:
+    """Make all machines listen where their daemons will; findings about the job as a whole.
+    is_here: the coordinator runs on this machine.
+    """
     from dlctl.launch import addresses
 
     here = visits.all[HOME_AGENT].need.name
     if keys := network.keys(job, here):
         yield keys
-    subject = CONTROL
+    subject = visits.launcher.title
     try:
-        if job.has_other_hosts:
+        facts = list(visits.launcher.facts())
+        yield from (_of_fact(here, fact) for fact in facts)
+        if any(fact.is_fault for fact in facts):
+            return  # What follows would fail for the same reason.
+        subject = CONTROL
+        if is_here and job.has_other_hosts:
             visits.listen(job, addresses.of_coordinator("", job).bind)
-        elif job.uses_tcp:
+        elif is_here and job.uses_tcp:
             visits.listen(job, f"tcp://{addresses.LOOPBACK}:{job.network.port or '*'}")
         subject = visits.launcher.title
         visits.launcher.preflight()
-        for name, fact, fix in visits.launcher.facts():
-            yield Finding(here, name, WARNING if fix else OK, fact, fix)
         subject = "task"
         if visits.launcher.copies_files:
             home = file.parent.resolve()
@@ -119,6 +142,11 @@ def _of_coordinator(visits: Visits, job: JobFile, file: Path) -> Iterator[Findin
                 taskfiles.collect(home, needed, home / job.job.run_dir)
     except DlctlError as error:
         yield _fault(here, subject, error)
+
+
+def _of_fact(here: str, fact: Fact) -> Finding:
+    mark = FAULT if fact.is_fault else WARNING if fact.fix else OK
+    return Finding(here, fact.subject, mark, fact.found, fact.fix)
 
 
 def _of_machine(
@@ -141,7 +169,9 @@ def _of_machine(
                 yield from network.listening(need, facts, visit.places, run_of)
     except DlctlError as unknown:
         yield _fault(need.name, "facts", unknown)
-    if error is not None:
+    if isinstance(error, TimedOut):  # Nothing is wrong with a machine that nobody has given.
+        yield Finding(need.name, subject, WARNING, error.message, error.hint or "see above")
+    elif error is not None:
         yield _fault(need.name, subject, error)
     if need.is_here:
         modes = {str(path): mode for path in select.directories() if (mode := open_to_all(path))}
@@ -244,12 +274,20 @@ def understood(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def visiting(needs: Mapping[str, HostNeed], launcher: Launcher) -> Iterator[Visits]:
-    """Closes all sessions at the end. Raises DlctlError for an invalid host."""
+def visiting(
+    needs: Mapping[str, HostNeed], launcher: Launcher, begun: Mapping[str, Session]
+) -> Iterator[Visits]:
+    """Closes all sessions at the end. begun: agent -> the session that it has already. Raises
+    DlctlError for an invalid host.
+    """
     with ExitStack() as ends:
+        for own in begun.values():
+            ends.callback(own.close)
         found: dict[str, Visit] = {}
         for agent, need in needs.items():
-            own = session.here(need.host) if need.is_here else launcher.session(need.host)
+            own = begun.get(agent) or (
+                session.here(need.host) if need.is_here else launcher.session(need.host)
+            )
             found[agent] = Visit(need, own)
             ends.callback(found[agent].session.close)
         threads = ends.enter_context(ThreadPoolExecutor(min(len(needs), AT_ONCE_MAX)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dlctl.launch import launcher
 from dlctl.launch.launcher import ControlPlace
@@ -12,12 +13,19 @@ from dlctl.ops.cases import Start
 from dlctl.runs import lock, reach
 from dlctl.util import notes
 
+if TYPE_CHECKING:
+    from dlctl.job.config import JobFile
+
 RUNNING = "RUNNING"
 
 
 def of(start: Start) -> ControlPlace | None:
     """Where the coordinator of this job is to run; None: here."""
-    place = launcher.of(start.job).control(start.file)
+    return of_file(start.job, start.file)
+
+
+def of_file(job: JobFile, file: Path) -> ControlPlace | None:
+    place = launcher.of(job).control(file)
     return None if place is None or place.is_here else place
 
 

@@ -596,7 +596,7 @@ class RecordsDriver:
             (j.RecordCheckpoint, self._checkpoint),
             (j.RenewKey, self._renew_key),
             (j.LaunchAgent, self._launch),
-            (j.WantHosts, lambda effect: None),  # Hosts of the simulation are given anyway.
+            (j.WantHosts, lambda effect: self.batch.want(effect.agents)),
             (j.KillAgent, self._kill),
         ):
             process.perform(kind, how)

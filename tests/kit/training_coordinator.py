@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dlctl import registry
-from dlctl.job.config import Choice, Data, Job, JobFile, Servers, Stop, Workers
+from dlctl.job.config import Choice, Data, Job, JobFile, Launch, Servers, Stop, Workers
 from dlctl.model.flat import TRAINED, Layout, TensorEntry
 from dlctl.roles.coordinator.coordinator import Coordinator
 from dlctl.roles.coordinator.members import daemon_states
@@ -21,6 +21,7 @@ from dlctl.wire.machine import DeadlineReached, Effect, Note, Received, Send, St
 SAMPLES = 64
 """Of the dataset; in portions of 16."""
 MAPPED = Dataset(SAMPLES)
+OWN = Launch()
 
 
 def layout(size: int) -> Layout:
@@ -30,7 +31,7 @@ def layout(size: int) -> Layout:
 class AtWork:
     def __init__(
         self, workers: int = 3, method: str = "downpour", servers: int = 1,
-        dataset: Dataset = MAPPED, **data: Any,
+        dataset: Dataset = MAPPED, launcher: Launch = OWN, **data: Any,
     ) -> None:  # fmt: skip
         stop = Stop(samples=1000) if dataset.shards else Stop(epochs=4)
         job = JobFile(
@@ -39,6 +40,7 @@ class AtWork:
             servers=Servers(count=servers),
             workers=Workers(count=workers, batch_size=8),
             data=Data(portion_batches=2, **data),
+            launcher=launcher,
         )
         algorithm = registry.load("algorithms", method)
         self.machine = Coordinator("run-1", job, Keyring(b"key"), algorithm, Past())
@@ -70,10 +72,10 @@ class AtWork:
     def fails(self, slot: int, error: str, *, fatal: bool = True) -> list[Effect]:
         return self.hear(slot, m.Failed(f"worker-{slot}", error, "the traceback", fatal))
 
-    def exits(self, slot: int, status: int = 1) -> None:
+    def exits(self, slot: int, status: int = 1) -> list[Effect]:
         worker = self.worker(slot)
         said = m.ProcessExited(worker.name, worker.incarnation, status, ())
-        self.machine.handle(Received(b"agent-0", said), self.now)
+        return self.machine.handle(Received(worker.agent.encode(), said), self.now)
 
     def wait(self, seconds: float) -> list[Effect]:
         """Time passes, and all daemons send heartbeats."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import stat
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -207,3 +210,21 @@ def test_a_worker_that_finds_no_run_does_not_begin_again_for_days() -> None:
     rules = objects(text())["Job", "digits-joined-workers"]["spec"]["podFailurePolicy"]["rules"]
     (final,) = (rule for rule in rules if rule["action"] == "FailIndex")
     assert Unreachable.exit_code in final["onExitCodes"]["values"]
+
+
+def test_the_file_is_for_its_owner_alone_and_standard_output_is_named_if_it_is_not(
+    tmp_path: Path, dlctl_command: Any
+) -> None:
+    """It has the keys of the run."""
+    words = ("kubernetes", "--image", "me/digits:1", str(copied(tmp_path)))
+    made, printed = tmp_path / "made.yaml", tmp_path / "printed.yaml"
+    ended = dlctl_command(*words, "-o", str(made))
+    assert (ended.code, ended.out) == (0, f"{made}\n"), ended.err
+    assert stat.S_IMODE(made.stat().st_mode) == 0o600
+    for mode, is_told in ((0o644, True), (0o600, False)):
+        with printed.open("wb") as file:
+            printed.chmod(mode)
+            command = [sys.executable, "-P", "-m", "dlctl", *words]
+            told = subprocess.run(command, stdout=file, stderr=subprocess.PIPE, text=True).stderr
+        assert objects(printed.read_text()).keys() == objects(made.read_text()).keys()
+        assert ("chmod 600" in told) == is_told

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from dlctl.errors import DlctlError, TimedOut, Unreachable
-from dlctl.launch import launcher, slurmcalls, slurmcontrol
+from dlctl.launch import slurmcontrol
 from dlctl.launch.slurmcontrol import SlurmControl
 from dlctl.launch.slurmrequest import ControlJob
 from dlctl.ops import recover
@@ -252,25 +252,3 @@ def test_a_coordinator_with_a_job_of_its_own_is_not_started_elsewhere(
     monkeypatch.setenv(slurmcontrol.VARIABLE, "17")
     recover._note_reach(run)
     assert reach.read(run) == slurmcontrol.reach("17")
-
-
-# ---------------------------------------------------------------- what Slurm does with the jobs
-
-
-def test_the_way_in_which_a_partition_is_preempted_is_told(tools: Path) -> None:
-    put(
-        tools,
-        "scontrol",
-        "echo PartitionName=a Default=NO PreemptMode=OFF GraceTime=5\n"
-        "echo PartitionName=b Default=YES PreemptMode=REQUEUE GraceTime=30",
-    )
-    facts = list(launcher.made("slurm", {"nodes": 1, "jobs": "each"}).facts())
-    assert [(name, fix) for name, _, fix in facts] == [("PreemptMode", ""), ("GraceTime", "")]
-    assert "partition b: REQUEUE" in facts[0][1]
-    assert "30 s" in facts[1][1]
-    assert not list(launcher.made("slurm", {"nodes": 1}).facts())
-    assert [name for name, *_ in slurmcalls.preemption("a")] == ["PreemptMode"]
-    put(tools, "scontrol", "echo PartitionName=c PreemptMode=GANG,SUSPEND GraceTime=0")
-    assert next(slurmcalls.preemption("c"))[2], "it is not what a run can use"
-    put(tools, "scontrol", "exit 1")
-    assert not list(slurmcalls.preemption("c"))

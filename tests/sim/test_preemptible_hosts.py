@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from simulated import ACCOUNT, job_file, ledger_checkers
 
 from dlctl.job.config import Allocated, Host, Launch
+from dlctl.roles.coordinator.records import WantHosts
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import AgentWaits, HostsTaken
+from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults
 from dlctl.sim.objectives import Ledger
+from dlctl.sim.process import Process
 from dlctl.sim.simulation import Simulation
+from dlctl.sim.world import World
+from dlctl.util.names import HOME_AGENT
+from dlctl.wire.machine import Effect
 
 HOSTS = (Host(ssh="h1"), Host(ssh="h2"))
 
@@ -30,19 +37,68 @@ def on_hosts() -> Simulation:
     )  # fmt: skip
 
 
-def on_jobs() -> Simulation:
+def on_jobs(
+    places: int = 2, seed: int = 0, more: tuple[Checker, ...] = (), step_s: float = 0.1
+) -> Simulation:
     """The servers stay, and each worker is on a host that comes and goes."""
     problem = Ledger(shards=1, samples=1024, cells=300)
     job = job_file(
         workers=2, servers=1, workers_min=1, optimizer=ACCOUNT, batch_size=8, portion_batches=2,
         epochs=2.0, timeouts={"silent_s": 3.0, "host_s": 20.0, "grace_s": 20.0},
     )  # fmt: skip
-    own = Launch(name="slurm", options={"nodes": 2}, places=(Allocated(servers=0),) * 2)
+    own = Launch(name="slurm", options={"nodes": places}, places=(Allocated(servers=0),) * places)
     return Simulation(
-        replace(job, launcher=own), problem, seed=0, faults=Faults(),
-        compute=ComputeOptions(step_s=0.1, spread=0.1),
-        checkers=ledger_checkers(problem, 2, once=False, heal_at_s=30.0),
+        replace(job, launcher=own), problem, seed=seed, faults=Faults(),
+        compute=ComputeOptions(step_s=step_s, spread=0.1),
+        checkers=(*ledger_checkers(problem, 2, once=False, heal_at_s=60.0), *more),
     )  # fmt: skip
+
+
+class HeldHosts(Checker):
+    """Hosts are held for agents with workers only, and asked for as they change."""
+
+    def __init__(self) -> None:
+        self.wanted: list[tuple[str, ...]] = []
+        self.held: list[set[str]] = []
+
+    def at_start(self, world: World) -> None:
+        self.world = world
+
+    def on_effect(self, process: Process, effect: Effect) -> None:
+        if isinstance(effect, WantHosts):
+            self.wanted.append(effect.agents)
+
+    def note(self) -> None:
+        agents = self.world.batch.holds() - {HOME_AGENT}
+        assert agents == {name for name in self.world.living("agent") if name != HOME_AGENT}
+        self.held.append(agents)
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 9))]
+)
+def test_a_host_is_held_for_as_long_as_it_has_workers(seed: int) -> None:
+    """As `dlctl scale` changes their number, also while a host is away or the coordinator dies."""
+    dice = np.random.default_rng([seed, 17])
+    held = HeldHosts()
+    simulation = on_jobs(places=3, seed=seed, more=(held,), step_s=0.25)
+    batch = simulation.world.batch
+    counts = [3, 1, int(dice.integers(1, 4))]
+    for n, count in enumerate(counts):
+        asked_s = 3.0 + 6.0 * n
+        simulation.request(asked_s, "scale", {"workers": count})
+        simulation.at(asked_s + 5.8, held.note)
+        if seed:
+            taken_s = asked_s + float(dice.uniform(-0.2, 3.0))
+            simulation.at(taken_s, lambda: batch.take("agent-1"))
+            simulation.at(taken_s + 0.8, lambda: batch.give("agent-1"))
+    died_s = float(dice.uniform(4.0, 18.0))
+    simulation.at(died_s, lambda: simulation.world.kill(COORDINATOR) if seed % 2 else None)
+    outcome = simulation.run()
+    assert outcome.state == "finished"
+    assert [len(agents) for agents in held.held] == counts
+    assert held.wanted[0] == ("agent-1", "agent-2")
+    assert not outcome.store.texts("lost"), "that is no failure"
 
 
 def tell(simulation: Simulation, at_s: float, event: AgentWaits | HostsTaken) -> None:

@@ -24,11 +24,16 @@ COLORS = {OK: "green", WARNING: "yellow", FAULT: "red"}
     "dlctl doctor  # check this machine",
     "dlctl doctor job.toml  # also all hosts of a job, and the links between them",
     "dlctl doctor job.toml --host gpu2  # this machine and one host",
+    "dlctl doctor job.toml --nodes  # also nodes, given for the check",
 )
 @click.argument("file", required=False, type=PATH)
 @click.option("--host", metavar="HOST", help="Only this machine and this host of the job file.")
+@click.option(
+    "--nodes", is_flag=True,
+    help="Ask a batch system for a few nodes, for a moment, and check these and their links.",
+)  # fmt: skip
 @json_option
-def command(file: Path | None, host: str | None) -> None:
+def command(file: Path | None, host: str | None, nodes: bool) -> None:
     """Prints one line per check: "ok", "warn" if a job works but not as well as it could, or "FAIL"
     if it will not work; below "warn" and "FAIL", the fix. Without FILE, checks only this machine.
     Changes nothing. It also names your runs whose files other users can read, as those of older
@@ -36,15 +41,23 @@ def command(file: Path | None, host: str | None) -> None:
     for a minute at most. Every link that the job needs carries test data for about 0.3 s each way,
     which slows a training on the same link.
 
+    Of a batch system it checks the partitions: whether jobs start there, and whether they are
+    preempted. A node cannot be asked before it is given. With --nodes small jobs of at most three
+    minutes do that: one where the coordinator will be, if that is a job, and up to two where its
+    workers will be. They start at once or not at all, and count as any job: on a partition that
+    precedes others they may preempt.
+
     The exit code is 0 if there is no fault, also with warnings, and 1 if there is one; 2 for an
     invalid job file, and 4 for an unknown host.
     """
     from dlctl import jobfile  # imported late: it pulls in pydantic
 
-    if file is None and host is not None:
-        raise UsageError("--host needs the job file that has this host")
+    if file is None and (host is not None or nodes):
+        raise UsageError(f"{'--nodes' if nodes else '--host'} needs the job file that has them")
+    if host is not None and nodes:
+        raise UsageError("--host is for hosts with a name, and --nodes for those that are given")
     job = None if file is None else jobfile.load(file)
-    findings = doctor.findings(file, job, host)
+    findings = doctor.findings(file, job, host, on_trial=nodes)
     count = Counter(finding.mark for finding in findings)
     rows = [finding.to_dict() for finding in findings]
     totals = {"faults": count[FAULT], "warnings": count[WARNING]}
