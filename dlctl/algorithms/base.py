@@ -814,8 +814,8 @@ class Method:
     """Like `check`, for a run in which all workers together make at most so many steps. It is
     called where the job file implies that, and again when the dataset is known.
     """
-    variant: Callable[[Any], Mapping[str, Choice]] = lambda options: {}
-    """The defaults that are others with these options: by the names of the fields above."""
+    variant: Callable[[Any], Mapping[str, Any]] = lambda options: {}
+    """The defaults that are others with these options, `Choice`s by the names of the fields above."""
     bytes_kept: Callable[[JobFile, Layout], int] = lambda job, layout: 0
     """Bytes that each replica keeps at most for the method beside the model, if there are many;
     `dlctl plan` shows them."""
