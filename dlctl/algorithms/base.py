@@ -815,7 +815,7 @@ class Method:
     called where the job file implies that, and again when the dataset is known.
     """
     variant: Callable[[Any], Mapping[str, Any]] = lambda options: {}
-    """The defaults that are others with these options, `Choice`s by the names of the fields above."""
+    """The defaults that are others with these options: each `Choice` by the name of its field."""
     bytes_kept: Callable[[JobFile, Layout], int] = lambda job, layout: 0
     """Bytes that each replica keeps at most for the method beside the model, if there are many;
     `dlctl plan` shows them."""
