@@ -8,6 +8,11 @@ Four hosts serve, with links of 10, 10, 1 and 1. In the simulator, where only li
   rate, which is the problem of DeDLOC and hivemind. No parts are faster than 2 / 3.
 - beside, a rate each way: equal parts are the best ones.
 
+Beside servers a round of n hosts cannot take less than 1 / (2 - 2/n) of the time of equal parts,
+whatever the parts, their order or relays: a host that serves nothing sends its gradient and
+receives the model, V each, and one with V/n sends and receives (2 - 2/n) V. So 0.6 takes more than
+six hosts; it is asked of workers elsewhere.
+
 Behind shaped links: the first one on real processes, with the hosts in network namespaces (100 and
 10 Mbit/s). The times come from the run's own steps, a while after the start.
 """

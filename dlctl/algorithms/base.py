@@ -317,6 +317,8 @@ class ReplicaSide(ABC):
         self.own_rate: Callable[[int], float] = lambda samples: 0.0
         """Samples that the model has had -> the current rate of the replica's own optimiser there.
         """
+        self.samples_done: Callable[[], int] = lambda: 0
+        """The samples that all replicas have done so far, as this one knows it: for `own_rate`."""
         self.arrival = Arrival()
         self.view = View(0, 0)
         """The clocks of the newest read that is completely in the model."""
@@ -812,6 +814,8 @@ class Method:
     """Like `check`, for a run in which all workers together make at most so many steps. It is
     called where the job file implies that, and again when the dataset is known.
     """
+    variant: Callable[[Any], Mapping[str, Any]] = lambda options: {}
+    """The defaults that are others with these options: each `Choice` by the name of its field."""
     bytes_kept: Callable[[JobFile, Layout], int] = lambda job, layout: 0
     """Bytes that each replica keeps at most for the method beside the model, if there are many;
     `dlctl plan` shows them."""
@@ -836,6 +840,10 @@ class Method:
         """
         elsewhere = frozenset(of_options(self.Options)) - frozenset(but)
         return _Fixed(options, elsewhere) if elsewhere else options
+
+    def of(self, options: Mapping[str, Any]) -> Method:
+        """The method with the defaults that belong to these options of a job file."""
+        return replace(self, **self.variant(self.Options(**options)))
 
     @property
     def is_driven(self) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Generator
 from typing import Any, NamedTuple
 
 from dlctl.algorithms.base import Arrival, ReplicaSide
-from dlctl.algorithms.needs import Done, Gradient, NextData, Step
+from dlctl.algorithms.needs import Done, Gradient, NextBatch, NextData, Step
 from dlctl.model.vector import Vector, copy_of, is_finite
 
 Steps = Generator[NextData | Gradient, Any, int]
@@ -67,11 +67,17 @@ def step_alone() -> Generator[NextData | Gradient | Done, Any, bool]:
     return True
 
 
-def local_steps(count: int) -> Generator[NextData | Gradient, Any, StepsMade]:
-    """Make so many steps with the replica's own optimiser; batches that are discarded are none."""
+def local_steps(
+    count: int, *, in_portion: bool = False
+) -> Generator[NextData | Gradient, Any, StepsMade]:
+    """Make so many steps with the replica's own optimiser; batches that are discarded are none.
+
+    in_portion: and none behind the last batch of a portion.
+    """
     made, discards = StepsMade(0, 0), Discards()
     while made.steps < count:
-        if (yield NextData()) is None:
+        batch: NextBatch | None = yield NextData()
+        if batch is None:
             return made._replace(has_data=False)
         step = yield Gradient(step=True, gather=False, more=count - made.steps - 1)
         if step is not None:
@@ -79,6 +85,8 @@ def local_steps(count: int) -> Generator[NextData | Gradient, Any, StepsMade]:
         discards.count(step)
         if discards.is_diverged:
             return made._replace(is_diverged=True)
+        if in_portion and batch.is_last:
+            break
     return made
 
 
@@ -134,8 +142,9 @@ class Rounds(Reference):
             self.vector = None
         super().before(lo, hi)
 
-    def steps(self, count: int) -> Steps:
-        """Make a round's steps. Returns their samples; 0 if they diverge, and none of them counts.
+    def steps(self, count: int, *, in_portion: bool = False) -> Steps:
+        """Make a round's steps, as `local_steps`. Returns their samples; 0 if they diverge, and
+        none of them counts.
 
         Then this replica's parameters are useless, and so are slices of a mean that have been
         placed: they contain steps that are dropped here. So no step follows until all slices were
@@ -146,7 +155,7 @@ class Rounds(Reference):
             self.vector = copy_of(self.side.parameters)
         self.is_open, made = True, StepsMade(0, 0, is_diverged=True)
         while made.is_diverged:
-            made = yield from local_steps(count)
+            made = yield from local_steps(count, in_portion=in_portion)
             if made.is_diverged and (made.steps or self.is_ahead):
                 self.is_open = False
                 return 0

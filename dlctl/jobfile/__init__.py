@@ -96,7 +96,8 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> JobFile:
     for section in [section for section in registry.SECTIONS if section not in resolved]:
         choice = getattr(job, section)
         if section != "algorithm":  # Each method has its own.
-            method = registry.load("algorithms", resolved["algorithm"].name)
+            chosen_method = resolved["algorithm"]
+            method = registry.load("algorithms", chosen_method.name).of(chosen_method.options)
             choice = getattr(method, section)
             if section == "inner":
                 choice = programs.inner_of(method, has_loop=job.has_loop)
@@ -135,7 +136,7 @@ def _as_written(path: KeyPath, value: Any) -> str:
 
 def _own_checks(job: JobFile, document: dict[str, Any]) -> list[Fault]:
     """What the schedule, or the method itself, finds wrong with a job that is valid otherwise."""
-    method = registry.load("algorithms", job.algorithm.name)
+    method = registry.load("algorithms", job.algorithm.name).of(job.algorithm.options)
     if open_faults := [Fault(*fault) for fault in batches.faults(job)]:
         return open_faults
     if unclear := [Fault(*fault) for fault in schedule.faults(job)]:
@@ -447,16 +448,18 @@ def _check_inner(resolved: Mapping[str, Choice], document: dict[str, Any]) -> li
     name = resolved["algorithm"].name if "algorithm" in resolved else DEFAULT_ALGORITHM
     if "algorithm" not in resolved and "algorithm" in document:
         return []
-    chosen, method = resolved.get("inner"), registry.load("algorithms", name)
+    chosen = resolved.get("inner")
     if chosen is None:
         return []
+    options = resolved["algorithm"].options if "algorithm" in resolved else {}
+    method = registry.load("algorithms", name).of(options)
     what, instead = programs.inner_fault(chosen, has_loop=programs.has_loop(document))
     if what:
         return [Fault(("inner", "name"), what, instead)]
     if method.inner.name == inner.NONE and chosen.name != inner.NONE:
         what = f"replicas of {name} make no steps of their own: the servers' optimiser does"
         return [Fault(("inner", "name"), what, "remove [inner]")]
-    if chosen.name == inner.NONE and method.push_kind(method.Options()).is_displacement:
+    if chosen.name == inner.NONE and method.push_kind(method.Options(**options)).is_displacement:
         what = f"{name} pushes the displacement of its replicas' own steps"
         usual = programs.inner_of(method, has_loop=programs.has_loop(document)).name
         return [Fault(("inner", "name"), what, f'use "{usual}", or remove [inner]')]

@@ -14,7 +14,7 @@ from builders import site
 
 from dlctl.algorithms.methods import split
 from dlctl.algorithms.methods.split import SPLIT, BatchKey, Options
-from dlctl.algorithms.needs import Engine, Need, Read, Write
+from dlctl.algorithms.needs import Engine, Need, Read, Receipt, Write
 from dlctl.compress.base import Delta
 from dlctl.errors import RemoteProtocolError
 from dlctl.job.config import Choice, Job, JobFile, Party, Workers
@@ -112,8 +112,12 @@ def tensor(*values: float) -> tuple[Array, Array]:
     return np.array(values, np.float32), np.array([len(values)], np.int64)
 
 
-def answered(answer: Any, results: dict[str, tuple[Array, ...]]) -> tuple[tuple[Array, ...], list]:
-    """The arrays of an answer, and the needs that it took; results: of the engine's operations."""
+def answered(
+    answer: Any, results: dict[str, tuple[Array, ...]], outcome: str = APPLIED
+) -> tuple[tuple[Array, ...], list]:
+    """The arrays of an answer, and the needs that it took. results: of the engine's operations.
+    outcome: of each push.
+    """
     needs: list[Need] = []
     if not isinstance(answer, Generator):
         return answer, needs
@@ -125,6 +129,7 @@ def answered(answer: Any, results: dict[str, tuple[Array, ...]]) -> tuple[tuple[
             return end.value, needs
         needs.append(need)
         value = results[need.op] if isinstance(need, Engine) else None
+        value = Receipt({1: outcome}) if isinstance(need, Write) else value
 
 
 STEPPED = {"step": (*tensor(5.0), np.array([0.5]), np.ones(SIZE, np.float32))}
@@ -309,6 +314,77 @@ def test_the_head_begins_a_step_once_before_it_computes_in_it_and_ends_the_last_
     asked = (BatchKey(0, 2, 0, 0, 8).to_array(), *tensor(1.0))
     _, needs = answered(side.serve("predict", asked), {"predict": tensor(1.0)})
     assert [type(need) for need in needs] == [Read, Engine], "after the end nothing is pushed"
+
+
+# ---------------------------------------------------------------- rounds of several steps
+
+
+def head_of_rounds(heads: str = "each") -> Any:
+    options = Options(clients="parallel", heads=heads, local_steps=4)
+    side = SPLIT.replica(replace(site(options, np.ones(SIZE, np.float32), HEAD), role="head"))
+    side.begin("new")
+    side.own_rate = lambda samples: 0.5
+    return side
+
+
+def stepped(side: Any, batch: BatchKey, slope: float, samples: int = 1, kind: str = "") -> Any:
+    """The push of a step along a gradient of h that is `slope` everywhere."""
+    of_z = np.ones(samples, np.float32), np.array([samples], np.int64)
+    found = {"step": (*of_z, np.array([0.5]), np.full(SIZE, slope, np.float32))}
+    asked = (batch.to_array(), *of_z, *of_z)
+    _, needs = answered(side.serve("step", asked), found, kind or BUFFERED)
+    return next(need for need in needs if isinstance(need, Write) and need.samples)
+
+
+def test_what_the_pushes_of_a_round_add_up_to_is_the_mean_of_the_heads_by_samples():
+    side, total, samples = head_of_rounds(), 0.0, 0
+    steps = [(0, 2.0, 4), (1, -1.0, 2), (0, 6.0, 3), (1, 5.0, 2)]  # (slot, gradient, samples)
+    for number, (slot, slope, of) in enumerate(steps):
+        push = stepped(side, BatchKey(0, slot, number, slot, 1), slope, of)
+        total, samples = total + push.samples * push.vector, samples + push.samples
+    ends = {slot: 1 - 0.5 * sum(slope for s, slope, _ in steps if s == slot) for slot in (0, 1)}
+    assert {slot: own.h[0] for slot, own in side.own.items()} == ends
+    assert 1 - total / samples == pytest.approx((7 * ends[0] + 4 * ends[1]) / 11)
+
+
+def test_a_batch_that_is_in_h_does_not_move_the_head_of_whoever_has_it_again():
+    side = head_of_rounds()
+    stepped(side, BatchKey(0, 4, 0, 0, 1), 2.0, kind=LATE)
+    assert side.own[0].h.tolist() == [1.0] * SIZE
+    assert side.own[0].samples == 0
+
+
+def test_the_next_round_and_a_drained_head_begin_with_the_average():
+    side = head_of_rounds()
+    stepped(side, BatchKey(0, 4, 0, 0, 1), 2.0)
+    side.parameters[:] = 3.0  # What it reads in the next round.
+    push = stepped(side, BatchKey(0, 4, 1, 0, 2), 2.0)
+    assert (push.vector.tolist(), side.own[0].h.tolist()) == ([1.0] * SIZE, [2.0] * SIZE)
+    assert [need.part for need in side.leave()] == [split.END]
+    assert not side.own
+
+
+def test_one_head_pushes_its_step_as_it_is():
+    side = head_of_rounds("one")
+    for number in range(2):
+        push = stepped(side, BatchKey(0, 4, number, 0, 1), 2.0, samples=3)
+        assert push.vector.tolist() == [1.0] * SIZE
+    assert not side.own
+
+
+def test_rounds_need_clients_at_once_and_plain_sgd_and_average_by_default():
+    options = {"clients": "parallel", "local_steps": 8}
+    chosen = SPLIT.of(options)
+    assert (chosen.optimizer.options, chosen.inner.name) == ({"lr": 1.0}, "sgd")
+    assert SPLIT.of({}).inner.name == "none"
+    chosen_inner = Choice(name="sgd", options={"lr": 0.1})
+    of_rounds = Choice(name="split", options=options)
+    job = replace(split_job(), algorithm=of_rounds, inner=chosen_inner)
+    assert SPLIT.check(job) == []
+    for inner in (Choice(name="adamw"), Choice(name="sgd", options={"momentum": 0.9})):
+        assert [key for key, *_ in SPLIT.check(replace(job, inner=inner))] == [("inner", "name")]
+    in_turn = replace(job, algorithm=Choice(name="split", options={"local_steps": 8}))
+    assert [key for key, *_ in SPLIT.check(in_turn)] == [("algorithm", "local_steps")]
 
 
 # ---------------------------------------------------------------- what it refuses, and forgets

@@ -105,10 +105,17 @@ def test_no_batch_is_lost_or_twice_in_either_part_when_the_head_or_a_server_is_k
 
 @pytest.mark.long
 @pytest.mark.parametrize("heads", ["one", "each"])
+@pytest.mark.parametrize("local_steps", [1, 2])
 def test_parallel_clients_train_although_one_and_the_head_are_killed(
-    place: Workplace, heads: str
+    place: Workplace, heads: str, local_steps: int
 ) -> None:
-    write(place, f'clients = "parallel"\nheads = "{heads}"', pause_s=0.02)
+    options = f'clients = "parallel"\nheads = "{heads}"\nlocal_steps = {local_steps}'
+    write(place, options, pause_s=0.02)
+    if local_steps > 1:
+        path = place.path / "job.toml"
+        averaged = '[inner]\nname = "sgd"\nlr = 0.05\n[workers]'
+        text = path.read_text().replace('[optimizer]\nname = "momentum"\nlr = 0.05\n', "")
+        path.write_text(text.replace("[workers]", averaged))
     run = place.begin("run", "job.toml")
     place.until_step(8)
     kill(place, "worker-0")
@@ -118,6 +125,7 @@ def test_parallel_clients_train_although_one_and_the_head_are_killed(
     assert place.run()["state"] == "finished", ended.err
     _, of_head = samples(place)
     assert of_head == 8 * BATCHES, "a batch that a dead client had asked for is in h once"
+    assert place.run()["evaluation"]["accuracy"] > 0.35
     place.nothing_left()
 
 

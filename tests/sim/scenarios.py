@@ -527,13 +527,18 @@ class SameResult(Checker):
 
 
 def split(seed: int) -> Simulation:
-    """Clients and a head: in turn, or all at once with one h or with one for each; all die."""
+    """Clients and a head: in turn, or all at once with one h or with one for each, and averages
+    after a batch or several; all die.
+    """
     rng = np.random.default_rng([seed, 14])
     options = (
         {}, {"clients": "parallel"}, {"clients": "parallel", "heads": "each"}, {"shape": "u"},
         {"shape": "u", "clients": "parallel", "heads": "each"},
-    )[seed % 5]  # fmt: skip
-    problem = SplitLedger(samples=64, portion_batches=2, batch_size=4, epochs=3)
+        {"clients": "parallel", "heads": "each", "local_steps": 3},
+        {"shape": "u", "clients": "parallel", "local_steps": 2},
+    )[seed % 7]  # fmt: skip
+    portion_batches = 4 if "local_steps" in options else 2
+    problem = SplitLedger(64, portion_batches, batch_size=4, epochs=3)
     problem.is_u = options.get("shape") == "u"
     problem.is_in_turn = "clients" not in options
     problem.evaluates = seed % 2 > 0
@@ -551,8 +556,9 @@ def split(seed: int) -> Simulation:
     durability = ("process", "process", "disk")[seed % 3]
     job = job_file(
         WORKERS + 1, 2, algorithm=("split", options), optimizer=ACCOUNT, batch_size=4,
-        portion_batches=2, seed=seed, restarts_max=20, durability=durability, timeouts=TIMEOUTS,
-        epochs=3.0, checkpoint_s=0.6, evaluate_epochs=1.0, parties=(
+        inner=("sgd", {"lr": 1.0}) if "local_steps" in options else None,
+        portion_batches=portion_batches, seed=seed, restarts_max=20, durability=durability,
+        timeouts=TIMEOUTS, epochs=3.0, checkpoint_s=0.6, evaluate_epochs=1.0, parties=(
             Party(name="clinic", role="client", task="a", host="local", workers=WORKERS),
             Party(name="lab", role="head", task="b", host="local"),
         ),

@@ -58,10 +58,12 @@ def _compression(name: str, options: dict[str, Any]) -> config.Choice:
 
 
 def _inner(
-    algorithm: str, chosen: tuple[str, dict[str, Any]] | None, lr: float | None
+    algorithm: tuple[str, dict[str, Any]],
+    chosen: tuple[str, dict[str, Any]] | None,
+    lr: float | None,
 ) -> config.Choice:
     """All options, as a job file that was read has them; the method's own if none is chosen."""
-    choice = registry.load("algorithms", algorithm).inner
+    choice = registry.load("algorithms", algorithm[0]).of(algorithm[1]).inner
     if choice.name != "none" and (choice.name != "sgd" or choice.options.keys() != {"lr"}):
         choice = config.Choice(name="sgd", options={"lr": 0.01})  # All others need torch.
     if lr is not None:
@@ -108,7 +110,7 @@ def job_file(
     the options of the algorithm, "inner_lr" is the rate of SGD in the replicas; 0: of none.
     """
     options = dict(algorithm[1])
-    inner_choice = _inner(algorithm[0], inner, options.pop("inner_lr", None))
+    inner_choice = _inner((algorithm[0], options), inner, options.pop("inner_lr", None))
     return config.JobFile(
         job=config.Job(
             name="simulated",

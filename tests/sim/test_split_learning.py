@@ -88,18 +88,22 @@ def rounds_of(watcher: Watcher, job: JobFile) -> list[list[BatchKey]]:
     return [sorted(order[number], key=key) for number in sorted(order)]
 
 
+def rows_of(problem: DividedLeastSquares, job: JobFile, batch: BatchKey) -> Array:
+    per_epoch = -(-problem.samples // (job.data.portion_batches * BATCH))
+    portion = slice_bounds(problem.samples, per_epoch, batch.portion)
+    return batch_rows(
+        problem.samples, job.job.seed, batch.data_epoch, portion, (batch.number, BATCH)
+    )
+
+
 def split_fed(problem: DividedLeastSquares, job: JobFile, rounds: list[list[BatchKey]]) -> Array:
     """SplitFed as a loop: V1 with an h for each client, or V2 with one."""
     w, ends = problem.initial().astype(float), problem.parts[0].layout.size()
     velocity = np.zeros_like(w)
-    per_epoch = -(-problem.samples // (2 * BATCH))
     for batches in rounds:
         mean, total = np.zeros_like(w), 0
         for batch in batches:
-            portion = slice_bounds(problem.samples, per_epoch, batch.portion)
-            rows = batch_rows(
-                problem.samples, job.job.seed, batch.data_epoch, portion, (batch.number, BATCH)
-            )
+            rows = rows_of(problem, job, batch)
             found = gradient(problem, w, rows)
             mean, total = mean + len(rows) * found, total + len(rows)
             if job.algorithm.options["heads"] == "one":
@@ -124,6 +128,57 @@ def test_parallel_clients_are_the_loop_of_splitfed(heads, shape, agree):
     rounds = rounds_of(watcher, job)
     assert any(len(batches) == 3 for batches in rounds)
     agree(outcome.weights, split_fed(problem, job, rounds), atol=1e-6)
+
+
+def split_fed_of_rounds(
+    problem: DividedLeastSquares, job: JobFile, rounds: list[list[BatchKey]]
+) -> Array:
+    """SplitFed as in the paper: clients step f, and the head h, or an h for each of them, and what
+    they have come to is averaged by samples."""
+    w, ends = problem.initial().astype(float), problem.parts[0].layout.size()
+    lr, has_each = job.inner.options["lr"], job.algorithm.options["heads"] == "each"
+    for batches in rounds:
+        own, samples = {b.slot: w.copy() for b in batches}, dict.fromkeys(own_slots(batches), 0)
+        h = w[ends:].copy()
+        for batch in batches:
+            rows = rows_of(problem, job, batch)
+            at = own[batch.slot]
+            at[ends:] = at[ends:] if has_each else h
+            at -= lr * gradient(problem, at, rows)
+            h = at[ends:].copy()
+            samples[batch.slot] += len(rows)
+        w = sum(n * own[slot] for slot, n in samples.items()) / sum(samples.values())
+        w[ends:] = w[ends:] if has_each else h
+    return w
+
+
+def own_slots(batches: list[BatchKey]) -> list[int]:
+    return sorted({batch.slot for batch in batches})
+
+
+def job_of_rounds(count: int, **options: Any) -> JobFile:
+    return job_file(
+        count + 1, 2, algorithm=("split", {"clients": "parallel", **options}),
+        optimizer=("sgd", {"lr": 1.0}), inner=("sgd", {"lr": LR}), batch_size=BATCH,
+        portion_batches=4, restarts_max=20, parties=parties_of(count), epochs=float(EPOCHS),
+    )  # fmt: skip
+
+
+@pytest.mark.oracle("split", "the loop of SplitFed with rounds of several steps, in numpy")
+@pytest.mark.per_commit(2)
+@pytest.mark.parametrize(("heads", "steps"), [("each", 3), ("one", 3), ("each", 100)])
+@pytest.mark.parametrize("shape", ["vanilla", "u"])
+def test_rounds_of_several_steps_are_the_loop_of_splitfed(heads, steps, shape, agree):
+    problem = DividedLeastSquares(samples=90, is_u=shape == "u")
+    job = job_of_rounds(3, heads=heads, shape=shape, local_steps=steps)
+    watcher = Watcher(PeerRequest, Push)
+    outcome = run(job, problem, checkers=(watcher,))
+    rounds = rounds_of(watcher, job)
+    most = max(sum(b.slot == slot for b in batches) for batches in rounds for slot in range(3))
+    assert most == min(steps, 4), "no round is longer than a portion"
+    sizes = {len(rows_of(problem, job, b)) for batches in rounds for b in batches}
+    assert len(sizes) > 1, "weights matter"
+    agree(outcome.weights, split_fed_of_rounds(problem, job, rounds), atol=1e-6)
 
 
 def test_the_buffers_of_parallel_clients_are_averaged_by_samples():

@@ -25,13 +25,23 @@ Which clients work (`clients`):
     turn         one after the other, a portion each, and each reads the f that the one before it
                  has left on the clients' server: the updates are those of one process on the same
                  batches. The paper hands f on in the same order.
-    parallel     all at once: f is averaged after each step, by samples. SplitFed (Thapa et al.,
-                 2022), with one step between two averages, and with either head (`heads`):
+    parallel     all at once: f is averaged by samples after each round of H batches
+                 (`local_steps`). SplitFed (Thapa et al., 2022), with either head (`heads`):
 
                  one     V2: the head steps its h with one client after the other, as they ask
-                 each    V1: each client has an h, which begins the step as the average of all; so
-                         the average after it is a step of the optimiser along the mean of their
-                         gradients, by samples
+                 each    V1: each client k has an h_k, which begins the round as the average of all
+                         and is averaged like its f_k
+
+In a round of H = 1 a client makes no step of its own: the average after it is a step of the
+servers' optimiser along the mean of the gradients, by samples. With H > 1
+
+    round:  client k:    f_k = f;   H times: f_k = f_k - r dL/df_k        # r: the rate of `[inner]`
+            head (V1):   h_k = h;   H times: h_k = h_k - r dL/dh_k
+            servers:     f = outer(f, sum n_k (f - f_k) / n), h likewise  # n_k samples, n of all
+            head (V2):   h = outer(h, r dL/dh) for each batch
+
+With outer = SGD, lr 1, the default then, that is f = sum n_k/n f_k, the paper's FedAvg. A round of
+a client ends with its portion, if that has fewer batches: so a large H is a portion a round.
 
 - Every step of f and t is a push to the clients' server, every step of h one to the head's server,
   which make it by `[optimizer]`. So their state survives every process, and a worker that is
@@ -45,17 +55,22 @@ Which clients work (`clients`):
 - A run that resumes with batches or portions of other sizes, or with another seed, does not know a
   batch of before again: those of an epoch that was not complete, or of a portion that was not, are
   computed anew, as with every method.
-- A head that dies while the run drains, or over the last evaluation, is replaced. Behind the last
-  checkpoint it is not: a `finish` that asks it then waits for nothing.
+- A head that dies while the run ends is replaced: while it drains, over the last evaluation, and
+  behind the last checkpoint if there is a `finish`, which may ask it.
 - If the head dies between its step and its answer, the answer is computed again, with the h after
   the step: this gradient of f is that of a model that is one step newer. Nothing else of the run
   depends on when a process dies.
 - With `parallel`, one head and "u", other clients may step h between the two halves of a batch: its
   dL/dz is then that of the newer h at the older a. With a head for each they cannot.
-- With a head for each client the gradients of h are gathered on the head's server as they come, and
-  make the step when the first client asks in the next one, or when all have drained; so a
+- With a head for each client the steps of h are gathered on the head's server as they come, and
+  make the average when the first client asks in the next round, or when all have drained; so a
   checkpoint in between has them beside h. If the head is drained while clients go on, as by
-  `dlctl restart`, the step is made in two.
+  `dlctl restart`, the average is made in two.
+- A client that dies in the middle of a round takes its f_k with it: the batches are leased again,
+  and are in f by the round of whoever has them then. In h they are already, once.
+- A head that dies in the middle of a round takes no step with it, but where each h_k was: the next
+  process goes on from h. What h_k had come to and what it comes to from there are two models of the
+  average, each with its samples.
 - If the gradient of a client is discarded (NaN, infinite, too large), h has made its step.
 - A message has z, y and gradients of them; x, f and t stay with the clients, and so does y with
   "u". The clients' values are on their own server, which no other party can connect to. Checkpoints
@@ -89,20 +104,33 @@ from dlctl.algorithms.base import (
     Lead,
     Method,
     Needs,
+    PushKind,
     PushOutcome,
     ReplicaSide,
     Shape,
     ShardSide,
     Start,
 )
-from dlctl.algorithms.needs import Engine, Gradient, Need, NextBatch, NextData, Read, Step, Write
+from dlctl.algorithms.needs import (
+    Engine,
+    Gradient,
+    Need,
+    NextBatch,
+    NextData,
+    Read,
+    Receipt,
+    Step,
+    Write,
+)
 from dlctl.algorithms.roster import IDLE
+from dlctl.algorithms.rounds import Rounds
 from dlctl.compress.base import Delta
 from dlctl.errors import RemoteProtocolError
 from dlctl.job import parties
-from dlctl.job.config import CLIENT, COUNT_MAX, HEAD, JobFile
+from dlctl.job.config import CLIENT, COUNT_MAX, HEAD, Choice, JobFile
 from dlctl.model.flat import AVERAGED, Layout
 from dlctl.model.parts import Part
+from dlctl.model.vector import copy_into, to_host
 from dlctl.optim.base import Optimizer
 from dlctl.optim.gathered import FOLDS, GATHERED, TAKES, Gathered
 from dlctl.optim.matrices import MatrixOptimizer
@@ -130,10 +158,14 @@ class Options:
     """Who has the labels and the last layers: "vanilla": the head; clients send the labels. "u":
     the clients, whose tasks have `top_model()`."""
     clients: Literal["turn", "parallel"] = "turn"
-    """Whether clients work one after the other, or all at once with f averaged after each step."""
+    """Whether clients work one after the other, or all at once with f averaged after each round."""
+    local_steps: Annotated[int, Ge(1)] = 1
+    """With `clients = "parallel"`: batches of a client from one average to the next, H. 1: the
+    average is that of gradients, and `[optimizer]` steps along it. More: clients and head make
+    steps by `[inner]`, plain SGD, and the average is that of where they have come to."""
     heads: Literal["one", "each"] = "one"
     """With `clients = "parallel"`: "one": all clients step one h, one after the other (SplitFed
-    V2); "each": each steps an h of its own, and these are averaged after each step (V1)."""
+    V2); "each": each steps an h of its own, and these are averaged after each round (V1)."""
     alpha: Annotated[float, Ge(0)] = 0.0
     """NoPeek: the weight of the distance correlation of x and z in a client's loss. Above 0 a batch
     needs four samples."""
@@ -148,7 +180,7 @@ class BatchKey(NamedTuple):
     slot: int
     """Of the client that asks."""
     round: int = 0
-    """The step that clients work on together, if they do."""
+    """That clients work in together, if they do."""
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -192,6 +224,16 @@ class Answered(NamedTuple):
         return self.key[:2] == portion
 
 
+@dataclass(slots=True)
+class OwnHead:
+    """The h of one client, as far as it has come in a round."""
+
+    h: Array
+    """float32[d]."""
+    samples: int = 0
+    """Of the batches that it has stepped with."""
+
+
 def furthest(known: Iterable[Answered]) -> list[Answered]:
     """The last batch of a portion among these, if there is any."""
     return sorted(known, key=lambda each: each.key)[-1:]
@@ -200,17 +242,28 @@ def furthest(known: Iterable[Answered]) -> list[Answered]:
 class Replica(ReplicaSide):
     options: Options
 
+    @classmethod
+    def one_push(cls, options: Options) -> PushKind:
+        return PushKind(options.local_steps, is_displacement=options.local_steps > 1)
+
     def begin(self, start: Start) -> None:
+        self.in_rounds = self.options.local_steps > 1
+        if self.in_rounds and self.role != HEAD:
+            self.rounds = self.arrival = Rounds(self)
+        self.own: dict[int, OwnHead] = {}
+        """Of the head, where each client has an h: slot -> that of this round."""
+        self.first = np.zeros(0, np.float32)
+        """The h that all of them have begun with."""
         self.answered: dict[int, list[Answered]] = {}
         """Slot of a client -> its newest batch, behind the furthest ones of its last two portions.
         """
         self.round = 0
-        """The step that clients work on together: of a client its own, of the head the newest."""
+        """That clients work in together: of a client its own, of the head the newest."""
         self.steps = self.repeated = 0
         """Of the head: batches that it has stepped with; answers from memory."""
 
     def changes_parameters(self) -> bool:
-        return False
+        return self.in_rounds
 
     def question(self, batch: tuple[int, int, int], arrays: tuple[Array, ...]) -> tuple[Array, ...]:
         return (BatchKey(*batch, self.slot, self.round).to_array(), *arrays)
@@ -218,7 +271,9 @@ class Replica(ReplicaSide):
     def run(self) -> Needs:
         if self.role == HEAD:
             return self._head()
-        return self._in_parallel() if self.options.clients == "parallel" else self._in_turn()
+        if self.options.clients == "turn":
+            return self._in_turn()
+        return self._in_rounds() if self.in_rounds else self._in_parallel()
 
     def _head(self) -> Needs:
         """The head has no data: it only answers (`serve`)."""
@@ -248,9 +303,21 @@ class Replica(ReplicaSide):
             yield stepwise.write(self, samples, self.round)
             self.round = yield from barrier.next_step(self.round)
 
+    def _in_rounds(self) -> Needs:
+        self.round = yield from barrier.join()
+        while True:
+            samples = yield from self.rounds.steps(self.options.local_steps, in_portion=True)
+            if samples and self.rounds.end():
+                yield self.write_residual(samples=samples, clock=self.round)
+            else:
+                self.rounds.close()
+                yield Write(vector=None, clock=self.round)
+            self.round = yield from barrier.next_step(self.round)
+
     def leave(self) -> Iterable[Need]:
-        """All clients have drained: nobody begins another step."""
+        """All clients have drained: nobody begins another round."""
         if self.role == HEAD and self.options.heads == "each":
+            self.own.clear()  # What is still asked goes on from the average.
             yield self._fold(0, END)
             self.round = IDLE  # What is asked from now on, as by `finish`, pushes nothing.
 
@@ -312,10 +379,11 @@ class Replica(ReplicaSide):
         return answer
 
     def _begin_round(self, batch: BatchKey) -> Generator[Need, Any, None]:
-        """A client that asks in a step has the average of the step before: that is complete."""
+        """A client that asks in a round has the average of the one before: that is complete."""
         if self.options.heads == "each" and batch.round > self.round:
             yield self._fold(batch.round, BEGIN)
             self.round = batch.round
+            self.own.clear()
 
     def _fold(self, clock: int, part: int) -> Write:
         return Write(vector=None, clock=clock, part=part, holds_steps=False, wait=True)
@@ -323,8 +391,7 @@ class Replica(ReplicaSide):
     def _forward(
         self, batch: BatchKey, tensors: tuple[Array, ...]
     ) -> Generator[Need, Any, tuple[Array, ...]]:
-        yield from self._begin_round(batch)
-        yield Read(wait=True, after_own=True)
+        yield from self._at_h(batch)
         answer: tuple[Array, ...] = yield Engine(op=FORWARD, arrays=tensors)
         self._keep(batch, FORWARD, answer, tensors)
         return answer
@@ -333,20 +400,57 @@ class Replica(ReplicaSide):
         self, batch: BatchKey, op: str, tensors: tuple[Array, ...]
     ) -> Generator[Need, Any, tuple[Array, ...]]:
         """Step h, at most once for this batch, and answer."""
-        yield from self._begin_round(batch)
-        yield Read(wait=True, after_own=True)
+        yield from self._at_h(batch)
         *answer, gradient = yield Engine(op=op, arrays=tensors)
         if np.isfinite(gradient).all():  # Else the client discards the batch, too.
-            yield Write(
-                vector=gradient,
-                samples=int(tensors[1][0]),
+            samples = int(tensors[1][0])
+            step = gradient * np.float32(self._rate()) if self.in_rounds else gradient
+            receipt: Receipt = yield Write(
+                vector=self._pushed(batch.slot, step, samples),
+                samples=samples,
                 clock=clock_of(batch.data_epoch, batch.portion),
                 part=part_of(batch.number, batch.slot),
                 wait=True,
             )
+            if LATE not in receipt.outcomes.values():
+                self._step_own(batch.slot, step, samples)
             self.steps += 1
         self._keep(batch, op, tuple(answer))
         return tuple(answer)
+
+    def _rate(self) -> float:
+        return self.own_rate(self.samples_done())
+
+    # ------------------------------------------------------------ an h for each client
+
+    def _at_h(self, batch: BatchKey) -> Generator[Need, Any, None]:
+        """Have the model at the h that this batch is computed with."""
+        yield from self._begin_round(batch)
+        own = self.own.get(batch.slot)
+        if own is not None:
+            copy_into(self.parameters, own.h)
+            return
+        yield Read(wait=True, after_own=True)
+        if self.in_rounds and self.options.heads == "each":
+            self.first = to_host(self.parameters).copy()
+            self.own[batch.slot] = OwnHead(self.first.copy())
+
+    def _pushed(self, slot: int, step: Array, samples: int) -> Array:
+        """What is pushed of a step. The server divides the sum of samples * push by all samples.
+
+        That has to come to sum n_k D_k / n, D_k the displacement of an h so far; so a push has what
+        its step adds to n_k D_k.
+        """
+        own = self.own.get(slot)
+        if own is None:
+            return step
+        before: Array = self.first - own.h
+        return before + np.float32(1 + own.samples / samples) * step
+
+    def _step_own(self, slot: int, step: Array, samples: int) -> None:
+        if (own := self.own.get(slot)) is not None:
+            own.h -= step
+            own.samples += samples
 
     def figures(self) -> Json:
         return {"steps": self.steps, "repeated": self.repeated} if self.role == HEAD else {}
@@ -543,14 +647,39 @@ def check(job: JobFile) -> list[Fault]:
         what = f"a batch of {size} samples has no distance correlation, which alpha weighs"
         instead = f"use {SAMPLES_MIN} or more, or alpha = 0"
         found.append((("workers", "batch_size"), what, instead))
-    if options.get("heads", "one") == "each" and options.get("clients", "turn") == "turn":
+    in_turn = options.get("clients", "turn") == "turn"
+    if options.get("heads", "one") == "each" and in_turn:
         what = "clients that take turns step one h, one after the other"
         found.append((("algorithm", "heads"), what, 'use clients = "parallel", or heads = "one"'))
+    if options.get("local_steps", 1) > 1:
+        found += _check_rounds(job, in_turn=in_turn)
     kind = registry.load("optimizers", job.optimizer.name)
     if options.get("heads", "one") == "each" and issubclass(kind, MatrixOptimizer):
         what = f"{job.optimizer.name} has no average of gradients that come one after the other"
         found.append((("optimizer", "name"), what, 'use another one, or heads = "one"'))
     return found
+
+
+def _check_rounds(job: JobFile, *, in_turn: bool) -> Iterator[Fault]:
+    if in_turn:
+        what = "clients that take turns hand their layers on, and average nothing"
+        yield ("algorithm", "local_steps"), what, 'use clients = "parallel", or 1'
+    is_plain = job.inner.name == "sgd" and not (
+        job.inner.options.get("momentum") or job.inner.options.get("weight_decay")
+    )
+    if not is_plain:
+        what = "client and head step alike, and the head has no state of an optimiser per client"
+        yield ("inner", "name"), what, 'use "sgd" without momentum and weight_decay'
+
+
+def variant(options: Options) -> dict[str, Choice]:
+    """With rounds of several steps the servers average what these have come to."""
+    if options.local_steps == 1:
+        return {}
+    return {
+        "optimizer": Choice(name="sgd", options={"lr": 1.0}),
+        "inner": Choice(name="sgd", options={"lr": 0.01}),
+    }
 
 
 def check_model(job: JobFile, layout: Layout) -> list[Fault]:
@@ -567,6 +696,7 @@ SPLIT = Method(
     Options=Options,
     check=check,
     check_model=check_model,
+    variant=variant,
     replica=Replica,
     shard=InTurn,
     lead=Turns,

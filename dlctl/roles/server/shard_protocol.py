@@ -54,6 +54,8 @@ class ShardProtocol:
 
     def __post_init__(self) -> None:
         self.initialised = False
+        self._readers: set[int] = set()
+        """The slots of workers that have joined after the last checkpoint."""
         self.last_checkpoint = 0
         """The run ends with it: later updates would be in no checkpoint, so none are applied."""
         self.buffers: AveragedBuffers | None = None
@@ -156,9 +158,14 @@ class ShardProtocol:
 
     def reopen(self, last_checkpoint: int) -> None:
         """The run continues: that checkpoint failed, or could not be recorded as the last one."""
-        if last_checkpoint == self.last_checkpoint:
-            self.last_checkpoint = 0
-            self.commit()
+        if last_checkpoint != self.last_checkpoint:
+            return
+        self.last_checkpoint, readers = 0, sorted(self._readers)
+        self._readers.clear()
+        for slot in readers:
+            for table in self.tables:
+                table.count(slot)
+        self.commit()
 
     # ------------------------------------------------------------ workers join
 
@@ -175,11 +182,15 @@ class ShardProtocol:
             self.context.send(peer, m.Dismiss(f"worker-{message.slot} has been replaced"))
             return
         is_new = not self.parameters.dedup.is_current(message.slot, message.term)
-        if is_new and self.last_checkpoint:
-            return  # Barriers would release the pushes that they hold.
         self._peers[message.slot] = peer  # before acks of what the join settles
-        for table in self.tables:
-            table.join(message.slot, message.term)
+        if is_new and self.last_checkpoint:
+            # It reads only: barriers would release the pushes that they hold.
+            self._readers.add(message.slot)
+            for table in self.tables:
+                table.admit(message.slot, message.term)
+        else:
+            for table in self.tables:
+                table.join(message.slot, message.term)
         self._answer_join(peer, message.slot)
 
     def _answer_join(self, peer: Peer, slot: int) -> None:
@@ -246,9 +257,13 @@ class ShardProtocol:
         """Handle a push; returns whether it was useless, such as a duplicate."""
         self.rates.add("push_bytes", push.delta.nbytes)
         table = self._table(push.table)
-        if self.last_checkpoint:
-            return False
         verdict = table.dedup.judge(push)
+        if self.last_checkpoint:
+            # A worker that reads only may announce that it has no step, and would wait for the ack.
+            is_readers = push.slot in self._readers and not push.samples
+            if is_readers and push.shard_term == self.term and verdict in (NEW, m.DUPLICATE):
+                table.leave_out(peer, push, verdict)
+            return False
         if verdict != FENCED and push.shard_term != self.term:
             self._ask_to_join(peer)
         elif verdict == FENCED or self._is_ready(peer, push.slot, push.term):
