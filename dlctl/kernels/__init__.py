@@ -72,6 +72,25 @@ def from_signs() -> Callable[[Array, Array, Array], None] | None:
     return None if module is None else module.from_signs
 
 
+def squares(array: Array) -> float | None:
+    """About the sum of the squares of float32[n], which need not be the last bits of numpy's; None:
+    not in C. Infinite or NaN if an element is, or if squares overflow."""
+    module = _loaded()[0]
+    if module is None or array.dtype != np.float32 or not takes(array):
+        return None
+    found: float = module.squares(array)
+    return found
+
+
+def are_finite(array: Array) -> bool | None:
+    """Whether no element of float32[n] is infinite or NaN; None: not in C."""
+    module = _loaded()[0]
+    if module is None or array.dtype != np.float32 or not takes(array):
+        return None
+    found: bool = module.are_finite(array)
+    return found
+
+
 def takes(array: Array) -> bool:
     """Whether C may read this array: what came in a message may begin at any byte."""
     return type(array) is np.ndarray and array.flags.c_contiguous and array.flags.aligned

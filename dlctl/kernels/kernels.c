@@ -563,6 +563,72 @@ static PyObject *from_signs(PyObject *self, PyObject *const *args, Py_ssize_t co
     Py_RETURN_NONE;
 }
 
+/* ------------------------------------------------------------------ checks of values */
+
+enum { SUMMED = 1 << 16, LANES = 64 };
+/* SUMMED: elements whose squares are summed in float32; these sums, in float64. */
+
+/* Not in numpy's order: whoever needs the last bits asks numpy. */
+FOR_EACH_PROCESSOR double dlctl_squares(const float *x, Py_ssize_t size) {
+    double total = 0;
+    for (Py_ssize_t first = 0; first < size; first += SUMMED) {
+        const float *some = x + first;
+        const Py_ssize_t left = size - first, n = left < SUMMED ? left : SUMMED;
+        const Py_ssize_t whole = n / LANES * LANES;
+        float sums[LANES] = {0};
+        for (Py_ssize_t i = 0; i < whole; i += LANES)
+            for (int lane = 0; lane < LANES; lane++)
+                sums[lane] += some[i + lane] * some[i + lane];
+        for (Py_ssize_t i = whole; i < n; i++)
+            sums[i - whole] += some[i] * some[i];
+        for (int lane = 0; lane < LANES; lane++)
+            total += sums[lane];
+    }
+    return total;
+}
+
+/* Whether no element is infinite or NaN. */
+FOR_EACH_PROCESSOR int dlctl_are_finite(const uint32_t *x, Py_ssize_t size) {
+    for (Py_ssize_t first = 0; first < size; first += SUMMED) {
+        const uint32_t *some = x + first;
+        const Py_ssize_t left = size - first, n = left < SUMMED ? left : SUMMED;
+        uint32_t carries = 0;
+        for (Py_ssize_t i = 0; i < n; i++)
+            carries |= (some[i] & 0x7fffffffu) + 0x00800000u; /* of an exponent of all ones */
+        if (carries >> 31)
+            return 0;
+    }
+    return 1;
+}
+
+/* are_finite and squares (array): of float32 */
+static PyObject *checked(PyObject *const *args, Py_ssize_t count, int is_sum) {
+    if (count != 1) {
+        PyErr_SetString(PyExc_TypeError, "takes (array)");
+        return NULL;
+    }
+    Arrays arrays = {.count = 0};
+    const void *x = memory(&arrays, args[0], -1, PyBUF_SIMPLE);
+    if (!x)
+        return NULL;
+    const Py_ssize_t size = length_bytes(&arrays) / (Py_ssize_t)sizeof(float);
+    PyThreadState *thread = size > LOCK_MAX ? PyEval_SaveThread() : NULL;
+    const double sum = is_sum ? dlctl_squares(x, size) : 0;
+    const int are_finite = is_sum ? 0 : dlctl_are_finite(x, size);
+    if (thread)
+        PyEval_RestoreThread(thread);
+    let_go(&arrays);
+    return is_sum ? PyFloat_FromDouble(sum) : PyBool_FromLong(are_finite);
+}
+
+static PyObject *squares(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    return checked(args, count, 1);
+}
+
+static PyObject *are_finite(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    return checked(args, count, 0);
+}
+
 /* ------------------------------------------------------------------ the module */
 
 static PyMethodDef METHODS[] = {
@@ -570,6 +636,8 @@ static PyMethodDef METHODS[] = {
     RULES(ENTRY)
     HALVES(ENTRY)
     ENTRY(from_signs)
+    ENTRY(squares)
+    ENTRY(are_finite)
     ENTRY(gather)
     ENTRY(scatter)
     {NULL, NULL, 0, NULL},

@@ -31,7 +31,7 @@ SLOTS = {"sgd": (0, 2), "momentum": (1, 4), "adagrad": (1, 2), "rmsprop": (2, 5)
 """Rule -> its slots and its constants."""
 HALVES = ("half", "bfloat")
 ENTRIES = [*SLOTS, *(f"{name}_{kind}" for kind in HALVES for name in kernels.Halves._fields),
-           "gather", "scatter", "from_signs"]  # fmt: skip
+           "gather", "scatter", "from_signs", "squares", "are_finite"]  # fmt: skip
 
 
 def seeds() -> list[bytes]:
@@ -55,6 +55,8 @@ def target(data: bytes) -> None:
         _copies(name, of, differ, flags)
     elif name == "from_signs":
         _signs(of, differ)
+    elif name in ("squares", "are_finite"):
+        _check(name, of)
     else:
         _conversion(name, of, differ)
 
@@ -145,6 +147,20 @@ def _signs(of: _Arrays, differ: int) -> None:
         flags = np.unpackbits(bits, count=of.size, bitorder="little").view(bool)
         ones, zeros = (np.repeat(part, ROW)[: of.size] for part in (means[:rows], means[rows:]))
         assert np.array_equal(out, np.where(flags, ones, zeros))
+
+
+def _check(name: str, of: _Arrays) -> None:
+    values = of.make(of.size, np.float32)
+    found = _entry(name)(values)
+    of.check()
+    is_finite = bool(np.isfinite(values).all())
+    if name == "are_finite":
+        assert found is is_finite
+        return
+    with np.errstate(all="ignore"):
+        exact = values.astype(np.float64)
+        assert np.isclose(found, exact @ exact, rtol=1e-3, atol=1e-30) or not found < 1e38
+        assert is_finite or not np.isfinite(found)
 
 
 def _half(values: Any) -> Any:
