@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from dlctl.health.findings import FAULT, OK, WARNING, Facts, Finding
 from dlctl.health.needs import HostNeed
+from dlctl.kernels import SWITCH
 from dlctl.util import hints
 from dlctl.util.text import plural
 
@@ -48,7 +49,10 @@ def _no_kernels(need: HostNeed, facts: Facts) -> Finding:
     """The loops in C are missing: nothing changes but the time of an update, and of packing."""
     text = "numpy updates parameters in servers, about a third as fast as C, and packs values: "
     text += str(facts["no_kernels"])
-    fix = f"with a C compiler and Python's headers there: {facts['python']} -m pip install dlctl"
+    install = f"{facts['python']} -m pip install --force-reinstall --no-deps dlctl"
+    fix = f"with a C compiler and Python's headers there: {install}"
+    if str(facts["no_kernels"]).startswith(SWITCH):
+        fix = f"unset {SWITCH} there"
     return Finding(need.name, "kernels", WARNING, text, fix)
 
 
