@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 
 from dlctl.health.findings import FAULT, OK, WARNING, Facts, Finding
 from dlctl.health.needs import HostNeed
-from dlctl.kernels import SWITCH
 from dlctl.util import hints
 from dlctl.util.text import plural
 
+SWITCH = "DLCTL_KERNELS"
+"""That of `dlctl.kernels`, which imports numpy: commands that only look do without it."""
 UNCOMPILED_MAX = 20
 """Modules without a .pyc file that cost nothing to speak of."""
 
