@@ -28,7 +28,7 @@ LARGE = 25_000_000
 DENSITY = 0.01
 PUSHES = 6
 """Number of different sparse pushes."""
-TIME_ASKED, BYTES_ASKED = 0.15, 1 / 25
+TIME_ASKED, BYTES_ASKED = 0.1, 1 / 25
 
 
 def measure(*, quick: bool) -> list[Figure]:

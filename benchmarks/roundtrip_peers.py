@@ -26,7 +26,7 @@ CHAPTER = "roundtrip"
 SMALL, LARGE = 10_000, 25_000_000
 REPEATS = {(SMALL, 1): 500, (SMALL, 4): 300, (LARGE, 1): 3}
 """(parameters, workers) -> round trips of each worker per round."""
-P50_ASKED, RATE_ASKED = 1.5, 1 / 0.7
+P50_ASKED, RATE_ASKED = 2.0, 1 / 0.45
 CLIENTS, PUSHES, CLIENTS_ASKED = 64, 3200, 1.2
 Rounds = dict[str, list[tuple[float, float]]]
 """Method -> (seconds of a round trip, round trips per second) of each round."""

@@ -10,15 +10,16 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.figures import Figure
-from benchmarks.peers.contest import against, compete, figures_of
+from benchmarks.peers.contest import against, compete, figures_of, from_start_against
 from benchmarks.peers.places import loopback
 from benchmarks.peers.settings import Settings
-from benchmarks.peers.table import DDP, FAST, HOGWILD, RPC
+from benchmarks.peers.table import DDP, FAST, HOGWILD, RPC, diloco
 
 CHAPTER = "train"
 ROUNDS = 3
 BUDGET_S = 60.0
-ASKED = {HOGWILD.name: 1.5, DDP.name: 0.333, RPC.name: 0.333}
+ASKED = {diloco(8).name: 1.0, HOGWILD.name: 1.5, DDP.name: 0.333, RPC.name: 0.333}
+FROM_START_ASKED = 0.8
 WORKERS = 4
 TARGET = 0.85
 OURS = FAST[0].name
@@ -41,4 +42,5 @@ def measure(*, quick: bool) -> list[Figure]:
     return [
         *figures_of(CHAPTER, what, tries),
         *(against(CHAPTER, OURS, other, tries, asked) for other, asked in ASKED.items()),
+        from_start_against(CHAPTER, OURS, diloco(8).name, tries, FROM_START_ASKED),
     ]

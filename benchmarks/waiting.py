@@ -36,6 +36,7 @@ TRAINING_S, LOOK_S, SILENT_S_MAX = 10.0, 1.0, 20.0
 NEVER = 1_000_000
 """An interval of pushes and fetches, in steps, that exceeds the run."""
 PERCENT_ASKED = 10.0
+STEP_ASKED = {WIDTHS[0]: 1.6, WIDTHS[1]: 1.25}
 JOB = """batch_size = 32
 threads = 1
 [algorithm]
@@ -85,7 +86,7 @@ def measure(*, quick: bool) -> list[Figure]:
             for widths in WIDTHS
             for figure in (
                 Figure(CHAPTER, _waits(widths), "%", (), PERCENT_ASKED, skipped=why),
-                Figure(CHAPTER, _costs(widths), "x", (), skipped=why),
+                Figure(CHAPTER, _costs(widths), "x", (), STEP_ASKED[widths], skipped=why),
             )
         ]
     found: dict[tuple[int, ...], list[tuple[Phase, Phase]]] = {widths: [] for widths in WIDTHS}
@@ -108,7 +109,7 @@ def _figures(widths: tuple[int, ...], rounds: list[tuple[Phase, Phase]]) -> list
     with_s, without_s = zip(*((both.step_s, none.step_s) for both, none in rounds), strict=True)
     return [
         Figure(CHAPTER, _waits(widths), "%", shares, PERCENT_ASKED),
-        ratio(CHAPTER, _costs(widths), with_s, without_s),
+        ratio(CHAPTER, _costs(widths), with_s, without_s, STEP_ASKED[widths]),
     ]
 
 

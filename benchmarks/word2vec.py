@@ -23,7 +23,7 @@ from benchmarks.sandbox import Dlctl, pushed_bytes, sandbox
 
 CHAPTER = "word2vec"
 EXAMPLE = Path(__file__).parents[1] / "examples" / "word2vec"
-LOSS_ASKED = 1.02
+LOSS_ASKED, GENSIM_ASKED = 1.02, 2.5
 WORKERS = 1, 2, 4
 EPOCHS = 5
 RUN_S_MAX = 1800.0
@@ -70,7 +70,7 @@ def _beside(peer: Ended, ours: Ended, short: Ended, epochs: int, *, quick: bool)
     rates = f"{theirs:,.0f} against {rate:,.0f} words/s, 2 workers each"
     return [
         Figure(CHAPTER, BESIDE[0], "x", (ours.loss / peer.loss,), detail=loss),
-        Figure(CHAPTER, BESIDE[1], "x", (theirs / rate,), detail=rates),
+        Figure(CHAPTER, BESIDE[1], "x", (theirs / rate,), GENSIM_ASKED, detail=rates),
     ]
 
 

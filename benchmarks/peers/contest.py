@@ -105,6 +105,15 @@ def against(
     return _compared(Figure(chapter, what, "x", ratios, asked), tries[ours], tries[other])
 
 
+def from_start_against(
+    chapter: str, ours: str, other: str, tries: Mapping[str, Tries], asked: float
+) -> Figure:
+    """The same from the command on that starts the processes."""
+    ratios = _ratios(tries[ours], tries[other], lambda result: result.start_s + result.seconds)
+    what = f"{ours} / {other}, time to the accuracy from the command on"
+    return _compared(Figure(chapter, what, "x", ratios, asked), tries[ours], tries[other])
+
+
 def bytes_against(
     chapter: str, ours: str, other: str, tries: Mapping[str, Tries], asked: float
 ) -> Figure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 from daemons import parent_watch, process, signals
@@ -12,11 +13,13 @@ from daemons.server.committing import Committing
 from daemons.server.storages import choose_storages
 from daemons.server.watching import Watch
 from daemons.time_records import path_of
-from dlctl import registry
+from dlctl import kernels, registry
 from dlctl.launch import addresses
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.server.server import Server
 from dlctl.wire.messages import Push
+
+log = logging.getLogger("dlctl")
 
 
 def serve(context: process.DaemonContext) -> int:
@@ -31,6 +34,8 @@ def serve(context: process.DaemonContext) -> int:
     address = place.advertise(loop.transport.listen(place.bind))
     loop.transport.connect(COORDINATOR, context.control, context.credentials.coordinator)
     point = failpoint.from_environment(os.environ)
+    if why := kernels.missing():
+        log.info("numpy computes updates, C would be faster: %s", why)
     storages = choose_storages(context.directory, job.servers, point)
     loop.chores.append(Watch(storages, context.directory, Committing(loop).await_all))
     loop.transport.early = Push

@@ -26,6 +26,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from dlctl import kernels
 from dlctl.errors import RemoteProtocolError
 from dlctl.wire.messages import Array
 
@@ -45,6 +46,8 @@ def pack(indices: Array, size: int) -> Array:
     low_bits = _low_bits(coded, size)
     if low_bits == 0:
         return _mask(indices)
+    if (packed := _pack_in_c(indices, low_bits, size)) is not None:
+        return packed
     # The first gap, and each other one plus 2^b: its high part is then the step from bit to bit.
     steps = np.empty(coded, np.int64)
     steps[0] = indices[0]
@@ -71,8 +74,28 @@ def unpack(packed: Array, count: int, size: int) -> Array:
     cut, most = _bytes(coded * low_bits), packed_bytes_max(count, size)
     if not cut + _bytes(coded) <= packed.size <= most:
         raise RemoteProtocolError(f"{count} positions in {packed.size} bytes; at most {most}")
-    found = _positions(packed[:cut], packed[cut:], coded, low_bits, size)
+    low, mask = packed[:cut], packed[cut:]
+    found = _unpack_in_c(low, mask, coded, low_bits, size)
+    if found is None:
+        found = _positions(low, mask, coded, low_bits, size)
     return found if coded == count else _others(found, size)
+
+
+def _pack_in_c(indices: Array, low_bits: int, size: int) -> Array | None:
+    coded = indices.size
+    cut = _bytes(coded * low_bits)
+    room = np.zeros(cut + _bytes(coded + _high_max(coded, size, low_bits)), np.uint8)
+    length = kernels.pack_positions(indices, low_bits, room[:cut], room[cut:])
+    return None if length is None else room[: cut + _bytes(length)]
+
+
+def _unpack_in_c(low: Array, mask: Array, coded: int, low_bits: int, size: int) -> Array | None:
+    """None: not in C, or `_positions` says why not."""
+    padding = 8 * low.size - coded * low_bits
+    if not (coded and mask[-1]) or (padding and int(low[-1]) >> (8 - padding)):
+        return None
+    found = np.empty(coded, np.int64)
+    return found if kernels.unpack_positions(found, low_bits, low, mask, size) else None
 
 
 def packed_bytes_max(count: int, size: int) -> int:

@@ -10,6 +10,8 @@ from dlctl.health.needs import HostNeed
 from dlctl.util import hints
 from dlctl.util.text import plural
 
+SWITCH = "DLCTL_KERNELS"
+"""That of `dlctl.kernels`, which imports numpy: commands that only look do without it."""
 UNCOMPILED_MAX = 20
 """Modules without a .pyc file that cost nothing to speak of."""
 
@@ -48,7 +50,10 @@ def _no_kernels(need: HostNeed, facts: Facts) -> Finding:
     """The loops in C are missing: nothing changes but the time of an update, and of packing."""
     text = "numpy updates parameters in servers, about a third as fast as C, and packs values: "
     text += str(facts["no_kernels"])
-    fix = f"with a C compiler and Python's headers there: {facts['python']} -m pip install dlctl"
+    install = f"{facts['python']} -m pip install --force-reinstall --no-deps dlctl"
+    fix = f"with a C compiler and Python's headers there: {install}"
+    if str(facts["no_kernels"]).startswith(SWITCH):
+        fix = f"unset {SWITCH} there"
     return Finding(need.name, "kernels", WARNING, text, fix)
 
 

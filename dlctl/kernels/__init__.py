@@ -72,6 +72,45 @@ def from_signs() -> Callable[[Array, Array, Array], None] | None:
     return None if module is None else module.from_signs
 
 
+def pack_positions(positions: Array, bits: int, low: Array, mask: Array) -> int | None:
+    """Add int64[n], strictly increasing, to the zeros `low` and `mask`, uint8, as
+    `compress/indices.py` codes them. Returns the length of the mask in bits; None: not in C."""
+    module = _loaded()[0]
+    if module is None or not takes(positions):
+        return None
+    found: int = module.pack_positions(positions, bits, low, mask)
+    return found
+
+
+def unpack_positions(out: Array, bits: int, low: Array, mask: Array, size: int) -> bool:
+    """Undo it: positions below `size`, into int64[n]. False: not in C, or these are no n positions;
+    `out` has anything then."""
+    module = _loaded()[0]
+    if module is None or not (takes(low) and takes(mask)):
+        return False
+    could: bool = module.unpack_positions(out, bits, low, mask, size)
+    return could
+
+
+def squares(array: Array) -> float | None:
+    """About the sum of the squares of float32[n], which need not be the last bits of numpy's; None:
+    not in C. Infinite or NaN if an element is, or if squares overflow."""
+    module = _loaded()[0]
+    if module is None or array.dtype != np.float32 or not takes(array):
+        return None
+    found: float = module.squares(array)
+    return found
+
+
+def are_finite(array: Array) -> bool | None:
+    """Whether no element of float32[n] is infinite or NaN; None: not in C."""
+    module = _loaded()[0]
+    if module is None or array.dtype != np.float32 or not takes(array):
+        return None
+    found: bool = module.are_finite(array)
+    return found
+
+
 def takes(array: Array) -> bool:
     """Whether C may read this array: what came in a message may begin at any byte."""
     return type(array) is np.ndarray and array.flags.c_contiguous and array.flags.aligned
@@ -120,7 +159,7 @@ def _loaded() -> tuple[Any, str]:
 def _fault() -> str:
     """Why the library must not be loaded; empty: it may be."""
     if not (LIBRARY.is_file() and RECORD.is_file()):
-        return "it was not built: there was no C compiler, or no Python.h"
+        return "it was not built: there was no working C compiler, or no Python.h"
     try:
         built = json.loads(regular.read_bytes(RECORD))
         found = {"source": digest(SOURCE), "library": digest(LIBRARY)}

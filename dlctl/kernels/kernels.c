@@ -12,8 +12,9 @@
 #include <math.h>
 #include <stdint.h>
 
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
-/* A processor without AVX2 takes the other version; the choice is made when this is loaded. */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+/* A processor without AVX2 takes the other version; the C library makes the choice when this is
+ * loaded (musl's cannot). */
 #define FOR_EACH_PROCESSOR __attribute__((target_clones("avx2", "default")))
 #else
 #define FOR_EACH_PROCESSOR
@@ -563,6 +564,214 @@ static PyObject *from_signs(PyObject *self, PyObject *const *args, Py_ssize_t co
     Py_RETURN_NONE;
 }
 
+/* ------------------------------------------------------------------ positions */
+
+/* As dlctl/compress/indices.py codes them: `low` has the lowest `bits` bits of each gap, `mask` a
+ * set bit for each position. */
+typedef struct {
+    const int64_t *given; /* to pack */
+    int64_t *found;       /* to unpack */
+    Py_ssize_t count, low_bytes, mask_bytes;
+    int bits;
+    uint8_t *low, *mask;
+} Positions;
+
+static inline uint64_t word_at(const uint8_t *octets, Py_ssize_t left) {
+    uint64_t word = 0;
+    if (left >= 8)
+        for (int i = 0; i < 8; i++)
+            word |= (uint64_t)octets[i] << (8 * i);
+    else
+        for (int i = 0; i < left; i++)
+            word |= (uint64_t)octets[i] << (8 * i);
+    return word;
+}
+
+/* 1, or 0 if there are more or fewer set bits than positions, or one is not below `size`. */
+static int unpack_them(const Positions *these, uint64_t size) {
+    const uint64_t most = ((uint64_t)1 << these->bits) - 1;
+    uint64_t next = 0; /* the least that the next position may be */
+    Py_ssize_t i = 0, skipped = 0;
+    for (Py_ssize_t at = 0; at < these->mask_bytes; at += 8) {
+        const Py_ssize_t left = these->mask_bytes - at;
+        uint64_t word = word_at(these->mask + at, left);
+        for (; word; word &= word - 1) {
+            const Py_ssize_t bit = 8 * at + __builtin_ctzll(word);
+            if (i == these->count)
+                return 0;
+            const Py_ssize_t first = i * these->bits, octet = first / 8;
+            const uint64_t low = word_at(these->low + octet, these->low_bytes - octet);
+            const uint64_t high = (uint64_t)(bit - i - skipped);
+            if (high > size >> these->bits)
+                return 0;
+            const uint64_t found = next + (high << these->bits) + ((low >> first % 8) & most);
+            if (found >= size)
+                return 0;
+            these->found[i] = (int64_t)found;
+            next = found + 1;
+            skipped = bit - i;
+            i++;
+        }
+    }
+    return i == these->count;
+}
+
+/* Bits set in the mask, which is zeros, as `low` is; or -1: it is too short, or a position is not
+ * above the one before it. */
+static Py_ssize_t pack_them(const Positions *these) {
+    const uint64_t most = ((uint64_t)1 << these->bits) - 1;
+    int64_t next = 0;
+    Py_ssize_t bit = -1;
+    for (Py_ssize_t i = 0; i < these->count; i++) {
+        const int64_t gap = these->given[i] - next;
+        if (gap < 0 || gap >> these->bits >= 8 * these->mask_bytes - bit - 1)
+            return -1;
+        const Py_ssize_t first = i * these->bits;
+        const uint64_t low = ((uint64_t)gap & most) << first % 8;
+        for (int octet = 0; octet * 8 < these->bits + first % 8; octet++)
+            these->low[first / 8 + octet] |= (uint8_t)(low >> (8 * octet));
+        bit += 1 + (Py_ssize_t)(gap >> these->bits);
+        these->mask[bit / 8] |= (uint8_t)(1 << bit % 8);
+        next = these->given[i] + 1;
+    }
+    return bit + 1;
+}
+
+enum { BITS_MAX = 56 };
+
+/* Reads (positions, bits, low, mask): the first one to read if it is packed. */
+static int read_positions(Positions *these, Arrays *arrays, PyObject *const *args, int is_packing) {
+    const int in = PyBUF_SIMPLE, out = PyBUF_WRITABLE;
+    const Py_ssize_t bits = PyLong_AsSsize_t(args[1]);
+    if (bits == -1 && PyErr_Occurred())
+        return -1;
+    void *positions = memory(arrays, args[0], -1, is_packing ? in : out);
+    if (!positions)
+        return -1;
+    these->given = these->found = positions;
+    these->count = length_bytes(arrays) / (Py_ssize_t)sizeof(int64_t);
+    if (bits < 0 || bits > BITS_MAX || these->count > PY_SSIZE_T_MAX / 64) {
+        PyErr_SetString(PyExc_ValueError, "there are 0 to 56 low bits");
+        return -1;
+    }
+    these->bits = (int)bits;
+    these->low_bytes = (these->count * bits + 7) / 8;
+    if (!(these->low = memory(arrays, args[2], these->low_bytes, is_packing ? out : in)) ||
+        !(these->mask = memory(arrays, args[3], -1, is_packing ? out : in)))
+        return -1;
+    these->mask_bytes = length_bytes(arrays);
+    return 0;
+}
+
+/* unpack_positions(out, bits, low, mask, size): whether it could; out has anything if not. */
+static PyObject *unpack_positions(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    Arrays arrays = {.count = 0};
+    Positions these;
+    if (count != 5) {
+        PyErr_SetString(PyExc_TypeError, "takes (out, bits, low, mask, size)");
+        return NULL;
+    }
+    const Py_ssize_t size = PyLong_AsSsize_t(args[4]);
+    if ((size == -1 && PyErr_Occurred()) || read_positions(&these, &arrays, args, 0) < 0) {
+        let_go(&arrays);
+        return NULL;
+    }
+    PyThreadState *thread = these.count > LOCK_MAX ? PyEval_SaveThread() : NULL;
+    const int could = size >= 0 && unpack_them(&these, (uint64_t)size);
+    if (thread)
+        PyEval_RestoreThread(thread);
+    let_go(&arrays);
+    return PyBool_FromLong(could);
+}
+
+/* pack_positions(positions, bits, low, mask): into zeros; the length of the mask in bits. */
+static PyObject *pack_positions(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    Arrays arrays = {.count = 0};
+    Positions these;
+    if (count != 4) {
+        PyErr_SetString(PyExc_TypeError, "takes (positions, bits, low, mask)");
+        return NULL;
+    }
+    if (read_positions(&these, &arrays, args, 1) < 0) {
+        let_go(&arrays);
+        return NULL;
+    }
+    PyThreadState *thread = these.count > LOCK_MAX ? PyEval_SaveThread() : NULL;
+    const Py_ssize_t bits = pack_them(&these);
+    if (thread)
+        PyEval_RestoreThread(thread);
+    let_go(&arrays);
+    if (bits < 0)
+        PyErr_SetString(PyExc_ValueError, "the positions do not ascend, or not within the mask");
+    return bits < 0 ? NULL : PyLong_FromSsize_t(bits);
+}
+
+/* ------------------------------------------------------------------ checks of values */
+
+enum { SUMMED = 1 << 16, LANES = 64 };
+/* SUMMED: elements whose squares are summed in float32; these sums, in float64. */
+
+/* Not in numpy's order: whoever needs the last bits asks numpy. */
+FOR_EACH_PROCESSOR double dlctl_squares(const float *x, Py_ssize_t size) {
+    double total = 0;
+    for (Py_ssize_t first = 0; first < size; first += SUMMED) {
+        const float *some = x + first;
+        const Py_ssize_t left = size - first, n = left < SUMMED ? left : SUMMED;
+        const Py_ssize_t whole = n / LANES * LANES;
+        float sums[LANES] = {0};
+        for (Py_ssize_t i = 0; i < whole; i += LANES)
+            for (int lane = 0; lane < LANES; lane++)
+                sums[lane] += some[i + lane] * some[i + lane];
+        for (Py_ssize_t i = whole; i < n; i++)
+            sums[i - whole] += some[i] * some[i];
+        for (int lane = 0; lane < LANES; lane++)
+            total += sums[lane];
+    }
+    return total;
+}
+
+/* Whether no element is infinite or NaN. */
+FOR_EACH_PROCESSOR int dlctl_are_finite(const uint32_t *x, Py_ssize_t size) {
+    for (Py_ssize_t first = 0; first < size; first += SUMMED) {
+        const uint32_t *some = x + first;
+        const Py_ssize_t left = size - first, n = left < SUMMED ? left : SUMMED;
+        uint32_t carries = 0;
+        for (Py_ssize_t i = 0; i < n; i++)
+            carries |= (some[i] & 0x7fffffffu) + 0x00800000u; /* of an exponent of all ones */
+        if (carries >> 31)
+            return 0;
+    }
+    return 1;
+}
+
+/* are_finite and squares (array): of float32 */
+static PyObject *checked(PyObject *const *args, Py_ssize_t count, int is_sum) {
+    if (count != 1) {
+        PyErr_SetString(PyExc_TypeError, "takes (array)");
+        return NULL;
+    }
+    Arrays arrays = {.count = 0};
+    const void *x = memory(&arrays, args[0], -1, PyBUF_SIMPLE);
+    if (!x)
+        return NULL;
+    const Py_ssize_t size = length_bytes(&arrays) / (Py_ssize_t)sizeof(float);
+    PyThreadState *thread = size > LOCK_MAX ? PyEval_SaveThread() : NULL;
+    const double sum = is_sum ? dlctl_squares(x, size) : 0;
+    const int are_finite = is_sum ? 0 : dlctl_are_finite(x, size);
+    if (thread)
+        PyEval_RestoreThread(thread);
+    let_go(&arrays);
+    return is_sum ? PyFloat_FromDouble(sum) : PyBool_FromLong(are_finite);
+}
+
+static PyObject *squares(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    return checked(args, count, 1);
+}
+
+static PyObject *are_finite(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    return checked(args, count, 0);
+}
+
 /* ------------------------------------------------------------------ the module */
 
 static PyMethodDef METHODS[] = {
@@ -570,6 +779,10 @@ static PyMethodDef METHODS[] = {
     RULES(ENTRY)
     HALVES(ENTRY)
     ENTRY(from_signs)
+    ENTRY(pack_positions)
+    ENTRY(unpack_positions)
+    ENTRY(squares)
+    ENTRY(are_finite)
     ENTRY(gather)
     ENTRY(scatter)
     {NULL, NULL, 0, NULL},

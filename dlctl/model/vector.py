@@ -7,12 +7,14 @@ torch is never imported here: a tensor has its own methods.
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from dlctl import kernels
 from dlctl.util import threads
 from dlctl.util.threads import BLOCK, PLACES
 from dlctl.wire.messages import Array, Json, Packed
@@ -183,6 +185,8 @@ def euclidean_norm(u: Vector) -> float:
 
 def all_finite(u: Array) -> bool:
     """Whether no element is NaN or infinite, however large their squares are; in blocks."""
+    if (are_finite := kernels.are_finite(u)) is not None:
+        return are_finite
     parts = (u[lo : lo + BLOCK] for lo in range(0, u.size, BLOCK))
     return all(bool(np.isfinite(part).all()) for part in parts)
 
@@ -190,6 +194,19 @@ def all_finite(u: Array) -> bool:
 def is_finite(u: Vector) -> bool:
     """Whether the norm is finite: no element is NaN or infinite, no square overflows. One pass."""
     return math.isfinite(squared_norm(u))
+
+
+def is_shorter(u: Array, length: float, about: float | None = None) -> bool:
+    """Whether `euclidean_norm(u)` is at most `length`; False if it is infinite or NaN.
+
+    One pass, or none. about: the sum of the squares in float32, added up in any order; None: not
+    known yet. Near the limit numpy decides, so the order does not.
+    """
+    length = min(length, sys.float_info.max)
+    about = kernels.squares(u) if about is None else about
+    # Far more than the rounding errors of sums of 2^16 numbers in float32.
+    is_clear = about is not None and math.sqrt(about) <= 0.999 * length
+    return is_clear or euclidean_norm(u) <= length
 
 
 def squared_norm(u: Vector) -> float:
@@ -201,6 +218,12 @@ def squared_norm(u: Vector) -> float:
     if isinstance(u, Spread):
         return u.squared_norm()
     return sum(threads.in_parts(len(u), partial(_squares_of_part, u)))
+
+
+def squares_of_block(u: Array) -> float:
+    """The sum of the squares of float32[n], n <= `BLOCK`, added up in any order."""
+    squares = kernels.squares(u)
+    return _squares_of_part(u, 0, u.size) if squares is None else squares
 
 
 def _squares_of_part(u: Array, lo: int, hi: int) -> float:

@@ -20,7 +20,7 @@ import numpy as np
 
 from dlctl.compress.base import Delta
 from dlctl.errors import DlctlError
-from dlctl.model.vector import all_finite, euclidean_norm
+from dlctl.model.vector import all_finite, euclidean_norm, is_shorter
 from dlctl.optim.alarm import Alarm
 from dlctl.optim.base import Optimizer, Sweeping
 from dlctl.optim.blocks import Rule, check_length
@@ -201,6 +201,10 @@ class Storage(Protocol):
         """
         ...
 
+    def prepared_squares(self, delta: Delta) -> float | None:
+        """About the sum of the squares of a delta that has arrived, if it is being prepared."""
+        ...
+
     def forget_prepared(self) -> None:
         """Drop a prepared update: after this returns, nothing of it is written or referenced."""
         ...
@@ -343,6 +347,10 @@ class Shard:
         if self.clip_norm or self._takes_matrices:
             return False  # The norm is unknown until the whole delta has arrived.
         return self.storage.prepare(Delta(values), count, self._next_rule if is_new else None)
+
+    def is_shorter(self, delta: Delta, length: float) -> bool:
+        """Whether the norm of a delta that has arrived is at most `length`: so it is finite."""
+        return is_shorter(delta.values, length, self.storage.prepared_squares(delta))
 
     def forget_prepared(self) -> None:
         """Drop a prepared update: after this returns, nothing of it is written or referenced."""

@@ -142,6 +142,10 @@ class Mapped:
         self._ahead.come(count)
         return True
 
+    def prepared_squares(self, delta: Delta) -> float | None:
+        ahead = self._ahead
+        return None if ahead is None or not ahead.is_of(delta) else ahead.squares()
+
     def forget_prepared(self) -> None:
         ahead, self._ahead = self._ahead, None
         if ahead is not None:

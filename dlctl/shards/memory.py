@@ -52,6 +52,9 @@ class ArraysInMemory:
         """False: an update in place cannot be rolled back."""
         return False
 
+    def prepared_squares(self, delta: Delta) -> float | None:
+        return None
+
     def forget_prepared(self) -> None:
         """There is nothing."""
 

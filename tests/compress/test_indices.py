@@ -8,6 +8,7 @@ import pytest
 from example_counts import times
 from hypothesis import given
 from hypothesis import strategies as st
+from update_loops import loops as loops
 
 from dlctl.compress.indices import pack, packed_bytes_max, unpack
 from dlctl.errors import RemoteProtocolError

@@ -15,7 +15,8 @@ from kept_states import dense, snapshot, sparse
 
 from dlctl import registry
 from dlctl.compress.base import Delta
-from dlctl.optim.blocks import Block
+from dlctl.model.vector import euclidean_norm, squared_norm
+from dlctl.optim.blocks import Block, BlockPlace
 from dlctl.shards.ahead import Ahead
 from dlctl.shards.base import Shard, Spec
 from dlctl.shards.errors import Diverged
@@ -204,8 +205,13 @@ def test_nobody_writes_any_more_when_an_update_is_finished_or_dropped(end: str, 
     """A commit comes next, or another update into the same memory. What was not begun of one that
     is dropped never is.
     """
-    rule, delta = Waiting(), Delta(np.zeros(5 * threads.PART, np.float32))
-    ahead = Ahead(delta, lambda lo, hi: iter(range(lo, hi, threads.PART)), rule)
+    rule, values = Waiting(), np.zeros(5 * threads.PART, np.float32)
+
+    def cut(lo: int, hi: int) -> Iterator[Block]:
+        for at in range(lo, hi, threads.PART):
+            yield Block.in_place(BlockPlace(at), values, values[at : at + threads.PART], ())
+
+    ahead = Ahead(Delta(values), cut, rule)
     for part in (1, 2, 3, 4):
         ahead.come(part * threads.PART)
     assert rule.are_at_work.wait(10), "other threads do it"
@@ -226,6 +232,25 @@ def test_a_state_that_is_closed_meanwhile_is_written_by_nobody_any_more(name: st
     storage.close()
     assert storage._ahead is None
     pair.check()
+
+
+@pytest.mark.parametrize("poison", [0.0, np.nan, np.inf, 1e30])
+def test_a_prepared_push_is_checked_without_a_pass_of_its_own(name: str, poison: float) -> None:
+    shard, values = Pair(name, "mapped").shard, Values(1)
+    values._sent[SIZE - 1] = poison
+    for count in (0, 1, 500, SIZE - 1):
+        values.come(shard, count)
+    delta = values.whole()
+    assert shard.storage.prepared_squares(Delta(delta.values.copy())) is None
+    squares = shard.storage.prepared_squares(delta)
+    if shard.prepare(delta.values, SIZE, is_new=False):
+        assert squares == pytest.approx(squared_norm(delta.values), rel=1e-4, nan_ok=True)
+    else:
+        assert squares is None
+    assert shard.is_shorter(delta, 1e9) == (poison == 0.0)
+    norm = euclidean_norm(delta.values)
+    assert shard.is_shorter(delta, norm) == (poison == 0.0)
+    assert not shard.is_shorter(delta, float(np.nextafter(norm, 0)))
 
 
 def test_what_fails_while_values_come_fails_their_update() -> None:

@@ -31,7 +31,8 @@ SLOTS = {"sgd": (0, 2), "momentum": (1, 4), "adagrad": (1, 2), "rmsprop": (2, 5)
 """Rule -> its slots and its constants."""
 HALVES = ("half", "bfloat")
 ENTRIES = [*SLOTS, *(f"{name}_{kind}" for kind in HALVES for name in kernels.Halves._fields),
-           "gather", "scatter", "from_signs"]  # fmt: skip
+           "gather", "scatter", "from_signs", "squares", "are_finite",
+           "pack_positions", "unpack_positions"]  # fmt: skip
 
 
 def seeds() -> list[bytes]:
@@ -55,6 +56,10 @@ def target(data: bytes) -> None:
         _copies(name, of, differ, flags)
     elif name == "from_signs":
         _signs(of, differ)
+    elif name in ("squares", "are_finite"):
+        _check(name, of)
+    elif name.endswith("_positions"):
+        _positions(name, of, differ, flags)
     else:
         _conversion(name, of, differ)
 
@@ -145,6 +150,46 @@ def _signs(of: _Arrays, differ: int) -> None:
         flags = np.unpackbits(bits, count=of.size, bitorder="little").view(bool)
         ones, zeros = (np.repeat(part, ROW)[: of.size] for part in (means[:rows], means[rows:]))
         assert np.array_equal(out, np.where(flags, ones, zeros))
+
+
+def _check(name: str, of: _Arrays) -> None:
+    values = of.make(of.size, np.float32)
+    found = _entry(name)(values)
+    of.check()
+    is_finite = bool(np.isfinite(values).all())
+    if name == "are_finite":
+        assert found is is_finite
+        return
+    with np.errstate(all="ignore"):
+        exact = values.astype(np.float64)
+        assert np.isclose(found, exact @ exact, rtol=1e-3, atol=1e-30) or not found < 1e38
+        assert is_finite or not np.isfinite(found)
+
+
+def _positions(name: str, of: _Arrays, differ: int, bits: int) -> None:
+    """Whatever is unpacked, it ascends below the size, and is packed to the same bytes."""
+    count, bits = of.size // 8, bits % 64
+    low = of.make(-(-count * bits // 8) + differ, np.uint8)
+    mask, positions = of.make(of.size, np.uint8), of.make(count, np.int64)
+    fits = bits <= 56 and differ == 0
+    if name == "pack_positions":
+        positions[:] = np.cumsum(np.abs(positions) % 9 + 1)
+        low[:], mask[:] = 0, 0
+        is_room = not count or (positions[-1] >> bits) + count <= 8 * mask.size
+        _call(name, of, fits, positions, bits, low, mask) if is_room else None
+        return
+    if not fits:
+        _call(name, of, fits, positions, bits, low, mask, 1 << 40)
+        return
+    is_done = _entry(name)(positions, bits, low, mask, 1 << 40)
+    of.check()
+    if not is_done:
+        return
+    again = np.zeros_like(low), np.zeros_like(mask)
+    _entry("pack_positions")(positions, bits, *again)
+    assert (np.diff(positions) > 0).all()
+    assert not count or 0 <= positions[0] <= positions[-1] < 1 << 40
+    assert np.array_equal(again[1], mask)
 
 
 def _half(values: Any) -> Any:

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from dlctl import kernels, registry
-from dlctl.compress import bfloat16, values
+from dlctl.compress import bfloat16, indices, values
 from dlctl.compress.onebit import OneBit
+from dlctl.errors import RemoteProtocolError
+from dlctl.model import vector
 from dlctl.optim import compiled
 from dlctl.optim.adam import AdamOptions
 from dlctl.optim.blocks import Block, BlockPlace
@@ -201,6 +203,97 @@ def test_arrays_of_other_lengths_are_refused() -> None:
     a.flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):
         step((0.1, 1e-10), a, a, a, (a,), (a,))
+
+
+def unpacked(packed: Any, count: int, size: int) -> Any:
+    try:
+        return indices.unpack(packed, count, size).tolist()
+    except RemoteProtocolError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("count", "size"), [(1, 2), (7, 20), (100, 10_000), (5000, 600_000), (3, 2**62)]
+)
+def test_positions_are_numpys(count: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes, what comes of them, and of damaged ones the same refusal."""
+    rng = np.random.default_rng(count)
+    where = np.unique(rng.integers(0, size, count))
+    packed, found = indices.pack(where, size), []
+    damaged = [packed.copy() for _ in range(40)]
+    for i, some in enumerate(damaged):
+        some[rng.integers(some.size) if i else -1] ^= 1 << rng.integers(8)
+    in_c = kernels._loaded()
+    for loaded in (in_c, (None, "")):
+        monkeypatch.setattr(kernels, "_loaded", lambda loaded=loaded: loaded)
+        found.append([indices.pack(where, size).tolist()])
+        found[-1] += [unpacked(some, where.size, size) for some in (packed, *damaged)]
+    assert found[0] == found[1]
+    assert found[0][1] == where.tolist()
+
+
+def test_positions_that_do_not_fit_are_refused() -> None:
+    room = np.zeros(4, np.uint8)
+    for where in ([3, 3], [-1], [0, 2**62]):
+        with pytest.raises(ValueError, match="ascend"):
+            kernels.pack_positions(np.array(where), 0, room[:0], room)
+    for bits in (-1, 57):
+        with pytest.raises(ValueError, match="low bits"):
+            kernels.pack_positions(np.array([1]), bits, room, room)
+    with pytest.raises(ValueError, match="bytes"):
+        kernels.pack_positions(np.array([1]), 3, room, room)
+    out = np.zeros(2, np.int64)
+    for marked in (0b1, 0b111):  # Fewer positions, and more.
+        mask = np.array([marked], np.uint8)
+        assert not kernels.unpack_positions(out, 0, room[:0], mask, 8)
+    assert not kernels.unpack_positions(out, 0, room[:0], np.array([0b1001], np.uint8), 3)
+    assert kernels.unpack_positions(out, 0, room[:0], np.array([0b1001], np.uint8), 4)
+    assert out.tolist() == [0, 3]
+
+
+LENGTHS = [0, 1, 63, 64, 65, 4097, (1 << 16) - 1, (1 << 16) + 65]
+
+
+@pytest.mark.parametrize("size", LENGTHS)
+def test_the_norm_is_checked_as_by_numpy(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the last bit of the limit, and for everything that is refused."""
+    u = (np.random.default_rng(size).standard_normal(size) * 1e6).astype(np.float32)
+    poisons = [(i, poison) for i in (0, size // 2, size - 1) for poison in (np.nan, -np.inf, 3e19)]
+    found = []
+    for squares in (kernels.squares, lambda u: None):
+        monkeypatch.setattr(kernels, "squares", squares)
+        norm = vector.euclidean_norm(u)
+        limits = (0.0, norm / 2, np.nextafter(norm, 0), norm, norm * 1.001, 1e12, np.inf)
+        found.append([vector.is_shorter(u, limit) for limit in limits])
+        for at, poison in poisons if size else ():
+            bad = u.copy()
+            bad[at] = poison
+            found[-1] += [vector.is_shorter(bad, limit) for limit in (1e12, 1e18, np.inf)]
+    assert found[0] == found[1]
+    assert found[0][3:7] == [True] * 4
+    assert not any(found[0][7:])
+
+
+@pytest.mark.parametrize("size", LENGTHS)
+def test_what_is_not_finite_is_found_as_by_numpy(size: int) -> None:
+    u = np.random.default_rng(size).integers(0, 255 << 23, size, np.uint32, endpoint=False)
+    u |= np.random.default_rng(1).integers(0, 2, size, np.uint32) << 31
+    assert kernels.are_finite(u.view(np.float32)) is True
+    for at in {0, size // 2, size - 1} if size else ():
+        for bits in (0x7F800000, 0xFF800000, 0x7F800001, 0xFFFFFFFF):
+            bad = u.copy()
+            bad[at] = bits
+            assert kernels.are_finite(bad.view(np.float32)) is False
+            assert not vector.all_finite(unaligned(bad.view(np.float32)))
+
+
+def test_only_what_c_may_read_is_checked_there() -> None:
+    u = np.ones(10, np.float32)
+    for other in (u[::2], unaligned(u), u.astype(np.float64), u.astype(np.float16)):
+        assert kernels.squares(other) is None
+        assert kernels.are_finite(other) is None
+        assert vector.all_finite(other)
+        assert vector.is_shorter(other, 4.0)
 
 
 ALL_HALVES = np.arange(1 << 16, dtype=np.uint16)

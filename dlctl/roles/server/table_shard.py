@@ -34,6 +34,7 @@ from dlctl.roles.server.dedup import NEW, Dedup
 from dlctl.shards.base import Shard, W
 from dlctl.shards.rows import RowSlice
 from dlctl.shards.summary import Summary
+from dlctl.util import threads
 from dlctl.util.names import AVERAGE
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Peer
@@ -87,6 +88,9 @@ COUNTED = {
     m.REFUSED: "refused",
 }  # fmt: skip
 RATES = ("pushes", "push_bytes", "fetch_bytes", *COUNTED.values())
+EARLY_MIN = threads.PART
+"""Elements of a push whose values are checked block by block while its update is prepared; those of
+a smaller one stay in the processor's cache anyway."""
 HELD_FETCHES_MAX = 8
 """Reads of one worker that wait for a clock or a push. A newer one replaces the oldest."""
 
@@ -301,7 +305,9 @@ class TableShard:
             return
         self.dedup.take(push)
         self.rates.add("pushes", 1)
-        self._settle_push(push, self.side.push(push, delta))
+        outcomes = self.side.push(push, delta)
+        self._early_apply.ends(push.slot)  # If it was dropped, its memory is not kept.
+        self._settle_push(push, outcomes)
 
     def _refuse(self, push: m.Push, why: str) -> None:
         """Reject an invalid push: it never gets into the shard, and its number is consumed."""
@@ -348,16 +354,23 @@ class TableShard:
             raise RemoteProtocolError(f'compressed with "{packed.kind:.20}", not as the job says')
         else:
             delta = expand(self.compressor, packed, length)
-        norm = euclidean_norm(delta.values)
-        if not math.isfinite(norm):
-            raise RemoteProtocolError("it holds values that are not finite, or its norm is not")
-        if norm > self.push_norm_max:
-            limit = f"servers.push_norm_max = {self.push_norm_max:g}"
-            raise RemoteProtocolError(f"its norm is {norm:.3g}, above {limit}")
+        self._check_norm(push, delta)
         if not push.is_part:
             return delta
         where = np.arange(length) if delta.indices is None else delta.indices
         return Delta(delta.values, where + push.at)
+
+    def _check_norm(self, push: m.Push, delta: Delta) -> None:
+        """Raises RemoteProtocolError for NaN, an infinity, or too large a norm."""
+        if delta.values.size >= EARLY_MIN:
+            self.on_push_coming(push, [array.nbytes for array in push.delta.arrays])
+        if self.shard.is_shorter(delta, self.push_norm_max):
+            return
+        norm = euclidean_norm(delta.values)
+        if not math.isfinite(norm):
+            raise RemoteProtocolError("it holds values that are not finite, or its norm is not")
+        limit = f"servers.push_norm_max = {self.push_norm_max:g}"
+        raise RemoteProtocolError(f"its norm is {norm:.3g}, above {limit}")
 
     def settle(self, outcomes: list[PushOutcome], *, has_changed: bool = False) -> None:
         """Commit the outcomes of pushes, ack them, and answer fetches that waited for them.

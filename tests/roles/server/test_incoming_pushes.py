@@ -17,6 +17,7 @@ from dlctl.algorithms.barrier import Barrier
 from dlctl.optim.adagrad import Adagrad
 from dlctl.optim.sgd import SGD
 from dlctl.roles.protocol.authz import OFFENCES_MAX
+from dlctl.roles.server import table_shard
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Coming, Note, Received
 from dlctl.wire.messages import APPLIED, REFUSED, Packed
@@ -110,6 +111,27 @@ def test_poison_that_was_worked_on_is_refused_and_forgotten(
     assert life.push(1, [-5, 0, 0, 0]) == [(1, APPLIED)]
     assert np.isfinite(life.w).all()
     assert life.w[1:] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("early_min", [SIZE, SIZE + 1])
+def test_a_large_push_is_prepared_to_check_it_and_forgotten_if_it_is_refused(
+    keeping: Keeping, early_min: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that comes at once, as in shared memory."""
+    monkeypatch.setattr(table_shard, "EARLY_MIN", early_min)
+    life = at_work(keeping)
+    is_early = early_min == SIZE
+    prepared = []
+    for number, (values, outcome) in enumerate(
+        [([-1, 0, 0, 0], APPLIED), ([np.nan, 0, 0, 0], REFUSED), ([0, 1e13, 0, 0], REFUSED),
+         ([0, -2, 0, 0], APPLIED)]
+    ):  # fmt: skip
+        passed = points_of(keeping)
+        (ack,) = life.ask(life.message(number, values))
+        prepared.append("block updated" in passed)
+        assert ack.outcome == outcome
+    assert prepared == [True, is_early, is_early, True]
+    assert life.w == [1, 2, 0, 0]
 
 
 def test_what_a_worker_that_was_replaced_has_begun_is_forgotten(
