@@ -1,7 +1,7 @@
 """What `dlctl doctor` says of the partitions of a job: whether jobs start there, for how long, and
 whether they are preempted.
 
-`verdicts` knows everything from Slurm's answers (`Known`); `known` asks for them.
+`verdicts` knows everything from Slurm's answers (`Answers`); `known` asks for them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Use(NamedTuple):
     """A preempted node is no loss of the others."""
 
 
-class Node(NamedTuple):
+class NodeState(NamedTuple):
     name: str
     state: str
     """As sinfo writes it: "idle", "down*"."""
@@ -68,12 +68,12 @@ class Node(NamedTuple):
         return f"{self.name} is {self.state}" + (f" ({self.reason})" if self.reason else "")
 
 
-class Known(NamedTuple):
+class Answers(NamedTuple):
     """Slurm's answers."""
 
     partitions: dict[str, Row]
     """Name -> the fields of `scontrol show partition`."""
-    nodes: dict[str, list[Node]]
+    nodes: dict[str, list[NodeState]]
     """Partition -> its nodes."""
     preempt_type: str = ""
     """"": Slurm does not say."""
@@ -105,7 +105,7 @@ def _number(row: Row, key: str) -> int:
 # ---------------------------------------------------------------- the verdicts
 
 
-def verdicts(use: Use, known: Known) -> Iterator[Fact]:
+def verdicts(use: Use, known: Answers) -> Iterator[Fact]:
     """Nothing if Slurm says nothing of its partitions."""
     if not known.partitions:
         return
@@ -139,7 +139,7 @@ def _some(names: Iterable[str]) -> str:
     return f"{', '.join(found[:SHOWN_MAX])}{more}"
 
 
-def _of_nodes(where: str, use: Use, nodes: list[Node]) -> Fact:
+def _of_nodes(where: str, use: Use, nodes: list[NodeState]) -> Fact:
     if not nodes:
         return Fact("nodes", f"{where} has no nodes", _other(use), True)
     usable = [node for node in nodes if node.is_usable]
@@ -194,17 +194,19 @@ def _of_preemption(where: str, use: Use, row: Row, is_preempted: bool | None) ->
 # ---------------------------------------------------------------- Slurm's answers
 
 
-def known() -> Known:
+def known() -> Answers:
     """Raises DlctlError if Slurm's commands cannot be run."""
     rows = [slurmwords.fields(line) for line in _said("scontrol", "-a", "-o", "show", "partition")]
-    nodes: dict[str, list[Node]] = {}
+    nodes: dict[str, list[NodeState]] = {}
     for line in _said("sinfo", "-a", "-h", "-N", "-o", "%R|%N|%T|%E"):
         partition, name, state, reason = [*line.strip().split("|", 3), "", "", ""][:4]
-        node = Node(name, state.lower(), "" if reason == "none" else reason)
+        node = NodeState(name, state.lower(), "" if reason == "none" else reason)
         nodes.setdefault(partition, []).append(node)
     config = dict(line.split("=", 1) for line in _said("scontrol", "show", "config") if "=" in line)
     kind = {key.strip(): value.strip() for key, value in config.items()}.get("PreemptType", "")
-    return Known({row["PartitionName"]: row for row in rows if "PartitionName" in row}, nodes, kind)
+    return Answers(
+        {row["PartitionName"]: row for row in rows if "PartitionName" in row}, nodes, kind
+    )
 
 
 def _said(*argv: str) -> list[str]:

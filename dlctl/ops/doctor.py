@@ -27,7 +27,7 @@ from dlctl.launch import session, taskfiles
 from dlctl.launch.launcher import Fact, Launcher
 from dlctl.launch.session import Session
 from dlctl.ops import cases, elsewhere, mirror, plan, trial
-from dlctl.ops.trial import Trial
+from dlctl.ops.trial import NodesTried
 from dlctl.runs import paths, select
 from dlctl.runs.paths import open_to_all
 from dlctl.runs.snapshot import Snapshot
@@ -71,7 +71,7 @@ def findings(
     place = elsewhere.of_file(job, file) if job is not None and file is not None else None
     if place is not None:
         wanted = {HOME_AGENT: needs.NOTHING}  # Its daemons are there.
-    tried = Trial({})
+    tried = NodesTried({})
     if on_trial and job is not None and file is not None:
         tried = trial.begin(job, file, launcher, place)
         wanted |= trial.needs_of(job, tried.sessions)

@@ -32,13 +32,13 @@ THERE = "the coordinator's node"
 THERE_S = 240.0
 
 
-class Trial(NamedTuple):
+class NodesTried(NamedTuple):
     sessions: Mapping[str, Session]
     """Agent -> a session with a host that it may get."""
     findings: tuple[Finding, ...] = ()
 
 
-def begin(job: JobFile, file: Path, launcher: Launcher, place: ControlPlace | None) -> Trial:
+def begin(job: JobFile, file: Path, launcher: Launcher, place: ControlPlace | None) -> NodesTried:
     """place: where the coordinator runs, if not here. Raises UsageError."""
     if launcher.takes_hosts or not launcher.places():
         raise UsageError(
@@ -47,13 +47,13 @@ def begin(job: JobFile, file: Path, launcher: Launcher, place: ControlPlace | No
         )
     notes.note(f"asking {launcher.title} for nodes, for this check only ...")
     if place is not None:
-        return Trial({}, tuple(_elsewhere(place, file, launcher.title)))
+        return NodesTried({}, tuple(_elsewhere(place, file, launcher.title)))
     try:
         own = launcher.trial()
     except DlctlError as error:
-        return Trial({}, (Finding(HERE, "nodes", WARNING, error.message, error.hint or ""),))
+        return NodesTried({}, (Finding(HERE, "nodes", WARNING, error.message, error.hint or ""),))
     agents = [agent for agent, host in placement.agents(job.places).items() if host.is_other]
-    return Trial(dict(zip(agents, own, strict=False)))
+    return NodesTried(dict(zip(agents, own, strict=False)))
 
 
 def needs_of(job: JobFile, sessions: Mapping[str, Session]) -> dict[str, HostNeed]:

@@ -10,9 +10,9 @@ from dlctl.errors import TimedOut
 from dlctl.launch import answers, launcher, slurmpartitions, slurmtrial
 from dlctl.launch.answers import CallResult
 from dlctl.launch.launcher import Fact
-from dlctl.launch.slurmpartitions import Known, Node, Use
+from dlctl.launch.slurmpartitions import Answers, NodeState, Use
 
-IDLE = (Node("h1", "idle"), Node("h2", "mixed"))
+IDLE = (NodeState("h1", "idle"), NodeState("h2", "mixed"))
 WORKERS = Use("workers", "launcher slurm", "a")
 CONTROL = WORKERS._replace(what="control", is_control=True)
 JOB = WORKERS._replace(what="the job", nodes=2, is_taken_singly=False)
@@ -20,24 +20,26 @@ OK, WARNING, FAULT = "ok", "warning", "fault"
 
 
 def known(
-    nodes: tuple[Node, ...] = IDLE,
+    nodes: tuple[NodeState, ...] = IDLE,
     *,
     tier: int = 9,
     kind: str = "preempt/partition_prio",
     **row: str,
-) -> Known:
+) -> Answers:
     """A partition "a" and one that precedes it."""
     own = {"PartitionName": "a", "State": "UP", "PreemptMode": "REQUEUE", "PriorityTier": "1"}
     others = {"PartitionName": "b", "State": "UP", "PriorityTier": str(tier), "Default": "YES"}
-    return Known({"a": own | row, "b": others}, {"a": [*nodes], "b": [Node("h2", "idle")]}, kind)
+    return Answers(
+        {"a": own | row, "b": others}, {"a": [*nodes], "b": [NodeState("h2", "idle")]}, kind
+    )
 
 
-def marks(use: Use, known: Known) -> dict[str, str]:
+def marks(use: Use, known: Answers) -> dict[str, str]:
     found = slurmpartitions.verdicts(use, known)
     return {f.subject: FAULT if f.is_fault else WARNING if f.fix else OK for f in found}
 
 
-def only(subject: str, use: Use, known: Known) -> Fact:
+def only(subject: str, use: Use, known: Answers) -> Fact:
     (found,) = [f for f in slurmpartitions.verdicts(use, known) if f.subject == subject]
     return found
 
@@ -58,17 +60,23 @@ def test_a_good_partition_is_good() -> None:
         (WORKERS, known(State="DRAIN"), "partition", FAULT, "drained"),
         (CONTROL, known(State="INACTIVE"), "partition", FAULT, "INACTIVE"),
         (WORKERS, known(()), "nodes", FAULT, "no nodes"),
-        (WORKERS, known((Node("h1", "down", "psu"),)), "nodes", FAULT, "h1 is down (psu)"),
-        (CONTROL, known((Node("h1", "idle*"),)), "nodes", FAULT, "h1 is idle*"),
-        (WORKERS, known((Node("h1", "drained"), *IDLE)), "nodes", OK, "2 of 3 nodes"),
-        (JOB, known((Node("h1", "draining"), Node("h2", "idle"))), "nodes", WARNING, "waits for 2"),
-        (JOB, known((Node("h2", "idle"),)), "nodes", FAULT, "asks for 2"),
+        (WORKERS, known((NodeState("h1", "down", "psu"),)), "nodes", FAULT, "h1 is down (psu)"),
+        (CONTROL, known((NodeState("h1", "idle*"),)), "nodes", FAULT, "h1 is idle*"),
+        (WORKERS, known((NodeState("h1", "drained"), *IDLE)), "nodes", OK, "2 of 3 nodes"),
+        (
+            JOB,
+            known((NodeState("h1", "draining"), NodeState("h2", "idle"))),
+            "nodes",
+            WARNING,
+            "waits for 2",
+        ),
+        (JOB, known((NodeState("h2", "idle"),)), "nodes", FAULT, "asks for 2"),
         (JOB._replace(minutes=11), known(MaxTime="00:10:00"), "time", FAULT, "11 min"),
         (CONTROL, known(MaxTime="7-00:00:00"), "time", WARNING, "7-00:00:00"),
         (CONTROL, known(DefaultTime="01:00:00", MaxTime="1-00:00:00"), "time", WARNING, "01:00:00"),
         (WORKERS, known(PreemptMode="OFF"), "PreemptMode", OK, "not preempted"),
         (WORKERS, known(tier=1), "PreemptMode", OK, "not preempted"),
-        (WORKERS, known((Node("h1", "idle"),)), "PreemptMode", OK, "not preempted"),
+        (WORKERS, known((NodeState("h1", "idle"),)), "PreemptMode", OK, "not preempted"),
         (WORKERS, known(kind="preempt/none"), "PreemptMode", OK, "not preempted"),
         (WORKERS, known(kind="preempt/qos"), "PreemptMode", OK, "quality of service"),
         (WORKERS, known(PreemptMode="GANG,SUSPEND"), "PreemptMode", WARNING, "suspended"),
@@ -77,7 +85,7 @@ def test_a_good_partition_is_good() -> None:
     ],
 )
 def test_what_is_wrong_with_a_partition_is_said(
-    use: Use, made: Known, subject: str, mark: str, said: str
+    use: Use, made: Answers, subject: str, mark: str, said: str
 ) -> None:
     assert marks(use, made)[subject] == mark
     assert said in only(subject, use, made).found
@@ -92,15 +100,15 @@ def test_what_is_wrong_with_a_partition_is_said(
         (CONTROL, known(MaxTime="UNLIMITED", DefaultTime="NONE")),
     ],
 )
-def test_a_time_limit_that_fits_is_not_mentioned(use: Use, made: Known) -> None:
+def test_a_time_limit_that_fits_is_not_mentioned(use: Use, made: Answers) -> None:
     assert "time" not in marks(use, made)
 
 
 def test_without_a_name_it_is_the_default() -> None:
     default = WORKERS._replace(partition="")
     assert "partition b" in only("nodes", default, known()).found
-    assert marks(default, Known({"a": {"PartitionName": "a"}}, {})) == {"partition": FAULT}
-    assert marks(WORKERS, Known({}, {})) == {}, "Slurm does not answer, which is said elsewhere"
+    assert marks(default, Answers({"a": {"PartitionName": "a"}}, {})) == {"partition": FAULT}
+    assert marks(WORKERS, Answers({}, {})) == {}, "Slurm does not answer, which is said elsewhere"
 
 
 def put(tools: Path, name: str, text: str) -> None:

@@ -112,9 +112,9 @@ class Apart(Rounds):
         self._take_rest_back(lo, hi)
         Reference.before(self, lo, hi)
 
-    def steps(self, count: int) -> Steps:
+    def steps(self, count: int, *, in_portion: bool = False) -> Steps:
         self.is_diverged = False
-        samples = yield from super().steps(count)
+        samples = yield from super().steps(count, in_portion=in_portion)
         self.is_diverged = not self.is_open
         return samples
 
