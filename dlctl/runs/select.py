@@ -179,7 +179,10 @@ def _unknown(job: str, found: list[Path]) -> NotFound:
     jobs = [name.rpartition("-")[0] for name in names]
     where = "DLCTL_JOB" if os.environ.get("DLCTL_JOB") == job else None
     what = f'no run or job is called "{job}"{meant(job, dict.fromkeys([*names, *jobs]))}'
-    return NotFound(what, where=where, hint="dlctl ps")
+    hint = "dlctl ps"
+    if "://" in job:
+        hint = hints.command(f"dlctl checkpoint ls {job}", "also verify and export take an address")
+    return NotFound(what, where=where, hint=hint)
 
 
 def _ambiguous(what: str, snapshots: Sequence[Snapshot]) -> UsageError:

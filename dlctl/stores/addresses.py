@@ -100,8 +100,10 @@ def verdict(text: str) -> Verdict:
 
 def _without_scheme(text: str) -> Verdict:
     what = 'must have a scheme, as in "s3://bucket/prefix"'
-    scheme, colon, rest = text.partition(":")
-    if colon and registry.is_known(KIND, scheme.lower()):
+    scheme, mark, rest = text.partition(":")
+    if not mark:
+        scheme, mark, rest = text.partition("//")
+    if mark and registry.is_known(KIND, scheme.lower()):
         scheme = scheme.lower()
         slashes = "///" if scheme == FILE else "//"
         return what, f'did you mean "{scheme}:{slashes}{rest.lstrip("/"):.200}"?'

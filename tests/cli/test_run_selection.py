@@ -102,6 +102,12 @@ def test_a_mistyped_name_gets_a_suggestion_and_says_where_it_came_from(run_direc
     assert c.value.exit_code == 4
 
 
+def test_an_address_gets_the_command_that_takes_one():
+    with pytest.raises(NotFound) as c:
+        select.look("s3://bucket/digits")
+    assert "dlctl checkpoint ls s3://bucket/digits" in c.value.hint
+
+
 def test_one_unreadable_database_does_not_hide_the_other_runs(run_directory):
     good = run_directory("a-0001").run(state="running", **ME)
     bad = run_directory("b-0002")

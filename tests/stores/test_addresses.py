@@ -46,6 +46,7 @@ def test_the_parts_above_and_below_make_it_up() -> None:
         ("/mnt/store", 'file:///mnt/store"'),
         ("gs:/bucket/x", 'gs://bucket/x"'),
         ("s3:bucket/x", 's3://bucket/x"'),
+        ("s3//bucket/x", '"s3://bucket/x"'),
         ("S3://bucket/x", 's3://bucket/x"'),
         ("file:/mnt/x", 'file:///mnt/x"'),
         ("file://mnt/x", 'file:///mnt/x"'),
