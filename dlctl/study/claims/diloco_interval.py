@@ -72,7 +72,7 @@ CLAIM = PaperClaim(
         "few bytes": f"sync sends at least {FEWER:g} times as many bytes",
     },
     experiment=experiment,
-    remark="In a first set-up of 250 steps, so of five rounds, the loss of diloco was 0.22 nats above "
-    "that of sync: refuted. The paper's runs have more than a hundred rounds; here are twenty.",
+    remark="In a first set-up of 250 steps, so of five rounds, the loss of diloco was 0.22 nats "
+    "above that of sync: refuted. The paper's runs have more than a hundred rounds; here are twenty.",
     minutes=6,
 )

@@ -67,8 +67,8 @@ CLAIM = PaperClaim(
         "EASGD does not": f"EASGD loses at most {LOST:g} from {INTERVALS[0]} to {INTERVALS[-1]}",
     },
     experiment=experiment,
-    remark="In a first set-up of 48 steps, with intervals up to 16, Downpour fell behind EASGD by 0.24 "
-    "at 16, which was less than 0.2 and the spread over the seeds: not shown, by a hair. Here are "
-    "four times the steps, and the paper's longest interval.",
+    remark="In a first set-up of 48 steps, with intervals up to 16, Downpour fell behind EASGD by "
+    "0.24 at 16, which was less than 0.2 and the spread over the seeds: not shown, by a hair. Here "
+    "are four times the steps, and the paper's longest interval.",
     minutes=4,
 )
