@@ -73,6 +73,7 @@ CLAIM = PaperClaim(
     },
     experiment=experiment,
     remark="In a first set-up of 250 steps, so of five rounds, the loss of diloco was 0.22 nats "
-    "above that of sync: refuted. The paper's runs have more than a hundred rounds; here are twenty.",
+    "above that of sync: refuted. The paper's runs have more than a hundred rounds, and these "
+    "have twenty.",
     minutes=6,
 )
