@@ -26,20 +26,22 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "digits"
 ROUNDS = 3
 ALLOWED_MIN = 0.1
 RUN_S_MAX = 600.0
-CALIBRATED = 'name = "downpour"'
-JOBS = {
-    "sync, 4 workers": ('name = "sync"', 4, 1),
-    "ssp, 3 workers, 2 servers": ('name = "ssp"', 3, 2),
-    "diloco, 4 workers": ('name = "diloco"\nlocal_steps = 20', 4, 1),
+Kind = tuple[str, str, int, int]
+"""Method, its other keys, workers, servers."""
+CALIBRATED: Kind = ("downpour", "", 4, 1)
+JOBS: dict[str, Kind] = {
+    "sync, 4 workers": ("sync", "", 4, 1),
+    "ssp, 3 workers, 2 servers": ("ssp", "", 3, 2),
+    "diloco, 4 workers": ("diloco", "local_steps = 20", 4, 1),
 }
-"""Name -> [algorithm], workers, servers."""
 JOB = """[job]
 name = "{name}"
 task = "train.py:task"
 seed = {seed}
 stop = {{ steps = {steps} }}
 [algorithm]
-{algorithm}
+name = "{method}"
+{more}
 [servers]
 count = {servers}
 [workers]
@@ -86,12 +88,10 @@ def _round(
 ) -> str:
     """Adds to `found`; returns why nothing can be judged, "" if it can. Raises RuntimeError."""
     steps = 400 if quick else 6000
-    like = _job(directory, f"known-{number}", CALIBRATED, 4, 1, number, steps)
-    run_id = _ran(dlctl, like)["run_id"]
+    run_id = _ran(dlctl, _job(directory, CALIBRATED, number, steps))["run_id"]
     unjudged = ""
-    for name, (algorithm, workers, servers) in JOBS.items():
-        stem = f"{algorithm.split(chr(34))[1]}-{number}"
-        file = _job(directory, stem, algorithm, workers, servers, number, steps)
+    for name, kind in JOBS.items():
+        file = _job(directory, kind, number, steps)
         real_s = _took_s(_ran(dlctl, file))
         told = json.loads(dlctl("simulate", "--json", "--like", run_id, str(file)))
         replay = told["replay"]
@@ -108,13 +108,13 @@ def _round(
     return unjudged
 
 
-def _job(
-    directory: Path, name: str, algorithm: str, workers: int, servers: int, seed: int, steps: int
-) -> Path:
-    file = directory / f"{name}.toml"
+def _job(directory: Path, kind: Kind, seed: int, steps: int) -> Path:
+    method, more, workers, servers = kind
+    file = directory / f"{method}-{seed}.toml"
     text = JOB.format(
-        name=name, seed=seed, steps=steps, algorithm=algorithm, servers=servers, workers=workers
-    )
+        name=file.stem, seed=seed, steps=steps, method=method, more=more, servers=servers,
+        workers=workers,
+    )  # fmt: skip
     file.write_text(text)
     return file
 

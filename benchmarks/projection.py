@@ -100,7 +100,8 @@ def _real(directory: Path) -> list[Json]:
 
     shutil.copy(ROOT / "examples" / "digits" / "digits.npz", directory)
     digits = (ROOT / "examples" / "digits" / "train.py").read_text()
-    dlctl, found, like = Dlctl(limit_s=LIMIT_S), [], ""
+    dlctl, like = Dlctl(limit_s=LIMIT_S), ""
+    found: list[Json] = []
     for count in REAL_WORKERS:
         file = _job(directory, "downpour", 1, count, f"steps = {REAL_STEPS}", digits)
         dlctl("run", "--fresh", "-q", str(file))
