@@ -85,8 +85,8 @@ WORLDS: Worlds = {
         {"4 workers, some are killed": {"weight": 1.5}},
     ),
     "easgd-interval": (
-        {"downpour, every 64": {"accuracy": 0.2}},
-        {"easgd, every 64": {"accuracy": 0.2}},
+        {"downpour, every 16": {"accuracy": 0.2}},
+        {"easgd, every 16": {"accuracy": 0.2}},
     ),
     "error-feedback": (
         {
