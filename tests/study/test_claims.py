@@ -90,8 +90,8 @@ WORLDS: Worlds = {
     ),
     "error-feedback": (
         {
-            "top-k": {"push_bytes": 2e4},
-            "top-k, no feedback": {"push_bytes": 2e4, "test_loss": 2.0},
+            "top-k": {"push_bytes": 2e4}, "random-k": {"push_bytes": 1e4},
+            "random-k, no feedback": {"test_loss": 2.0},
         },
         {"top-k": {"test_loss": 2.0, "push_bytes": 2e4}},
     ),
