@@ -10,7 +10,10 @@ Worker p adds u_p to its own copy at once, and to that of p' after 1 + r rounds,
 others one round later.
 
 All workers of all seeds are stacked: a weight matrix is one tensor [replicas, in, out]. The
-optimisers of [inner] used here are element-wise, so one of them steps all.
+optimisers of [inner] used here are element-wise, so one of them steps all. The updates of the last
+s + 1 rounds are kept, and each receiver sums those that arrive: that reads them once, where adding
+them to what every receiver has still to get would read and write it s + 1 rounds ahead. Gradients
+are written out: autograd's own work is more than that of so small networks.
 """
 
 from __future__ import annotations
@@ -92,10 +95,14 @@ class Delayed:
         models = torch.stack([self._initial(seed) for seed in setting.seeds])
         self.copies = models.repeat_interleave(setting.workers, 0)  # [replicas, d]
         name, options, _ = OPTIMIZERS[setting.optimizer]
-        self.tensors = self._views(self.copies)
+        self.tensors = self.views(self.copies)
         self.inner = InnerOptimizer(Choice(name=name, options={"lr": lr, **options}), self.tensors)
-        self.pending = torch.zeros(setting.delay + 1, *self.copies.shape)
-        """What arrives in the next rounds: [rounds, replicas, d]."""
+        rounds = setting.delay + 1
+        self.updates = torch.zeros(rounds, *self.copies.shape)
+        """Of the last rounds: [rounds, replicas, d]; that of round t at t mod rounds."""
+        self.delays = torch.full((rounds, len(setting.seeds), setting.workers, setting.workers), -1)
+        """r of these updates: [rounds, seeds, to, from]; -1: it goes nowhere."""
+        self.others = ~torch.eye(setting.workers, dtype=torch.bool)
         self.round = 0
 
     def _initial(self, seed: int) -> Tensor:
@@ -107,7 +114,7 @@ class Delayed:
             parts.append((2 * torch.rand(rows * columns, generator=rng) - 1) * bound)
         return torch.cat(parts)
 
-    def _views(self, copies: Tensor) -> list[Tensor]:
+    def views(self, copies: Tensor) -> list[Tensor]:
         parts = copies.split(self.sizes, 1)  # type: ignore[no-untyped-call]
         return [
             part.view(len(copies), *shape) for part, shape in zip(parts, self.shapes, strict=True)
@@ -124,42 +131,63 @@ class Delayed:
         )
         gradients = self._gradients(self.copies, self.data.images[rows], self.data.labels[rows])
         self.inner.step(gradients, self.lr)
-        updates = self.copies - before
-        self._send(updates)
-        place = self.round % len(self.pending)
-        self.copies += self.pending[place]
-        self.pending[place] = 0
+        self.exchange(self.copies - before)
+
+    def exchange(self, updates: Tensor) -> None:
+        """Send the updates of this round, float32[replicas, d], and add what arrives in it."""
+        place = self.round % len(self.updates)
+        self.updates[place] = updates
+        self.delays[place] = self._drawn()
+        self.copies += self._arriving()
         self.round += 1
 
     def _gradients(self, copies: Tensor, images: Tensor, labels: Tensor) -> list[Tensor]:
         """Of the mean loss of each replica: images float32[replicas, batch, 64]."""
-        tensors = [view.detach().requires_grad_() for view in self._views(copies)]
-        scores = _scores(tensors, images)
-        loss = functional.cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="sum")
-        return list(torch.autograd.grad(loss / labels.shape[1], tensors))
+        tensors = self.views(copies)
+        inputs = [images]
+        for weights, biases in zip(tensors[:-2:2], tensors[1:-2:2], strict=True):
+            inputs.append(torch.baddbmm(biases, inputs[-1], weights).relu_())
+        scores = torch.baddbmm(tensors[-1], inputs[-1], tensors[-2])
+        along = functional.softmax(scores, 2) - functional.one_hot(labels, scores.shape[2])
+        along /= labels.shape[1]
+        found: list[Tensor] = []
+        for number in range(len(inputs) - 1, -1, -1):
+            x = inputs[number]
+            found = [x.transpose(1, 2) @ along, along.sum(1, keepdim=True), *found]
+            if number:
+                along = (along @ tensors[2 * number].transpose(1, 2)) * (x > 0)
+        return found
 
-    def _send(self, updates: Tensor) -> None:
-        """Put each update where its receivers will find it."""
-        workers, delay = self.setting.workers, self.setting.delay
+    def _drawn(self) -> Tensor:
+        """r for each update of this round and each of its receivers: int64[seeds, to, from]."""
+        workers = self.setting.workers
         r = torch.stack(
-            [torch.randint(delay + 1, (workers, workers), generator=rng) for rng in self.rngs]
+            [
+                torch.randint(self.setting.delay + 1, (workers, workers), generator=rng)
+                for rng in self.rngs
+            ]
         )  # [seeds, from, to]
-        when = (self.round + r) % len(self.pending)
-        seed, sender, receiver = torch.meshgrid(
-            torch.arange(len(self.rngs)), torch.arange(workers), torch.arange(workers),
-            indexing="ij",
-        )  # fmt: skip
-        others = sender != receiver
-        place = when * self.replicas + seed * workers + receiver
-        source = seed * workers + sender
-        flat = self.pending.view(-1, updates.shape[1])
-        flat.index_add_(0, place[others], updates[source[others]])
+        return torch.where(self.others, r.transpose(1, 2), -1)
+
+    def _arriving(self) -> Tensor:
+        """The sum of what reaches each replica at the end of this round: float32[replicas, d]."""
+        rounds, _, workers, _ = self.delays.shape
+        ages = (self.round - torch.arange(rounds)) % rounds
+        found = (self.delays == ages.view(-1, 1, 1, 1)).permute(1, 2, 0, 3)
+        seed, to, place, sender = found.nonzero(as_tuple=True)
+        counts = torch.bincount(seed * workers + to, minlength=self.replicas)
+        return functional.embedding_bag(
+            place * self.replicas + seed * workers + sender,
+            self.updates.view(-1, self.updates.shape[2]),
+            counts.cumsum(0) - counts,
+            mode="sum",
+        )
 
     def accuracy(self) -> Tensor:
         """Of the first worker of each seed, on the test scans: float32[seeds]."""
         firsts = self.copies[:: self.setting.workers]
         images = self.data.test_images.expand(len(firsts), -1, -1)
-        guesses = _scores(self._views(firsts), images).argmax(2)
+        guesses = _scores(self.views(firsts), images).argmax(2)
         return (guesses == self.data.test_labels).float().mean(1)
 
     def gradient(self) -> Tensor:

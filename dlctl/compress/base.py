@@ -7,8 +7,9 @@ the residual. Error feedback then only means adding the next gradients to the sa
 
 because rounding errors also stay in the residual, exactly. There are two exceptions. The values
 sent by `onebit`, `powersgd`, `dct` and stochastic `int8` have so many bits that the residual is
-rounded to the precision of `u`, once per push. And `randomk` with `unbiased` has no error feedback:
-it discards the values that it does not send, and its pushes are correct only on average.
+rounded to the precision of `u`, once per push. And `randomk` with `unbiased` and `topk` with
+`feedback = false` have no error feedback: they discard the values that they do not send. The pushes
+of `randomk` are correct on average then.
 
 Vectors are numpy arrays or torch tensors alike (`dlctl/model/vector.py`), so that a gradient on a
 GPU is compressed there and only the sent values are copied to the host.

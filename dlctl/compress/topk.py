@@ -37,6 +37,9 @@ class TopKOptions:
     into a later push."""
     dense_below: Least = DENSE_BELOW
     """A server's slice with fewer elements than this is sent uncompressed."""
+    feedback: bool = True
+    """false: elements that are not sent are discarded. It converges worse, and is there to show how
+    much: all published methods keep them."""
 
 
 class TopK(Compressor):
@@ -54,14 +57,20 @@ class TopK(Compressor):
         self.density = options.density
         self.precision = options.values
         self.dense_below = options.dense_below
+        self.feedback = options.feedback
 
     def take(self, u: Vector, shard: int = 0) -> Packed:
-        """Take the k largest elements of `u`; their rounding errors stay."""
+        """Take the k largest elements of `u`; their rounding errors stay, as the others do if there
+        is feedback.
+        """
         size = len(u)
         if size < max(self.dense_below, 1):
             return take_whole("topk", u)
         where = largest(u, min(size, max(1, int(self.density * size))))
-        return take_chosen("topk", u, where, self.precision)
+        packed = take_chosen("topk", u, where, self.precision)
+        if not self.feedback:
+            u[:] = 0
+        return packed
 
     @staticmethod
     def expand(packed: Packed, size: int) -> Delta:

@@ -72,6 +72,18 @@ def test_the_density_may_change_between_any_two_pushes():
 
 
 @pytest.mark.parametrize("as_vector", [np.array, torch.tensor])
+def test_without_feedback_the_same_elements_travel_and_nothing_stays(as_vector):
+    values = gaussian(2000)
+    u, kept = as_vector(values), as_vector(values)
+    sent = TopK(TopK.Options(dense_below=0, feedback=False)).take(u)
+    with_feedback = TopK(TopK.Options(dense_below=0)).take(kept)
+    for one, other in zip(sent.arrays, with_feedback.arrays, strict=True):
+        assert np.array_equal(one, other)
+    assert not u.any()
+    assert kept.any()
+
+
+@pytest.mark.parametrize("as_vector", [np.array, torch.tensor])
 def test_a_slice_that_is_too_small_to_compress_travels_whole_and_nothing_of_it_waits(as_vector):
     least = TopK.Options().dense_below
     assert least == SampledTopK.Options().dense_below == 1024

@@ -7,9 +7,11 @@ from dlctl.study.claims.base import Arm, Evidence, Lab, PaperClaim, Row, changes
 
 REPLICAS = (4, 12, 36)
 TUNED_AT = 4
-STEPS = 20
+STEPS = 60
 """Of each worker, in the virtual time that all runs have."""
 STEP_S = 0.01
+CORES = 64
+"""Of the machine: a core for each replica."""
 GOOD = 0.8
 TRIALS = 4
 
@@ -22,7 +24,7 @@ def experiment(lab: Lab) -> Evidence:
         name: Arm(
             method="downpour",
             changes={"inner": {"name": "none"}, "optimizer": {"name": name, "lr": lr}},
-            conditions={"step_s": STEP_S, "spread": 0.3},
+            conditions={"step_s": STEP_S, "spread": 0.3, "cores": CORES},
         )
         for name, lr in (("sgd", 0.1), ("adagrad", 0.03))
     }
@@ -50,9 +52,12 @@ CLAIM = PaperClaim(
     setup=f"Downpour on the digits, two hidden layers, with SGD or Adagrad on the server. The rate "
     f"of each is tuned with {TRIALS} trials and {TUNED_AT} replicas, and then kept for "
     f"{', '.join(map(str, REPLICAS))} replicas. All runs have the time of {STEPS} steps of a "
-    "replica.",
+    "replica, and each replica has a core of its own.",
     measure=f"the most replicas with which the accuracy at the end is {GOOD:g} or more",
     criterion={"more replicas": "it is larger with Adagrad than with SGD"},
     experiment=experiment,
-    minutes=1,
+    remark="In a first set-up all replicas shared two cores for the time of 20 steps: no side "
+    "reached 0.8 with any number of replicas. Here both do with 12 and neither does with 36, where "
+    "Adagrad is far ahead: the numbers of replicas are too far apart to tell them from each other.",
+    minutes=3,
 )

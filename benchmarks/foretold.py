@@ -1,0 +1,133 @@
+"""Three runs that nobody calibrated on, foretold by `dlctl simulate --like` another one.
+
+That other run is of the same task with another method. Three jobs that differ from it in method,
+number of workers and number of servers are then run for real, and simulated like it. A time is
+foretold if it is off by no more than the error that the simulation prints, of a replay of the run
+that it was calibrated on, or by 10 %, whichever is more: the replay of a run may be right by
+chance. The figure is the time's error relative to that, so it is foretold up to 1.
+
+All of this is about this machine alone: where other programs used its cores meanwhile, the run
+itself says that nothing can be judged, and the figures are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import Figure, seconds
+from benchmarks.sandbox import Dlctl, sandbox
+
+CHAPTER = "foretold"
+EXAMPLE = Path(__file__).parents[1] / "examples" / "digits"
+ROUNDS = 3
+ALLOWED_MIN = 0.1
+RUN_S_MAX = 600.0
+Kind = tuple[str, str, int, int]
+"""Method, its other keys, workers, servers."""
+CALIBRATED: Kind = ("downpour", "", 4, 1)
+JOBS: dict[str, Kind] = {
+    "sync, 4 workers": ("sync", "", 4, 1),
+    "ssp, 3 workers, 2 servers": ("ssp", "", 3, 2),
+    "diloco, 4 workers": ("diloco", "local_steps = 20", 4, 1),
+}
+JOB = """[job]
+name = "{name}"
+task = "train.py:task"
+seed = {seed}
+stop = {{ steps = {steps} }}
+[algorithm]
+name = "{method}"
+{more}
+[servers]
+count = {servers}
+[workers]
+count = {workers}
+batch_size = 64
+threads = 1
+device = "cpu"
+[evaluation]
+every_epochs = 5.0
+[checkpoints]
+every_s = 0.0
+"""
+
+
+def measure(*, quick: bool) -> list[Figure]:
+    found: dict[str, list[tuple[float, str]]] = {name: [] for name in JOBS}
+    unjudged, failed = "", ""
+    with sandbox() as directory:
+        for name in ("train.py", "digits.npz"):
+            shutil.copy(EXAMPLE / name, directory)
+        dlctl = Dlctl(limit_s=RUN_S_MAX)
+        for number in range(1 if quick else ROUNDS):
+            try:
+                unjudged = _round(dlctl, directory, number, found, quick=quick) or unjudged
+            except RuntimeError as error:
+                failed = str(error)[-300:]
+    return [
+        Figure(
+            CHAPTER, f"{name}: error of its time, to the printed one", "x",
+            () if unjudged else tuple(share for share, _ in rows), None if quick else 1.0,
+            "; ".join(words for _, words in rows), unjudged, failed,
+        )
+        for name, rows in found.items()
+    ]  # fmt: skip
+
+
+def _round(
+    dlctl: Dlctl,
+    directory: Path,
+    number: int,
+    found: Mapping[str, list[tuple[float, str]]],
+    *,
+    quick: bool,
+) -> str:
+    """Adds to `found`; returns why nothing can be judged, "" if it can. Raises RuntimeError."""
+    steps = 400 if quick else 6000
+    run_id = _ran(dlctl, _job(directory, CALIBRATED, number, steps))["run_id"]
+    unjudged = ""
+    for name, kind in JOBS.items():
+        file = _job(directory, kind, number, steps)
+        real_s = _took_s(_ran(dlctl, file))
+        told = json.loads(dlctl("simulate", "--json", "--like", run_id, str(file)))
+        replay = told["replay"]
+        if not replay["is_judged"]:
+            unjudged = "other programs used the cores: its error cannot be judged"
+        printed = next(row["error"] for row in replay["errors"] if row["name"] == "seconds")
+        share = told["seconds"] / real_s - 1
+        found[name].append(
+            (
+                abs(share) / max(ALLOWED_MIN, abs(printed)),
+                f"{seconds(told['seconds'])} for {seconds(real_s)}, printed {100 * printed:+.1f} %",
+            )
+        )
+    return unjudged
+
+
+def _job(directory: Path, kind: Kind, seed: int, steps: int) -> Path:
+    method, more, workers, servers = kind
+    file = directory / f"{method}-{seed}.toml"
+    text = JOB.format(
+        name=file.stem, seed=seed, steps=steps, method=method, more=more, servers=servers,
+        workers=workers,
+    )  # fmt: skip
+    file.write_text(text)
+    return file
+
+
+def _ran(dlctl: Dlctl, file: Path) -> dict[str, Any]:
+    """Its status at the end."""
+    dlctl("run", "--fresh", "-q", str(file))
+    status: dict[str, Any] = json.loads(dlctl("status", "--json", "-j", str(file)))
+    return status
+
+
+def _took_s(status: Mapping[str, Any]) -> float:
+    """From the first step on, as `dlctl simulate` counts."""
+    from dlctl.ops import run_figures
+
+    return float(run_figures.of_run(Path(status["directory"]))["seconds"])
