@@ -6,8 +6,10 @@ import os
 import signal
 from typing import NamedTuple
 
-OF_OTHERS = ("PYTEST_", "TORCHINDUCTOR_CACHE_DIR")
-"""Beginnings of variables that no test sets: torch does, when a test imports torch._dynamo."""
+OF_OTHERS = ("PYTEST_", "TORCHINDUCTOR_CACHE_DIR", "ACCELERATE_")
+"""Beginnings of variables that no test sets: torch does, when a test imports torch._dynamo, and
+accelerate, when one makes a Trainer.
+"""
 SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE)
 """Those that the project, or a test, sets."""
 
