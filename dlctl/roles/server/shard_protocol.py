@@ -257,13 +257,9 @@ class ShardProtocol:
         """Handle a push; returns whether it was useless, such as a duplicate."""
         self.rates.add("push_bytes", push.delta.nbytes)
         table = self._table(push.table)
-        verdict = table.dedup.judge(push)
         if self.last_checkpoint:
-            # A worker that reads only may announce that it has no step, and would wait for the ack.
-            is_readers = push.slot in self._readers and not push.samples
-            if is_readers and push.shard_term == self.term and verdict in (NEW, m.DUPLICATE):
-                table.leave_out(peer, push, verdict)
             return False
+        verdict = table.dedup.judge(push)
         if verdict != FENCED and push.shard_term != self.term:
             self._ask_to_join(peer)
         elif verdict == FENCED or self._is_ready(peer, push.slot, push.term):

@@ -280,14 +280,6 @@ class TableShard:
         outcome = self.dedup.outcome_of(push) if verdict == m.DUPLICATE else verdict
         self.ack(peer, push.seq, outcome, slot=push.slot)
 
-    def leave_out(self, peer: Peer, push: m.Push, verdict: str) -> None:
-        """Ack a push without steps, which comes too late for the method."""
-        if verdict == NEW:
-            self.dedup.take(push)
-            self.settle([push.outcome(m.LATE)])
-        else:
-            self.ack(peer, push.seq, self.dedup.outcome_of(push), slot=push.slot)
-
     def on_push_coming(self, push: m.Push, come: Sequence[int]) -> None:
         """`come` bytes of each array of a push have arrived. What the shard does with them has no
         effect until the whole push has arrived and was accepted.
