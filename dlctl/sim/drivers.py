@@ -483,11 +483,8 @@ class ComputeDriver:
         assert isinstance(self.objective, Asks)
 
         def then(metrics: Json) -> None:
-            ran, takes_s = EvaluationRun(effect.evaluation, metrics), self.options.evaluate_s
-            if effect.finish_with is not None:
-                text = f"{effect.finish_with} of {metrics}"
-                ran, takes_s = replace(ran, metrics={}, text=text), self.options.finish_s
-            self._later(takes_s, lambda: self.process.post(ran))
+            ran = EvaluationRun(effect.evaluation, metrics)
+            self._later(self.options.evaluate_s, lambda: self.process.post(ran))
 
         self._asking.begin(self.objective.evaluating(effect.parameters), (0, 0, 0), then)
 

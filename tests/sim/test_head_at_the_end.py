@@ -11,7 +11,6 @@ from split_ledger import SplitChecker, SplitLedger
 from dlctl.algorithms.methods.split import PREDICT, STEP
 from dlctl.job.config import Party
 from dlctl.optim.gathered import GATHERED
-from dlctl.roles.coordinator.shutdown import FINISHING
 from dlctl.sim.checkers import Checker, LivenessChecker, NothingLeft
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.simulation import Outcome, Simulation
@@ -29,10 +28,8 @@ class KilledOver(Checker):
     """The head is killed over a message of a kind, the `first` of them and later ones."""
 
     def __init__(self, what: str, *, first: int = 1, times: int = 1) -> None:
-        """what: the operation of a question, "drain", or "finish": the question of the task's."""
+        """what: the operation of a question, or "drain"."""
         self._what, self._first, self._left = what, first, times
-        self.with_coordinator = False
-        """The coordinator is killed, too, a moment before it would know of the head's death."""
         self.stops: Simulation | None = None
         """It is asked to stop with the first of these messages."""
         self.stopped_s = 0.0
@@ -42,8 +39,6 @@ class KilledOver(Checker):
 
     def on_message(self, process: Any, peer: Peer, message: Message) -> None:
         is_question = isinstance(message, PeerRequest) and message.op == self._what
-        if self._what == "finish":
-            is_question = isinstance(message, PeerRequest) and self._step() == FINISHING
         is_one = is_question or (isinstance(message, Drain) and self._what == "drain")
         if process.name != HEAD or not is_one or not self._left:
             return
@@ -56,22 +51,13 @@ class KilledOver(Checker):
             self.stops.request(now, "stop", {"grace_s": GRACE_S, "checkpoint": True})
             self.stops = None
         self._left -= 1
-        if self.with_coordinator:
-            self.world.timeline.at(now + KILL_S / 2, lambda: self.world.kill("coordinator"))
         self.world.timeline.at(now + KILL_S, lambda: self.world.kill(HEAD))
-
-    def _step(self) -> str:
-        """That the run's end is at; "" before it."""
-        end = self.world.machine("coordinator").run.shutdown
-        return "" if end is None else end.step
 
     def at_end(self, world: World) -> None:
         assert not self._left, f"the head has had no {self._what}"
 
 
-def run(
-    heads: str, killed: KilledOver, *more: Checker, is_stopped: bool = False, finish_s: float = 0.0
-) -> Outcome:
+def run(heads: str, killed: KilledOver, *more: Checker, is_stopped: bool = False) -> Outcome:
     options = {"clients": "parallel", "heads": "each"} if heads == "each" else {}
     epochs = 8 if is_stopped else 1
     problem = SplitLedger(samples=64, portion_batches=2, batch_size=4, epochs=epochs)
@@ -84,7 +70,7 @@ def run(
         ),
     )  # fmt: skip
     checkers = (killed, SplitChecker(problem, heads), LivenessChecker(60.0), NothingLeft(), *more)
-    compute = ComputeOptions(step_s=0.1, build_s=0.1, finish_s=finish_s)
+    compute = ComputeOptions(step_s=0.1, build_s=0.1)
     simulation = Simulation(job, problem, seed=3, compute=compute, checkers=checkers)
     killed.stops = simulation if is_stopped else None
     outcome = simulation.run(200.0)
@@ -115,15 +101,3 @@ def test_a_head_that_dies_over_the_last_evaluation_is_replaced(heads: str):
     evaluated = Watcher(Evaluated)
     outcome = run(heads, KilledOver(PREDICT, times=2), evaluated)
     assert "applied" in outcome.store.run["evaluation"]
-
-
-@pytest.mark.parametrize("with_coordinator", [False, True])
-@pytest.mark.parametrize("heads", ["one", "each"])
-def test_a_head_that_dies_behind_the_last_checkpoint_is_replaced_for_finish(
-    heads: str, with_coordinator: bool
-):
-    killed = KilledOver("finish", times=1 if with_coordinator else 2)
-    killed.with_coordinator = with_coordinator
-    outcome = run(heads, killed, finish_s=0.5)
-    finished = outcome.store.run["finish"]
-    assert "applied" in finished["text"], finished

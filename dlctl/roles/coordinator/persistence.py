@@ -122,7 +122,7 @@ class Persistence(CoordinatorPart):
             daemons = [daemon for daemon in daemons if not daemon.alive]
             self.rotation.restart_all(now)
         for daemon in daemons:
-            self._recover(daemon, end, now)
+            self._recover(daemon, end is not None, now)
         self.registration.assign(now)
         if (asked := self.evaluations.interrupted(memory)) and (end or not asked.finishes):
             is_last = asked.is_last and end is not None
@@ -151,14 +151,7 @@ class Persistence(CoordinatorPart):
             agent.incarnation = newest - 1
             agent.begin(now)
 
-    def _is_wanted(self, daemon: Daemon, end: End | None) -> bool:
-        """Whether a daemon that has ended is started again: of a run that ends, one that others may
-        ask when it begins to end anew.
-        """
-        is_asked = daemon.role == "worker" and daemon.index in self.run.division.without_data
-        return end is None or (is_asked and not end.is_shutting_down)
-
-    def _recover(self, daemon: Daemon, end: End | None, now: float) -> None:
+    def _recover(self, daemon: Daemon, is_ending: bool, now: float) -> None:
         """Repeat requests that may have been lost; agents report the state of the rest."""
         daemon.forgive()  # It may have died because of the coordinator.
         if daemon.role == "agent":
@@ -172,7 +165,7 @@ class Persistence(CoordinatorPart):
                 self.control.start_daemon(daemon, now)
         elif daemon.role == "guest":
             return  # It registers again, or is silent.
-        elif daemon.state in ("stopped", "failed") and self._is_wanted(daemon, end):
+        elif daemon.state in ("stopped", "failed") and not is_ending:
             daemon.change_state(daemon_states.BACKOFF)
             daemon.retry_at = now
         elif daemon.alive and daemon.pid is None:

@@ -153,11 +153,10 @@ class RunShutdown(Owner):
         return self.step in (DRAINING, EVALUATING, SAVING)
 
     def needs(self, worker: Daemon) -> bool:
-        """Whether others may still ask this worker, which is then replaced if it dies. It may be in
-        vain: whether a `finish` asks it is not known.
+        """Whether others may still ask this worker, which is then replaced if it dies. Servers that
+        have begun the last checkpoint admit no process that they do not know.
         """
-        is_asked = self.step in (DRAINING, EVALUATING) or FINISHING in self.steps
-        return worker.index in self.without_data and is_asked
+        return worker.index in self.without_data and self.step in (DRAINING, EVALUATING)
 
     def is_in_vain(self) -> bool:
         """Whether what this step needs is gone (a shard or, without servers, all replicas), so that

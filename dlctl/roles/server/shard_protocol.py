@@ -54,8 +54,6 @@ class ShardProtocol:
 
     def __post_init__(self) -> None:
         self.initialised = False
-        self._readers: set[int] = set()
-        """The slots of workers that have joined after the last checkpoint."""
         self.last_checkpoint = 0
         """The run ends with it: later updates would be in no checkpoint, so none are applied."""
         self.buffers: AveragedBuffers | None = None
@@ -158,14 +156,9 @@ class ShardProtocol:
 
     def reopen(self, last_checkpoint: int) -> None:
         """The run continues: that checkpoint failed, or could not be recorded as the last one."""
-        if last_checkpoint != self.last_checkpoint:
-            return
-        self.last_checkpoint, readers = 0, sorted(self._readers)
-        self._readers.clear()
-        for slot in readers:
-            for table in self.tables:
-                table.count(slot)
-        self.commit()
+        if last_checkpoint == self.last_checkpoint:
+            self.last_checkpoint = 0
+            self.commit()
 
     # ------------------------------------------------------------ workers join
 
@@ -182,15 +175,11 @@ class ShardProtocol:
             self.context.send(peer, m.Dismiss(f"worker-{message.slot} has been replaced"))
             return
         is_new = not self.parameters.dedup.is_current(message.slot, message.term)
-        self._peers[message.slot] = peer  # before acks of what the join settles
         if is_new and self.last_checkpoint:
-            # It reads only: barriers would release the pushes that they hold.
-            self._readers.add(message.slot)
-            for table in self.tables:
-                table.admit(message.slot, message.term)
-        else:
-            for table in self.tables:
-                table.join(message.slot, message.term)
+            return  # Barriers would release the pushes that they hold.
+        self._peers[message.slot] = peer  # before acks of what the join settles
+        for table in self.tables:
+            table.join(message.slot, message.term)
         self._answer_join(peer, message.slot)
 
     def _answer_join(self, peer: Peer, slot: int) -> None:

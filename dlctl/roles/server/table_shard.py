@@ -224,26 +224,13 @@ class TableShard:
 
     def join(self, slot: int, term: int) -> bool:
         """A worker joins or rejoins. True if this is a new term of the slot on this table."""
-        is_new = self.admit(slot, term)
-        if is_new:
-            self.count(slot)
-        return is_new
-
-    def admit(self, slot: int, term: int) -> bool:
-        """The same, but the method is not told: the worker may read. Nothing of its older terms is
-        received any more.
-        """
         if self._ignores_members() or not self.dedup.join(slot, term):
             return False
         for key in [key for key in self._held_fetches if key[0] == slot]:
             del self._held_fetches[key]
         self._early_apply.ends(slot)
+        self.settle(self.side.joined(slot), has_changed=True)
         return True
-
-    def count(self, slot: int) -> None:
-        """The method is told of a worker that was admitted."""
-        if not self._ignores_members():
-            self.settle(self.side.joined(slot), has_changed=True)
 
     def members(self, slots: frozenset[int]) -> None:
         if self._ignores_members():
