@@ -364,6 +364,14 @@ class ReplicaSide(ABC):
         """What one push is made of, at the beginning of a run."""
         return PushKind(1)
 
+    @classmethod
+    def hands_on_buffers(cls, options: Any) -> bool:
+        """Whether replicas work one after the other, and each goes on with the model's buffers that
+        the one before it has left, instead of averaging them. Then they are pushed with the
+        parameters, and a read into the model reads them, too.
+        """
+        return False
+
     def automatic(self) -> Mapping[str, Automatic]:
         """The intervals of pushes and fetches that may be "auto"."""
         return {}

@@ -3,7 +3,8 @@
 With plain SGD at lr = 1 the final weights say what became of each batch: in h it is once, whoever
 asked and however often; in f too, if clients take turns. Clients in turn also note in f, beside the
 batch, by how many batches the h of the answer was ahead of their f: in f is what was applied, so
-the note is of the gradient that counted.
+the note is of the gradient that counted. Clients have a buffer, to which each sample adds 1 and its
+number: if they take turns, each once.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 
 from dlctl.algorithms.methods.split import BACKWARD, FORWARD, PREDICT, STEP
 from dlctl.algorithms.methods.split_twin import received, sent
-from dlctl.model.flat import TRAINED, Layout, TensorEntry, slice_bounds
+from dlctl.model.flat import AVERAGED, TRAINED, Layout, TensorEntry, slice_bounds
 from dlctl.sim.checkers import Checker
 from dlctl.sim.divided import ProblemOfParts
 from dlctl.sim.objectives import Batch
@@ -51,7 +52,9 @@ class SplitLedger(ProblemOfParts):
 
 class _Cells:
     def __init__(self, name: str, size: int, samples: int = 0) -> None:
-        self.layout = Layout((TensorEntry(name, TRAINED, (size,), "float32"),))
+        entries = [TensorEntry(name, TRAINED, (size,), "float32")]
+        entries += [TensorEntry("client.seen", AVERAGED, (1,), "float64")] if samples else []
+        self.layout = Layout(tuple(entries))
         self.samples = samples
 
     def initial(self) -> Array:
@@ -61,7 +64,7 @@ class _Cells:
         raise AssertionError("it asks, or is asked")
 
     def averaged(self, before: Array, batch: Batch) -> Array:
-        return before
+        return before + sum(1 + row for row in batch.rows) * bool(before.size)
 
     def evaluate(self, w: Array) -> Json:
         raise AssertionError("it asks, or is asked")
@@ -135,6 +138,11 @@ class SplitChecker(Checker):
         if twice := int((f != 1).sum()):
             raise self.broken(f"{twice} batches are in f more than once")
         head = f"worker-{world.job.workers.count - 1}"
+        buffers = world.machine("server-0").serving.buffers.average()
+        epochs = len({epoch for epoch, _, _ in self.ledger.keys})
+        rows = self.ledger.samples * (self.ledger.samples + 1) // 2
+        if buffers[0] != 1 + epochs * rows:
+            raise self.broken(f"the buffers are of {buffers[0] - 1:g}, not {epochs * rows}")
         deaths = sum(process.name == head for process in world.processes) - 1
         newer = int((ahead != 0).sum())
         if newer > deaths:
