@@ -816,8 +816,6 @@ class Method:
     """The default compression of pushes."""
     check: Callable[[JobFile], list[Fault]] = lambda job: []
     """The settings of a job file that conflict with this method, beyond what the shape declares."""
-    check_model: Callable[[JobFile, Layout], list[Fault]] = lambda job, layout: []
-    """Like `check`, of a model that a worker has built: of its part."""
     check_steps: Callable[[JobFile, float], list[Fault]] = lambda job, steps: []
     """Like `check`, for a run in which all workers together make at most so many steps. It is
     called where the job file implies that, and again when the dataset is known.

@@ -41,6 +41,19 @@ def problem(folder: Path, text: str) -> jobfile.JobFileProblem:
     return found
 
 
+@pytest.mark.parametrize(("algorithm", "has_rounds"), [("split", True), ("downpour", False)])
+def test_steps_of_replicas_that_make_none_are_refused_and_what_would_make_some_is_said(
+    folder, algorithm, has_rounds
+):
+    parties = CLINIC + LAB if has_rounds else ""
+    text = HEAD.replace("split", algorithm) + '[inner]\nname = "sgd"\n' + parties
+    if not has_rounds:
+        text = text.replace("[job]", '[job]\ntask = "a/train.py:task"')
+    found = problem(folder, text)
+    assert "make no steps of their own" in found.message
+    assert ("local_steps = 2" in found.hint) == has_rounds
+
+
 def test_workers_and_servers_follow_from_the_parties(folder):
     twice = CLINIC + "workers = 2\n"
     other = twice.replace("clinic", "ward").replace("a/", "c/").replace("workers = 2\n", "")
