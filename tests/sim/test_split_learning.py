@@ -27,11 +27,13 @@ def parties_of(clients: int) -> tuple[Party, ...]:
     return clinic, Party(name="lab", role="head", task="b", host="local")
 
 
-def job_of(count: int = 2, durability: str = "process", **options: Any) -> JobFile:
+def job_of(
+    count: int = 2, durability: str = "process", epochs: int = EPOCHS, **options: Any
+) -> JobFile:
     return job_file(
         count + 1, 2, algorithm=("split", options), optimizer=("momentum", {"lr": LR}),
         batch_size=BATCH, portion_batches=2, restarts_max=20, parties=parties_of(count),
-        epochs=float(EPOCHS), durability=durability,
+        epochs=float(epochs), durability=durability,
     )  # fmt: skip
 
 
@@ -158,11 +160,11 @@ def own_slots(batches: list[BatchKey]) -> list[int]:
     return sorted({batch.slot for batch in batches})
 
 
-def job_of_rounds(count: int, **options: Any) -> JobFile:
+def job_of_rounds(count: int, epochs: int = EPOCHS, **options: Any) -> JobFile:
     return job_file(
         count + 1, 2, algorithm=("split", {"clients": "parallel", **options}),
         optimizer=("sgd", {"lr": 1.0}), inner=("sgd", {"lr": LR}), batch_size=BATCH,
-        portion_batches=4, restarts_max=20, parties=parties_of(count), epochs=float(EPOCHS),
+        portion_batches=4, restarts_max=20, parties=parties_of(count), epochs=float(epochs),
     )  # fmt: skip
 
 
@@ -228,3 +230,29 @@ def test_clients_in_turn_hand_on_the_buffers_of_one_process(killed, durability, 
 def buffers_of(outcome: Outcome) -> Array:
     found: Array = outcome.world.machine("server-0").serving.buffers.average()
     return found
+
+
+@pytest.mark.oracle("split", "the loop of SplitFed over a stop, in numpy")
+@pytest.mark.parametrize("heads", ["each", "one"])
+def test_rounds_go_on_after_a_stop_as_the_loop_of_splitfed(heads, agree):
+    problem, rounds, store = DividedLeastSquares(samples=90), [], None
+    for epochs in (1, 2):
+        job = job_of_rounds(2, epochs, heads=heads, local_steps=3)
+        watcher = Watcher(PeerRequest, Push)
+        outcome = run(job, problem, checkers=(watcher,), store=store)
+        rounds += rounds_of(watcher, job)
+        store = outcome.store
+    assert {batch.data_epoch for batches in rounds for batch in batches} == {0, 1}
+    agree(outcome.weights, split_fed_of_rounds(problem, job, rounds), atol=1e-6)
+
+
+@pytest.mark.oracle("split", "running means of one process over a stop, in numpy")
+def test_buffers_that_are_handed_on_are_in_the_checkpoint(agree):
+    problem, store = DividedLeastSquares(keeps="means"), None
+    for epochs in (1, 2):
+        outcome = run(job_of(2, epochs=epochs), problem, store=store)
+        store = outcome.store
+        means = np.ones(INPUTS)
+        for rows in rows_in_order(job_of(2), problem.samples, epochs):
+            means = running_means(means, problem.x[rows])
+        agree(buffers_of(outcome), means, atol=1e-12)
