@@ -214,6 +214,7 @@ KILLED = {
 
 
 @pytest.mark.oracle("split", "running means of one process, in numpy, and kills over each message")
+@pytest.mark.per_commit(3)
 @pytest.mark.parametrize("durability", ["process", "disk"])
 @pytest.mark.parametrize("killed", KILLED)
 def test_clients_in_turn_hand_on_the_buffers_of_one_process(killed, durability, agree):
