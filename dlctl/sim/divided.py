@@ -138,7 +138,8 @@ class OutputLayer(_Layers):
 
 def running_means(before: Array, x: Array) -> Array:
     """As a BatchNorm's: the order of the batches matters."""
-    return 0.9 * before + 0.1 * x.mean(0, np.float64)
+    means: Array = 0.9 * before + 0.1 * x.mean(0, np.float64)
+    return means
 
 
 def mean_square(output: Array, y: Array) -> tuple[float, Array]:

@@ -118,12 +118,13 @@ class ShardProtocol:
             "initialised": self.initialised,
             "last_checkpoint": self.last_checkpoint,
             "tables": [table.declared.name for table in self.tables[1:]],
-            **({"averaged": self.buffers.average().tolist()} if self._has_handed_on else {}),
+            **self._handed_on(),
         }
 
-    @property
-    def _has_handed_on(self) -> bool:
-        return self.hands_on and self.buffers is not None
+    def _handed_on(self) -> Json:
+        if self.buffers is None or not self.hands_on:
+            return {}
+        return {"averaged": self.buffers.average().tolist()}
 
     def resume(self) -> None:
         """Resume from the last commit of the server before this one. Raises Unusable."""
@@ -303,8 +304,7 @@ class ShardProtocol:
 
     def _take_buffers(self, push: m.Push) -> None:
         """Take the buffers that are handed on with a push."""
-        if self._has_handed_on:
-            assert self.buffers is not None
+        if self.buffers is not None and self.hands_on:
             taken = len(push.buffers.arrays) == 1 and self.buffers.replace(push.buffers.arrays[0])
             self._log_refused(push.slot, push.term, taken)
 

@@ -281,8 +281,9 @@ class Writing(Service[Write | Settle]):
         buffers = m.NO_BUFFERS
         if self.handed_on is not None and client.table == client.shard == 0:
             buffers = self.handed_on.packed()
-        of = (need.samples, need.clock, delta, need.part, at, need.weight, buffers)
-        push = client.push(*steps, *of)
+        push = client.push(
+            *steps, need.samples, need.clock, delta, need.part, at, need.weight, buffers
+        )
         self._numbers[client.table, client.shard, push.seq] = number
         self.rates.add("push_bytes", delta.nbytes, client.peer)
         self.send_queue.queue(client.push_key(push.seq), client.peer, push, delta.nbytes)
