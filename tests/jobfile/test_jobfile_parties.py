@@ -41,17 +41,10 @@ def problem(folder: Path, text: str) -> jobfile.JobFileProblem:
     return found
 
 
-@pytest.mark.parametrize(("algorithm", "has_rounds"), [("split", True), ("downpour", False)])
-def test_steps_of_replicas_that_make_none_are_refused_and_what_would_make_some_is_said(
-    folder, algorithm, has_rounds
-):
-    parties = CLINIC + LAB if has_rounds else ""
-    text = HEAD.replace("split", algorithm) + '[inner]\nname = "sgd"\n' + parties
-    if not has_rounds:
-        text = text.replace("[job]", '[job]\ntask = "a/train.py:task"')
-    found = problem(folder, text)
+def test_own_steps_without_rounds_are_refused_with_the_option_that_makes_some(folder):
+    found = problem(folder, HEAD + '[inner]\nname = "sgd"\n' + CLINIC + LAB)
     assert "make no steps of their own" in found.message
-    assert ("local_steps = 2" in found.hint) == has_rounds
+    assert "local_steps = 2" in found.suggestion
 
 
 def test_workers_and_servers_follow_from_the_parties(folder):
