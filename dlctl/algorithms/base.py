@@ -364,6 +364,14 @@ class ReplicaSide(ABC):
         """What one push is made of, at the beginning of a run."""
         return PushKind(1)
 
+    @classmethod
+    def hands_on_buffers(cls, options: Any) -> bool:
+        """Whether replicas work one after the other, and each goes on with the model's buffers that
+        the one before it has left, instead of averaging them. Then they are pushed with the
+        parameters, and a read into the model reads them, too.
+        """
+        return False
+
     def automatic(self) -> Mapping[str, Automatic]:
         """The intervals of pushes and fetches that may be "auto"."""
         return {}
@@ -808,8 +816,6 @@ class Method:
     """The default compression of pushes."""
     check: Callable[[JobFile], list[Fault]] = lambda job: []
     """The settings of a job file that conflict with this method, beyond what the shape declares."""
-    check_model: Callable[[JobFile, Layout], list[Fault]] = lambda job, layout: []
-    """Like `check`, of a model that a worker has built: of its part."""
     check_steps: Callable[[JobFile, float], list[Fault]] = lambda job, steps: []
     """Like `check`, for a run in which all workers together make at most so many steps. It is
     called where the job file implies that, and again when the dataset is known.

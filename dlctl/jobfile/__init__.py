@@ -54,6 +54,9 @@ from dlctl.util import bounds, numeric_limits
 from dlctl.util.did_you_mean import did_you_mean
 from dlctl.util.numeric_limits import LocalRate
 
+LOCAL_STEPS = "local_steps"
+"""The option of methods whose replicas make steps of their own from 2 on."""
+
 
 def load(path: Path, overrides: Mapping[str, Any] | None = None) -> JobFile:
     """Read, check and resolve a job file.
@@ -458,7 +461,8 @@ def _check_inner(resolved: Mapping[str, Choice], document: dict[str, Any]) -> li
         return [Fault(("inner", "name"), what, instead)]
     if method.inner.name == inner.NONE and chosen.name != inner.NONE:
         what = f"replicas of {name} make no steps of their own: the servers' optimiser does"
-        return [Fault(("inner", "name"), what, "remove [inner]")]
+        instead = f"remove [inner]{_or_several_steps(name, options)}"
+        return [Fault(("inner", "name"), what, instead)]
     if chosen.name == inner.NONE and method.push_kind(method.Options(**options)).is_displacement:
         what = f"{name} pushes the displacement of its replicas' own steps"
         usual = programs.inner_of(method, has_loop=programs.has_loop(document)).name
@@ -469,6 +473,15 @@ def _check_inner(resolved: Mapping[str, Choice], document: dict[str, Any]) -> li
         what = "an optimiser of yours needs its lr here, a number >= 0"
         return [Fault(("inner", "name"), what, "add lr = ...")]
     return []
+
+
+def _or_several_steps(name: str, options: dict[str, Any]) -> str:
+    """The option by which replicas of a method that make no steps of their own would, if any."""
+    method = registry.load("algorithms", name)
+    if LOCAL_STEPS not in method.Options.__dataclass_fields__:
+        return ""
+    has_inner = method.of({**options, LOCAL_STEPS: 2}).inner.name != inner.NONE
+    return f", or set {LOCAL_STEPS} = 2 or more in [algorithm]" if has_inner else ""
 
 
 def _check_decay(resolved: Mapping[str, Choice]) -> list[Fault]:

@@ -71,6 +71,8 @@ class Spec:
     """The optimiser's slots: name -> initial value of every element."""
     averaged: int = 0
     """Elements of the averaged buffers, float64; only shard 0 has any."""
+    in_commit: int = 0
+    """Elements of them that are in every commit."""
     workers: int = 1
     """Upper bound of the worker slots in the committed state."""
     table: str = ""

@@ -43,6 +43,8 @@ DONE_AT = 3072
 COMMIT_BYTES_MIN = 16 * 1024
 COMMIT_BYTES_PER_WORKER = 64
 """The state of a slot takes at most 62 bytes while its numbers are below 2^32."""
+COMMIT_BYTES_PER_NUMBER = 9
+"""A float64 in msgpack."""
 UNDO_PART = 16
 """A delta of more than 1/16 of the shard is written to the other buffer instead: about as fast from
 that size on, and the undo record stays small."""
@@ -77,6 +79,7 @@ class ImageForm:
     @staticmethod
     def of(spec: Spec, boot_id: str) -> ImageForm:
         commit_bytes = COMMIT_BYTES_MIN + COMMIT_BYTES_PER_WORKER * spec.workers
+        commit_bytes += COMMIT_BYTES_PER_NUMBER * spec.in_commit
         return ImageForm(
             spec.run_id, spec.shard, spec.lo, spec.hi, list(spec.slots), spec.averaged,
             _whole_pages(commit_bytes), boot_id, spec.table, spec.dtype,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from dlctl.sim.questions import Key, Question, Questions
 from dlctl.wire.messages import Array, Json
 
 INPUTS, CUT, OUTPUTS = 4, 3, 2
+Keeps = Literal["", "count", "means"]
 
 
 class ProblemOfParts:
@@ -40,21 +41,22 @@ class ProblemOfParts:
 class DividedLeastSquares(ProblemOfParts):
     """Mean of |x F H - y|^2 / 2 over the rows; with `is_u` of |x F H T - y|^2 / 2, T the clients'.
 
-    F is [INPUTS, CUT], H [CUT, OUTPUTS], T [OUTPUTS, OUTPUTS]. With `counts` the clients have a
-    buffer of one number: 1 and how many samples this replica has seen.
+    F is [INPUTS, CUT], H [CUT, OUTPUTS], T [OUTPUTS, OUTPUTS]. `keeps`: the clients have buffers:
+    "count", 1 and how many samples this replica has seen; "means", running means of x.
     """
 
     def __init__(
-        self, samples: int = 64, seed: int = 0, *, is_u: bool = False, counts: bool = False
+        self, samples: int = 64, seed: int = 0, *, is_u: bool = False, keeps: Keeps = ""
     ) -> None:
         rng = np.random.default_rng([seed, 21])
-        self.samples, self.is_u = samples, is_u
+        self.samples, self.is_u, self.keeps = samples, is_u, keeps
         self.x = rng.standard_normal((samples, INPUTS)).astype(np.float32)
         self.y = (self.x @ rng.standard_normal((INPUTS, OUTPUTS))).astype(np.float32)
         tops = {"client.f": (INPUTS, CUT)} | ({"top.t": (OUTPUTS, OUTPUTS)} if is_u else {})
         client = ClientLayers(self, tops, rng)
-        if counts:
-            seen = TensorEntry("client.seen", AVERAGED, (1,), "float64")
+        if keeps:
+            size = INPUTS if keeps == "means" else 1
+            seen = TensorEntry("client.seen", AVERAGED, (size,), "float64")
             client.layout = Layout((*client.layout.entries, seen))
         super().__init__(client, OutputLayer({"head.h": (CUT, OUTPUTS)}, rng))
 
@@ -108,6 +110,8 @@ class ClientLayers(_Layers):
         return loss, np.concatenate([by_f.ravel(), by_t.ravel()])
 
     def averaged(self, before: Array, batch: Batch) -> Array:
+        if self._whole.keeps == "means":
+            return running_means(before, self._whole.x[batch.rows])
         return before + len(batch.rows) * bool(before.size)
 
     def evaluating(self, w: Array) -> Generator[Question, tuple[Array, ...], Json]:
@@ -130,6 +134,12 @@ class OutputLayer(_Layers):
     def backward(self, h: Array, z: Array, slope: Array) -> tuple[Array, Array]:
         (matrix,) = self.matrices(h)
         return slope @ matrix.T, (z.T @ slope).ravel()
+
+
+def running_means(before: Array, x: Array) -> Array:
+    """As a BatchNorm's: the order of the batches matters."""
+    means: Array = 0.9 * before + 0.1 * x.mean(0, np.float64)
+    return means
 
 
 def mean_square(output: Array, y: Array) -> tuple[float, Array]:

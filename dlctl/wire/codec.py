@@ -21,7 +21,7 @@ import numpy as np
 from dlctl.errors import LocalProtocolError, RemoteProtocolError
 from dlctl.wire.messages import FINITE, MESSAGES, NATURAL, Array, Json, Message, NumberRange, Packed
 
-PROTOCOL = 18
+PROTOCOL = 19
 HEADER_BYTES_MAX = 64 * 1024
 FRAME_BYTES_MAX = 2**34
 FRAMES_MAX = 34

@@ -18,7 +18,6 @@ from dlctl.algorithms.needs import Engine, Need, Read, Receipt, Write
 from dlctl.compress.base import Delta
 from dlctl.errors import RemoteProtocolError
 from dlctl.job.config import Choice, Job, JobFile, Party, Workers
-from dlctl.model.flat import AVERAGED, TRAINED, Layout, TensorEntry
 from dlctl.optim.sgd import SGD, SGDOptions
 from dlctl.shards.memory import in_memory
 from dlctl.wire.messages import APPLIED, BUFFERED, HELD, LATE, REFUSED, Array, Packed, Push
@@ -410,16 +409,9 @@ def split_job(optimizer: str = "sgd", clients: int = 2, **options: Any) -> JobFi
     )  # fmt: skip
 
 
-def test_clients_in_turn_do_not_hand_on_buffers_and_that_is_said():
-    running = TensorEntry("client.1.running_mean", AVERAGED, (4,), "float32")
-    layout = Layout((TensorEntry("client.0.weight", TRAINED, (4,), "float32"), running))
-    ((key, what, instead),) = SPLIT.check_model(split_job(), layout)
-    assert key == ("algorithm", "clients")
-    assert (running.name in what, "GroupNorm" in instead) == (True, True)
-    plain = Layout(layout.entries[:1])
-    at_once = replace(split_job(), algorithm=Choice(name="split", options={"clients": "parallel"}))
-    for job, model in ((split_job(), plain), (split_job(clients=1), layout), (at_once, layout)):
-        assert SPLIT.check_model(job, model) == []
+@pytest.mark.parametrize("clients", ["turn", "parallel"])
+def test_clients_in_turn_hand_on_the_buffers(clients):
+    assert SPLIT.replica.hands_on_buffers(Options(clients=clients)) == (clients == "turn")
 
 
 def test_a_head_for_each_client_needs_clients_at_once_and_an_optimiser_of_means():

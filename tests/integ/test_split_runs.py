@@ -38,6 +38,10 @@ def in_one_process(place: Workplace, *, is_u: bool) -> dict[str, np.ndarray]:
     return {name: value.detach().numpy() for name, value in model.state_dict().items()}
 
 
+NORM = "nn.BatchNorm1d(12), "
+"""Its statistics are handed on from client to client."""
+
+
 def flat(state: dict[str, np.ndarray]) -> np.ndarray:
     return np.concatenate([state[name].reshape(-1) for name in sorted(state)])
 
@@ -65,11 +69,17 @@ def kill(place: Workplace, *names: str) -> None:
 
 
 @pytest.mark.oracle("split", "one process, plain torch, and kills of a client and the coordinator")
-@pytest.mark.parametrize("shape", ["vanilla", pytest.param("u", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("shape", "norm"),
+    [
+        ("vanilla", NORM),
+        *(pytest.param(*of, marks=pytest.mark.long) for of in [("vanilla", ""), ("u", NORM)]),
+    ],
+)
 def test_clients_in_turn_learn_what_one_process_does_although_they_are_killed(
-    place: Workplace, shape: str, agree
+    place: Workplace, shape: str, norm: str, agree
 ) -> None:
-    write(place, f'shape = "{shape}"', pause_s=0.02)
+    write(place, f'shape = "{shape}"', pause_s=0.02, norm=norm)
     run = place.begin("run", "job.toml")
     place.until_step(4)
     kill(place, "worker-0", "coordinator")
@@ -81,7 +91,10 @@ def test_clients_in_turn_learn_what_one_process_does_although_they_are_killed(
     expected = in_one_process(place, is_u=shape == "u")
     found = exported(place)
     assert found.keys() == expected.keys()
-    agree(flat(found), flat(expected), atol=1e-6)
+    counts = [name for name in found if name.endswith("num_batches_tracked")]
+    assert [found[name] for name in counts] == [BATCHES] * len(counts)
+    assert len(counts) == bool(norm)
+    agree(flat(found), flat(expected), atol=1e-6, rtol=1e-6 if norm else 0.0)
     assert place.run()["evaluation"]["accuracy"] > 0.5
     place.nothing_left()
 

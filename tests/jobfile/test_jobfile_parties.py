@@ -41,6 +41,12 @@ def problem(folder: Path, text: str) -> jobfile.JobFileProblem:
     return found
 
 
+def test_own_steps_without_rounds_are_refused_with_the_option_that_makes_some(folder):
+    found = problem(folder, HEAD + '[inner]\nname = "sgd"\n' + CLINIC + LAB)
+    assert "make no steps of their own" in found.message
+    assert "local_steps = 2" in found.suggestion
+
+
 def test_workers_and_servers_follow_from_the_parties(folder):
     twice = CLINIC + "workers = 2\n"
     other = twice.replace("clinic", "ward").replace("a/", "c/").replace("workers = 2\n", "")

@@ -35,7 +35,7 @@ class Slow(nn.Module):
 
 class Clinic:
     def client_model(self):
-        return nn.Sequential(nn.Linear(16, 12), nn.Tanh(), Slow())
+        return nn.Sequential(nn.Linear(16, 12), {norm}nn.Tanh(), Slow())
 
     def top_model(self):
         return nn.Linear(8, 4)
@@ -135,10 +135,13 @@ BATCHES = 64
 """Of both epochs."""
 
 
-def write(place: Workplace, algorithm: str, *, clients: int = 2, pause_s: float = 0.0) -> None:
+def write(
+    place: Workplace, algorithm: str, *, clients: int = 2, pause_s: float = 0.0, norm: str = ""
+) -> None:
+    """norm: a layer of the clients' model, behind the first one."""
     is_u = 'shape = "u"' in algorithm
     for name, text in (
-        ("clinic", CLINIC.format(pause_s=pause_s)),
+        ("clinic", CLINIC.format(pause_s=pause_s, norm=norm)),
         ("lab", LAB.format(last="" if is_u else ", nn.Linear(8, 4)")),
     ):
         (place.path / name).mkdir()

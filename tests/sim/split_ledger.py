@@ -3,25 +3,29 @@
 With plain SGD at lr = 1 the final weights say what became of each batch: in h it is once, whoever
 asked and however often; in f too, if clients take turns. Clients in turn also note in f, beside the
 batch, by how many batches the h of the answer was ahead of their f: in f is what was applied, so
-the note is of the gradient that counted.
+the note is of the gradient that counted. Clients have a buffer, to which each sample adds 1 and its
+number: if they take turns, each once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any
+from collections import Counter
+from collections.abc import Generator, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dlctl.algorithms.methods.split import BACKWARD, FORWARD, PREDICT, STEP
 from dlctl.algorithms.methods.split_twin import received, sent
-from dlctl.model.flat import TRAINED, Layout, TensorEntry, slice_bounds
+from dlctl.model.flat import AVERAGED, TRAINED, Layout, TensorEntry, slice_bounds
 from dlctl.sim.checkers import Checker
 from dlctl.sim.divided import ProblemOfParts
 from dlctl.sim.objectives import Batch
+from dlctl.sim.process import Process
 from dlctl.sim.questions import Key, Question, Questions
 from dlctl.sim.world import World
-from dlctl.wire.messages import Array, Json
+from dlctl.wire.machine import Effect, Send
+from dlctl.wire.messages import Array, Json, Push
 
 CELL, STEPS = 0, 1
 """Columns of z and of dL/dz: the cell of the batch, and how many batches f or h had."""
@@ -51,7 +55,9 @@ class SplitLedger(ProblemOfParts):
 
 class _Cells:
     def __init__(self, name: str, size: int, samples: int = 0) -> None:
-        self.layout = Layout((TensorEntry(name, TRAINED, (size,), "float32"),))
+        entries = [TensorEntry(name, TRAINED, (size,), "float32")]
+        entries += [TensorEntry("client.seen", AVERAGED, (1,), "float64")] if samples else []
+        self.layout = Layout(tuple(entries))
         self.samples = samples
 
     def initial(self) -> Array:
@@ -61,7 +67,7 @@ class _Cells:
         raise AssertionError("it asks, or is asked")
 
     def averaged(self, before: Array, batch: Batch) -> Array:
-        return before
+        return before + sum(1 + row for row in batch.rows) * bool(before.size)
 
     def evaluate(self, w: Array) -> Json:
         raise AssertionError("it asks, or is asked")
@@ -113,6 +119,42 @@ class Head(_Cells):
         return by_z, by_h
 
 
+class SentPush(NamedTuple):
+    """A push of a client's f in a round."""
+
+    samples: int
+    cells: tuple[int, ...]
+
+
+class Rounds:
+    """What clients at work at once have sent, and what it makes of f."""
+
+    def __init__(self, ledger: SplitLedger) -> None:
+        self._ledger = ledger
+        self._sent: dict[int, dict[tuple[int, int], SentPush]] = {}
+        """Round -> slot and term -> its push."""
+
+    def sent(self, push: Push) -> None:
+        (values,) = push.delta.arrays
+        cells = tuple(np.flatnonzero(values[: len(self._ledger.keys)]).tolist())
+        self._sent.setdefault(push.clock, {})[push.slot, push.term] = SentPush(push.samples, cells)
+
+    def faults(self, f: Array) -> Iterator[str]:
+        """Of rounds whose batches were computed once: a push has the share of its samples."""
+        times = Counter(c for of in self._sent.values() for push in of.values() for c in push.cells)
+        for clock, of in self._sent.items():
+            if any(times[cell] > 1 for push in of.values() for cell in push.cells):
+                continue
+            come = [push for push in of.values() if f[[*push.cells]].all()]
+            total = sum(push.samples for push in come)
+            for push in come:
+                share, found = push.samples / total, f[[*push.cells]]
+                if abs(found - share).max() > 1e-5:
+                    yield f"round {clock}: {found.tolist()} of a batch, and the share is {share:g}"
+            if len(come) < len(of):
+                yield f"round {clock} has {len(come)} pushes of {len(of)}"
+
+
 class SplitChecker(Checker):
     """Of a finished run: every batch is in h once. In turn it is in f once, too, computed with an h
     as far as f was, but for one batch at each death of the head.
@@ -121,6 +163,14 @@ class SplitChecker(Checker):
     def __init__(self, ledger: SplitLedger, heads: str) -> None:
         self.ledger = ledger
         self.heads = heads
+        self._rounds = Rounds(ledger)
+
+    def on_effect(self, process: Process, effect: Effect) -> None:
+        if isinstance(effect, Send) and isinstance(effect.message, Push):
+            push = effect.message
+            is_of_client = effect.peer == "server-0" and not self.ledger.is_in_turn
+            if is_of_client and push.samples and not push.portion:
+                self._rounds.sent(push)
 
     def at_end(self, world: World) -> None:
         if world.store.run.get("state") != "finished":
@@ -129,12 +179,20 @@ class SplitChecker(Checker):
         f, ahead, h = w[:cells], w[cells : 2 * cells], w[2 * cells :]
         self._check_h(h, world)
         if not self.ledger.is_in_turn:
-            return  # A barrier drops what comes too late, and takes a batch that is computed again.
+            # A barrier drops what comes too late, and takes a batch that is computed again.
+            if fault := next(self._rounds.faults(f), ""):
+                raise self.broken(fault)
+            return
         if lost := int((f == 0).sum()):
             raise self.broken(f"{lost} batches are not in f")
         if twice := int((f != 1).sum()):
             raise self.broken(f"{twice} batches are in f more than once")
         head = f"worker-{world.job.workers.count - 1}"
+        buffers = world.machine("server-0").serving.buffers.average()
+        epochs = len({epoch for epoch, _, _ in self.ledger.keys})
+        rows = self.ledger.samples * (self.ledger.samples + 1) // 2
+        if buffers[0] != 1 + epochs * rows:
+            raise self.broken(f"the buffers are of {buffers[0] - 1:g}, not {epochs * rows}")
         deaths = sum(process.name == head for process in world.processes) - 1
         newer = int((ahead != 0).sum())
         if newer > deaths:

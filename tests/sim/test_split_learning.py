@@ -10,14 +10,16 @@ from simulated import Watcher, job_file, rows_in_order
 
 from dlctl.algorithms.methods.split import BACKWARD, STEP, BatchKey, clock_of, part_of
 from dlctl.job.config import JobFile, Party
-from dlctl.model.flat import slice_bounds
-from dlctl.sim.divided import DividedLeastSquares
-from dlctl.sim.faults import Faults
+from dlctl.model.flat import TRAINED, slice_bounds
+from dlctl.sim.divided import INPUTS, DividedLeastSquares, running_means
+from dlctl.sim.faults import Faults, Moment
 from dlctl.sim.objectives import batch_rows
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.wire.messages import Array, PeerRequest, Push, PushBuffers
 
 LR, BATCH, EPOCHS = 0.02, 4, 2
+PROCESSES = 7
+"""Of a run with two clients in which nobody dies."""
 
 
 def parties_of(clients: int) -> tuple[Party, ...]:
@@ -25,11 +27,13 @@ def parties_of(clients: int) -> tuple[Party, ...]:
     return clinic, Party(name="lab", role="head", task="b", host="local")
 
 
-def job_of(count: int = 2, **options: Any) -> JobFile:
+def job_of(
+    count: int = 2, durability: str = "process", epochs: int = EPOCHS, **options: Any
+) -> JobFile:
     return job_file(
         count + 1, 2, algorithm=("split", options), optimizer=("momentum", {"lr": LR}),
         batch_size=BATCH, portion_batches=2, restarts_max=20, parties=parties_of(count),
-        epochs=float(EPOCHS),
+        epochs=float(epochs), durability=durability,
     )  # fmt: skip
 
 
@@ -42,7 +46,7 @@ def run(job: JobFile, problem: DividedLeastSquares, **circumstances: Any) -> Out
 
 def gradient(problem: DividedLeastSquares, w: Array, rows: Array) -> Array:
     """Of the whole model, float64."""
-    shapes = [entry.shape for entry in problem.layout.entries]
+    shapes = [e.shape for e in problem.layout.entries if e.kind == TRAINED]
     ends = np.cumsum([np.prod(shape) for shape in shapes])
     cut = [p.reshape(s) for p, s in zip(np.split(w, ends[:-1]), shapes, strict=True)]
     f, h = cut[0], cut[-1]
@@ -156,11 +160,11 @@ def own_slots(batches: list[BatchKey]) -> list[int]:
     return sorted({batch.slot for batch in batches})
 
 
-def job_of_rounds(count: int, **options: Any) -> JobFile:
+def job_of_rounds(count: int, epochs: int = EPOCHS, **options: Any) -> JobFile:
     return job_file(
         count + 1, 2, algorithm=("split", {"clients": "parallel", **options}),
         optimizer=("sgd", {"lr": 1.0}), inner=("sgd", {"lr": LR}), batch_size=BATCH,
-        portion_batches=4, restarts_max=20, parties=parties_of(count), epochs=float(EPOCHS),
+        portion_batches=4, restarts_max=20, parties=parties_of(count), epochs=float(epochs),
     )  # fmt: skip
 
 
@@ -182,20 +186,74 @@ def test_rounds_of_several_steps_are_the_loop_of_splitfed(heads, steps, shape, a
 
 
 def test_the_buffers_of_parallel_clients_are_averaged_by_samples():
-    problem, watcher = DividedLeastSquares(counts=True), Watcher(PushBuffers)
+    problem, watcher = DividedLeastSquares(keeps="count"), Watcher(PushBuffers)
     outcome = run(job_of(2, clients="parallel"), problem, checkers=(watcher,))
     newest = {message.slot: message for message in watcher.messages()}
     assert set(newest) == {0, 1}
     total = sum(message.samples for message in newest.values())
     assert total == problem.samples * EPOCHS
     expected = sum(m.samples / total * (1 + m.samples) for m in newest.values())
-    found = outcome.world.machine("server-0").serving.buffers.average()
+    found = buffers_of(outcome)
     assert found == pytest.approx([expected])
 
 
-def test_clients_in_turn_with_buffers_are_refused_before_the_first_step():
-    problem = DividedLeastSquares(counts=True)
-    outcome = Simulation(job_of(2), problem, seed=3).run(60.0)
-    assert outcome.state == "failed"
-    assert "client.seen" in outcome.reason
-    assert outcome.network.messages["Push"] == 0
+KILLED = {
+    "nobody": (),
+    "over a push": (Moment(name="worker-0", kind="Push", count=6),),
+    "before a push": (Moment(name="worker-1", kind="Push", count=5, before=True),),
+    "over an ack": (Moment(name="worker-0", kind="Ack", direction="received", count=7),),
+    "over the buffers": (Moment(name="worker-1", kind="Buffers", direction="received", count=8),),
+    "server over an ack": (Moment(name="server-0", kind="Ack", count=9, before=True),),
+    "server after it": (Moment(name="server-0", kind="Ack", count=12),),
+    "server and client": (
+        Moment(name="server-0", kind="Ack", count=9, before=True),
+        Moment(name="worker-0", kind="Push", count=5),
+    ),
+    "coordinator": (Moment(name="coordinator", kind="Lease", count=8),),
+}
+
+
+@pytest.mark.oracle("split", "running means of one process, in numpy, and kills over each message")
+@pytest.mark.per_commit(3)
+@pytest.mark.parametrize("durability", ["process", "disk"])
+@pytest.mark.parametrize("killed", KILLED)
+def test_clients_in_turn_hand_on_the_buffers_of_one_process(killed, durability, agree):
+    problem, job = DividedLeastSquares(keeps="means"), job_of(2, durability=durability)
+    outcome = run(job, problem, faults=Faults(moments=KILLED[killed]))
+    assert len(outcome.world.processes) - PROCESSES == len(KILLED[killed])
+    means, batches = np.ones(INPUTS), rows_in_order(job, problem.samples, EPOCHS)
+    for rows in batches:
+        means = running_means(means, problem.x[rows])
+    agree(buffers_of(outcome), means, atol=1e-12)
+    agree(outcome.weights, in_one_process(problem, batches), atol=1e-6)
+
+
+def buffers_of(outcome: Outcome) -> Array:
+    found: Array = outcome.world.machine("server-0").serving.buffers.average()
+    return found
+
+
+@pytest.mark.oracle("split", "the loop of SplitFed over a stop, in numpy")
+@pytest.mark.parametrize("heads", ["each", "one"])
+def test_rounds_go_on_after_a_stop_as_the_loop_of_splitfed(heads, agree):
+    problem, rounds, store = DividedLeastSquares(samples=90), [], None
+    for epochs in (1, 2):
+        job = job_of_rounds(2, epochs, heads=heads, local_steps=3)
+        watcher = Watcher(PeerRequest, Push)
+        outcome = run(job, problem, checkers=(watcher,), store=store)
+        rounds += rounds_of(watcher, job)
+        store = outcome.store
+    assert {batch.data_epoch for batches in rounds for batch in batches} == {0, 1}
+    agree(outcome.weights, split_fed_of_rounds(problem, job, rounds), atol=1e-6)
+
+
+@pytest.mark.oracle("split", "running means of one process over a stop, in numpy")
+def test_buffers_that_are_handed_on_are_in_the_checkpoint(agree):
+    problem, store = DividedLeastSquares(keeps="means"), None
+    for epochs in (1, 2):
+        outcome = run(job_of(2, epochs=epochs), problem, store=store)
+        store = outcome.store
+        means = np.ones(INPUTS)
+        for rows in rows_in_order(job_of(2), problem.samples, epochs):
+            means = running_means(means, problem.x[rows])
+        agree(buffers_of(outcome), means, atol=1e-12)

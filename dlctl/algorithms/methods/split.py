@@ -81,8 +81,8 @@ a client ends with its portion, if that has fewer batches: so a large H is a por
   With "vanilla" the norm of dL/dz alone tells a label with an AUC of 0.6 to 0.66, alpha or not.
   Less leakage in one attack is no guarantee of privacy.
 - Evaluations ask the head for h(z) of the test data, in eval mode.
-- The buffers of f (BatchNorm) are averaged by samples with `parallel`. Several clients in turn have
-  none: what one leaves would not be what the next one begins with.
+- The buffers of f (BatchNorm) are averaged by samples with `parallel`. Clients in turn hand them on
+  with f: each push has those after its batch, and a batch that f has had changes them no more.
 - The head has no buffers and no frozen parameters. With "u" it computes h(z) once more
   for the gradient, so dropout there would be another one.
 """
@@ -126,9 +126,7 @@ from dlctl.algorithms.roster import IDLE
 from dlctl.algorithms.rounds import Rounds
 from dlctl.compress.base import Delta
 from dlctl.errors import RemoteProtocolError
-from dlctl.job import parties
 from dlctl.job.config import CLIENT, COUNT_MAX, HEAD, Choice, JobFile
-from dlctl.model.flat import AVERAGED, Layout
 from dlctl.model.parts import Part
 from dlctl.model.vector import copy_into, to_host
 from dlctl.optim.base import Optimizer
@@ -245,6 +243,10 @@ class Replica(ReplicaSide):
     @classmethod
     def one_push(cls, options: Options) -> PushKind:
         return PushKind(options.local_steps, is_displacement=options.local_steps > 1)
+
+    @classmethod
+    def hands_on_buffers(cls, options: Options) -> bool:
+        return options.clients == "turn"
 
     def begin(self, start: Start) -> None:
         self.in_rounds = self.options.local_steps > 1
@@ -682,20 +684,9 @@ def variant(options: Options) -> dict[str, Choice]:
     }
 
 
-def check_model(job: JobFile, layout: Layout) -> list[Fault]:
-    names = [entry.name for entry in layout.entries if entry.kind == AVERAGED]
-    clients = sum(role == CLIENT for role in parties.roles(job))
-    if job.algorithm.options.get("clients", "turn") != "turn" or clients < 2 or not names:
-        return []
-    what = f"client_model() has buffers ({names[0]}), which clients in turn do not hand on"
-    instead = 'use GroupNorm or LayerNorm in place of BatchNorm, or clients = "parallel"'
-    return [(("algorithm", "clients"), what, instead)]
-
-
 SPLIT = Method(
     Options=Options,
     check=check,
-    check_model=check_model,
     variant=variant,
     replica=Replica,
     shard=InTurn,

@@ -459,8 +459,6 @@ class Coordinator:
             layout = self.registration.check_model(worker, message.layout)
             self.run.algorithm.shape.check_sizes(layout)
             self.run.division.check(worker.name, worker.index, layout)
-            for path, what, instead in self.run.algorithm.check_model(self.run.job, layout):
-                raise DlctlError(f"{'.'.join(path)}: {what}", hint=instead)
             if worker.index in self.run.division.without_data:
                 self._admit_model(worker, layout, 0, now)
                 return

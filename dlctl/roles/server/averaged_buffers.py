@@ -58,14 +58,27 @@ class AveragedBuffers:
 
         Buffers after 0 samples carry no information: earlier ones of the slot are retained.
         """
-        if values.size != self.size or values.dtype != np.float64:
-            return False
-        if not (np.abs(values[self._finite]) <= self._largest).all():
+        if not self._are_valid(values):
             return False
         if samples > 0:
             self._pushes += 1
             self._latest[slot] = _Row(samples, values, self._pushes)
         return True
+
+    def replace(self, values: Array) -> bool:
+        """Take buffers that a replica hands on, in place of all there are; False if they are
+        invalid.
+        """
+        if not self._are_valid(values):
+            return False
+        self._initial = np.array(values)
+        self._latest.clear()
+        return True
+
+    def _are_valid(self, values: Array) -> bool:
+        if values.size != self.size or values.dtype != np.float64:
+            return False
+        return bool((np.abs(values[self._finite]) <= self._largest).all())
 
     def keep(self, members: Set[int]) -> None:
         """Drop the buffers of replicas that have left, once the others have pushed `FORGET_AFTER`

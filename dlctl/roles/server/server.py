@@ -301,13 +301,18 @@ class Server:
         declared = self.algorithm.shape.tables_of(self.options)
         tables = [self._open(message, welcome, *each) for each in enumerate(declared)]
         serving = ShardProtocol(
-            self.context, self.registration.run_id, welcome.token, message, tables
-        )
+            self.context, self.registration.run_id, welcome.token, message, tables,
+            self._hands_on,
+        )  # fmt: skip
         if message.keep:
             serving.resume()
             version = serving.shard.version
             self.context.note("info", f"resumed the stored shard at version {version}")
         return serving
+
+    @property
+    def _hands_on(self) -> bool:
+        return self.algorithm.replica.hands_on_buffers(self.options)
 
     def _open(self, message: m.Assign, welcome: m.Welcome, number: int, table: Table) -> TableShard:
         """Open the shard of one table. Raises DlctlError."""
@@ -319,11 +324,12 @@ class Server:
         optimizer = self._optimizer(layout, lo, hi, table, follows)
         kept = kept_of(optimizer)
         storages = self.storages.of_table(table.name) if number else self.storages
+        buffers = 0 if index or number else layout.size(AVERAGED)
         # The most workers that `dlctl scale` accepts, whatever the job says.
         spec = Spec(
             self.registration.run_id, index, lo, hi, optimizer.slots, workers=COUNT_MAX,
             table=table.name if number else "", dtype=table.dtype,
-            averaged=0 if index or number else layout.size(AVERAGED),
+            averaged=buffers, in_commit=buffers if self._hands_on else 0,
             kept=None if kept is None else {n: cut.hi - cut.lo for n, cut in kept.items()},
             replaces=message.cut > 0,
         )  # fmt: skip

@@ -51,6 +51,8 @@ class ShardProtocol:
     assigned: m.Assign
     tables: Sequence[TableShard]
     """The shards of all tables of the method, that of the parameters first."""
+    hands_on: bool = False
+    """Replicas hand on the buffers (`ReplicaSide.hands_on_buffers`)."""
 
     def __post_init__(self) -> None:
         self.initialised = False
@@ -64,6 +66,7 @@ class ShardProtocol:
         """Slot -> the connection on which its newest term joined last."""
         self.parameters = self.tables[0]
         self.parameters.more_state = self._own_state
+        self.parameters.take_buffers = self._take_buffers
         self.index, self.term = self.parameters.index, self.parameters.term
         self.rates = self.parameters.rates
         self.pause = Pause()
@@ -113,7 +116,13 @@ class ShardProtocol:
             "initialised": self.initialised,
             "last_checkpoint": self.last_checkpoint,
             "tables": [table.declared.name for table in self.tables[1:]],
+            **self._handed_on(),
         }
+
+    def _handed_on(self) -> Json:
+        if self.buffers is None or not self.hands_on:
+            return {}
+        return {"averaged": self.buffers.average().tolist()}
 
     def resume(self) -> None:
         """Resume from the last commit of the server before this one. Raises Unusable."""
@@ -124,6 +133,8 @@ class ShardProtocol:
         self.last_checkpoint = meta.get("last_checkpoint", 0)
         if self.initialised:
             self._take_extras(self.shard.storage.extras)
+        if self.buffers is not None and "averaged" in meta:
+            self.buffers.replace(np.array(meta["averaged"], np.float64))
 
     def begin_with(self, vectors: Mapping[str, m.Array], extras: Extras | None) -> None:
         """Take initial values, the model's or a checkpoint's: the shard is initialised."""
@@ -136,7 +147,8 @@ class ShardProtocol:
     def _take_extras(self, extras: Extras) -> None:
         """Shard 0 also stores the averaged buffers.
 
-        Only these initial ones are durable: replicas push theirs again.
+        Only these initial ones are durable: replicas push theirs again. Those that are handed on
+        are in each commit, with the push that they came with.
         """
         if self.index == 0:
             layout = Layout.from_bytes(self.assigned.layout)
@@ -273,10 +285,19 @@ class ShardProtocol:
         if self.buffers is not None and self._is_ready(peer, message.slot, message.term):
             taken = self.buffers.push(message.slot, message.samples, message.values)
             self.buffers.keep(self._members)
-            if not taken and self._logged.get(message.slot) != message.term:
-                self._logged[message.slot] = message.term
-                what = "its buffers do not fit or are not finite; earlier ones are retained"
-                self.context.note("warning", f"worker-{message.slot}: {what}")
+            self._log_refused(message.slot, message.term, taken)
+
+    def _take_buffers(self, push: m.Push) -> None:
+        """Take the buffers that are handed on with a push."""
+        if self.buffers is not None and self.hands_on:
+            taken = len(push.buffers.arrays) == 1 and self.buffers.replace(push.buffers.arrays[0])
+            self._log_refused(push.slot, push.term, taken)
+
+    def _log_refused(self, slot: int, term: int, taken: bool) -> None:
+        if not taken and self._logged.get(slot) != term:
+            self._logged[slot] = term
+            what = "its buffers do not fit or are not finite; earlier ones are retained"
+            self.context.note("warning", f"worker-{slot}: {what}")
 
     def on_fetch_buffers(self, peer: Peer, message: m.FetchBuffers) -> None:
         if self.buffers is not None and self._is_ready(peer, message.slot, message.term):

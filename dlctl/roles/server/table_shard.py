@@ -125,6 +125,8 @@ class TableShard:
     staleness: Staleness = field(default_factory=Staleness)
     is_paused: Callable[[], bool] = lambda: False
     """Whether the server has paused (`Pause`)."""
+    take_buffers: Callable[[m.Push], None] = lambda push: None
+    """Called with a push that was applied and has buffers, before its commit."""
     more_state: Callable[[], Json] = dict
     """State that a commit stores besides this table's own."""
     refused: Counter[int] = field(default_factory=Counter)
@@ -307,6 +309,8 @@ class TableShard:
                 f"{type(self.side).__module__}: push() has to return an outcome of the push that it"
                 " is given, push.outcome(...), and may add those of pushes that it held"
             )
+        if push.buffers.arrays and any(o[:4] == (*which, m.APPLIED) for o in outcomes):
+            self.take_buffers(push)
         self.settle(outcomes)
 
     def _check_samples(self, push: m.Push) -> None:

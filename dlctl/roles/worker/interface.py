@@ -68,8 +68,8 @@ class ReplicaAtWork(Protocol):
     """A replica that has begun, as its worker sees it."""
 
     def on_message(self, message: m.Message, now: float) -> None:
-        """One of `FROM_COORDINATOR` or `FROM_SHARDS`; also `Peers` and `Joined`, which the worker
-        has handled first. Raises RemoteProtocolError if it is invalid.
+        """One of `FROM_COORDINATOR` or `FROM_SHARDS`; also `Peers`, `Joined` and `Buffers`, which
+        the worker has handled first. Raises RemoteProtocolError if it is invalid.
         """
         ...
 
@@ -84,7 +84,7 @@ class ReplicaAtWork(Protocol):
     def on_answer(self, peer: Peer, answer: m.PeerReply, now: float) -> None: ...
 
     def on_event(self, event: Event, now: float) -> None:
-        """Handle an event, one of `OF_GROUP` or `OF_STEPS`."""
+        """Handle an event, one of `OF_GROUP` or `OF_STEPS`, or `BuffersLoaded`."""
         ...
 
     def advance(self, now: float) -> None:

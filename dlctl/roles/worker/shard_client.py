@@ -179,6 +179,7 @@ class ShardClient:
         portion: int = 0,
         at: int | None = None,
         weight: float = 0.0,
+        buffers: m.Packed = m.NO_BUFFERS,
     ) -> m.Push:
         """The next push, which has to be sent through the worker's send_queue under `push_key`."""
         me = self.identity
@@ -188,7 +189,7 @@ class ShardClient:
         return m.Push(
             me.slot, me.term, self.link.term, seq, self.base_version, first_step, last_step,
             samples, clock, delta, portion, self.table, at is not None, at or 0,
-            weight,
+            weight, buffers,
         )  # fmt: skip
 
     def push_key(self, seq: int) -> tuple[str, int, int, int]:

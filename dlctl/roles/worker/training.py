@@ -17,7 +17,7 @@ from dlctl.algorithms import shapes
 from dlctl.algorithms.base import Method, ReplicaSide
 from dlctl.algorithms.needs import Ask, Collective, Gradient, Need, NextData, Read, Settle, Write
 from dlctl.model.parts import NOBODY
-from dlctl.roles.protocol.effects import AnswerWanted
+from dlctl.roles.protocol.effects import AnswerWanted, BuffersLoaded
 from dlctl.roles.worker.accounts import Accounts
 from dlctl.roles.worker.fetching import Fetcher
 from dlctl.roles.worker.interface import OF_GROUP, MakeSteps, ReplicaHost
@@ -26,6 +26,7 @@ from dlctl.roles.worker.services.asking import Answering, Asking
 from dlctl.roles.worker.services.base import Phase, Service
 from dlctl.roles.worker.services.collecting import Collecting
 from dlctl.roles.worker.services.computing import Computing
+from dlctl.roles.worker.services.handed_on import HandedOn
 from dlctl.roles.worker.services.reading import Reading
 from dlctl.roles.worker.services.remote import Remote
 from dlctl.roles.worker.services.taking_over import Sharing, TakingOver
@@ -78,6 +79,10 @@ class Training:
         side.samples_done = lambda: accounts.progress.samples
         self.reading = Reading(self.fetcher, accounts, self.writing, side)
         self.steps = steps(self.links, terms, accounts, self.writing, side, origin.averaged)
+        self.handed_on: HandedOn | None = None
+        if side.hands_on_buffers(side.options) and origin.averaged.size and self.links.channels:
+            self.handed_on = HandedOn(self.links, self.steps)
+            self.reading.handed_on = self.writing.handed_on = self.handed_on
         self.collecting = collecting
         serves_on = method.shape.serves_on
         size = len(side.parameters)
@@ -310,6 +315,8 @@ class Training:
                 self.fetcher.on_parameters(message, now)
             case m.Group() if self.collecting is not None:
                 self.collecting.on_group(message, now)
+            case m.Buffers() if self.handed_on is not None:
+                self.handed_on.on_buffers(message)
             case m.Peers():
                 self.side.members = self.links.members.slots
             case m.Joined(shard=0) if self.writing.steps_pushed:
@@ -325,6 +332,9 @@ class Training:
         if isinstance(event, AnswerWanted):
             assert self._remote is not None
             self._remote.want(event.op, self.side.question(event.batch, event.arrays), now)
+        elif isinstance(event, BuffersLoaded):
+            if self.handed_on is not None:
+                self.handed_on.on_loaded()
         elif not isinstance(event, OF_GROUP):
             self.steps.on_event(event, now)
         elif self.collecting is not None:
@@ -342,6 +352,8 @@ class Training:
     def _push_buffers(self) -> None:
         me, samples = self.links.identity, self.accounts.rates.total["samples"]
         channels, averaged = self.links.channels, self.averaged
+        if self.handed_on is not None:
+            return  # They are in the pushes.
         if channels and averaged.size and samples:  # without: those of a new model
             buffers = m.PushBuffers(me.slot, me.term, samples, averaged)
             self.links.context.send(channels[0].peer, buffers)

@@ -185,6 +185,8 @@ class Worker:
                 self.joining.join(now)
             case FrozenWritten():
                 self.joining.on_frozen_written(event)
+            case BuffersLoaded() if self.training:
+                self.training.on_event(event, now)
             case BuffersLoaded():
                 self.joining.is_ready = True
             case TaskFailed(error, detail):
@@ -395,6 +397,7 @@ class Worker:
         if self.training is None:
             self.context.do(LoadBuffers(message.averaged))
         else:
+            self.training.on_message(message, now)
             self._evaluations.on_buffers(message)
             self._last_read.on_buffers(message)
 

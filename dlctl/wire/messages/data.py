@@ -53,6 +53,10 @@ class Initialise(Message):
     averaged: Array
 
 
+NO_BUFFERS = Packed("", 0, ())
+"""Of a push without any."""
+
+
 @record
 class Push(Message):
     """A delta for one shard: the steps first_step..last_step of one worker, `samples` samples in
@@ -81,6 +85,9 @@ class Push(Message):
     at: int = 0
     weight: Weight = 0.0
     """The weight of the push, for methods that use weights."""
+    buffers: Packed = NO_BUFFERS
+    """float64[n] to shard 0, where replicas hand on the model's buffers: those after these steps.
+    They are the run's if the push is applied."""
 
     def outcome(self, kind: str, staleness: int = 0, reason: str = "") -> PushOutcome:
         return PushOutcome(self.slot, self.term, self.seq, kind, staleness, reason)

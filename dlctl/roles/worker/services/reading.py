@@ -12,6 +12,7 @@ from dlctl.roles.worker.accounts import Accounts
 from dlctl.roles.worker.fetching import Fetched, Fetcher
 from dlctl.roles.worker.pacing import FETCH
 from dlctl.roles.worker.services.base import Phase, Service, check_ranges, check_rows
+from dlctl.roles.worker.services.handed_on import HandedOn
 from dlctl.roles.worker.services.writing import Writing
 
 
@@ -70,6 +71,8 @@ class Reading(Service[Read]):
         self.fetcher, self.writing, self.side = fetcher, writing, side
         self.shape = writing.shape
         self.pacing, self.progress = accounts.pacing, accounts.progress
+        self.handed_on: HandedOn | None = None
+        """The model's buffers, which are read behind the parameters if replicas hand them on."""
         self.has_parameters = False
         """Whether anything was read into the model yet; before that nothing is computed."""
         self._need: Read | None = None
@@ -108,6 +111,8 @@ class Reading(Service[Read]):
             self._placing, self._queued = self._queued, None
             self._request(self._placing, whole=False)
             self.pacing.fetch_began(now, waits=self._placing.need.wait)
+        if self.handed_on is not None:
+            self.handed_on.advance(now)
 
     def _request(self, read: OneRead, *, whole: bool) -> None:
         need, settled = read.need, self.writing.settled_until(read.table)
@@ -149,6 +154,8 @@ class Reading(Service[Read]):
             joined = values[0] if len(values) == 1 else np.concatenate(values)
             self._result = read.view()._replace(values=joined)
             return True
+        if self.handed_on is not None and self.handed_on.waits:
+            return False
         waits = need.wait or not self.has_parameters
         return not waits or (self._placing is None and self._queued is None)
 
@@ -180,4 +187,6 @@ class Reading(Service[Read]):
             self._placing = None
             self.side.view = self._result = read.view()
             self.has_parameters = True
+            if self.handed_on is not None:
+                self.handed_on.want(read.asked[0].request)
             self.progress.on_total(max(fetched.samples for fetched in read.asked))

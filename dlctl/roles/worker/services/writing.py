@@ -23,6 +23,7 @@ from dlctl.roles.worker.accounts import Accounts
 from dlctl.roles.worker.links import Links
 from dlctl.roles.worker.pacing import PUSH
 from dlctl.roles.worker.services.base import Phase, Service, check_ranges, check_rows
+from dlctl.roles.worker.services.handed_on import HandedOn
 from dlctl.roles.worker.settings import WorkTerms
 from dlctl.roles.worker.shard_client import SETTLED, ShardClient, of_shard
 from dlctl.shards.rows import KIND as ROWS
@@ -62,6 +63,8 @@ class Writing(Service[Write | Settle]):
         self.tables, self.send_queue = links.tables, links.send_queue
         self.shape, self.model, self.pushed = shape, model, pushed
         self.compressor, self.compression = terms.compressor, terms.compression
+        self.handed_on: HandedOn | None = None
+        """The model's buffers, which go with the pushes if replicas hand them on."""
         self.portions, self.pacing = accounts.portions, accounts.pacing
         self.bad_gradients, self.rates = accounts.bad_gradients, accounts.rates
         self._progress = self.shape.table(self.shape.progress) if self.tables else 0
@@ -275,7 +278,12 @@ class Writing(Service[Write | Settle]):
             host = to_host(values).astype(np.float32, copy=False)
             delta = m.Packed("none", len(values), (copy_of(host),))
         at = lo - client.lo if need.ranges else None
-        push = client.push(*steps, need.samples, need.clock, delta, need.part, at, need.weight)
+        buffers = m.NO_BUFFERS
+        if self.handed_on is not None and client.table == client.shard == 0:
+            buffers = self.handed_on.packed()
+        push = client.push(
+            *steps, need.samples, need.clock, delta, need.part, at, need.weight, buffers
+        )
         self._numbers[client.table, client.shard, push.seq] = number
         self.rates.add("push_bytes", delta.nbytes, client.peer)
         self.send_queue.queue(client.push_key(push.seq), client.peer, push, delta.nbytes)
