@@ -11,7 +11,6 @@ from zmq.utils.monitor import recv_monitor_message
 from dlctl.control.invitation import ASK, InvitationFile, refusal
 from dlctl.errors import NotPermitted, Unreachable
 from dlctl.roles.protocol.authz import COME_LATER
-from dlctl.util import ip_versions
 
 ANSWER_S = 15.0
 """How long the address may take to answer."""
@@ -39,7 +38,7 @@ def knock(made: InvitationFile, address: str) -> None:
 
 def _knock(socket: zmq.Socket[bytes], made: InvitationFile, address: str) -> None:
     socket.linger = 0
-    socket.setsockopt(zmq.IPV6, int(ip_versions.is_v6(address)))
+    socket.setsockopt(zmq.IPV6, int("[" in address))
     socket.curve_serverkey = made.coordinator.encode()
     socket.curve_publickey = zmq.curve_public(made.secret.encode())
     socket.curve_secretkey = made.secret.encode()

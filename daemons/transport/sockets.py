@@ -27,7 +27,6 @@ from daemons.transport.large_messages import LargeMessages
 from daemons.transport.reconnect import Handshakes, ReconnectingSocket
 from daemons.transport.zap import DOMAIN, Gatekeeper
 from dlctl.errors import DlctlError, LocalProtocolError, RemoteProtocolError
-from dlctl.util import ip_versions
 from dlctl.wire import codec
 from dlctl.wire.machine import Coming, Peer, Received, Reconnected
 from dlctl.wire.messages import Message
@@ -105,7 +104,7 @@ class Transport:
         if self._secret:
             socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
             socket.setsockopt(zmq.CURVE_PUBLICKEY, self._public)
-        socket.setsockopt(zmq.IPV6, int(ip_versions.is_v6(address)))
+        socket.setsockopt(zmq.IPV6, int("[" in address))
         if address.startswith("ipc:"):
             self._local.add(socket)
         self.poller.register(socket, zmq.POLLIN)

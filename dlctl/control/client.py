@@ -28,7 +28,7 @@ from dlctl.errors import (
     UsageError,
 )
 from dlctl.runs import database
-from dlctl.util import hints, ip_versions, processes
+from dlctl.util import hints, processes
 from dlctl.util.units import format_duration
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ class PendingRequest:
         self.socket = self.monitor = None
         if address:
             self.socket = self.context.socket(zmq.DEALER)
-            self.socket.setsockopt(zmq.IPV6, int(ip_versions.is_v6(address)))
+            self.socket.setsockopt(zmq.IPV6, int("[" in address))
             self.socket.linger = 0
             if key:
                 self._take_keys(self.socket, key)

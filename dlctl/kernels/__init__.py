@@ -76,7 +76,7 @@ def pack_positions(positions: Array, bits: int, low: Array, mask: Array) -> int 
     """Add int64[n], strictly increasing, to the zeros `low` and `mask`, uint8, as
     `compress/indices.py` codes them. Returns the length of the mask in bits; None: not in C."""
     module = _loaded()[0]
-    if module is None or not takes(positions):
+    if module is None or positions.dtype != np.int64 or not takes(positions):
         return None
     found: int = module.pack_positions(positions, bits, low, mask)
     return found

@@ -7,6 +7,7 @@ can.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -165,8 +166,9 @@ class Slurm(Launcher):
 
     def _uses(self) -> Iterator[Use]:
         asked, is_each = self.options, self.options.jobs == "each"
+        usual = os.environ.get("SBATCH_PARTITION", "")
         yield Use(
-            "workers" if is_each else "the job", slurmwords.WHERE, asked.partition,
+            "workers" if is_each else "the job", slurmwords.WHERE, asked.partition or usual,
              1 if is_each else asked.nodes, slurmscript.minutes(asked.time),
             is_taken_singly=is_each,
         )  # fmt: skip
@@ -175,7 +177,8 @@ class Slurm(Launcher):
                 f"control of {slurmwords.WHERE}",
                 slurmscript.minutes(asked.control.time),
             )
-            yield Use("control", section, asked.control.partition, 1, limit, is_control=True)
+            where = asked.control.partition or usual
+            yield Use("control", section, where, 1, limit, is_control=True)
 
     def trial(self) -> list[Session]:
         return slurmtrial.sessions(self.options)

@@ -109,12 +109,15 @@ def verdicts(use: Use, known: Answers) -> Iterator[Fact]:
     """Nothing if Slurm says nothing of its partitions."""
     if not known.partitions:
         return
-    row = known.find(use.partition)
+    names = use.partition.split(",")
+    row = next((row for name in names if (row := known.find(name)) is not None), None)
     if row is None:
         named = f"no partition {use.partition}" if use.partition else "no default partition"
         text = f"{use.what}: Slurm has {named}; it has {_some(known.partitions)}"
         yield Fact("partition", text, f"set {_key(use)} to one of the cluster; {_OTHERS}", True)
         return
+    if len(names) > 1:
+        return  # Slurm takes the one in which the job starts first.
     where = f"{use.what}, partition {row['PartitionName']}"
     state = row.get("State", "UP")
     if state != "UP":

@@ -44,12 +44,15 @@ def overrides(document: Mapping[str, Any], name: str) -> Json:
 
 
 def _of_method(document: Mapping[str, Any], name: str) -> Json:
-    method = registry.load("algorithms", name)
+    method, own = registry.load("algorithms", name), document.get("algorithm", {})
+    is_own = name == own.get("name")
+    if is_own:
+        method = method.of({key: value for key, value in own.items() if key != "name"})
     defaults: Json = {}
     for section in OF_METHODS:
         choice = getattr(method, section)
         defaults[section] = {"name": choice.name, **choice.options}
-    if name == document.get("algorithm", {}).get("name"):
+    if is_own:
         return {section: value for section, value in defaults.items() if section not in document}
     changes: Json = {"algorithm": {"name": name}, **defaults}
     servers = document.get("servers", {}).get("count", 1)

@@ -17,7 +17,7 @@ from dlctl.algorithms.methods.split import SPLIT, BatchKey, Options
 from dlctl.algorithms.needs import Engine, Need, Read, Receipt, Write
 from dlctl.compress.base import Delta
 from dlctl.errors import RemoteProtocolError
-from dlctl.job.config import Choice, Job, JobFile, Party, Workers
+from dlctl.job.config import Choice, Job, JobFile, Party, Schedule, Workers
 from dlctl.optim.sgd import SGD, SGDOptions
 from dlctl.shards.memory import in_memory
 from dlctl.wire.messages import APPLIED, BUFFERED, HELD, LATE, REFUSED, Array, Packed, Push
@@ -346,9 +346,11 @@ def test_what_the_pushes_of_a_round_add_up_to_is_the_mean_of_the_heads_by_sample
     assert 1 - total / samples == pytest.approx((7 * ends[0] + 4 * ends[1]) / 11)
 
 
-def test_a_batch_that_is_in_h_does_not_move_the_head_of_whoever_has_it_again():
+@pytest.mark.parametrize("kind", [LATE, REFUSED])
+def test_a_batch_that_no_server_takes_does_not_move_the_head_of_its_client(kind):
+    """It was in h before, or a server refuses it."""
     side = head_of_rounds()
-    stepped(side, BatchKey(0, 4, 0, 0, 1), 2.0, kind=LATE)
+    stepped(side, BatchKey(0, 4, 0, 0, 1), 2.0, kind=kind)
     assert side.own[0].h.tolist() == [1.0] * SIZE
     assert side.own[0].samples == 0
 
@@ -382,6 +384,8 @@ def test_rounds_need_clients_at_once_and_plain_sgd_and_average_by_default():
     assert SPLIT.check(job) == []
     for inner in (Choice(name="adamw"), Choice(name="sgd", options={"momentum": 0.9})):
         assert [key for key, *_ in SPLIT.check(replace(job, inner=inner))] == [("inner", "name")]
+    falling = replace(job, schedule=Schedule(kind="cosine"))
+    assert [key for key, *_ in SPLIT.check(falling)] == [("schedule",)]
     in_turn = replace(job, algorithm=Choice(name="split", options={"local_steps": 8}))
     assert [key for key, *_ in SPLIT.check(in_turn)] == [("algorithm", "local_steps")]
 

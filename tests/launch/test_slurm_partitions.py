@@ -44,6 +44,11 @@ def only(subject: str, use: Use, known: Answers) -> Fact:
     return found
 
 
+def test_of_several_partitions_one_has_to_be_there() -> None:
+    assert marks(JOB._replace(partition="none,a"), known()) == {}
+    assert marks(JOB._replace(partition="none,neither"), known()) == {"partition": FAULT}
+
+
 def test_a_good_partition_is_good() -> None:
     assert marks(WORKERS, known(GraceTime="30")) == dict.fromkeys(
         ("nodes", "PreemptMode", "GraceTime"), OK

@@ -82,3 +82,9 @@ def test_a_variant_is_a_method_with_another_compression() -> None:
     assert variants.overrides(document, "sync+int8")["compression"] == {"name": "int8"}
     with pytest.raises(Exception, match="topk"):
         variants.overrides(document, "downpour+topq")
+
+
+def test_the_own_method_has_the_defaults_of_its_options():
+    rounds = {"name": "split", "clients": "parallel", "local_steps": 2}
+    changes = variants.overrides({"algorithm": rounds}, "split")
+    assert (changes["optimizer"]["name"], changes["inner"]["name"]) == ("sgd", "sgd")

@@ -126,6 +126,7 @@ from dlctl.algorithms.roster import IDLE
 from dlctl.algorithms.rounds import Rounds
 from dlctl.compress.base import Delta
 from dlctl.errors import RemoteProtocolError
+from dlctl.job import schedule
 from dlctl.job.config import CLIENT, COUNT_MAX, HEAD, Choice, JobFile
 from dlctl.model.parts import Part
 from dlctl.model.vector import copy_into, to_host
@@ -134,7 +135,7 @@ from dlctl.optim.gathered import FOLDS, GATHERED, TAKES, Gathered
 from dlctl.optim.matrices import MatrixOptimizer
 from dlctl.shards.base import Shard
 from dlctl.wire import messages
-from dlctl.wire.messages import APPLIED, BUFFERED, LATE, Array, Json
+from dlctl.wire.messages import APPLIED, BUFFERED, LATE, REFUSED, Array, Json
 
 BEGIN, END = 1, 2
 """The parts of pushes without samples: the head begins a step of the clients, or has seen all."""
@@ -414,7 +415,7 @@ class Replica(ReplicaSide):
                 part=part_of(batch.number, batch.slot),
                 wait=True,
             )
-            if LATE not in receipt.outcomes.values():
+            if not {LATE, REFUSED} & {*receipt.outcomes.values()}:
                 self._step_own(batch.slot, step, samples)
             self.steps += 1
         self._keep(batch, op, tuple(answer))
@@ -666,6 +667,9 @@ def _check_rounds(job: JobFile, *, in_turn: bool) -> Iterator[Fault]:
     if in_turn:
         what = "clients that take turns hand their layers on, and average nothing"
         yield ("algorithm", "local_steps"), what, 'use clients = "parallel", or 1'
+    if schedule.is_needed(job.schedule):
+        what = "the head steps too, and has no data by which it would know how long the run is"
+        yield ("schedule",), what, "remove [schedule], or use local_steps = 1"
     is_plain = job.inner.name == "sgd" and not (
         job.inner.options.get("momentum") or job.inner.options.get("weight_decay")
     )
