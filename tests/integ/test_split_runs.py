@@ -126,7 +126,7 @@ def test_parallel_clients_train_although_one_and_the_head_are_killed(
     write(place, options, pause_s=0.02)
     if local_steps > 1:
         path = place.path / "job.toml"
-        averaged = '[inner]\nname = "sgd"\nlr = 0.05\n[workers]'
+        averaged = '[inner]\nname = "sgd"\nlr = 0.3\n[workers]'
         text = path.read_text().replace('[optimizer]\nname = "momentum"\nlr = 0.05\n', "")
         path.write_text(text.replace("[workers]", averaged))
     run = place.begin("run", "job.toml")
@@ -138,7 +138,7 @@ def test_parallel_clients_train_although_one_and_the_head_are_killed(
     assert place.run()["state"] == "finished", ended.err
     _, of_head = samples(place)
     assert of_head == 8 * BATCHES, "a batch that a dead client had asked for is in h once"
-    assert place.run()["evaluation"]["accuracy"] > 0.35
+    assert place.run()["evaluation"]["accuracy"] > (0.35 if local_steps == 1 else 0.45)
     place.nothing_left()
 
 

@@ -42,7 +42,9 @@ def problem(folder: Path, text: str) -> jobfile.JobFileProblem:
 
 
 def test_own_steps_without_rounds_are_refused_with_the_option_that_makes_some(folder):
-    found = problem(folder, HEAD + '[inner]\nname = "sgd"\n' + CLINIC + LAB)
+    with pytest.raises(JobFileError) as caught:
+        load(folder, HEAD + '[inner]\nname = "sgd"\n' + CLINIC + LAB)
+    (found,) = (each for each in caught.value.problems if each.key == "inner.name")
     assert "make no steps of their own" in found.message
     assert "local_steps = 2" in found.suggestion
 

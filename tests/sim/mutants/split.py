@@ -8,7 +8,6 @@ from dlctl.algorithms.barrier import Barrier
 from dlctl.algorithms.means import Mean
 from dlctl.algorithms.methods.split import Once, Replica
 from dlctl.roles.coordinator.shutdown import RunShutdown
-from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.worker.services.handed_on import HandedOn
 from dlctl.roles.worker.services.remote import Remote
 
@@ -74,30 +73,3 @@ def rounds_end_early(patch: Patch) -> None:
 @mutant("a client in turn goes on with its own buffers", "SplitChecker", scenario="split")
 def buffers_are_not_read(patch: Patch) -> None:
     patch.setattr(HandedOn, "want", lambda self, number: None)
-
-
-@mutant(
-    "buffers that come with a batch that f has had are taken", "SplitChecker", scenario="split",
-)  # fmt: skip
-def buffers_are_taken_twice(patch: Patch) -> None:
-    honest = ShardProtocol.on_push
-
-    def on_push(self, peer, push):
-        if push.buffers.arrays and self.is_open:
-            self._take_buffers(push)
-        return honest(self, peer, push)
-
-    patch.setattr(ShardProtocol, "on_push", on_push)
-
-
-@mutant(
-    "the next server begins with the buffers of the start", "SplitChecker", scenario="split",
-    seeds=40,
-)  # fmt: skip
-def buffers_are_in_no_commit(patch: Patch) -> None:
-    honest = ShardProtocol._own_state
-
-    def own_state(self):
-        return {key: value for key, value in honest(self).items() if key != "averaged"}
-
-    patch.setattr(ShardProtocol, "_own_state", own_state)
