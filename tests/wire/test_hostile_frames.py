@@ -139,7 +139,7 @@ def test_a_packed_vector_may_not_claim_frames_that_are_not_there() -> None:
     push = Push(0, 1, 1, 0, 0, 0, 0, 1, 0, Packed("topk", 8, (np.zeros(2, np.float32),)))
     frames = [bytes(frame) for frame in codec.encode(push)]
     header = msgpack.unpackb(frames[0])
-    (packed,) = (field for field in header[2] if isinstance(field, list))
+    packed, _ = (field for field in header[2] if isinstance(field, list))
     for count in (0, 2, 17, 2**40, -1, None):
         packed[2] = count
         refused(header, *frames[1:])
