@@ -2,7 +2,7 @@
 
 An order for the agent of a host that is not there waits in the queue; its coordinator is told so
 until the host is given. The host of an agent without workers is given back, as
-`launch/slurmjobs.py` cancels its job.
+a launcher cancels its job.
 """
 
 from __future__ import annotations
