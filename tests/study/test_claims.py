@@ -85,13 +85,13 @@ WORLDS: Worlds = {
         {"4 workers, some are killed": {"weight": 1.5}},
     ),
     "easgd-interval": (
-        {"downpour, every 16": {"accuracy": 0.2}},
-        {"easgd, every 16": {"accuracy": 0.2}},
+        {"downpour, every 64": {"accuracy": 0.2}},
+        {"easgd, every 64": {"accuracy": 0.2}},
     ),
     "error-feedback": (
         {
-            "top-k": {"push_bytes": 2e4}, "random-k": {"push_bytes": 1e4},
-            "random-k, no feedback": {"test_loss": 2.0},
+            "top-k": {"push_bytes": 2e4},
+            "top-k, no feedback": {"push_bytes": 2e4, "test_loss": 2.0},
         },
         {"top-k": {"test_loss": 2.0, "push_bytes": 2e4}},
     ),
