@@ -5,7 +5,7 @@ from __future__ import annotations
 from dlctl.study.claims import jobs
 from dlctl.study.claims.base import Arm, Evidence, Lab, PaperClaim, Row, changes_of, finals, less
 
-REPLICAS = (4, 12, 36)
+REPLICAS = (4, 12, 20, 28, 36)
 TUNED_AT = 4
 STEPS = 60
 """Of each worker, in the virtual time that all runs have."""
@@ -57,7 +57,8 @@ CLAIM = PaperClaim(
     criterion={"more replicas": "it is larger with Adagrad than with SGD"},
     experiment=experiment,
     remark="In a first set-up all replicas shared two cores for the time of 20 steps: no side "
-    "reached 0.8 with any number of replicas. Here both do with 12 and neither does with 36, where "
-    "Adagrad is far ahead: the numbers of replicas are too far apart to tell them from each other.",
-    minutes=3,
+    "reached 0.8 with any number of replicas. In a second one there were 4, 12 and 36 replicas; "
+    "here are two numbers more. Both sides reach 0.8 with 12 and neither does with 20, but there "
+    "Adagrad is at 0.54 to 0.80 and SGD at 0.11 to 0.19: it bears more, and the measure misses it.",
+    minutes=5,
 )

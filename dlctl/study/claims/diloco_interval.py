@@ -5,8 +5,8 @@ from __future__ import annotations
 from dlctl.study.claims import jobs
 from dlctl.study.claims.base import Arm, Evidence, Lab, PaperClaim, changes_of, finals, less, within
 
-WORKERS, STEPS, INTERVAL = 4, 250, 50
-TRIALS = 2
+WORKERS, STEPS, INTERVAL = 4, 1000, 50
+TRIALS = 3
 NEAR = 0.1
 FEWER = 25.0
 
@@ -72,5 +72,8 @@ CLAIM = PaperClaim(
         "few bytes": f"sync sends at least {FEWER:g} times as many bytes",
     },
     experiment=experiment,
-    minutes=2,
+    remark="In a first set-up of 250 steps, so of five rounds, the loss of diloco was 0.22 nats "
+    "above that of sync: refuted. The paper's runs have more than a hundred rounds, and these "
+    "have twenty; it is 0.33 above with the same data, and sends 47 times fewer bytes.",
+    minutes=6,
 )
