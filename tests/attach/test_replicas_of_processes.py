@@ -80,6 +80,7 @@ def test_a_run_that_was_stopped_and_started_again_is_one_process_without_a_run(
     place.nothing_left()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("kind", "way", "victim", "phase"),

@@ -240,6 +240,7 @@ def test_servers_have_a_template_without_torch(place: Place) -> None:
     assert "torch" not in maps
 
 
+@pytest.mark.long
 def test_workers_outlive_the_template_and_the_next_one_forks(place: Place) -> None:
     first = place.fork("worker-0")
     process = place.template._process
