@@ -317,8 +317,6 @@ class ReplicaSide(ABC):
         self.own_rate: Callable[[int], float] = lambda samples: 0.0
         """Samples that the model has had -> the current rate of the replica's own optimiser there.
         """
-        self.samples_done: Callable[[], int] = lambda: 0
-        """The samples that all replicas have done so far, as this one knows it: for `own_rate`."""
         self.arrival = Arrival()
         self.view = View(0, 0)
         """The clocks of the newest read that is completely in the model."""

@@ -79,8 +79,10 @@ class Answers(NamedTuple):
     """"": Slurm does not say."""
 
     def find(self, partition: str) -> Row | None:
+        """The first one that is there of "a,b"; "": Slurm's default."""
         if partition:
-            return self.partitions.get(partition)
+            found = map(self.partitions.get, partition.split(","))
+            return next((row for row in found if row is not None), None)
         return next((r for r in self.partitions.values() if r.get("Default") == "YES"), None)
 
     def is_preempted(self, row: Row) -> bool | None:
@@ -109,14 +111,13 @@ def verdicts(use: Use, known: Answers) -> Iterator[Fact]:
     """Nothing if Slurm says nothing of its partitions."""
     if not known.partitions:
         return
-    names = use.partition.split(",")
-    row = next((row for name in names if (row := known.find(name)) is not None), None)
+    row = known.find(use.partition)
     if row is None:
         named = f"no partition {use.partition}" if use.partition else "no default partition"
         text = f"{use.what}: Slurm has {named}; it has {_some(known.partitions)}"
         yield Fact("partition", text, f"set {_key(use)} to one of the cluster; {_OTHERS}", True)
         return
-    if len(names) > 1:
+    if "," in use.partition:
         return  # Slurm takes the one in which the job starts first.
     where = f"{use.what}, partition {row['PartitionName']}"
     state = row.get("State", "UP")

@@ -44,8 +44,8 @@ def _srun(asked: SlurmRequest | ControlJob, **more: str) -> list[str]:
 def sessions(asked: SlurmRequest) -> list[Session]:
     """With as many free nodes as there are, and as a check needs. Raises DlctlError."""
     known = slurmpartitions.known()
-    rows = filter(None, map(known.find, asked.partition.split(",")))
-    nodes = next((known.nodes.get(row["PartitionName"], []) for row in rows), [])
+    row = known.find(asked.partition)
+    nodes = known.nodes.get(row["PartitionName"], []) if row is not None else []
     free = [node.name for node in nodes if node.is_free][: min(NODES_MAX, asked.nodes)]
     if not free:
         raise _not_now("no node of the partition is free")

@@ -124,7 +124,7 @@ def _of_coordinator(
         yield keys
     subject = visits.launcher.title
     try:
-        facts = list(visits.launcher.facts())
+        facts = [Fact(*fact) for fact in visits.launcher.facts()]  # Plain tuples are as good.
         yield from (_of_fact(here, fact) for fact in facts)
         if any(fact.is_fault for fact in facts):
             return  # What follows would fail for the same reason.

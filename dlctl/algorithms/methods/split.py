@@ -66,6 +66,8 @@ a client ends with its portion, if that has fewer batches: so a large H is a por
   make the average when the first client asks in the next round, or when all have drained; so a
   checkpoint in between has them beside h. If the head is drained while clients go on, as by
   `dlctl restart`, the average is made in two.
+- With H > 1 the rate of `[inner]` is constant: the head has no data, so it does not know how far a
+  `[schedule]` would be.
 - A client that dies in the middle of a round takes its f_k with it: the batches are leased again,
   and are in f by the round of whoever has them then. In h they are already, once.
 - A head that dies in the middle of a round takes no step with it, but where each h_k was: the next
@@ -407,7 +409,7 @@ class Replica(ReplicaSide):
         *answer, gradient = yield Engine(op=op, arrays=tensors)
         if np.isfinite(gradient).all():  # Else the client discards the batch, too.
             samples = int(tensors[1][0])
-            step = gradient * np.float32(self._rate()) if self.in_rounds else gradient
+            step = gradient * np.float32(self.own_rate(0)) if self.in_rounds else gradient
             receipt: Receipt = yield Write(
                 vector=self._pushed(batch.slot, step, samples),
                 samples=samples,
@@ -420,9 +422,6 @@ class Replica(ReplicaSide):
             self.steps += 1
         self._keep(batch, op, tuple(answer))
         return tuple(answer)
-
-    def _rate(self) -> float:
-        return self.own_rate(self.samples_done())
 
     # ------------------------------------------------------------ an h for each client
 

@@ -76,7 +76,6 @@ class Training:
             self.links, terms, accounts, method.shape, side.parameters, self._on_pushed
         )
         side.own_rate = terms.own_rate.at
-        side.samples_done = lambda: accounts.progress.samples
         self.reading = Reading(self.fetcher, accounts, self.writing, side)
         self.steps = steps(self.links, terms, accounts, self.writing, side, origin.averaged)
         self.handed_on: HandedOn | None = None
