@@ -248,6 +248,7 @@ def test_the_ring_keeps_the_newest_pairs_however_many_iterations_there_are():
 # ---------------------------------------------------------------- iterations on functions
 
 
+@pytest.mark.long
 @pytest.mark.oracle("sandblaster", "scipy.optimize.minimize, L-BFGS-B: the loss")
 @pytest.mark.parametrize(("size", "condition"), [(20, 30), (50, 1e3)])
 def test_a_quadratic_takes_about_as_many_iterations_as_with_scipy(size, condition, agree):

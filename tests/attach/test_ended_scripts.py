@@ -66,6 +66,7 @@ def test_a_script_that_ends_before_the_run_fails_it(place: Workplace, name: str)
     place.nothing_left()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_a_script_that_forks_goes_on_and_its_child_may_not(place: Workplace) -> None:
     _write(place, STEP, FORKS)

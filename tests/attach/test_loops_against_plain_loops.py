@@ -62,6 +62,7 @@ class Plain:
         return parameters_to_vector(self.model.parameters()).detach()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_run_that_was_stopped_and_started_again_is_one_loop_without_dlctl(
     place: Workplace,

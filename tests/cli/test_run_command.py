@@ -75,6 +75,7 @@ def test_ctrl_c_saves_stops_and_ends_with_130(job, own_place, play):
     assert not psutil.pid_exists(run_row["pid"])
 
 
+@pytest.mark.long
 def test_a_second_ctrl_c_kills(job, own_place, play, monkeypatch):
     monkeypatch.setenv("STAND_IN_SLOW", "1")
     play("start", "ready", "forever")

@@ -125,6 +125,7 @@ def test_fresh_names_the_shards_that_a_failed_run_still_holds(job, own_place, pl
     assert f"dlctl stop --kill -j {directory.name}" in err
 
 
+@pytest.mark.long
 def test_the_state_of_a_run_that_two_later_ones_have_superseded_is_removed(
     job, own_place, play, dlctl_command
 ):

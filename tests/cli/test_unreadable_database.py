@@ -146,6 +146,7 @@ def test_a_damaged_page_is_no_bug_of_ours(stopped, dlctl_command):
     assert commands_of(err)[0].startswith(f"dlctl start --from runs/{stopped.name}/ckpt/")
 
 
+@pytest.mark.long
 def test_damage_that_nobody_has_come_upon_is_told_by_all_alike(stopped, dlctl_command):
     """Of a table that they have no use for: else `why` and `stop` would send the user to `start`,
     which refuses."""
@@ -231,6 +232,7 @@ def test_a_run_of_another_version_is_not_taken_for_none(stopped, own_place, dlct
     assert len(list((own_place / "runs").iterdir())) == 1
 
 
+@pytest.mark.long
 def test_where_all_checkpoints_are_bad_verify_says_so_too(stopped, dlctl_command):
     for shard in stopped.glob("ckpt/*/shard-0.safetensors"):
         shard.write_bytes(b"")

@@ -49,6 +49,7 @@ def job(path: Path, clients: int = 0, more: str = "") -> config.JobFile:
     return made
 
 
+@pytest.mark.long
 @pytest.mark.per_commit(1)
 @pytest.mark.parametrize(("clients", "shard"), [(0, -1), (2, 1)], ids=["portions", "clients"])
 def test_what_both_move_is_what_the_method_accrues_and_a_death_ends_both(

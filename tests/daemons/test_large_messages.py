@@ -121,6 +121,7 @@ def test_a_message_that_there_is_no_memory_for_is_refused(monkeypatch: pytest.Mo
         Assembly().take(b"a", part, MAX)
 
 
+@pytest.mark.long
 def test_a_message_of_as_many_frames_as_there_may_be_arrives_in_segments(house: House) -> None:
     """With its peer and two frames of its own it has more than any other message."""
     arrays = tuple(np.full(1_048_576, i, np.float32) for i in range(codec.FRAMES_MAX - 1))

@@ -218,6 +218,7 @@ def test_orders_that_cannot_be_looked_at_are_not_the_end_of_the_run(orders: Path
     assert ours._why_over()
 
 
+@pytest.mark.long
 def test_a_keeper_that_cannot_answer_goes_on_and_leaves_nothing(
     orders: Path, tmp_path: Path, control: str
 ) -> None:

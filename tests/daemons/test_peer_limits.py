@@ -361,6 +361,7 @@ def test_before_a_crowd_the_door_is_shut_and_opens_again(
         house.transport.close()
 
 
+@pytest.mark.long
 def test_ten_thousand_idle_connections_leave_descriptors_and_let_guests_in(house: House) -> None:
     """As many as the limit of this machine allows; they are put out after the handshake's time."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

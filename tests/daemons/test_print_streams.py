@@ -338,6 +338,7 @@ def test_a_fork_prints_and_logs_although_other_threads_were_at_it(tmp_path):
 # ---------------------------------------------------------------- floods, ends and crashes
 
 
+@pytest.mark.long
 def test_c_code_that_holds_the_interpreter_prints_more_than_a_pipe_has_room_for(tmp_path):
     """The log has the beginning, and says how much was dropped."""
     story = """

@@ -140,6 +140,7 @@ def test_all_ranks_make_every_operation_and_one_that_fails_is_named(house) -> No
     assert '"nothing"' in failed.error
 
 
+@pytest.mark.long
 def test_rank_0_that_waits_for_a_rank_hears_of_its_death(house) -> None:
     at = house().begin()
     engine = at.meet()
@@ -153,6 +154,7 @@ def test_rank_0_that_waits_for_a_rank_hears_of_its_death(house) -> None:
     assert at.events[0].exit_code == 5
 
 
+@pytest.mark.long
 def test_a_rank_that_ends_by_itself_is_told_of_with_its_last_lines(house) -> None:
     at = house("IS_LATER and (print('no disk', flush=True), os._exit(3))").begin()
     with pytest.raises(RanksEnded):

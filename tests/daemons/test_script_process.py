@@ -104,6 +104,7 @@ def test_a_module_has_its_package(run: Run, tmp_path: Path) -> None:
     assert (found["name"], found["is_main"]) == ("__main__", True)
 
 
+@pytest.mark.long
 def test_a_replacement_runs_the_code_that_the_run_began_with(run: Run, tmp_path: Path) -> None:
     helper, train = tmp_path / "helper.py", tmp_path / "train.py"
     helper.write_text("VALUE = 1\n")

@@ -287,6 +287,7 @@ def test_a_server_refuses_poison_counts_it_and_goes_on(
     assert run.processes[-1].poll() is None
 
 
+@pytest.mark.long
 @pytest.mark.per_commit(1)
 @pytest.mark.parametrize(("durability", "compressor"), [("process", "topk"), ("disk", "none")])
 def test_a_server_whose_update_comes_to_infinity_ends_and_has_nothing_of_it(

@@ -551,6 +551,7 @@ def expected(size, updates):
     return shard
 
 
+@pytest.mark.long
 def test_a_process_that_is_killed_at_any_instant_leaves_what_it_has_said(run):
     """Killed while it works as fast as it can, a few hundred updates of 1 MB on."""
     size = 250_000

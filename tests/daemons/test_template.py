@@ -168,6 +168,7 @@ def private_kb(pid: int) -> int:
     return sum(int(n) for n in re.findall(r"^Private_\w+: +(\d+)", text, re.MULTILINE))
 
 
+@pytest.mark.long
 def test_forked_workers_are_as_started_ones_in_all_but_memory(place: Place) -> None:
     place.write(TELL)  # The program is read after the fork.
     pair = [place.fork("worker-0"), place.fork("worker-1")]

@@ -207,6 +207,7 @@ def test_another_coordinator_goes_on_with_the_run_and_repeats_no_step(place: Pla
     assert place.posted == []
 
 
+@pytest.mark.long
 @pytest.mark.per_commit(1)
 @pytest.mark.parametrize("phase", ["at the import", "in a row"])
 def test_a_package_that_hangs_holds_up_nobody(

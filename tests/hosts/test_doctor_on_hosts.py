@@ -71,6 +71,7 @@ def write(place: Workplace, hosts: str) -> None:
     place.job(servers=3, workers=1, more=hosts)
 
 
+@pytest.mark.long
 def test_nothing_is_wrong_with_good_hosts_and_every_link_is_measured(
     shared_cluster: Cluster, shared_place: Workplace
 ) -> None:

@@ -320,6 +320,7 @@ def agents_of(directory: Path, loop: Loop, control: str) -> Agents:
     return agents
 
 
+@pytest.mark.long
 def test_the_coordinator_places_an_agent_and_kills_it_alone(lab: Lab) -> None:
     directory = lab.run([Host(ssh="h1")])
     ends: list[m.ProcessExited] = []
@@ -352,6 +353,7 @@ def test_the_coordinator_places_an_agent_and_kills_it_alone(lab: Lab) -> None:
     assert lab.cluster.processes("h1") == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_killed", [True, False], ids=["it is killed", "the run ends"])
 def test_an_agent_that_is_just_being_started_is_not_left_there(lab: Lab, is_killed: bool) -> None:
     home = lab.slow_python("h1")

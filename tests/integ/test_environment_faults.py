@@ -194,6 +194,7 @@ def test_training_goes_on_while_the_disk_is_full_and_saves_when_there_is_room(
         place.nothing_left()
 
 
+@pytest.mark.long
 @pytest.mark.root
 def test_a_server_without_room_for_its_log_is_started_when_there_is_room(place: Workplace) -> None:
     runs = place.path / "runs"

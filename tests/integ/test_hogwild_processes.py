@@ -34,6 +34,7 @@ def memories(place: Workplace) -> dict[int, set[int]]:
     return found
 
 
+@pytest.mark.long
 def test_a_worker_is_killed_and_its_successor_steps_in_the_same_memory(place: Workplace) -> None:
     place.task(pause_s=SLOW_S)
     job(place)

@@ -6,6 +6,7 @@ import os
 import signal
 
 import psutil
+import pytest
 from workplace import ENDLESS, SLOW_S, Workplace
 
 
@@ -16,6 +17,7 @@ def _template(place: Workplace, other_than: int = 0) -> psutil.Process | None:
     return found[0] if found else None
 
 
+@pytest.mark.long
 def test_a_worker_is_forked_again_after_its_template_and_itself_were_killed(
     place: Workplace,
 ) -> None:

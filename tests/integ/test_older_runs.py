@@ -124,6 +124,7 @@ def test_the_one_whose_processes_were_killed_goes_on_to_its_end(relocated: Workp
     relocated.nothing_left()
 
 
+@pytest.mark.long
 def test_the_one_that_has_finished_trains_on_from_its_checkpoint(relocated: Workplace) -> None:
     job = relocated.path / "job.toml"
     job.write_text(job.read_text().replace("epochs = 2", "epochs = 3"))

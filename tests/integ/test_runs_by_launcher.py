@@ -118,8 +118,9 @@ def test_two_hosts_train_and_survive_the_deaths_of_worker_agent_and_coordinator(
     assert in_boxes(place) == [], "nothing is left there"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [1])
-@pytest.mark.parametrize("launcher", ["toy-boxes", pytest.param("ssh", marks=pytest.mark.long)])
+@pytest.mark.parametrize("launcher", ["toy-boxes", "ssh"])
 def test_hosts_on_which_no_process_is_left_go_on_where_they_were(place: Workplace) -> None:
     place.start()
     place.until_step(16)
@@ -138,6 +139,7 @@ def test_hosts_on_which_no_process_is_left_go_on_where_they_were(place: Workplac
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_doctor_and_plan_reach_the_boxes(place: Workplace) -> None:
     planned = json.loads(place.dlctl("plan", "job.toml", "--json").out)
     hosts = {row["name"]: row["host"] for row in planned["daemons"]}

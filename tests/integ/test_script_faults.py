@@ -36,6 +36,7 @@ def _write(place: Workplace, text: str, workers: int, algorithm: str = "local-sg
     file.write_text(file.read_text().replace('task = "train.py:task"', 'script = "train.py"'))
 
 
+@pytest.mark.long
 @pytest.mark.per_commit(1)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_script_that_ends_before_it_attaches_fails_the_run(place: Workplace, name: str) -> None:

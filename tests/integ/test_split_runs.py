@@ -68,14 +68,9 @@ def kill(place: Workplace, *names: str) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.long
 @pytest.mark.oracle("split", "one process, plain torch, and kills of a client and the coordinator")
-@pytest.mark.parametrize(
-    ("shape", "norm"),
-    [
-        ("vanilla", NORM),
-        *(pytest.param(*of, marks=pytest.mark.long) for of in [("vanilla", ""), ("u", NORM)]),
-    ],
-)
+@pytest.mark.parametrize(("shape", "norm"), [("vanilla", NORM), ("vanilla", ""), ("u", NORM)])
 def test_clients_in_turn_learn_what_one_process_does_although_they_are_killed(
     place: Workplace, shape: str, norm: str, agree
 ) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from workplace import SLOW_S, Workplace
 
 FILES = {"b": 160, "c": 45, "d": 210, "f": 70, "h": 115}
@@ -61,6 +62,7 @@ def write(place: Workplace, files: dict[str, int]) -> None:
         (folder / name).write_text("".join(f"{n}\n" for n in range(length)))
 
 
+@pytest.mark.long
 def test_each_sample_is_read_once_whatever_the_order_and_the_directory(place: Workplace) -> None:
     write(place, FILES)
     place.task(TASK)

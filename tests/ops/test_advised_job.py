@@ -99,6 +99,7 @@ task = Task()
 """
 
 
+@pytest.mark.long
 def test_a_job_that_never_ran_gets_methods_that_send_less_over_slow_links(file: Path) -> None:
     (file.parent / "train.py").write_text(TASK)
     job, link = jobfile.load(file), LinkSpeed(bytes_per_s=1000.0, latency_s=0.01)

@@ -64,6 +64,7 @@ def replicas(outcome: Outcome, made: list[OfTorch], workers: int) -> list[list[f
     return found
 
 
+@pytest.mark.long
 @pytest.mark.oracle("allreduce", "a script: torch.optim.AdamW, cosine")
 def test_four_workers_are_a_script_with_adamw_and_a_schedule(agree):
     """Its batch is as large as all of theirs."""
@@ -85,6 +86,7 @@ def test_four_workers_are_a_script_with_adamw_and_a_schedule(agree):
     agree(outcome.weights, w, atol=2e-6)
 
 
+@pytest.mark.long
 @pytest.mark.oracle("allreduce", "sync")
 def test_it_is_sync_with_the_optimiser_in_the_replicas(agree):
     options = {"batch_size": 8, "portion_batches": 1, "epochs": 4.0}

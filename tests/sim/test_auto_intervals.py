@@ -163,6 +163,7 @@ def test_set_makes_an_interval_automatic_and_takes_it_back_and_says_both() -> No
     assert max(v.get("wait_share", 0) for v in reports) > 0.5
 
 
+@pytest.mark.long
 def test_a_replaced_worker_is_automatic_as_well() -> None:
     run = simulation(SLOW, workers=2, seconds=8.0, method={"push_every_steps": 2})
     set_live(2.0, run, push_every_steps="auto")

@@ -58,6 +58,7 @@ def run(store: Store, servers: int, epochs: int, victim: str = "") -> tuple[Outc
     return outcome, looks.parameters
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", ["", "server-1"])
 def test_it_is_evaluated_saved_and_gone_on_with(victim: str) -> None:
     store = Store()

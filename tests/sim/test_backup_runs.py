@@ -14,6 +14,7 @@ from dlctl.wire import messages as m
 SAMPLES, EPOCHS = 192, 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backups", [0, 1])
 def test_the_run_counts_the_samples_that_the_servers_have_trained_with(backups: int) -> None:
     """Of three workers one takes three times as long; a coordinator that dies knows the figures."""

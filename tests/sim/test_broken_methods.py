@@ -169,6 +169,7 @@ def test_a_mean_by_replicas_where_one_by_samples_is_declared(try_it: Try) -> Non
     assert "not what one process makes of the same batches" in found
 
 
+@pytest.mark.long
 def test_a_replica_that_keeps_its_last_gradient(try_it: Try) -> None:
     found = try_it(replace(SYNC, shard=Barrier, replica=NeverTheLast))
     assert f"computed {ALL} samples, and pushed {ALL - 3 * 4} to server-0" in found

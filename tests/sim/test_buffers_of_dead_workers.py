@@ -30,6 +30,7 @@ def test_after_a_scale_down_it_is_of_those_that_are_left(workers: int) -> None:
     assert slots_at_the_end(simulation.run()) == list(range(workers))
 
 
+@pytest.mark.long
 def test_a_worker_in_quarantine_has_no_part_in_it() -> None:
     simulation = simulation_of(workers=3)
 

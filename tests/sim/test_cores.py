@@ -99,6 +99,7 @@ def trained(cores: int, workers: int = 3, seed: int = 4) -> Outcome:
     return Simulation(job, LeastSquares(), seed, handling=handling).run(600.0)
 
 
+@pytest.mark.long
 def test_a_run_whose_events_take_time_finishes_and_is_the_same_again() -> None:
     first, second = trained(cores=1), trained(cores=1)
     assert (first.state, first.left_behind) == ("finished", [])

@@ -41,6 +41,7 @@ def finished(simulation: Simulation) -> Outcome:
     return outcome
 
 
+@pytest.mark.long
 def test_a_slow_replica_does_not_stop_the_others_and_its_steps_count() -> None:
     took_s = {}
     for quorum in (2, 3):
@@ -55,6 +56,7 @@ def test_a_slow_replica_does_not_stop_the_others_and_its_steps_count() -> None:
     assert took_s[2] < 0.6 * took_s[3]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["worker-0", "coordinator", "server-1"])
 def test_a_death_stops_nobody(name: str) -> None:
     simulation = simulate(2.0, quorum=1)

@@ -47,6 +47,7 @@ class FetchSteps(Checker):
 # ---------------------------------------------------------------- it learns, and it is repeatable
 
 
+@pytest.mark.long
 def test_three_workers_and_two_servers_find_the_solution():
     problem = LeastSquares()
     job = job_file(workers=3, servers=2, optimizer=("adagrad", {"lr": 0.5}), epochs=10.0)

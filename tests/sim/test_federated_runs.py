@@ -159,6 +159,7 @@ def test_a_deadline_waits_for_clients_min() -> None:
 SEEDS = [range(2), *(pytest.param(range(n, n + 10), marks=pytest.mark.long) for n in (2, 12, 22))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seeds", SEEDS)
 def test_a_run_ends_with_a_good_model_whoever_dies(seeds: range) -> None:
     for seed in seeds:

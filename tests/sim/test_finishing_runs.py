@@ -76,6 +76,7 @@ def test_it_is_begun_again_at_most_once_whoever_dies(
     assert bool(outcome.store.run["finish"]["text"]) == (not error)
 
 
+@pytest.mark.long
 def test_who_takes_too_long_is_waited_for_no_longer() -> None:
     outcome, names = simulate(finish_s=1e6)
     assert names == ["worker-0"]

@@ -160,6 +160,7 @@ def on_three_hosts() -> Simulation:
     return simulated(hosts=hosts, timeouts=timeouts, checkpoint_s=1000.0)
 
 
+@pytest.mark.long
 def test_a_group_goes_on_without_a_host_that_is_cut_off_and_with_it_again() -> None:
     simulation = on_three_hosts()
     world, found = simulation.world, []

@@ -103,6 +103,7 @@ def test_a_guest_that_was_silent_for_too_long_returns_with_a_new_term():
     assert moments(outcome, "join", "worker-2")[1] > 11.0
 
 
+@pytest.mark.long
 def test_more_guests_than_slots_wait_in_the_order_in_which_they_came():
     simulation = run_of(epochs=20, workers_max=3)
     lines = watched(simulation, m.InLine)
@@ -207,6 +208,7 @@ def test_the_run_waits_for_guests_as_long_as_it_takes_and_says_so():
     assert outcome.seconds > LONG_S
 
 
+@pytest.mark.long
 def test_below_its_least_number_of_workers_a_run_pauses_until_one_returns():
     simulation = run_of(own=1, workers_min=2, workers_max=3, epochs=20)
     pushes = watched(simulation, m.Push)

@@ -88,6 +88,7 @@ def test_both_placements_are_one_method():
     np.testing.assert_allclose(*found, atol=1e-6)
 
 
+@pytest.mark.long
 @every_placement
 @pytest.mark.parametrize("victims", [("worker-1",), ("worker-0",), ("worker-2", "coordinator")])
 def test_who_comes_back_has_all_of_the_others_to_the_last_bit(placement, victims):

@@ -276,6 +276,7 @@ def test_without_a_coordinator_the_agent_ends_everything_after_ten_minutes():
 # ---------------------------------------------------------------- the living dead
 
 
+@pytest.mark.long
 @pytest.mark.per_commit(1)
 @pytest.mark.parametrize("block", range(2))
 def test_frozen_workers_and_servers_are_waited_for(block):

@@ -140,6 +140,7 @@ def test_data_of_its_own_exceeds_the_end_by_a_round_and_a_portion(
     assert wanted <= counted <= wanted + workers * ((local_steps + 2) * samples + portion)
 
 
+@pytest.mark.long
 def test_an_evaluation_that_takes_long_is_an_evaluation_in_the_status() -> None:
     compute = ComputeOptions(loop=LoopOptions(), step_s=0.02, evaluate_s=300.0)
     job = job_file(workers=2, epochs=3.0, evaluate_epochs=1.0, has_loop=True)

@@ -149,6 +149,7 @@ class Stumbles(LeastSquares):
 OWN_STEPS = {"downpour": {"fetch_every_steps": 10}, "local-sgd": {"local_steps": 16}}
 
 
+@pytest.mark.long
 @pytest.mark.per_commit(1)
 @pytest.mark.parametrize("bad_batch", [30, 35, 44])
 @pytest.mark.parametrize("overlap", [False, True])
@@ -297,6 +298,7 @@ def refused(outcome) -> dict[str, int]:
     return {name: sum(counts.values()) for name, counts in refused.items()}
 
 
+@pytest.mark.long
 @pytest.mark.per_commit(1)
 @every_method
 @pytest.mark.parametrize("compression", ["none", "topk", "int8"])

@@ -90,6 +90,7 @@ def undisturbed():
     return outcome
 
 
+@pytest.mark.long
 def test_a_run_comes_to_the_minimum(undisturbed):
     task = problem()
     best = np.linalg.lstsq(task.x, task.y, rcond=None)[0]

@@ -93,6 +93,7 @@ def test_it_ends_where_one_server_for_all_does(hosts: int) -> None:
     assert outcomes[0] == outcomes[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", ["server-1", COORDINATOR])
 def test_links_are_counted_on_after_a_death(victim: str) -> None:
     plain, killed = (run(job_of(3), problem_of(3), kills=who) for who in ("", victim))

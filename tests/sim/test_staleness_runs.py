@@ -287,6 +287,7 @@ def test_a_worker_that_has_its_share_pushes_what_it_has_accrued():
     assert Simulation(job, problem).run(until_s=60.0).state == "finished"
 
 
+@pytest.mark.long
 @pytest.mark.per_commit(1)
 @pytest.mark.parametrize("victim", ["worker-3", "worker-0", "server-1", "coordinator"])
 def test_epochs_are_cut_whoever_dies(victim):

@@ -56,6 +56,7 @@ def hang(simulation: Simulation, when_s: float, for_s: float) -> None:
     simulation.at(when_s + 1.0, lambda: setattr(disk, "commit_s", usual_s))
 
 
+@pytest.mark.long
 @pytest.mark.per_commit(1)
 def test_a_disk_that_hangs_is_a_problem_until_it_goes_on():
     simulation, shown = begun(seconds=HEALS_S + 20.0)

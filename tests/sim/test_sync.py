@@ -290,6 +290,7 @@ def test_the_order_of_arrival_makes_no_difference_to_the_last_bit():
 # ---------------------------------------------------------------- deaths and ends
 
 
+@pytest.mark.long
 @pytest.mark.per_commit(1)
 @pytest.mark.parametrize("workers", [4, 1])
 @pytest.mark.parametrize("block", range(5))

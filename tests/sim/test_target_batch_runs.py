@@ -152,6 +152,7 @@ def test_a_step_has_the_target_and_at_most_a_batch_of_each_more() -> None:
         assert TARGET <= len(step.rows) <= TARGET + BATCH * step.members, step.clock
 
 
+@pytest.mark.long
 def test_a_silent_worker_holds_a_step_no_longer_than_the_deadline() -> None:
     run = Run(deadline_s=2.0)
     world = run.simulation.world
@@ -164,6 +165,7 @@ def test_a_silent_worker_holds_a_step_no_longer_than_the_deadline() -> None:
     np.testing.assert_allclose(outcome.weights, agree_to, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["worker-0", "coordinator", "server-1"])
 def test_a_death_stops_nobody(name: str) -> None:
     run = Run()
@@ -204,6 +206,7 @@ def test_replicas_say_how_long_a_step_takes() -> None:
 # ---------------------------------------------------------------- links of unequal hosts
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.what)
 def test_parts_by_bandwidth_against_equal_ones(case: Case) -> None:
     """Hosts with links of 10, 10, 1 and 1. One that only serves has a part like its bandwidth;
@@ -320,6 +323,7 @@ def test_a_run_that_is_stopped_while_servers_move_saves_what_they_get() -> None:
     assert saved["step"] == outcome.store.run["step"]
 
 
+@pytest.mark.long
 def test_a_recovery_behind_the_record_of_a_cut_does_not_go_on_with_the_old_parts() -> None:
     """Power is lost; `dlctl recover` finds the old parts, and corrects the record by that."""
 

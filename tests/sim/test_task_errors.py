@@ -136,6 +136,7 @@ def test_what_evaluate_raises_in_one_worker_another_one_evaluates() -> None:
     assert first - error < 0.5
 
 
+@pytest.mark.long
 def test_who_fails_after_its_coordinator_is_replaced_is_compared_with_those_before() -> None:
     problem = Raises(1)
     simulation = simulated(problem, epochs=40.0)
@@ -153,6 +154,7 @@ def test_who_fails_after_its_coordinator_is_replaced_is_compared_with_those_befo
     assert states(outcome)[1:] == ["failed", "failed"], "nobody is left out when it is recovered"
 
 
+@pytest.mark.long
 def test_a_new_worker_that_fails_while_the_others_train_is_taken_out() -> None:
     simulation = simulated(Raises(3, first=0), epochs=40.0)
     simulation.request(2.0, "scale", {"workers": 4})

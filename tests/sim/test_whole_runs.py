@@ -103,6 +103,7 @@ def test_every_live_setting_takes_effect_while_the_run_goes_on():
     assert outcome.world.machine("server-0").serving.shard.optimizer.lr == 0.5
 
 
+@pytest.mark.long
 def test_a_replaced_worker_has_the_settings_that_were_changed_and_not_the_job_files():
     job = job_file(workers=2, seconds=8.0)
     simulation = Simulation(job, LeastSquares(), compute=STEADY)
@@ -208,6 +209,7 @@ def test_what_a_worker_had_not_sent_is_in_the_checkpoint_and_goes_on_with_it():
     assert np.allclose(resumed.weights, -0.1 * (total(problem.given) - total(residuals)), atol=1e-4)
 
 
+@pytest.mark.long
 def test_terms_go_on_counting_over_executions():
     job = job_file(workers=2, servers=2, epochs=8.0)
     first = Simulation(job, LeastSquares())

@@ -74,6 +74,7 @@ def test_a_job_that_slurm_refuses_fails_the_start_in_slurm_s_own_words(
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_a_job_in_the_queue_says_why_it_waits_and_is_taken_out_by_stop(
     slurm: SlurmCluster, place: Workplace
 ) -> None:

@@ -141,6 +141,7 @@ def test_an_update_does_not_show_how_many_threads_have_made_it(use_threads, name
     assert is_remembered or hasattr(registry.load("optimizers", name), "sweeps_next")
 
 
+@pytest.mark.long
 def test_a_kill_while_several_threads_write_leaves_the_last_commit(use_threads):
     """What is in the memory at a point of one thread, while the others go on, is what a kill
     leaves there.

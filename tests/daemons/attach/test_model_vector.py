@@ -30,6 +30,7 @@ def looks(model: nn.Module) -> list[tuple[int, int, tuple[int, ...], torch.dtype
     return [(id(t), t.data_ptr(), t.stride(), t.dtype) for t in state]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", [*MODELS])
 @pytest.mark.parametrize("options", [{}, {"fused": True}], ids=str)
 def test_steps_between_exchanges_are_those_of_a_script_alone(
