@@ -43,6 +43,7 @@ class CheckpointMirror:
     _failed_at: float = field(default=0.0, init=False)
     _asked: int = field(default=0, init=False)
     """The newest checkpoint that is to be uploaded, by its number."""
+    _is_given_up: bool = field(default=False, init=False)
     _is_known: bool = field(default=False, init=False)
     """There has been news: before, an upload of an earlier coordinator may be unfinished."""
 
@@ -78,6 +79,10 @@ class CheckpointMirror:
         if self.address:
             self.context.do(HurryMirror())
 
+    def give_up(self) -> None:
+        """The run ends without its last upload: that is a problem, however short the wait was."""
+        self._is_given_up = True
+
     def waits_for(self) -> list[str]:
         """What the end of the run waits for."""
         if not self.address or (self._is_known and not self.pending):
@@ -109,6 +114,9 @@ class CheckpointMirror:
         if self.why and self.cause in LASTING:
             facts |= {"cause": self.cause}
             yield Problem("mirror-refused", RUN, self._failed_at, facts)
-        elif self.why or (self._since is not None and now - self._since > BEHIND_S):
+        elif self.why or self._is_given_up or self._is_long_behind(now):
             since = self._failed_at if self.why else self._since
             yield Problem("mirror-behind", RUN, since, facts)
+
+    def _is_long_behind(self, now: float) -> bool:
+        return self._since is not None and now - self._since > BEHIND_S

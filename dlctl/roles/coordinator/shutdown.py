@@ -343,6 +343,8 @@ class RunShutdown(Owner):
         late = ", ".join(self.pending())
         self.context.event("late", "", f"{self.step}: gave up waiting for {late}")
         self._keeps_state |= self.step == RECORDING
+        if self.step == MIRRORING:
+            self.uploads.give_up()
         return True
 
     def _waits_for_evaluation(self) -> bool:

@@ -110,6 +110,15 @@ def test_the_end_waits_for_what_is_under_way_by_its_address() -> None:
     assert mirror.machine.waits_for() == []
 
 
+def test_an_end_that_has_waited_long_enough_leaves_a_problem() -> None:
+    mirror = Mirror()
+    mirror.news(2, 0.0)
+    mirror.saved(3, 1.0)
+    assert mirror.codes(2.0) == []
+    mirror.machine.give_up()
+    assert mirror.codes(2.0) == ["mirror-behind"]
+
+
 def test_a_run_without_a_mirror_waits_for_none() -> None:
     assert Mirror("").machine.waits_for() == []
 
