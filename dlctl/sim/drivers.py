@@ -482,11 +482,21 @@ class ComputeDriver:
         assert self._asking is not None
         assert isinstance(self.objective, Asks)
 
+        asking, objective, given = self._asking, self.objective, effect.finish_with
+
         def then(metrics: Json) -> None:
             ran = EvaluationRun(effect.evaluation, metrics)
+            if given is not None:
+                ran = replace(ran, metrics={}, text=f"{given} of {metrics}")
             self._later(self.options.evaluate_s, lambda: self.process.post(ran))
 
-        self._asking.begin(self.objective.evaluating(effect.parameters), (0, 0, 0), then)
+        def ask() -> None:
+            asking.begin(objective.evaluating(effect.parameters), (0, 0, 0), then)
+
+        if given is None:
+            ask()
+        else:
+            self._later(self.options.finish_s, ask)
 
 
 FOUND = 8
