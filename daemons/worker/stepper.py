@@ -107,27 +107,23 @@ class Stepper:
         begin_sum: BeginSum | None = None,
         is_over: Callable[[], bool] = lambda: False,
     ) -> Stepped:
-        """batches: each with its fraction of the step's samples. own_lr: the replica's own
-        optimiser makes a step with this rate. gather: return the gradient. norm_max: of a usable
-        gradient. epoch: of the data. pull: added to the gradient of the own step. fresh: reset the
-        optimiser first. samples: of the step, for rows (`RowSteps.begin`) and as the weight in a
-        sum. begin_sum: sums the returned gradient early, if it stays unchanged. is_over: before
-        each batch but the first, whether to stop. Raises TaskError.
+        """batches: each with its fraction of the step's samples. own_lr: the rate of a step of the
+        own optimiser. gather: return the gradient. norm_max: of a usable gradient. epoch: of the
+        data. pull: added to the gradient of the own step. fresh: reset the optimiser first.
+        samples: of the step, for rows (`RowSteps.begin`) and as the weight in a sum. begin_sum:
+        sums the returned gradient early, if it stays unchanged. is_over: before each batch but the
+        first, whether to stop. Raises TaskError.
         """
         scale = self._scaler.get_scale() if self._scaler is not None else 1.0
         self._begin(samples, scale)
-        parts = [part for _, part in batches]
         rows = self.replica.rows
         if rows is not None:
             rows.next_step((own_lr or 0.0) * samples, scale)
-        if not self._returns_unchanged(own_lr):
-            begin_sum = None
-        early = None if begin_sum is None else partial(self.replica.sum_early, begin_sum, samples)
+        early = self._early(begin_sum, samples, own_lr)
         measured, vector = self._measured(batches, scale, epoch, own_lr or 0.0, early, is_over)
         if len(measured) < len(batches):
-            self._discard()
-            return Stepped(math.nan, None, math.inf, is_usable=False, is_stopped=True)
-        parts = shares(parts, measured)
+            return self._stopped()
+        parts = shares([part for _, part in batches], measured)
         loss = sum(part * each.loss for part, each in zip(parts, measured, strict=True))
         gradients = self.replica.gradients()
         if self._scaler is not None:
@@ -172,6 +168,10 @@ class Stepper:
         if self._engine is not None:
             self._engine.begin_step(samples, scale)
 
+    def _stopped(self) -> Stepped:
+        self._discard()
+        return Stepped(math.nan, None, math.inf, is_usable=False, is_stopped=True)
+
     def _discard(self) -> None:
         if self._engine is not None:
             self._engine.discard_step()
@@ -187,6 +187,14 @@ class Stepper:
         factor = clipped / norm if has_rows else _clip_factor(gradients, self.clip_norm)
         for gradient in (g for g in gradients if g is not None):
             gradient.mul_(factor)
+
+    def _early(
+        self, begin_sum: BeginSum | None, samples: int, own_lr: float | None
+    ) -> Callable[[], bool] | None:
+        """Begins the sum of the gradient, if that may begin before the last backward pass."""
+        if begin_sum is None or not self._returns_unchanged(own_lr):
+            return None
+        return partial(self.replica.sum_early, begin_sum, samples)
 
     def _returns_unchanged(self, own_lr: float | None) -> bool:
         """Whether `step` returns autograd's gradient unchanged, in host memory."""
