@@ -17,9 +17,10 @@ has a form that drops gradients when they come, and one that stops them as soon 
 - With `gradient.accumulate` a worker stops in the middle of a gradient: when all shards are R
   updates ahead of the parameters that it read, it gives up between two of the accumulated batches,
   reads the newest parameters, and computes the gradient of the same samples again. None is lost,
-  none counts twice. torch does not stop within one batch: without `accumulate` a gradient is
-  computed to its end, and dropped; likewise in a training loop of the user's own, and in a worker
-  of several processes.
+  none counts twice; the task's loss gets the same tensors again, and must not write to them. A
+  gradient that is found to be too old behind its last batch is pushed, and dropped. torch does not
+  stop within one batch: without `accumulate` a gradient is computed to its end, and dropped;
+  likewise in a training loop of the user's own, and in a worker of several processes.
 - So a worker that is always slower than R updates contributes nothing while the others work, as in
   the paper: its portion is trained when they have no data left.
 
