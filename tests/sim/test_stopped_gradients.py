@@ -36,7 +36,8 @@ class Stops(Checker):
 
 def run(
     method: str, *more: Checker, accumulate: int = PARTS, seed: int = 0, once: bool = True,
-    network: NetworkOptions | None = None, faults: Faults | None = None, **options: Any,
+    network: NetworkOptions | None = None, faults: Faults | None = None,
+    restarts_at_s: float = 0.0, **options: Any,
 ) -> tuple[Outcome, Stops]:  # fmt: skip
     """Three workers, one of which takes six times as long, on two servers."""
     problem, stops = Ledger(shards=2, cells=1200, samples=640), Stops()
@@ -45,11 +46,14 @@ def run(
         batch_size=4, portion_batches=2, seed=seed, gradient=Gradients(accumulate=accumulate),
         restarts_max=20,
     )  # fmt: skip
-    outcome = Simulation(
+    simulation = Simulation(
         job, problem, seed, network=network, faults=faults,
         compute=ComputeOptions(step_s=STEP_S, spread=0.0, slow={2: 6.0}),
         checkers=(*ledger_checkers(problem, epochs=2, once=once), stops, *more),
-    ).run()  # fmt: skip
+    )  # fmt: skip
+    if restarts_at_s:
+        simulation.request(restarts_at_s, "restart", {"names": [SLOW]})
+    outcome = simulation.run()
     assert outcome.state == "finished", outcome.reason
     return outcome, stops
 
@@ -71,6 +75,16 @@ def test_nobody_stops_and_no_news_is_asked_for_where_a_gradient_is_one_batch() -
     assert not stops.names
     assert not [fetch for fetch in fetches.messages() if fetch.clock_min]
     assert [ack for ack in acks.messages() if ack.outcome == LATE], "they are dropped, as before"
+
+
+def test_a_slow_worker_that_drains_ends_its_gradient_and_its_portion() -> None:
+    """Else the others would compute these samples again, or it would not end before they are done.
+    It is in the middle of a gradient when it is told to drain.
+    """
+    outcome, stops = run("ringmaster", restarts_at_s=1.6)
+    assert stops.names
+    assert f"{SLOW} ended: exit 0" in outcome.store.texts("stop")
+    assert not outcome.store.texts("late")
 
 
 def test_nobody_stops_while_all_are_equally_fast() -> None:

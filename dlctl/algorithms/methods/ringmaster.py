@@ -22,7 +22,7 @@ has a form that drops gradients when they come, and one that stops them as soon 
   stop within one batch: without `accumulate` a gradient is computed to its end, and dropped;
   likewise in a training loop of the user's own, and in a worker of several processes.
 - So a worker that is always slower than R updates contributes nothing while the others work, as in
-  the paper: its portion is trained when they have no data left.
+  the paper: its portion is trained when they have no data left, or when it drains.
 
 - With R at least as large as the number of workers none is dropped while all are equally fast. With
   R = 1 only gradients of the current parameters count.
