@@ -64,6 +64,7 @@ from dlctl.roles.protocol.effects import (
     RunEngine,
     RunEvaluation,
     StepAlong,
+    StopCompute,
     TakeComputeState,
     TaskLocated,
     WriteFrozen,
@@ -136,6 +137,10 @@ class ComputeThread:
         """The rows that `_fetch_rows` waits for."""
         self._answers: queue.SimpleQueue[tuple[Array, ...]] = queue.SimpleQueue()
         """The answers of the head that `_ask_head` waits for."""
+        self._over = 0
+        """The ticket of the newest gradient that is not needed any more; another thread sets it."""
+        self._stopped: tuple[tuple[int, int, int, int], Loaded] | None = None
+        """The batch whose gradient was stopped, and which is computed next."""
         self._batch_at = (0, 0, 0)
         """(data epoch, portion, number) of the batch that is computed."""
         self._sums: dict[str, Any] = {}
@@ -162,6 +167,7 @@ class ComputeThread:
         loop.perform(LocateTask, self._locate)
         loop.perform(BringRows, lambda effect: self._brought.put(effect.values))
         loop.perform(BringAnswer, lambda effect: self._answers.put(effect.arrays))
+        loop.perform(StopCompute, self._stop)
 
     def sum_by(self, begin: Callable[[int, float], Any]) -> None:
         """begin(elements, weight) starts the sum of a gradient (`Compute.sums`) in this thread."""
@@ -171,6 +177,10 @@ class ComputeThread:
     def device(self) -> Any:
         """The torch.device of the replica's model, once it is built."""
         return self._replica.device
+
+    def _stop(self, effect: StopCompute) -> None:
+        """Its thread looks between two batches: torch does not return within one."""
+        self._over = effect.ticket
 
     def _put(self, how: Callable[[Any], Event | None], effect: Effect) -> None:
         self._work.put((effect, partial(how, effect)))
@@ -393,7 +403,7 @@ class ComputeThread:
             if taken is not None:
                 return taken
         place = (effect.data_epoch, effect.start, effect.stop, number)
-        loaded = self._named.get(place) or self._loader.step(*place, effect.shard)
+        loaded = self._load(place, effect.shard)
         batches = loaded.batches
         failed = tuple(FailedSample(number, *bad) for bad in loaded.bad)
         if not batches:
@@ -402,8 +412,13 @@ class ComputeThread:
         step = self._stepper.step(
             batches, own_lr=effect.own_lr, gather=effect.gather, norm_max=effect.norm_max,
             epoch=effect.data_epoch, pull=effect.pull, fresh=is_fresh,
-            samples=loaded.samples, **self._sums if effect.sums else {},
+            samples=loaded.samples, is_over=lambda: self._over == effect.ticket > 0,
+            **self._sums if effect.sums else {},
         )  # fmt: skip
+        if step.is_stopped:
+            self._stopped = place, loaded
+            self._keep_or_restore(is_good=False)
+            return Computed.of_stopped(self._averaged)
         if self._averaged.size:
             self._keep_or_restore(is_good=step.is_usable)
         return Computed(
@@ -411,6 +426,14 @@ class ComputeThread:
             is_skipped=step.is_skipped, metrics=(step.metrics,) if step.metrics else (),
             failed=failed, ended_after=loaded.ended_after,
         )  # fmt: skip
+
+    def _load(self, place: tuple[int, int, int, int], shard: int) -> Loaded:
+        """The batches of a step. The data of one that was stopped is not read again: a stream has
+        gone on."""
+        stopped, self._stopped = self._stopped, None
+        if stopped is not None and stopped[0] == place:
+            return stopped[1]
+        return self._named.get(place) or self._loader.step(*place, shard)
 
     def _keep_or_restore(self, *, is_good: bool) -> None:
         """Undo what a batch that is not finite did to the buffers: a running mean that was NaN once

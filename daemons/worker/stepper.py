@@ -54,6 +54,8 @@ class Stepped(NamedTuple):
     """The gradient is unusable because of the loss scale."""
     metrics: Mapping[str, float] = MappingProxyType({})
     """The metrics that the task's loss returns: means of the same kind."""
+    is_stopped: bool = False
+    """It was stopped before its last batch."""
 
 
 class Stepper:
@@ -103,24 +105,25 @@ class Stepper:
         fresh: bool = False,
         samples: int = 1,
         begin_sum: BeginSum | None = None,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> Stepped:
-        """batches: each with its fraction of the step's samples. own_lr: the replica's own
-        optimiser makes a step with this rate. gather: return the gradient. norm_max: of a usable
-        gradient. epoch: of the data. pull: added to the gradient of the own step. fresh: reset the
-        optimiser first. samples: of the step, for rows (`RowSteps.begin`) and as the weight in a
-        sum. begin_sum: sums the returned gradient early, if it stays unchanged. Raises TaskError.
+        """batches: each with its fraction of the step's samples. own_lr: the rate of a step of the
+        own optimiser. gather: return the gradient. norm_max: of a usable gradient. epoch: of the
+        data. pull: added to the gradient of the own step. fresh: reset the optimiser first.
+        samples: of the step, for rows (`RowSteps.begin`) and as the weight in a sum. begin_sum:
+        sums the returned gradient early, if it stays unchanged. is_over: before each batch but the
+        first, whether to stop. Raises TaskError.
         """
         scale = self._scaler.get_scale() if self._scaler is not None else 1.0
         self._begin(samples, scale)
-        parts = [part for _, part in batches]
         rows = self.replica.rows
         if rows is not None:
             rows.next_step((own_lr or 0.0) * samples, scale)
-        if not self._returns_unchanged(own_lr):
-            begin_sum = None
-        early = None if begin_sum is None else partial(self.replica.sum_early, begin_sum, samples)
-        measured, vector = self._measured(batches, scale, epoch, own_lr or 0.0, early)
-        parts = shares(parts, measured)
+        early = self._early(begin_sum, samples, own_lr)
+        measured, vector = self._measured(batches, scale, epoch, own_lr or 0.0, early, is_over)
+        if len(measured) < len(batches):
+            return self._stopped()
+        parts = shares([part for _, part in batches], measured)
         loss = sum(part * each.loss for part, each in zip(parts, measured, strict=True))
         gradients = self.replica.gradients()
         if self._scaler is not None:
@@ -165,6 +168,10 @@ class Stepper:
         if self._engine is not None:
             self._engine.begin_step(samples, scale)
 
+    def _stopped(self) -> Stepped:
+        self._discard()
+        return Stepped(math.nan, None, math.inf, is_usable=False, is_stopped=True)
+
     def _discard(self) -> None:
         if self._engine is not None:
             self._engine.discard_step()
@@ -181,6 +188,14 @@ class Stepper:
         for gradient in (g for g in gradients if g is not None):
             gradient.mul_(factor)
 
+    def _early(
+        self, begin_sum: BeginSum | None, samples: int, own_lr: float | None
+    ) -> Callable[[], bool] | None:
+        """Begins the sum of the gradient, if that may begin before the last backward pass."""
+        if begin_sum is None or not self._returns_unchanged(own_lr):
+            return None
+        return partial(self.replica.sum_early, begin_sum, samples)
+
     def _returns_unchanged(self, own_lr: float | None) -> bool:
         """Whether `step` returns autograd's gradient unchanged, in host memory."""
         is_whole = self._scaler is None and not self.clip_norm and self.replica.rows is None
@@ -193,13 +208,16 @@ class Stepper:
         epoch: int,
         lr: float,
         sum_early: Callable[[], bool] | None,
+        is_over: Callable[[], bool],
     ) -> tuple[list[Measured], Vector | None]:
         """The results of the backward passes of all batches; and the flat gradient, if its sum has
-        been started by `sum_early`, before the last pass.
+        been started by `sum_early`, before the last pass. Fewer results: it is over.
         """
         found: list[Measured] = []
         is_early = False
         for number, (batch, part) in enumerate(batches, 1):
+            if found and is_over():
+                return found, None
             # A loss with weights scales the gradient of the earlier batches before that pass.
             is_unscaled = not found or found[0].weight is None
             if sum_early is not None and number == len(batches) and is_unscaled:

@@ -123,6 +123,10 @@ class Gradient(Need):
     """With `step` and not `gather`: so many further such gradients follow, as long as there is
     data and they are usable, and the method does not look at the parameters in between. A training
     loop of the user's own is not interrupted for these."""
+    stale_after: int = 0
+    """The gradient is of no use once the clock of every shard is this much ahead of the model that
+    was read: the computation stops between the batches that it accumulates, if it can, and this is
+    resumed with None. The next gradient is of the same batch. 0: it is of use for ever."""
     sums: bool = False
     """The next `Collective` sums this gradient, unchanged and with its samples as the weight: the
     sum may begin during the computation."""

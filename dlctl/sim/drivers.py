@@ -47,6 +47,7 @@ from dlctl.roles.protocol.effects import (
     SignalProcess,
     StartProcess,
     StepAlong,
+    StopCompute,
     TakeComputeState,
     TaskFailed,
     TaskLocated,
@@ -184,13 +185,16 @@ class ComputeDriver:
         cohort: Callable[[int], Cohort] = Cohort,
         memory: SharedModels | None = None,
         has_loop: bool = False,
+        accumulate: int = 1,
     ) -> None:
         """twin: "module:Class", the engine of this method in numpy; "" if it has none.
         method_options: of the method, for the twin. own: creates the replica's own optimiser for
         its parameters; None: it has none. cohort: `Lead.cohort`. memory: of all hosts, if their
         replicas share the model. has_loop: a training loop of the user's own computes.
+        accumulate: batches of one step.
         """
         self._memory = memory
+        self.accumulate = accumulate
         self._mark: Array | None = None
         self._cohort = cohort
         self.process = process
@@ -211,6 +215,8 @@ class ComputeDriver:
         self._counts: dict[int, int] = {}
         self._own_samples = 0
         self._free_at = 0.0
+        self._over = 0
+        """The ticket of the newest gradient that is not needed any more."""
         self._is_taken = self._is_stepping = False
         """Whether torch's state was requested, and is not returned yet."""
         self.frozen = FrozenDriver(process, objective, files)
@@ -243,6 +249,7 @@ class ComputeDriver:
             (BuildModel, self._build),
             (LoadBuffers, self._load_buffers),
             (Compute, self._compute),
+            (StopCompute, self._stop),
             (RunEvaluation, self._evaluate),
             (StepAlong, self._step_along),
             (ExchangeOwn, self._exchange_own),
@@ -290,8 +297,25 @@ class ComputeDriver:
             self._later(0.0, lambda: self._compute(effect))
             return
         self._gradient[:] = np.nan
-        before = self.parameters.copy()
-        self._later(self.step_s(), lambda: self._ask(effect, before))
+        before, parts = self.parameters.copy(), self.accumulate
+        self._pass(effect, before, self.step_s() / parts, parts)
+
+    def _stop(self, effect: StopCompute) -> None:
+        self._over = effect.ticket
+
+    def _pass(self, effect: Compute, before: Array, takes_s: float, left: int) -> None:
+        """One of the batches that the gradient accumulates. left: with this one."""
+
+        def then() -> None:
+            if left == 1:
+                self._ask(effect, before)
+            elif self._over == effect.ticket > 0:
+                assert np.array_equal(before, self.parameters), "changed under a gradient"
+                self.process.post(Computed.of_stopped(self._averaged))
+            else:
+                self._pass(effect, before, takes_s, left - 1)
+
+        self._later(takes_s, then)
 
     def _ask(self, effect: Compute, before: Array) -> None:
         """Finish the step, once the questions of its batch are answered, if it has any."""
@@ -482,11 +506,21 @@ class ComputeDriver:
         assert self._asking is not None
         assert isinstance(self.objective, Asks)
 
+        asking, objective, given = self._asking, self.objective, effect.finish_with
+
         def then(metrics: Json) -> None:
             ran = EvaluationRun(effect.evaluation, metrics)
+            if given is not None:
+                ran = replace(ran, metrics={}, text=f"{given} of {metrics}")
             self._later(self.options.evaluate_s, lambda: self.process.post(ran))
 
-        self._asking.begin(self.objective.evaluating(effect.parameters), (0, 0, 0), then)
+        def ask() -> None:
+            asking.begin(objective.evaluating(effect.parameters), (0, 0, 0), then)
+
+        if given is None:
+            ask()
+        else:
+            self._later(self.options.finish_s, ask)
 
 
 FOUND = 8

@@ -375,7 +375,7 @@ class World:
             method.Options(**job.algorithm.options), self.inner(job.inner),
             files=files, cohort=lead.cohort,
             memory=self.shared_models if "memory" in method.shape.links else None,
-            has_loop=job.has_loop,
+            has_loop=job.has_loop, accumulate=job.gradient.accumulate,
         )  # fmt: skip
 
     @property

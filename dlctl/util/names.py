@@ -3,6 +3,8 @@
 COORDINATOR = "coordinator"
 HOME_AGENT = "agent-0"
 """The agent on the coordinator's machine. It always exists: it restarts the coordinator."""
+ASKING = "asking"
+"""The phase of a worker that has asked another one, and cannot go on without the answer."""
 WAITS_FOR_SPACE = "waiting for room"
 """Phase of a server that cannot write its shard, because the disk is full."""
 WAITS_FOR_DISK = "waiting for its disk"

@@ -14,7 +14,7 @@ from matrix_formulas import ByFormula
 from matrix_shards import shard_of
 
 from dlctl import registry
-from dlctl.algorithms.methods.ringmaster_lmo import Options, Server
+from dlctl.algorithms.methods.ringmaster_lmo import Options, Replica, Server, delay_max
 from dlctl.compress.base import Delta
 from dlctl.model.cut import cut, units
 from dlctl.model.flat import TRAINED, Layout, TensorEntry
@@ -72,3 +72,14 @@ def test_it_is_the_authors_rule(count: int, free: bool, agree: Any) -> None:
     agree(np.concatenate([side.shard.w for side in sides]), x.numpy(), atol=1e-5)
     assert dropped
     assert k > 20
+
+
+@pytest.mark.parametrize("version", [0, 1, 3, 4, 50, 99, 1000])
+def test_a_replica_knows_from_which_update_on_its_gradient_is_too_old(version: int) -> None:
+    """R grows with the updates that are made meanwhile."""
+    side = Replica.__new__(Replica)
+    side.options = Options(parameter_free=True)
+    delay = side.delay_max(version)
+    assert [d < delay_max(version + d) for d in range(delay + 1)] == [True] * delay + [False]
+    side.options = Options(delay_max=3)
+    assert side.delay_max(version) == 3

@@ -33,6 +33,7 @@ from dlctl.roles.protocol.effects import (
     Computed,
     LoadBuffers,
     ModelBuilt,
+    StopCompute,
     TaskFailed,
 )
 from dlctl.wire.machine import Effect, Event, Exit, Started
@@ -83,7 +84,9 @@ def prepared(tmp_path: Path, monkeypatch) -> Iterator[Callable[..., Loop]]:
     monkeypatch.setattr(sys, "path", list(sys.path))
     threads: list[ComputeThread] = []
 
-    def prepare(model: str, dataset: str = ONES, loader_processes: int = 0) -> Loop:
+    def prepare(
+        model: str, dataset: str = ONES, loader_processes: int = 0, accumulate: int = 1
+    ) -> Loop:
         path = tmp_path / "odd_task.py"
         path.write_text(dedent(TASK).format(model=model, dataset=dataset))
         job = config.JobFile(
@@ -91,6 +94,7 @@ def prepared(tmp_path: Path, monkeypatch) -> Iterator[Callable[..., Loop]]:
             workers=config.Workers(
                 count=1, device="cpu", batch_size=4, loader_processes=loader_processes
             ),
+            gradient=config.Gradients(accumulate=accumulate),
         )
         loop = Loop()
         thread = ComputeThread(loop, job, (tmp_path, BIRTH), Shape())
@@ -266,6 +270,42 @@ def test_after_a_poisoned_batch_the_loaded_statistics_are_there_again(prepared, 
     _, _, computed = run_script(prepared(body), *script, awaited=3)
     assert not np.isfinite(computed.loss)
     assert computed.averaged.tolist() == loaded.tolist()
+
+
+@pytest.mark.parametrize("dataset", ["[torch.ones(2)] * 8", "Random(range(8))"])
+def test_a_gradient_is_stopped_before_its_second_batch_and_computed_as_if_it_had_not_been(
+    prepared, run_script, dataset: str
+) -> None:
+    body = "return nn.Sequential(Glitching(*range(1, 9)), nn.BatchNorm1d(2))"
+    place = (0, 0, 8, 0)
+    script = [
+        BuildModel(0, 1),
+        StopCompute(1),
+        Compute(*place, ticket=1),
+        Compute(*place, ticket=2),
+    ]
+    _, stopped, computed = run_script(prepared(body, dataset, accumulate=2), *script, awaited=3)
+    assert stopped.is_stopped
+    assert not stopped.is_usable
+    assert stopped.averaged.tolist() == [0.0, 0.0, 1.0, 1.0, 0.0], "as before the first batch"
+    assert computed.is_usable, "a stop is of one computation"
+    assert computed.averaged[-1] == 2.0, "both batches, once"
+    if dataset.startswith("["):  # The first batch was multiplied by 1, these by 2 and 3.
+        mean = 0.9 * 0.1 * 2 + 0.1 * 3
+        assert computed.averaged[:2].tolist() == pytest.approx([mean, mean])
+
+
+def test_the_data_of_a_stopped_gradient_is_not_loaded_again(prepared, run_script) -> None:
+    """A dataset that draws would give other samples."""
+    seen = "seen = []; m = nn.Linear(2, 1); m.register_forward_pre_hook("
+    body = f"{seen}lambda _, x: print(x[0].sum().item(), flush=True)); return m"
+    loop = prepared(body, "Random(range(8))", accumulate=2)
+    script = [BuildModel(0, 1), StopCompute(1)]
+    script += [Compute(0, 0, 8, 0, ticket=ticket) for ticket in (1, 2)]
+    with redirect_stdout(io.StringIO()) as printed:
+        run_script(loop, *script, awaited=3)
+    first, again, _ = printed.getvalue().split()
+    assert first == again
 
 
 # torch starts its loaders with fork where Python does; newer Pythons remark that threads are about.

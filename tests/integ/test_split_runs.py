@@ -137,6 +137,41 @@ def test_parallel_clients_train_although_one_and_the_head_are_killed(
     place.nothing_left()
 
 
+FINISH = """
+    def finish(self, model, metrics):
+        here = Path(__file__).parent
+        (here / "finishes").touch()
+        while not (here / "go_on").exists():
+            threading.Event().wait(0.05)
+        return f"{model(X[:64]).argmax(1)}"
+
+
+task = Clinic()
+"""
+"""It asks the head once the test has killed that."""
+
+
+@pytest.mark.long
+def test_a_head_that_dies_behind_the_last_checkpoint_is_named_and_holds_nothing(
+    place: Workplace,
+) -> None:
+    write(place, 'shape = "vanilla"')
+    clinic = place.path / "clinic"
+    text = (clinic / "train.py").read_text()
+    (clinic / "train.py").write_text(text.replace("\n\ntask = Clinic()\n", FINISH))
+    run = place.begin("run", "job.toml")
+    place.until("the client finishes", (clinic / "finishes").exists)
+    kill(place, "worker-2")
+    (clinic / "go_on").touch()
+    ended = run.end(30)  # finish_s is 60.
+    assert ended.code == 0, ended.err
+    error = place.run()["finish"]["error"]
+    assert error.startswith("worker-2, which it asks, is gone (killed by SIGKILL)")
+    assert "dlctl checkpoint export" in error
+    assert place.dlctl("checkpoint", "export").code == 0
+    place.nothing_left()
+
+
 # ---------------------------------------------------------------- what each party sees
 
 

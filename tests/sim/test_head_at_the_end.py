@@ -11,6 +11,7 @@ from split_ledger import SplitChecker, SplitLedger
 from dlctl.algorithms.methods.split import PREDICT, STEP
 from dlctl.job.config import Party
 from dlctl.optim.gathered import GATHERED
+from dlctl.roles.protocol.effects import RunEvaluation
 from dlctl.sim.checkers import Checker, LivenessChecker, NothingLeft
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.simulation import Outcome, Simulation
@@ -57,26 +58,45 @@ class KilledOver(Checker):
         assert not self._left, f"the head has had no {self._what}"
 
 
-def run(heads: str, killed: KilledOver, *more: Checker, is_stopped: bool = False) -> Outcome:
+class KilledInFinish(KilledOver):
+    """The head is killed while a client runs the task's `finish`, before that asks it."""
+
+    def __init__(self) -> None:
+        super().__init__("finish")
+        self.killed_s = 0.0
+
+    def on_message(self, process: Any, peer: Peer, message: Message) -> None:
+        """It is not killed over a message."""
+
+    def on_effect(self, process: Any, effect: Any) -> None:
+        if isinstance(effect, RunEvaluation) and effect.finish_with is not None and self._left:
+            self._left = 0
+            self.killed_s = process.timeline.now + KILL_S
+            self.world.timeline.at(self.killed_s, lambda: self.world.kill(HEAD))
+
+
+def run(
+    heads: str, killed: KilledOver, *more: Checker, is_stopped: bool = False,
+    restarts_max: int = 20, finish_s: float = 0.0,
+) -> Outcome:  # fmt: skip
     options = {"clients": "parallel", "heads": "each"} if heads == "each" else {}
     epochs = 8 if is_stopped else 1
     problem = SplitLedger(samples=64, portion_batches=2, batch_size=4, epochs=epochs)
     problem.is_in_turn = not options
     job = job_file(
         3, 2, algorithm=("split", options), optimizer=ACCOUNT, batch_size=4, portion_batches=2,
-        restarts_max=20, epochs=float(epochs), evaluate_epochs=1.0, parties=(
+        restarts_max=restarts_max, epochs=float(epochs), evaluate_epochs=1.0, parties=(
             Party(name="clinic", role="client", task="a", host="local", workers=2),
             Party(name="lab", role="head", task="b", host="local"),
         ),
     )  # fmt: skip
     checkers = (killed, SplitChecker(problem, heads), LivenessChecker(60.0), NothingLeft(), *more)
-    compute = ComputeOptions(step_s=0.1, build_s=0.1)
+    compute = ComputeOptions(step_s=0.1, build_s=0.1, finish_s=finish_s)
     simulation = Simulation(job, problem, seed=3, compute=compute, checkers=checkers)
     killed.stops = simulation if is_stopped else None
     outcome = simulation.run(200.0)
     assert outcome.state == ("stopped" if is_stopped else "finished"), outcome.reason
     assert [row["error"] for row in outcome.store.checkpoints.values()][-1] == ""
-    assert not outcome.store.texts("late")
     return outcome
 
 
@@ -85,6 +105,7 @@ def run(heads: str, killed: KilledOver, *more: Checker, is_stopped: bool = False
 def test_a_stop_waits_for_the_batch_that_the_head_died_over(heads: str, times: int):
     killed = KilledOver(STEP, first=9, times=times)
     outcome = run(heads, killed, is_stopped=True)
+    assert not outcome.store.texts("late")
     assert outcome.seconds < killed.stopped_s + BROUGHT_UP_S
     f, h = (outcome.world.machine(f"server-{shard}").serving.shard for shard in range(2))
     assert f.samples == h.samples
@@ -92,6 +113,7 @@ def test_a_stop_waits_for_the_batch_that_the_head_died_over(heads: str, times: i
 
 def test_the_last_step_of_all_heads_is_made_by_the_next_head():
     outcome = run("each", KilledOver("drain", times=2))
+    assert not outcome.store.texts("late")
     h = outcome.world.machine("server-1").serving.shard
     assert h.optimizer.counters[GATHERED] == 0
 
@@ -100,4 +122,27 @@ def test_the_last_step_of_all_heads_is_made_by_the_next_head():
 def test_a_head_that_dies_over_the_last_evaluation_is_replaced(heads: str):
     evaluated = Watcher(Evaluated)
     outcome = run(heads, KilledOver(PREDICT, times=2), evaluated)
+    assert not outcome.store.texts("late")
     assert "applied" in outcome.store.run["evaluation"]
+
+
+def test_a_finish_that_asks_a_head_that_is_gone_is_given_up_at_once():
+    """The last checkpoint is behind it, so no head comes any more."""
+    killed = KilledInFinish()
+    outcome = run("one", killed, finish_s=5.0)
+    error = outcome.store.run["finish"]["error"]
+    assert error.startswith(f"{HEAD}, which it asks, is gone (")
+    assert "dlctl checkpoint export" in error
+    assert outcome.seconds < killed.killed_s + BROUGHT_UP_S
+
+
+def test_a_finish_is_not_given_up_over_a_head_that_is_there():
+    outcome = run("one", KilledOver(PREDICT), finish_s=5.0)
+    assert outcome.store.run["finish"]["error"] == ""
+    assert "applied" in outcome.store.run["finish"]["text"]
+
+
+def test_nobody_waits_for_a_last_evaluation_by_a_head_that_dies_again_and_again():
+    outcome = run("one", KilledOver(PREDICT, times=3), restarts_max=2)
+    assert any(HEAD in text for text in outcome.store.texts("late"))
+    assert outcome.seconds < 60.0

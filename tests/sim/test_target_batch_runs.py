@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -185,6 +186,31 @@ def test_the_target_changes_while_the_run_goes_on() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("kills", [0, 2])
+def test_a_target_that_nobody_reaches_ends_with_the_run_in_one_step_of_what_there_is(
+    kills: int,
+) -> None:
+    """Also by the only worker that is left. Nobody waits for a full batch."""
+    problem, seconds = LeastSquares(samples=SAMPLES), 12.0
+    job = job_file(
+        3, 2, algorithm=("target-batch", {"target_samples": 10**6}), optimizer=("sgd", {"lr": LR}),
+        batch_size=BATCH, portion_batches=2, seconds=seconds, restarts_max=0,
+    )  # fmt: skip
+    simulation = Simulation(
+        job, problem, 1, compute=ComputeOptions(step_s=0.1),
+        checkers=(TermsChecker(), LivenessChecker(0.0), NothingLeft()),
+    )  # fmt: skip
+    for slot in range(1, 1 + kills):
+        simulation.at(4.0 + slot, partial(simulation.world.kill, f"worker-{slot}"))
+    outcome = simulation.run(100.0)
+    assert outcome.state == "finished", outcome.reason
+    assert outcome.seconds < seconds + 5.0
+    assert not outcome.store.texts("late")
+    shards = [outcome.world.machine(f"server-{shard}").serving.shard for shard in range(2)]
+    assert [shard.version for shard in shards] == [1, 1]
+    assert shards[0].samples == shards[1].samples > 0
+
+
 def test_replicas_say_how_long_a_step_takes() -> None:
     run = Run(compute=ComputeOptions(step_s=0.1, spread=0.0))
     found: list[float] = []

@@ -5,15 +5,24 @@ Asynchronous SGD that drops stale gradients. In the paper's words, R = `delay_ma
 the number of updates so far, delta is the delay of a gradient, and gamma is the rate of the
 servers' optimiser:
 
-    worker i:  x_i = x;  push grad(x_i, next mini-batch)
+    worker i:  x_i = x;  push grad(x_i, next mini-batch); when delta = R: stops, begins again
     shard:     delta = k - (k when x_i was read)
                if delta < R:  x -= gamma * grad;  k += 1
                else:          the gradient is dropped
                either way the worker continues from the present x
 
-This was derived from the abstract of the paper and from accounts of it, and not from its text. The
-form that stops workers in the middle of a gradient that has become too old is not here: a gradient
-is computed to its end.
+This was derived from the abstract of the paper and from accounts of it, and not from its text. It
+has a form that drops gradients when they come, and one that stops them as soon as they are too old.
+
+- With `gradient.accumulate` a worker stops in the middle of a gradient: when all shards are R
+  updates ahead of the parameters that it read, it gives up between two of the accumulated batches,
+  reads the newest parameters, and computes the gradient of the same samples again. None is lost,
+  none counts twice; the task's loss gets the same tensors again, and must not write to them. A
+  gradient that is found to be too old behind its last batch is pushed, and dropped. torch does not
+  stop within one batch: without `accumulate` a gradient is computed to its end, and dropped;
+  likewise in a training loop of the user's own, and in a worker of several processes.
+- So a worker that is always slower than R updates contributes nothing while the others work, as in
+  the paper: its portion is trained when they have no data left, or when it drains.
 
 - With R at least as large as the number of workers none is dropped while all are equally fast. With
   R = 1 only gradients of the current parameters count.
@@ -30,8 +39,8 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from dlctl.algorithms.base import Method, PushOutcome, ShardSide
-from dlctl.algorithms.stepwise import Replica
+from dlctl.algorithms.base import Method, Needs, PushOutcome, ReplicaSide, ShardSide
+from dlctl.algorithms.needs import Gradient, NextData, Read, View, Write
 from dlctl.compress.base import Delta
 from dlctl.wire import messages
 from dlctl.wire.messages import APPLIED, LATE
@@ -41,6 +50,26 @@ from dlctl.wire.messages import APPLIED, LATE
 class Options:
     delay_max: Annotated[int, Ge(1)] = 16
     """Updates, R: a gradient is dropped if so many were made since its parameters were read."""
+
+
+class Replica(ReplicaSide):
+    def changes_parameters(self) -> bool:
+        return False
+
+    def delay_max(self, version: int) -> int:
+        """Updates after which a gradient is too old whose parameters are of this version."""
+        most: int = self.options.delay_max
+        return most
+
+    def run(self) -> Needs:
+        while True:
+            if (yield NextData()) is None:
+                continue
+            view: View = yield Read(wait=True, after_own=True)
+            computed = yield Gradient(stale_after=self.delay_max(view.clock_max))
+            if computed is not None:
+                self.residual += computed.gradient
+                yield Write(vector=self.residual, samples=computed.samples)
 
 
 class Server(ShardSide):

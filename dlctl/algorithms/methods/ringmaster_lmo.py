@@ -21,8 +21,10 @@ is chosen:
     gamma = eta / (k + 1)^(3/4)
 
 - The authors' program has R = 2 and gamma = 1 for eight workers by default, with gamma to be tuned.
-- A worker whose gradient has become too old restarts once it has computed that gradient: torch
-  computes a batch to its end. The updates are those of the paper, later by the rest of a batch.
+- A worker whose gradient has become too old restarts as in `ringmaster`: with
+  `gradient.accumulate` before the next of the batches that it accumulates, else once it has
+  computed the gradient, as torch computes a batch to its end. The updates are those of the paper,
+  later by the rest of a batch.
 - The paper itself was not read: what the authors' code does was. There the restart counts from the
   update that makes a gradient too old, so that with `parameter_free` its R lags one update behind.
 - Everything else is as in `ringmaster`: a dropped gradient is LATE, and each shard decides on its
@@ -37,7 +39,6 @@ from typing import Any
 
 from dlctl.algorithms.base import Fault, Method
 from dlctl.algorithms.methods import ringmaster
-from dlctl.algorithms.stepwise import Replica
 from dlctl.job.config import Choice, JobFile
 from dlctl.optim.base import Optimizer
 from dlctl.optim.lmo import Lmo
@@ -53,6 +54,21 @@ class Options(ringmaster.Options):
     and the optimiser's `momentum` are ignored."""
 
 
+def delay_max(version: int) -> int:
+    """R without parameters, for the update behind this version."""
+    return max(1, math.isqrt(version))
+
+
+class Replica(ringmaster.Replica):
+    def delay_max(self, version: int) -> int:
+        if not self.options.parameter_free:
+            return super().delay_max(version)
+        delay = 1
+        while delay < delay_max(version + delay):
+            delay += 1
+        return delay
+
+
 class Server(ringmaster.Server):
     @classmethod
     def optimizer(cls, options: Any, optimizer: Optimizer, workers: int) -> Optimizer:
@@ -65,7 +81,7 @@ class Server(ringmaster.Server):
 
     def delay_max(self) -> int:
         if self.options.parameter_free:
-            return max(1, math.isqrt(self.shard.version))
+            return delay_max(self.shard.version)
         return super().delay_max()
 
 

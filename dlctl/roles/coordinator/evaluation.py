@@ -123,14 +123,14 @@ class Evaluations(Owner):
         """Deadline of the running `finish`."""
         return self._begun + self.finish_s
 
-    def end_finish(self) -> None:
+    def end_finish(self, because: str = "") -> None:
         """Give up on a `finish` that has not returned."""
         if self.finished:
             return
-        why = "no worker was able to run it"
-        if self.asked is not None:
+        why = because or "no worker was able to run it"
+        if self.asked is not None and not because:
             why = f"not done after {self.finish_s:g} s (finish_s of [evaluation])"
-        elif self.finishes:
+        elif self.finishes and not because:
             why = "the worker that ran it has died"
         self.finished = {"worker": self.worker, "text": "", "error": why}
         self.context.event("late", self.worker, f"the task's finish: {why}")

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from dlctl.problems import names_in
 from dlctl.records.memory import End, Entry, Memory
 from dlctl.roles.coordinator.checkpoint_mirror import CheckpointMirror
 from dlctl.roles.coordinator.checkpointing import SAVE_S_MAX, Checkpointing
@@ -29,6 +30,7 @@ from dlctl.roles.coordinator.members.membership import Daemon, Membership
 from dlctl.roles.coordinator.records import EventContext, Owner, PutOnRecord
 from dlctl.roles.coordinator.remote_files import LogMirror
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
+from dlctl.util.names import ASKING
 from dlctl.util.text import KILLED
 from dlctl.wire import messages as m
 
@@ -68,6 +70,15 @@ def _is_replaced(worker: Daemon) -> bool:
     return is_there or worker.state == daemon_states.BACKOFF
 
 
+def _asks(worker: Daemon, head: Daemon) -> bool:
+    """Whether it has reported so since that worker ended: an older report may be of a question that
+    was answered.
+    """
+    ended_at = (head.last_exit or {}).get("at", 0.0)
+    is_asking = worker.alive and worker.phase == ASKING and worker.reported_at > ended_at
+    return is_asking and head.name in names_in(worker.waiting_for)
+
+
 def stop_reason(origin: object, *, kill: bool = False) -> str:
     """Why a run was stopped. A client chooses from known reasons; other text is ignored."""
     known = STOPPED_BY.get(origin) if isinstance(origin, str) else None
@@ -103,6 +114,8 @@ class RunShutdown(Owner):
     """The database says that only the exit of the processes is left."""
     _keeps_state: bool = field(default=False, init=False)
     """The database could not say so: the servers' state may be needed."""
+    _vain: set[str] = field(default_factory=set, init=False)
+    """Workers that wait, while they drain, for a worker that has ended."""
     _killed: bool = field(default=False, init=False)
     _is_hurried: bool = field(default=False, init=False)
     """Nothing is waited for that can be done later."""
@@ -185,12 +198,39 @@ class RunShutdown(Owner):
 
     def _work(self, now: float) -> None:
         self._drain_answering(now)
+        self._give_up_questions()
         self._evaluate(now)
         self._save(now)
         if self.step == FINISHING and self.state == "finished":
             self.evaluations.finish(now)
             if self.evaluations.worker:
                 self.until = self.evaluations.finish_until()
+
+    def _give_up_questions(self) -> None:
+        """Do not wait for those that ask a worker which has ended and is not replaced."""
+        if self.step not in (DRAINING, EVALUATING, FINISHING):
+            return
+        for head in self._answering:
+            if head.alive or head.state == daemon_states.BACKOFF or head.last_exit is None:
+                continue
+            why = f"{head.name}, which it asks, is gone ({head.last_exit['text']})"
+            for worker in self.members.of_role("worker"):
+                if _asks(worker, head):
+                    self._give_up_on(worker, why)
+
+    def _give_up_on(self, worker: Daemon, why: str) -> None:
+        """Do not wait for this worker, which waits itself, for nothing."""
+        if self.step == DRAINING and worker.name not in self._vain and _is_to_drain(worker):
+            self._vain.add(worker.name)
+            self.context.event("late", worker.name, f"{self.step}: gave up waiting: {why}")
+        elif worker.name != self.evaluations.worker:
+            return
+        elif self.step == FINISHING:
+            saved = "the last checkpoint has the whole model: dlctl checkpoint export"
+            self.evaluations.end_finish(f"{why}; {saved}")
+        elif self.step == EVALUATING:
+            self.evaluations.gone(worker.name)
+            self.context.event("late", worker.name, f"{self.step}: gave up waiting: {why}")
 
     def _evaluate(self, now: float) -> None:
         """Start the last evaluation once an earlier one, of older parameters, has ended. If the
@@ -237,6 +277,7 @@ class RunShutdown(Owner):
             asked = {daemon.name for daemon in self._draining}
             untold = (e for e in self._answering if _is_to_drain(e) or _is_replaced(e))
             waits_for = [*self._draining, *(each for each in untold if each.name not in asked)]
+            waits_for = [each for each in waits_for if each.name not in self._vain]
             return (daemon.name for daemon in waits_for if not daemon.out_of_touch)
         if self.step in (EVALUATING, FINISHING):
             return filter(None, [self.evaluations.worker])

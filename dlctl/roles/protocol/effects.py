@@ -259,10 +259,21 @@ class Compute(Effect):
     """The next `Reduce` is of this gradient, weighted by its samples, so it may begin early."""
     portion: int = 0
     """The number of the portion."""
+    ticket: int = 0
+    """What `StopCompute` names it by."""
 
     def is_usable(self, loss: float, norm: float) -> bool:
         """Whether the result is finite and not too large; else it is discarded."""
         return math.isfinite(loss) and norm <= self.norm_max
+
+
+@record
+class StopCompute(Effect):
+    """The gradient with this ticket is not needed any more. If it is still being computed, that
+    ends before the next of the batches that it accumulates, with `Computed.is_stopped`.
+    """
+
+    ticket: int
 
 
 class FailedSample(NamedTuple):
@@ -302,6 +313,13 @@ class Computed(Event):
     nothing to compute. None: the batch was complete."""
     rows: Array | None = None
     """float32[n]: the change of `Compute.rows` by all usable batches of these."""
+    is_stopped: bool = False
+    """`StopCompute` has ended it: nothing of the batch counts."""
+
+    @classmethod
+    def of_stopped(cls, averaged: Array) -> Computed:
+        """The result of a computation that was stopped; the buffers are those before it."""
+        return cls(math.nan, None, averaged, math.nan, is_usable=False, is_stopped=True)
 
     @classmethod
     def of_nothing(cls, averaged: Array) -> Computed:

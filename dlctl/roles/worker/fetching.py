@@ -50,6 +50,8 @@ class Fetched:
     """Samples of all replicas in the newest of these answers."""
     charged: dict[int, int] = field(default_factory=dict)
     """Shard -> expected bytes of its answer."""
+    is_timed: bool = True
+    """Whether its answers count among the times of fetches; not if they are to be late."""
     of_cut: int = 0
     """The cut of the model whose shards these clients had when they were asked."""
     ranges: dict[int, Range] = field(default_factory=dict)
@@ -126,6 +128,12 @@ class Fetcher:
         for client in clients:
             self._request(fetched, client)
 
+    def drop(self, fetched: Fetched) -> None:
+        """Wait for its answers no more. A server that holds it may still send one."""
+        if self._in_flight.pop(fetched.request, None) is not None:
+            for client in fetched.clients:
+                self.send_queue.drop(client.fetch_key(fetched.request))
+
     def cut_anew(self) -> None:
         """The shards have other parts of the model: what is under way is asked anew."""
         self._cut += 1
@@ -169,7 +177,8 @@ class Fetcher:
         fetched = self._in_flight.get(message.request)
         if answer is None or fetched is None:
             return
-        self.latency.add(answer.took_s)
+        if fetched.is_timed:
+            self.latency.add(answer.took_s)
         self.rates.add("fetch_bytes", answer.nbytes, client.peer)
         correction = answer.nbytes - fetched.charged[message.shard]
         self.send_queue.limiters["fetch"].spend(correction, now)

@@ -199,6 +199,16 @@ class StepSource(Protocol):
         """
         ...
 
+    def may_stop(self) -> bool:
+        """Whether `stop` has any effect, so that it is worth while to find out when it is due."""
+        ...
+
+    def stop(self) -> None:
+        """The gradient is not needed any more: end its computation as soon as possible, and resume
+        the method with None. Nothing of the batch counts; it is computed next.
+        """
+        ...
+
     def services(self) -> Mapping[type[Need], Service[Any]]:
         """The services for data, gradients and the replica's own optimiser, as far as this source
         has them. The replica fails at a need that nothing serves.

@@ -29,6 +29,7 @@ from dlctl.roles.worker.services.computing import Computing
 from dlctl.roles.worker.services.handed_on import HandedOn
 from dlctl.roles.worker.services.reading import Reading
 from dlctl.roles.worker.services.remote import Remote
+from dlctl.roles.worker.services.stale_watch import StaleWatch
 from dlctl.roles.worker.services.taking_over import Sharing, TakingOver
 from dlctl.roles.worker.services.writing import Writing
 from dlctl.util.names import LINKS
@@ -75,6 +76,7 @@ class Training:
         self.writing = Writing(
             self.links, terms, accounts, method.shape, side.parameters, self._on_pushed
         )
+        self._stale_watch = StaleWatch(self.fetcher)
         side.own_rate = terms.own_rate.at
         self.reading = Reading(self.fetcher, accounts, self.writing, side)
         self.steps = steps(self.links, terms, accounts, self.writing, side, origin.averaged)
@@ -148,6 +150,9 @@ class Training:
             self.asking.deliver()
         elif self.answering.is_asked() or self.asking.has_answers() or self.reading.is_here():
             self.steps.recall()
+        if self._stale_watch.is_stale():
+            self._stale_watch.end()
+            self.steps.stop()
         if not self._has_taken_over(now):
             return
         if self._need is None and not self.parked:
@@ -197,6 +202,10 @@ class Training:
             # The method has acted since it was notified that there is no data, so notify it again.
             self.steps.acted()
         self.service.begin(need, now)
+        if isinstance(need, Gradient) and need.stale_after and self.steps.may_stop():
+            self._stale_watch.begin(need.stale_after)
+        else:
+            self._stale_watch.end()
 
     def _has_left(self) -> bool:
         """Whether the method requests data again after it was notified that it leaves."""

@@ -14,6 +14,7 @@ from dlctl import registry
 from dlctl.compress.plain import expand
 from dlctl.roles.protocol.effects import Compute
 from dlctl.sim.checkers.base import Checker
+from dlctl.sim.checkers.stopped import StoppedBatches
 from dlctl.sim.loops import Trained
 from dlctl.sim.objectives import Ledger
 from dlctl.sim.process import Process
@@ -65,6 +66,7 @@ class Book(Checker):
         """(slot, term, data epoch, shard of a stream, start) -> numbers of the gradients of this
         portion."""
         self._computed: defaultdict[Process, int] = defaultdict(int)
+        self._stopped = StoppedBatches()
         self._portions: dict[tuple[int, int, int, int, int], DonePortion] = {}
         """The same -> the newest portion of it that was reported done."""
         self._trained: defaultdict[tuple[int, int, int, int], list[int]] = defaultdict(list)
@@ -74,7 +76,8 @@ class Book(Checker):
         """(data epoch, portion) -> shard of a stream, and where it starts."""
 
     def on_effect(self, process: Process, effect: Effect) -> None:
-        if isinstance(effect, Compute):
+        is_again = self._stopped.is_again(process, effect)
+        if isinstance(effect, Compute) and not is_again:
             key = (*self.who[process], effect.data_epoch, effect.shard, effect.start)
             self._numbers[key].append(self._computed[process])
             self._computed[process] += 1

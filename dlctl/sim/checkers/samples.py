@@ -11,6 +11,7 @@ from dlctl.roles.coordinator.records import AddEvent
 from dlctl.roles.protocol.effects import Compute
 from dlctl.roles.protocol.loop_effects import PortionPart
 from dlctl.sim.checkers.base import Checker
+from dlctl.sim.checkers.stopped import StoppedBatches
 from dlctl.sim.loops import Trained
 from dlctl.sim.objectives import batch_rows
 from dlctl.sim.process import Process
@@ -30,11 +31,13 @@ class SamplesChecker(Checker):
         self.epochs = epochs
         self.once = once
         self._asked: list[Compute] = []
+        self._stopped = StoppedBatches()
         self._trained: list[PortionPart] = []
         """Delivered to training loops of the user's own, and not skipped."""
 
     def on_effect(self, process: Process, effect: Effect) -> None:
-        if isinstance(effect, Compute):
+        is_again = self._stopped.is_again(process, effect)
+        if isinstance(effect, Compute) and not is_again:
             self._asked.append(effect)
         if isinstance(effect, Trained):
             self._trained += effect.pieces

@@ -119,11 +119,20 @@ def _portions(job: JobFile, samples: int, lead: MethodLead) -> PortionPool:
     else:
         pool = PortionPool(samples, portion_samples)
     pool.limit = _limit(job, pool)
-    steps = pool.limit * -(-portion_samples // batches.smallest(job))
+    steps = _steps(pool, batches.smallest(job))
     method = registry.load("algorithms", job.algorithm.name)
     for path, what, instead in method.check_steps(job, steps):
         raise DlctlError(f"{'.'.join(path)}: {what}", hint=instead)
     return pool
+
+
+def _steps(pool: PortionPool, batch_size: int) -> float:
+    """Of all portions that are leased. The last batch of each may be smaller."""
+    if math.isinf(pool.limit):
+        return math.inf
+    epochs, rest = divmod(int(pool.limit), pool.per_epoch)
+    steps_before = partial(pool.steps_before, batch_size=batch_size)
+    return epochs * steps_before(pool.per_epoch) + steps_before(rest)
 
 
 def _limit(job: JobFile, pool: PortionPool) -> float:

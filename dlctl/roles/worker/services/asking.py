@@ -26,6 +26,7 @@ from dlctl.roles.worker.members import PeerMembers
 from dlctl.roles.worker.services.answer_runner import AnswerRunner
 from dlctl.roles.worker.services.base import Phase
 from dlctl.roles.worker.shard_client import Identity
+from dlctl.util.names import ASKING
 from dlctl.wire import codec
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Peer
@@ -133,7 +134,7 @@ class Asking:
 
     def phase(self) -> Phase:
         waits_for = self._open.get(self._waits_for)
-        return Phase("asking", (f"worker-{waits_for.slot}",) if waits_for else ())
+        return Phase(ASKING, (f"worker-{waits_for.slot}",) if waits_for else ())
 
     def deadline(self) -> float | None:
         """When to call `advance`, whatever the replica waits for."""

@@ -35,6 +35,7 @@ from dlctl.roles.protocol.effects import (
     FailedSample,
     NameRows,
     RowsNamed,
+    StopCompute,
 )
 from dlctl.roles.worker.accounts import Accounts
 from dlctl.roles.worker.leases import Counted, Leasing, Portion
@@ -74,6 +75,7 @@ class Computing:
         self.bad_gradients, self.progress = accounts.bad_gradients, accounts.progress
         self.writing, self.side = writing, side
         self.own_rate = terms.own_rate
+        self._may_stop = terms.may_stop
         self.averaged = averaged
         """float64[n]: the model's buffers after the newest step."""
         self.leasing = Leasing(self.context, self.identity, self.portions)
@@ -88,12 +90,15 @@ class Computing:
         self._need: NextData | Gradient | Done | None = None
         self._running: tuple[Portion, int, int] | None = None
         """Portion, first batch and number of batches that are being computed."""
+        self._ticket = 0
+        """Of the newest computation (`Compute.ticket`)."""
         self._busy_since = 0.0
         self.batch_s = 0.0
         """Time per batch, smoothed; 0: unknown yet."""
         self._step: Step | None = None
         self._announced = self._was_refused = False
-        """`NextData` has announced the next batch; that batch was computed and refused."""
+        """`NextData` has announced the next batch; that batch was computed and refused, or its
+        computation was stopped."""
         self._naming: int | None = None
         """Number of batches whose rows are being determined."""
         self._named: Named | None = None
@@ -134,6 +139,15 @@ class Computing:
 
     def recall(self) -> None:
         """A batch does not take long."""
+
+    def may_stop(self) -> bool:
+        return self._may_stop
+
+    def stop(self) -> None:
+        """Not while it drains: a worker that is slower than the others would never end its portion.
+        """
+        if self._running is not None and self._may_stop and not self.draining:
+            self.context.do(StopCompute(self._ticket))
 
     def drain(self) -> None:
         self.draining = True
@@ -260,6 +274,7 @@ class Computing:
         place = (lease.data_epoch, lease.start, lease.stop, number)
         cut = (portion.batch_size, lease.shard)
         own = (need.pull, need.fresh)
+        self._ticket += 1
         self.context.do(
             Compute(
                 *place,
@@ -272,6 +287,7 @@ class Computing:
                 need.rows,
                 sums=need.sums,
                 portion=lease.portion,
+                ticket=self._ticket,
             )
         )
         if not self.draining:
@@ -284,6 +300,10 @@ class Computing:
         assert self._running is not None
         portion, number, _ = self._running
         self._running = None
+        if event.is_stopped:
+            portion.next_number, self._was_refused = number, True
+            self._announced = False
+            return
         losses = [*event.before, *([event.loss] if event.is_usable else [])]
         took_s = (now - self._busy_since) / max(len(losses), 1)
         self.batch_s += (BATCH_WEIGHT if self.batch_s else 1.0) * (took_s - self.batch_s)

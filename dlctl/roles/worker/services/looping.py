@@ -157,6 +157,13 @@ class Looping(Service[Need]):
             self._is_recalled = True
             self.context.do(RecallModel())
 
+    def may_stop(self) -> bool:
+        """A training loop of the user's own makes its steps to their end."""
+        return False
+
+    def stop(self) -> None:
+        """It cannot."""
+
     def drain(self) -> None:
         if not self.draining:
             self.draining = True

@@ -12,6 +12,7 @@ from dlctl.roles.protocol.effects import BringAnswer
 from dlctl.roles.worker.members import PeerMembers
 from dlctl.roles.worker.services.asking import Asking
 from dlctl.roles.worker.services.base import Phase
+from dlctl.util.names import ASKING
 from dlctl.wire.messages import Array
 
 INF = float("inf")
@@ -62,4 +63,4 @@ class Remote:
         self._context.do(BringAnswer(arrays))
 
     def phase(self) -> Phase:
-        return Phase("asking", (f"worker-{self._head}",))
+        return Phase(ASKING, (f"worker-{self._head}",))
