@@ -7,9 +7,9 @@ measuring of them. A step of the digits sleeps for 20 ms, on one host for 60, in
 these hosts do not wait for each other's cores. The simulator has the step from `--step`.
 
 `dlctl advise` measures the links and chooses. Then each method that it has compared runs for real,
-with the values that it has tuned, as `--write` puts them into a job file, and with seeds that it
-has simulated. The figure is the median time to the target with the method that it chose, relative
-to the least median of all.
+with the values that it has tuned, as `--write` puts them into a job file, and with the seeds that
+it has simulated. The figure is the median time to the target with the method that it chose,
+relative to the least median of all.
 """
 
 from __future__ import annotations
@@ -36,13 +36,11 @@ LINKS: dict[str, tuple[float | None, float]] = {
 """Name -> Mbit/s, and milliseconds one way."""
 SPEEDS = {"equal": 1.0, "one 3x slower": 3.0}
 METHODS = ("downpour", "sync", "diloco")
-WORKERS, SEEDS, TRIALS = 4, 3, 4
-REAL_SEEDS = (1, 2)
-"""Those of them that run for real."""
+WORKERS, SEEDS, TRIALS = 4, 2, 4
 STEPS = 300
 """Of each worker, at most."""
 STEP_S = 0.02
-TARGET, QUICK_TARGET = "accuracy >= 0.93", "accuracy >= 0.5"
+TARGET, QUICK_TARGET = "accuracy >= 0.9", "accuracy >= 0.5"
 ASKED = 1.15
 LIMIT_S = 600.0
 TASK = '''"""The digits, with steps that take as long as on a small GPU of each host."""
@@ -134,18 +132,19 @@ def _one(dlctl: Dlctl, directory: Path, slow: float, *, quick: bool) -> tuple[fl
     target = QUICK_TARGET if quick else TARGET
     file = _job(directory, slow, target)
     how = ["--step", f"{1000 * STEP_S:g}ms", "--tune", str(1 if quick else TRIALS)]
-    how += ["--seeds", str(1 if quick else SEEDS)]
+    seeds = range(1, 2 if quick else SEEDS + 1)
+    how += ["--seeds", str(len(seeds))]
     how += ["--methods", ",".join(METHODS[1:] if quick else METHODS)]
     how += [] if slow == 1 else ["--slow", f"worker-{WORKERS - 1}={slow:g}x"]
     advice = json.loads(dlctl("advise", str(file), "--json", *how))
     record = json.loads((Path(advice["directory"]) / "comparison.json").read_text())
     took_s: dict[str, float] = {}
     for name in record["runs"]:
-        found = [_real(dlctl, file, record, name, seed) for seed in REAL_SEEDS[: 1 if quick else 2]]
+        found = [_real(dlctl, file, record, name, seed) for seed in seeds]
         took_s[name] = median(float("inf") if value is None else value for value in found)
     best, choice = min(took_s, key=lambda name: took_s[name]), advice["method"]
-    if took_s[best] == float("inf"):
-        raise RuntimeError(f"{CHAPTER}: no real run has reached {target}")
+    if took_s[choice] == float("inf"):
+        raise RuntimeError(f"{choice} has not reached {target}; {best}: {took_s[best]:.3g} s")
     told = seconds(advice["best"]["seconds"]["median"])
     words = f"{choice} in {seconds(took_s[choice])}, simulated {told}"
     return took_s[choice] / took_s[best], f"{words}; best {best} in {seconds(took_s[best])}"
