@@ -29,6 +29,9 @@ SOURCE, LIBRARY = KERNELS / "kernels.c", KERNELS / "_kernels.abi3.so"
 RECORD = KERNELS / "built.json"
 # Each operation is rounded on its own, as numpy's are; no one reads errno.
 FLAGS = ["-O3", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno"]
+BASELINES = {"x86_64": "-march=x86-64", "aarch64": "-march=armv8-a"}
+"""Whatever CC says: older processors may load the library. The loops choose instructions when it is
+loaded."""
 ABI = "-DPy_LIMITED_API=0x030B0000"
 """One library for all versions of Python from 3.11 on."""
 COMPILE_S = 120
@@ -64,7 +67,8 @@ def compiled() -> bool:
     include = sysconfig.get_path("include")
     with tempfile.TemporaryDirectory(dir=KERNELS) as folder:
         made = Path(folder) / LIBRARY.name
-        command = [*compiler, *FLAGS, ABI, f"-I{include}", "-o", str(made), str(SOURCE), "-lm"]
+        command = [*compiler, *FLAGS, *_baseline(), ABI, f"-I{include}", "-o", str(made)]
+        command += [str(SOURCE), "-lm"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_S)
             ended = f"{compiler[0]} ended with {done.returncode}"
@@ -80,6 +84,12 @@ def compiled() -> bool:
         made.replace(LIBRARY)
     RECORD.write_text(json.dumps(digests), encoding="utf-8")
     return True
+
+
+def _baseline() -> list[str]:
+    """The option for any processor of this kind; none for a kind that has one only."""
+    option = BASELINES.get(os.uname().machine)
+    return [] if option is None else [option]
 
 
 def _digest(path: Path) -> str:

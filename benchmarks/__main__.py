@@ -47,6 +47,7 @@ CHAPTERS = {
     "target_batch": "a round with parts of the model by bandwidth, against equal parts",
     "straggler": "sandblaster with one of eight workers ten times slower, against the ideal time",
     "foretold": "three runs that nobody calibrated on, against `dlctl simulate --like`; 10 minutes",
+    "advised": "`dlctl advise` against a full real comparison, on six jobs; 15 minutes",
     "quality": "the loss of a small GPT after the same samples, against one process; 45 minutes",
 }
 

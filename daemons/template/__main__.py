@@ -56,6 +56,8 @@ def _end_with(agent: int) -> None:
 
 def prepare(modules: Sequence[str]) -> str:
     """Import these. Returns why this process must not fork; "" if it may."""
+    if running.threads() > 1:
+        return "a thread runs since Python started, as of a sitecustomize"
     try:
         with without_collections():
             importlib.import_module(BLAS)

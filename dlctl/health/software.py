@@ -50,7 +50,8 @@ def _no_kernels(need: HostNeed, facts: Facts) -> Finding:
     """The loops in C are missing: nothing changes but the time of an update, and of packing."""
     text = "numpy updates parameters in servers, about a third as fast as C, and packs values: "
     text += str(facts["no_kernels"])
-    install = f"{facts['python']} -m pip install --force-reinstall --no-deps dlctl"
+    # Without the cache: pip keeps what it has built there, too, and would install that again.
+    install = f"{facts['python']} -m pip install --force-reinstall --no-cache-dir --no-deps dlctl"
     fix = f"with a C compiler and Python's headers there: {install}"
     if str(facts["no_kernels"]).startswith(SWITCH):
         fix = f"unset {SWITCH} there"

@@ -319,6 +319,32 @@ def test_a_process_in_which_more_runs_than_imports_does_not_fork(
     assert bool(refused) == bool(said)
 
 
+def test_a_thread_that_runs_before_all_imports_is_one_that_no_fork_copies() -> None:
+    """As of a sitecustomize: a profiler's, say."""
+    code = (
+        "import os, threading\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "from daemons.template.__main__ import prepare\n"
+        "print(prepare(['json']), flush=True); os._exit(0)"
+    )
+    assert "sitecustomize" in _python(code)
+
+
+def test_a_process_whose_imports_have_opened_a_gpu_does_not_fork(tmp_path: Path) -> None:
+    """A file in place of /dev/nvidia0: no context of CUDA survives a fork."""
+    device = tmp_path / "nvidia0"
+    device.touch()
+    (tmp_path / "imported.py").write_text(f"held = open({str(device)!r})")
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from daemons.template import running\n"
+        "from daemons.template.__main__ import prepare\n"
+        "running._GPUS = (sys.argv[1] + '/nvidia',)\n"
+        "print([prepare([name]) for name in ('json', 'imported')])"
+    )
+    assert _python(code, str(tmp_path)) == "['', 'an import has opened a GPU']\n"
+
+
 def test_a_process_changes_its_command_line_if_the_new_one_fits() -> None:
     code = (
         "import os; from daemons.template.command_line import rewrite\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -16,10 +17,34 @@ import pytest
 import zmq
 from workplace import ENDLESS, SLOW_S, Workplace
 
+from dlctl import kernels
 from dlctl.launch import local
 from dlctl.runs import paths
 from dlctl.wire import codec
 from dlctl.wire.messages import Request
+
+ROOT = Path(__file__).parents[2]
+
+# ---------------------------------------------------------------- an installation
+
+
+def test_a_damaged_library_is_named_by_server_and_doctor_and_numpy_computes(
+    place: Workplace,
+) -> None:
+    own = place.path / "own" / "dlctl"
+    shutil.copytree(ROOT / "dlctl", own, ignore=shutil.ignore_patterns("__pycache__"))
+    library, record = (own / "kernels" / path.name for path in (kernels.LIBRARY, kernels.RECORD))
+    library.write_bytes(b"half of it")
+    record.write_text(json.dumps({"library": "of all of it", "source": ""}))
+    place.env["PYTHONPATH"] = os.pathsep.join([str(own.parent), place.env["PYTHONPATH"]])
+    place.env["PYTHONNOUSERSITE"] = "1"  # So that none is forked from a process with another dlctl.
+    place.job()
+    assert place.dlctl("run", "job.toml").code == 0
+    said = place.dlctl("logs", "server-0").out
+    assert said.count("numpy computes updates, C would be faster: the library is damaged") == 1
+    assert place.dlctl("doctor", "job.toml").out.count("the library is damaged") == 1
+    place.nothing_left()
+
 
 # ---------------------------------------------------------------- ports
 

@@ -1,4 +1,6 @@
-"""The process that forks the workers is killed, and so is a worker: each of them is back."""
+"""The process that forks the workers is killed, and so is a worker: each of them is back. So is a
+worker where no process may fork.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +38,35 @@ def test_a_worker_is_forked_again_after_its_template_and_itself_were_killed(
     place.until_state("running")
     assert any("SIGKILL" in text for text in place.events("exit")), "its exit status is known"
     place.until("no orphan is left as a zombie", lambda: _zombies(agent) == [])
+    assert place.dlctl("stop").code == 0
+    place.nothing_left()
+
+
+THREADED = """import threading
+
+threading.Thread(target=threading.Event().wait, daemon=True, name="profiler").start()
+"""
+
+
+def test_where_a_thread_runs_workers_are_started_without_a_template_and_that_is_said_once(
+    place: Workplace,
+) -> None:
+    (place.path / "sitecustomize.py").write_text(THREADED)
+    place.env["PYTHONPATH"] = os.pathsep.join([str(place.path), place.env["PYTHONPATH"]])
+    place.env["PYTHONNOUSERSITE"] = "1"  # So that all are started, and none is forked for the test.
+    place.task(pause_s=SLOW_S)
+    place.job(stop=ENDLESS, workers=2)
+    place.start()
+    place.until_step(10)
+    assert _template(place) is None
+    os.kill(place.pid("worker-1"), signal.SIGKILL)
+    place.until("it is back", lambda: place.daemon("worker-1").get("incarnation") == 2)
+    place.until_state("running")
+    step = place.run()["step"]
+    place.until_step(step + 10)
+    said = place.dlctl("logs", "agent-0", "--level", "warning").out.splitlines()
+    (line,) = [each for each in said if "workers are started without a template" in each]
+    assert "a thread runs" in line
     assert place.dlctl("stop").code == 0
     place.nothing_left()
 

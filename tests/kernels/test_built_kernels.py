@@ -2,7 +2,10 @@
 
 import importlib.util
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -90,3 +93,50 @@ def test_a_compiler_that_fails_leaves_none_and_says_so(
 def test_what_is_built_can_be_loaded(build: Any) -> None:
     assert build.compiled() is True
     assert kernels._fault() == ""
+
+
+@pytest.mark.skipif(bool(kernels.missing()), reason=f"no kernels here: {kernels.missing()}")
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="no x86-64")
+def test_a_build_for_a_newer_processor_is_one_for_all(
+    build: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would end a server on an older one with SIGILL."""
+    built = []
+    for more in "", " -march=x86-64-v4":
+        monkeypatch.setenv("CC", f"cc{more}")
+        assert build.compiled() is True
+        built.append(kernels.digest(kernels.LIBRARY))
+    assert built[0] == built[1]
+
+
+ANOTHER = importlib.util.find_spec("numpy.linalg._umath_linalg")
+NO_LIBRARY = b"\x7fELF" + bytes(range(256)) * 100
+LOOK = """
+from dlctl import kernels
+print(kernels.FOLDER, kernels.missing(), kernels.step("sgd"), sep="\\n")
+"""
+
+
+@pytest.mark.skipif(bool(kernels.missing()), reason=f"no kernels here: {kernels.missing()}")
+@pytest.mark.parametrize("content", [b"", NO_LIBRARY, None])
+def test_a_foreign_file_that_the_record_fits_is_no_error(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    """In a process of its own, as Python loads a library once. None: a library of numpy."""
+    if content is None:
+        assert ANOTHER is not None
+        assert ANOTHER.origin is not None
+        content = Path(ANOTHER.origin).read_bytes()
+    folder = tmp_path / "dlctl" / "kernels"
+    shutil.copytree(ROOT / "dlctl", folder.parent, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / kernels.LIBRARY.name).write_bytes(content)
+    found = {"source": kernels.SOURCE, "library": folder / kernels.LIBRARY.name}
+    digests = {key: kernels.digest(path) for key, path in found.items()}
+    (folder / kernels.RECORD.name).write_text(json.dumps(digests))
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", LOOK], env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        text=True, capture_output=True, check=True,
+    )  # fmt: skip
+    place, why, step = ended.stdout.splitlines()
+    assert (place, step) == (str(folder), "None")
+    assert why.startswith("it cannot be loaded: ")
