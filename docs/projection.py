@@ -1,0 +1,188 @@
+"""Writes projection.md and its figure from benchmarks/results/projection.json:
+`python -m benchmarks.projection`, or `python docs/projection.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import figures
+from matplotlib.figure import Figure
+
+from dlctl.study.saturation import FULL
+from dlctl.util import units
+
+Json = dict[str, Any]
+HERE = Path(__file__).parent
+PAGE = HERE / "projection.md"
+RESULTS = HERE.parent / "benchmarks" / "results" / "projection.json"
+HEAD = """<!-- Written by `python -m benchmarks.projection` from benchmarks/results. -->
+
+# A thousand workers
+
+Nobody here has a thousand machines. `dlctl simulate --protocol` runs all roles of such a run
+without gradients, in virtual time: every message of 1,000 workers and 16 servers, each on a machine
+with two cores and a link of its own. A step takes a second. There are two patterns of traffic:
+
+- `sync` pushes and fetches the whole model in each step: the most that a network can be asked for.
+- `downpour` with top-k pushes 1 % of the elements in every fifth step, and fetches the whole model
+  then.
+
+Longer intervals divide that: `diloco` with H = 50 has a fiftieth of the traffic of `sync`.
+
+"of the ideal" is the steps that they make, relative to workers that never wait. "at workers" is how
+many of them keep busy for 90 % of the time what saturates first, as seen in the largest window in
+which nothing is saturated. "by hand" is the same for the links of the servers alone: 90 % of their
+rate, divided by what a worker would send or get in each second if it shared them with nobody.
+"""
+BY_LINK = """A server's link carries the parts of all workers: 1,000 times a sixteenth of the model,
+one way for the fetches and the other way for the pushes. More servers divide that, until each
+worker's own link, which carries all of the model, is what it waits for: the last column says how
+much of the time the busiest of these was busy."""
+ERRORS = """"between halves" is half of the difference between the halves of the window, which is
+four rounds long, or as much of them as a minute of a core simulates. "if foretold" is the load of
+the busiest with 1,000 workers as foretold from 250, relative to what was simulated; -: it is
+saturated, and there is nothing to foretell."""
+_WHAT = {
+    "coordinator": "the coordinator",
+    "server": "a server's processor",
+    "link": "a server's link",
+}
+
+
+def main() -> None:
+    done: Json = json.loads(RESULTS.read_text())
+    cells = sorted(done["cells"], key=_place)
+    figures.set_style()
+    lines = [HEAD]
+    methods = sorted({cell["method"] for cell in cells}, reverse=True)
+    for method in methods:
+        lines += _section(method, [cell for cell in cells if cell["method"] == method])
+    lines += [
+        "![steps of 1,000 workers, of the ideal](projection.svg)",
+        "",
+        "## How far to believe it",
+        "",
+        ERRORS,
+        "",
+        *_real(done.get("real")),
+    ]  # fmt: skip
+    _draw(cells, methods)
+    PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _place(cell: Json) -> tuple[str, int, float]:
+    return cell["method"], cell["said"]["parameters"], cell["said"]["link"]["bytes_per_s"]
+
+
+def _section(method: str, cells: list[Json]) -> list[str]:
+    return [
+        f"## {method}", "",
+        "| parameters | links | steps/s | of the ideal | saturates first | at workers | by hand | "
+        "between halves | if foretold |",
+        "|---|---|---|---|---|---|---|---|---|",
+        *map(_row, cells),
+        "",
+        "The busiest of each kind, in the window with 1,000 workers:", "",
+        "| parameters | links | coordinator | a server's processor | a server's link | "
+        "a worker's processor | a worker's link |",
+        "|---|---|---|---|---|---|---|",
+        *map(_busy, cells),
+        *(["", BY_LINK] if method == "sync" else []),
+        "",
+    ]  # fmt: skip
+
+
+def _row(cell: Json) -> str:
+    said = cell["said"]
+    row, first = said["windows"][-1], said["saturates"]
+    error = "-" if said["error"] is None else f"{100 * said['error']:+.1f} %"
+    saturates = "nothing | -" if first is None else f"{_what(first)} | {_count(first['workers'])}"
+    spread = f"{100 * said['spread']:.2g} %" if row["steps_per_s"] else "no step"
+    return (
+        f"| {_begin(cell)} | {row['steps_per_s']:.4g} | {100 * share(cell):.3g} % | "
+        f"{saturates} | {_count(by_hand(cell))} | {spread} | {error} |"
+    )
+
+
+def _begin(cell: Json) -> str:
+    return f"{cell['size']} | {cell['link'].replace('Gbit', ' Gbit')}"
+
+
+def _busy(cell: Json) -> str:
+    busy = cell["said"]["windows"][-1]["busy"]
+    kinds = ("coordinator", "server", "link", "worker", "own_link")
+    shares = (busy.get(kind, {"share": 0.0})["share"] for kind in kinds)
+    return f"| {_begin(cell)} | {' | '.join(f'{100 * share:.2g} %' for share in shares)} |"
+
+
+def share(cell: Json) -> float:
+    """The steps, of those that workers would make that never wait."""
+    row = cell["said"]["windows"][-1]
+    return float(row["steps_per_s"] * cell["said"]["step_s"] / row["workers"])
+
+
+def by_hand(cell: Json) -> float:
+    """As many workers saturate the servers' links."""
+    of, parameters = cell["traffic"], cell["said"]["parameters"]
+    rate = cell["said"]["link"]["bytes_per_s"]
+    push_s, fetch_s = (parameters * of[f"{what}_bytes"] / rate for what in ("push", "fetch"))
+    alone_s = of["steps"] * cell["said"]["step_s"] + push_s + fetch_s
+    return float(FULL * alone_s * of["servers"] / max(push_s, fetch_s))
+
+
+def _what(first: Json) -> str:
+    return _WHAT[first["kind"]]
+
+
+def _count(workers: float) -> str:
+    rounded = float(f"{workers:.2g}")
+    return f"{rounded:,.0f}" if workers >= 1.5 else "the first"
+
+
+def _real(rows: list[Json] | None) -> list[str]:
+    if rows is None:
+        return [
+            "Not measured yet: `python -m benchmarks.projection --real` compares it with real runs "
+            "of 2, 4 and 8 workers of a machine that does nothing else."
+        ]
+    lines = [
+        "Real runs of the digits example with `downpour` and one server on one machine with two "
+        "cores, and what `--protocol --like` the run with four workers foretells for each. A run "
+        "whose threads waited for cores for more than a fifth of their work cannot be judged: "
+        "other programs, or its own daemons, had them.",
+        "", "| workers | steps/s | foretold | error | waited for cores |", "|---|---|---|---|---|",
+    ]  # fmt: skip
+    for row in sorted(rows, key=lambda row: float(row["workers"])):
+        error = row["foretold"] / row["real"] - 1
+        lines.append(
+            f"| {row['workers']} | {row['real']:,.0f} | {row['foretold']:,.0f} | "
+            f"{100 * error:+.1f} % | {100 * row['waited']:.2g} % |"
+        )
+    return lines
+
+
+def _draw(cells: list[Json], methods: list[str]) -> None:
+    figure = Figure(figsize=(8, 0.9 + 0.27 * len(cells)), layout="constrained")
+    axes = figure.subplots(len(methods), squeeze=False)
+    for (each,), method in zip(axes, methods, strict=True):
+        rows = [cell for cell in cells if cell["method"] == method]
+        names = [
+            f"{cell['size']}, {units.short_rate(cell['said']['link']['bytes_per_s'])}"
+            for cell in rows
+        ]
+        each.barh(range(len(rows)), [100 * share(cell) for cell in rows], height=0.6)
+        each.set_yticks(range(len(rows)), names)
+        each.invert_yaxis()
+        each.set_xlim(0, 100)
+        each.set_title(method, loc="left")
+        each.spines[["top", "right"]].set_visible(False)
+        each.grid(alpha=0.25, axis="x")
+    axes[-1][0].set_xlabel("steps of 1,000 workers, % of the ideal")
+    figures.save("projection", figure, HERE)
+
+
+if __name__ == "__main__":
+    main()
