@@ -59,11 +59,8 @@ class ProtocolRun:
         self._workers = job.workers.count
         self._handling = handling_of(request, job, scale)
         self._computes = NoTraining(size, costs, self._handling)
-        # Without an end, and with nothing in it that takes gradients.
-        stop = Stop(seconds=SECONDS_MAX)
-        job = replace(job, job=replace(job.job, stop=stop))
         self._simulation = Simulation(
-            job, self._computes, request.seed, network=network_of(request, scale),
+            _endless(job), self._computes, request.seed, network=network_of(request, scale),
             handling=self._handling,
         )  # fmt: skip
         self._simulation.world.is_traced = False
@@ -136,6 +133,18 @@ class ProtocolRun:
             }
             _put_busiest(found, kind, shares)
         return found
+
+
+def _endless(job: JobFile) -> JobFile:
+    """Without an end, and with nothing in it that takes gradients. No server dies, so none keeps
+    its state for another one: that takes no virtual time, but at every join and commit some real
+    one, for each worker.
+    """
+    return replace(
+        job,
+        job=replace(job.job, stop=Stop(seconds=SECONDS_MAX)),
+        servers=replace(job.servers, durability="none"),
+    )
 
 
 def _stand_in(job: JobFile, parameters: int) -> tuple[JobFile, int]:

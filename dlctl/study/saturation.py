@@ -49,7 +49,7 @@ def is_free(row: Mapping[str, Any], few: Mapping[str, Any]) -> bool:
     """Whether nothing is saturated in a window. few: that with the fewest workers."""
     one, usual = (each["steps_per_s"] / each["workers"] for each in (row, few))
     shares = (row["busy"].get(kind, {"share": 0.0})["share"] for kind in SHARED)
-    return one >= SLOWED * usual and max(shares) < FULL
+    return bool(one >= SLOWED * usual and max(shares) < FULL)
 
 
 def error(windows: Sequence[Mapping[str, Any]]) -> float | None:

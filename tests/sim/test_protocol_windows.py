@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from simulated import job_file
 
+from daemons.simulator import protocol as windows_of
 from daemons.simulator.protocol import ProtocolRun
 from dlctl.ops import protocol
 from dlctl.sim.request import LinkSpeed, SimulationRequest
@@ -57,3 +59,22 @@ def test_a_few_workers_a_fourth_and_all_share_the_time() -> None:
     assert sum(shares.values()) == pytest.approx(1.0)
     assert list(protocol._shares(8)) == [2, 8]
     assert protocol._shares(1) == {1: pytest.approx(0.8)}
+
+
+@pytest.mark.parametrize("name", ["sync", "downpour"])
+def test_what_servers_would_keep_for_others_takes_no_virtual_time(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless = windows_of._endless
+
+    def found() -> Any:
+        row, network = window("1Gbit/s", 2.0, algorithm=(name, {}))
+        return {**row, "cpu_s": 0.0}, network.messages, network.nbytes
+
+    fast = found()
+
+    def kept(job: Any) -> Any:
+        return replace(endless(job), servers=replace(job.servers, durability="process"))
+
+    monkeypatch.setattr(windows_of, "_endless", kept)
+    assert found() == fast
