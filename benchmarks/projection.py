@@ -1,11 +1,11 @@
 """A thousand workers on three networks with three sizes of models: how many steps they make, what
-saturates and at how many workers. `python -m benchmarks.projection [--real] [CELLS]`
+saturates and at how many workers. `python -m benchmarks.projection [--workers N] [--real] [CELLS]`
 
 `dlctl simulate --protocol` with 16 servers, each worker and server on a machine of its own, and
 steps of a second: of `sync`, and of `downpour` with top-k pushes. Cells that are done are kept in
 `benchmarks/results/projection.json`, so it may be interrupted; a cell takes up to a minute of a
-core. The window follows the load: it is some times as long as a round takes, which may be minutes
-on a slow link.
+core, and with `--workers 250` a fourth of that: what a thousand do is foretold then. The window
+follows the load: it is some times as long as a round takes, which may be minutes on a slow link.
 
 `--real` measures the error where there are machines for it: runs of 2, 4 and 8 workers on this one,
 which should have nothing else to do, against simulations that were calibrated on the run of 4. That
@@ -34,9 +34,10 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "projection.json"
 PAGE = ROOT / "docs" / "projection.py"
 LINKS = ("1Gbit/s", "10Gbit/s", "100Gbit/s")
-SIZES = {"1 M": 1_000_000, "10 M": 10_000_000, "100 M": 100_000_000}
+SIZES = {"10 M": 10_000_000, "1 M": 1_000_000, "100 M": 100_000_000}
+"""The first ones are simulated first."""
 WORKERS, SERVERS, STEP_S = 1000, 16, 1.0
-ROUNDS, WITHIN = 4, "60s"
+ROUNDS, WITHIN = 6, "60s"
 REAL_WORKERS = (4, 2, 8)
 """The first one calibrates."""
 REAL_STEPS = 6000
@@ -70,9 +71,9 @@ class Traffic:
     """For each parameter; likewise the next."""
     fetch_bytes: float
 
-    def round_s(self, parameters: int, bytes_per_s: float) -> float:
+    def round_s(self, parameters: int, bytes_per_s: float, workers: int) -> float:
         """How long a round takes at most, if nobody waits for a processor."""
-        queue = max(1.0, WORKERS / SERVERS)
+        queue = max(1.0, workers / SERVERS)
         nbytes = parameters * (self.push_bytes + self.fetch_bytes)
         return self.steps * STEP_S + queue * nbytes / bytes_per_s
 
@@ -91,21 +92,22 @@ METHODS = {
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.projection", description=__doc__)
-    everything = [*product(SIZES, LINKS, METHODS)]
+    everything = [*product(METHODS, SIZES, LINKS)]
     parser.add_argument("cells", nargs="?", type=int, default=len(everything))
+    parser.add_argument("--workers", type=int, default=WORKERS)
     parser.add_argument("--real", action="store_true")
     options = parser.parse_args(arguments)
-    done: Json = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"cells": []}
-    known = {(cell["method"], cell["size"], cell["link"]) for cell in done["cells"]}
+    done: Json = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"cells": {}}
+    most = {name: cell["said"]["windows"][-1]["workers"] for name, cell in done["cells"].items()}
+    missing = [of for of in everything if most.get(", ".join(of), 0) < options.workers]
     with sandbox() as directory:
         if options.real:
             done["real"] = _real(directory)
             _keep(done)
-        missing = [(m, size, link) for size, link, m in everything if (m, size, link) not in known]
-        for method, size, link in missing[: options.cells]:
-            done["cells"].append(_cell(directory, method, size, link))
+        for of in missing[: options.cells]:
+            done["cells"][", ".join(of)] = _cell(directory, *of, options.workers)
             _keep(done)
-            print(method, size, link, "is done", file=sys.stderr, flush=True)
+            print(*of, "is done", file=sys.stderr, flush=True)
     subprocess.run([sys.executable, str(PAGE)], check=True)
 
 
@@ -113,11 +115,11 @@ def _keep(done: Mapping[str, Any]) -> None:
     RESULTS.write_text(json.dumps(done, indent=1) + "\n")
 
 
-def _cell(directory: Path, method: str, size: str, link: str) -> Json:
+def _cell(directory: Path, method: str, size: str, link: str, workers: int) -> Json:
     """What `dlctl simulate --protocol --json` prints, and what it was asked."""
     traffic, parameters = METHODS[method], SIZES[size]
-    file = _job(directory, traffic.method, SERVERS, WORKERS, "seconds = 3600")
-    round_s = traffic.round_s(parameters, units.parse_rate(link) or math.inf)
+    file = _job(directory, traffic.method, SERVERS, workers, "seconds = 3600")
+    round_s = traffic.round_s(parameters, units.parse_rate(link) or math.inf, workers)
     how = ["--link", link, "--parameters", str(parameters), "--step", f"{STEP_S:g}s"]
     how += ["--until", f"{math.ceil(ROUNDS * round_s)}s", "--within", WITHIN]
     said = _simulated(file, ["--protocol", "--json", *how])

@@ -11,20 +11,22 @@ from typing import Any
 import figures
 from matplotlib.figure import Figure
 
-from dlctl.study.saturation import FULL
+from dlctl.study import saturation
 from dlctl.util import units
 
 Json = dict[str, Any]
 HERE = Path(__file__).parent
 PAGE = HERE / "projection.md"
 RESULTS = HERE.parent / "benchmarks" / "results" / "projection.json"
+MANY = 1000
 HEAD = """<!-- Written by `python -m benchmarks.projection` from benchmarks/results. -->
 
 # A thousand workers
 
 Nobody here has a thousand machines. `dlctl simulate --protocol` runs all roles of such a run
-without gradients, in virtual time: every message of 1,000 workers and 16 servers, each on a machine
-with two cores and a link of its own. A step takes a second. There are two patterns of traffic:
+without gradients, in virtual time: every message of the workers and of 16 servers, each on a
+machine with two cores and a link of its own. A step takes a second. There are two patterns of
+traffic:
 
 - `sync` pushes and fetches the whole model in each step: the most that a network can be asked for.
 - `downpour` with top-k pushes 1 % of the elements in every fifth step, and fetches the whole model
@@ -32,19 +34,22 @@ with two cores and a link of its own. A step takes a second. There are two patte
 
 Longer intervals divide that: `diloco` with H = 50 has a fiftieth of the traffic of `sync`.
 
-"of the ideal" is the steps that they make, relative to workers that never wait. "at workers" is how
-many of them keep busy for 90 % of the time what saturates first, as seen in the largest window in
-which nothing is saturated. "by hand" is the same for the links of the servers alone: 90 % of their
-rate, divided by what a worker would send or get in each second if it shared them with nobody.
+"at workers" is how many of them keep busy for 90 % of the time what saturates first, as seen in the
+largest window in which nothing is saturated. "by hand" is the same for the links of the servers
+alone: 90 % of their rate, divided by what a worker would send or get in each second if it shared
+them with nobody. "of the ideal" is the steps of 1,000 workers, relative to workers that never wait.
+Where fewer were simulated, it is foretold: a step takes longer with each further worker as it did
+between the two largest windows, and all together make no more of them than what saturates bears.
 """
-BY_LINK = """A server's link carries the parts of all workers: 1,000 times a sixteenth of the model,
-one way for the fetches and the other way for the pushes. More servers divide that, until each
-worker's own link, which carries all of the model, is what it waits for: the last column says how
-much of the time the busiest of these was busy."""
+BY_LINK = """A server's link carries the parts of all workers: for each of them a sixteenth of the
+model, one way for the fetches and the other way for the pushes. More servers divide that, until
+each worker's own link, which carries all of the model, is what it waits for: the last column says
+how much of the time the busiest of these was busy. With `sync` all fetch at once, and then all
+push, so a link that is full one way is idle the other way, and neither is busy all of the time."""
 ERRORS = """"between halves" is half of the difference between the halves of the window, which is
-four rounds long, or as much of them as a minute of a core simulates. "if foretold" is the load of
-the busiest with 1,000 workers as foretold from 250, relative to what was simulated; -: it is
-saturated, and there is nothing to foretell."""
+six rounds long. "if foretold" is the load of the busiest in the largest window as foretold from a
+fourth of its workers, relative to what was simulated; -: it is saturated there, and there is
+nothing to foretell."""
 _WHAT = {
     "coordinator": "the coordinator",
     "server": "a server's processor",
@@ -54,9 +59,9 @@ _WHAT = {
 
 def main() -> None:
     done: Json = json.loads(RESULTS.read_text())
-    cells = sorted(done["cells"], key=_place)
+    cells = sorted(done["cells"].values(), key=_place)
     figures.set_style()
-    lines = [HEAD]
+    lines = [HEAD, *_errors(cells)]
     methods = sorted({cell["method"] for cell in cells}, reverse=True)
     for method in methods:
         lines += _section(method, [cell for cell in cells if cell["method"] == method])
@@ -73,6 +78,21 @@ def main() -> None:
     PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def _errors(cells: list[Json]) -> list[str]:
+    """Of what is foretold, where a thousand were simulated as well."""
+    found = []
+    for cell in cells:
+        *smaller, row = cell["said"]["windows"]
+        if row["workers"] >= MANY and len(smaller) > 1:
+            told = foretold(smaller, cell["said"]["saturates"])
+            found.append(
+                f"{cell['method']}, {_begin(cell).replace(' | ', ', ')}: {told:.3g} are foretold "
+                f"from {smaller[-1]['workers']}, and {row['steps_per_s']:.3g} were simulated, an "
+                f"error of {100 * (told / row['steps_per_s'] - 1):+.0f} %."
+            )
+    return ["Where 1,000 were simulated as well:", "", *(f"- {each}" for each in found), ""]
+
+
 def _place(cell: Json) -> tuple[str, int, float]:
     return cell["method"], cell["said"]["parameters"], cell["said"]["link"]["bytes_per_s"]
 
@@ -80,12 +100,12 @@ def _place(cell: Json) -> tuple[str, int, float]:
 def _section(method: str, cells: list[Json]) -> list[str]:
     return [
         f"## {method}", "",
-        "| parameters | links | steps/s | of the ideal | saturates first | at workers | by hand | "
-        "between halves | if foretold |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| parameters | links | saturates first | at workers | by hand | steps/s of 1,000 | "
+        "of the ideal | simulated workers | between halves | if foretold |",
+        "|---|---|---|---|---|---|---|---|---|---|",
         *map(_row, cells),
         "",
-        "The busiest of each kind, in the window with 1,000 workers:", "",
+        "The busiest of each kind, in the largest window:", "",
         "| parameters | links | coordinator | a server's processor | a server's link | "
         "a worker's processor | a worker's link |",
         "|---|---|---|---|---|---|---|",
@@ -102,8 +122,8 @@ def _row(cell: Json) -> str:
     saturates = "nothing | -" if first is None else f"{_what(first)} | {_count(first['workers'])}"
     spread = f"{100 * said['spread']:.2g} %" if row["steps_per_s"] else "no step"
     return (
-        f"| {_begin(cell)} | {row['steps_per_s']:.4g} | {100 * share(cell):.3g} % | "
-        f"{saturates} | {_count(by_hand(cell))} | {spread} | {error} |"
+        f"| {_begin(cell)} | {saturates} | {_count(by_hand(cell))} | {steps(cell):.3g} | "
+        f"{100 * share(cell):.2g} % | {row['workers']:,} | {spread} | {error} |"
     )
 
 
@@ -118,10 +138,32 @@ def _busy(cell: Json) -> str:
     return f"| {_begin(cell)} | {' | '.join(f'{100 * share:.2g} %' for share in shares)} |"
 
 
+def steps(cell: Json) -> float:
+    """Of 1,000 workers, per second."""
+    said = cell["said"]
+    row, first = said["windows"][-1], said["saturates"]
+    if row["workers"] >= MANY:
+        return float(row["steps_per_s"])
+    return foretold(said["windows"], first)
+
+
+def foretold(windows: list[Json], first: Json | None) -> float:
+    """Steps per second of 1,000 workers, from windows with fewer."""
+    few, many = windows[-2:]
+    (n, slow_s), (m, fast_s) = (
+        (w["workers"], w["workers"] / w["steps_per_s"]) for w in (many, few)
+    )
+    step_s = slow_s + max(0.0, (slow_s - fast_s) / (n - m)) * (MANY - n)
+    if first is not None:
+        usual = [each for each in windows if saturation.is_free(each, windows[0])] or windows[:1]
+        most = first["workers"] / saturation.FULL / usual[-1]["workers"] * usual[-1]["steps_per_s"]
+        step_s = max(step_s, MANY / most)
+    return float(MANY / step_s)
+
+
 def share(cell: Json) -> float:
     """The steps, of those that workers would make that never wait."""
-    row = cell["said"]["windows"][-1]
-    return float(row["steps_per_s"] * cell["said"]["step_s"] / row["workers"])
+    return steps(cell) * float(cell["said"]["step_s"]) / MANY
 
 
 def by_hand(cell: Json) -> float:
@@ -130,7 +172,7 @@ def by_hand(cell: Json) -> float:
     rate = cell["said"]["link"]["bytes_per_s"]
     push_s, fetch_s = (parameters * of[f"{what}_bytes"] / rate for what in ("push", "fetch"))
     alone_s = of["steps"] * cell["said"]["step_s"] + push_s + fetch_s
-    return float(FULL * alone_s * of["servers"] / max(push_s, fetch_s))
+    return float(saturation.FULL * alone_s * of["servers"] / max(push_s, fetch_s))
 
 
 def _what(first: Json) -> str:

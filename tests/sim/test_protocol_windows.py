@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from simulated import job_file
 
@@ -13,6 +14,8 @@ from daemons.simulator import protocol as windows_of
 from daemons.simulator.protocol import ProtocolRun
 from dlctl.ops import protocol
 from dlctl.sim.request import LinkSpeed, SimulationRequest
+from dlctl.wire.kinds import payload_bytes
+from dlctl.wire.messages import AllowedPeers, Packed, Push
 
 PARAMETERS, SERVERS, WORKERS = 2_000_000, 2, 4
 
@@ -78,3 +81,11 @@ def test_what_servers_would_keep_for_others_takes_no_virtual_time(
 
     monkeypatch.setattr(windows_of, "_endless", kept)
     assert found() == fast
+
+
+def test_a_larger_model_has_no_longer_names_and_digests() -> None:
+    known = AllowedPeers(1, b"x" * 1000)
+    assert payload_bytes(known, 1e4) == payload_bytes(known) == 1000
+    delta = Packed("none", 2, (np.zeros(2, np.float32),))
+    push = Push(0, 1, 1, 0, 0, 0, 0, 8, 0, delta, 0)
+    assert payload_bytes(push, 1e4) == 8e4
