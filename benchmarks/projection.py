@@ -37,7 +37,7 @@ LINKS = ("1Gbit/s", "10Gbit/s", "100Gbit/s")
 SIZES = {"10 M": 10_000_000, "1 M": 1_000_000, "100 M": 100_000_000}
 """The first ones are simulated first."""
 WORKERS, SERVERS, STEP_S = 1000, 16, 1.0
-ROUNDS, WITHIN = 6, "60s"
+ROUNDS, WITHIN = 4, "60s"
 REAL_WORKERS = (4, 2, 8)
 """The first one calibrates."""
 REAL_STEPS = 6000
@@ -92,7 +92,7 @@ METHODS = {
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.projection", description=__doc__)
-    everything = [*product(METHODS, SIZES, LINKS)]
+    everything = [(name, size, link) for size, link, name in product(SIZES, LINKS, METHODS)]
     parser.add_argument("cells", nargs="?", type=int, default=len(everything))
     parser.add_argument("--workers", type=int, default=WORKERS)
     parser.add_argument("--real", action="store_true")
