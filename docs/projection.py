@@ -40,6 +40,7 @@ alone: 90 % of their rate, divided by what a worker would send or get in each se
 them with nobody. "of the ideal" is the steps of 1,000 workers, relative to workers that never wait.
 Where fewer were simulated, it is foretold: a step takes longer with each further worker as it did
 between the two largest windows, and all together make no more of them than what saturates bears.
+Where a window ended before any step ("no step") it is what the servers' links bear by hand.
 """
 BY_LINK = """A server's link carries the parts of all workers: for each of them a sixteenth of the
 model, one way for the fetches and the other way for the pushes. More servers divide that, until
@@ -127,8 +128,8 @@ def _row(cell: Json) -> str:
     saturates = "nothing | -" if first is None else f"{_what(first)} | {_count(first['workers'])}"
     spread = f"{100 * said['spread']:.2g} %" if row["steps_per_s"] else "no step"
     return (
-        f"| {_begin(cell)} | {saturates} | {_count(by_hand(cell))} | {steps(cell):.3g} | "
-        f"{100 * share(cell):.2g} % | {row['workers']:,} | {spread} | {error} |"
+        f"| {_begin(cell)} | {saturates} | {_count(by_hand(cell))} | {_digits(steps(cell))} | "
+        f"{_digits(100 * share(cell))} % | {row['workers']:,} | {spread} | {error} |"
     )
 
 
@@ -140,7 +141,11 @@ def _busy(cell: Json) -> str:
     busy = cell["said"]["windows"][-1]["busy"]
     kinds = ("coordinator", "server", "link", "worker", "own_link")
     shares = (busy.get(kind, {"share": 0.0})["share"] for kind in kinds)
-    return f"| {_begin(cell)} | {' | '.join(f'{100 * share:.2g} %' for share in shares)} |"
+    return f"| {_begin(cell)} | {' | '.join(f'{_digits(100 * share)} %' for share in shares)} |"
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def steps(cell: Json) -> float:
@@ -149,6 +154,10 @@ def steps(cell: Json) -> float:
     row, first = said["windows"][-1], said["saturates"]
     if row["workers"] >= MANY:
         return float(row["steps_per_s"])
+    if not all(each["steps_per_s"] for each in said["windows"]):
+        of = cell["traffic"]
+        each_bytes = said["parameters"] * max(of["push_bytes"], of["fetch_bytes"]) / of["steps"]
+        return float(of["servers"] * said["link"]["bytes_per_s"] / each_bytes)
     return foretold(said["windows"], first)
 
 
