@@ -46,7 +46,12 @@ from dlctl.wire.messages import Array, ModelReady
 SAMPLES = 1 << 40
 """Of a data epoch."""
 CHANGE = np.float32(1e-6)
-"""Of each parameter, by each step."""
+"""Of each parameter, at most, by each step."""
+
+
+def _gradient(size: int, slot: int) -> Array:
+    """float32[size]: the largest elements are anywhere, and elsewhere for each worker."""
+    return CHANGE * np.random.default_rng(slot).random(size, np.float32)
 
 
 class NoTraining:
@@ -68,7 +73,7 @@ class NoTraining:
     def __call__(self, process: Process, files: FilesDriver) -> None:
         slot = int(process.name.rpartition("-")[2])
         work = WorkQueue(process, slot, self._costs, self._generators, self._handling)
-        thread = _Thread(self._size)
+        thread = _Thread(_gradient(self._size, slot))
         compute = thread.effects[Compute]
 
         def count(effect: Compute) -> Event | None:
@@ -87,11 +92,11 @@ class NoTraining:
 class _Thread:
     """What a compute thread answers, without computing it."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, gradient: Array) -> None:
         self.queue: queue.SimpleQueue[Work] = queue.SimpleQueue()
-        self.parameters: Array = np.zeros(size, np.float32)
-        self._gradient = np.full(size, CHANGE)
-        self._norm = float(CHANGE) * size**0.5
+        self.parameters: Array = np.zeros_like(gradient)
+        self._gradient = gradient
+        self._norm = float(np.linalg.norm(gradient))
         self._averaged: Array = np.zeros(0)
         self.effects: dict[type[Effect], Callable[[Any], Event | None]] = {
             BuildModel: self._build,

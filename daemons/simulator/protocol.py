@@ -10,13 +10,15 @@ from daemons.simulator.costs import Costs, Durations, Lognormal
 from daemons.simulator.no_training import NoTraining
 from daemons.simulator.sums import RingSums
 from daemons.simulator.surroundings import handling_of, network_of
+from dlctl import registry
 from dlctl.job.config import JobFile, Stop
+from dlctl.sim.fabric import CardQueues
 from dlctl.sim.request import SimulationRequest
 from dlctl.sim.simulation import Simulation
 from dlctl.wire.messages import Json
 
-STAND_IN = 64
-"""Elements of the stand-in vector for each server."""
+STAND_IN, TO_CHOOSE_FROM = 64, 1024
+"""Elements of the stand-in vector for each server; where a compressor chooses some of them."""
 START_S_MAX = 3600.0
 """Virtual seconds within which all workers must train."""
 CHUNK_S = 0.25
@@ -35,7 +37,7 @@ class _Mark:
     loops: Mapping[str, float]
     """Daemon -> CPU seconds of its loop."""
     cards: Mapping[tuple[str, str], float]
-    """(machine, direction) -> bytes."""
+    """(machine, direction) -> seconds that its card was busy."""
 
 
 class ProtocolRun:
@@ -49,18 +51,16 @@ class ProtocolRun:
         evaluation = Lognormal(median_s=request.evaluation_s)
         build = Lognormal(median_s=request.build_s)
         costs = Costs(Durations(step=step, evaluation=evaluation, build=build), request.seed)
-        size = STAND_IN * max(1, job.servers.count)
+        job, each = _stand_in(job, request.parameters)
+        size = each * max(1, job.servers.count)
         scale = request.parameters / size
         self._until_cpu_s = until_cpu_s
         self._request = request
         self._workers = job.workers.count
         self._handling = handling_of(request, job, scale)
         self._computes = NoTraining(size, costs, self._handling)
-        # Without an end, and with nothing in it that takes gradients.
-        stop = Stop(seconds=SECONDS_MAX)
-        job = replace(job, job=replace(job.job, stop=stop))
         self._simulation = Simulation(
-            job, self._computes, request.seed, network=network_of(request, scale),
+            _endless(job), self._computes, request.seed, network=network_of(request, scale),
             handling=self._handling,
         )  # fmt: skip
         self._simulation.world.is_traced = False
@@ -109,11 +109,13 @@ class ProtocolRun:
         fabric = world.network.fabric
         return _Mark(
             world.timeline.now, self._computes.steps, sum(world.network.messages.values()),
-            self._handling.busy_s(), dict(fabric.busy_bytes) if fabric is not None else {},
+            self._handling.busy_s(), fabric.busy_s() if isinstance(fabric, CardQueues) else {},
         )  # fmt: skip
 
     def _busy(self, first: _Mark, last: _Mark) -> dict[str, Json]:
-        """What is busiest of each kind: its name, and the share of the window."""
+        """What is busiest of each kind: its name, and the share of the window. A worker's own link
+        is a kind of its own: more workers do not load it.
+        """
         took_s = max(1e-9, last.now - first.now)
         found: dict[str, Json] = {}
         for role in ROLES:
@@ -123,14 +125,41 @@ class ProtocolRun:
                 if name.partition("-")[0] == role
             }
             _put_busiest(found, role, shares)
-        if self._request.link is not None:
-            rate = self._request.link.bytes_per_s
+        for kind, is_own in (("link", False), ("own_link", True)):
             shares = {
-                f"{name} {way}": (nbytes - first.cards.get((name, way), 0.0)) / took_s / rate
-                for (name, way), nbytes in last.cards.items()
-            }  # fmt: skip
-            _put_busiest(found, "link", shares)
+                f"{name} {way}": (busy_s - first.cards.get((name, way), 0.0)) / took_s
+                for (name, way), busy_s in last.cards.items()
+                if name.startswith("worker-") == is_own
+            }
+            _put_busiest(found, kind, shares)
         return found
+
+
+def _endless(job: JobFile) -> JobFile:
+    """Without an end, and with nothing in it that takes gradients. No server dies, so none keeps
+    its state for another one: that takes no virtual time, but at every join and commit some real
+    one, for each worker.
+    """
+    return replace(
+        job,
+        job=replace(job.job, stop=Stop(seconds=SECONDS_MAX)),
+        servers=replace(job.servers, durability="none"),
+    )
+
+
+def _stand_in(job: JobFile, parameters: int) -> tuple[JobFile, int]:
+    """The job for a stand-in of the model, and the elements of that for each server. What is enough
+    to be compressed of the model is so of the stand-in.
+    """
+    compression = job.compression
+    kind = registry.load("compressors", compression.name)
+    if not kind.selects:
+        return job, STAND_IN
+    least = getattr(kind.Options(**compression.options), "dense_below", None)
+    if least is not None and parameters >= least * max(1, job.servers.count):
+        options = {**compression.options, "dense_below": 0}
+        job = replace(job, compression=replace(compression, options=options))
+    return job, TO_CHOOSE_FROM
 
 
 def _put_busiest(found: dict[str, Json], kind: str, shares: Mapping[str, float]) -> None:

@@ -85,6 +85,11 @@ class Barrier(HoldingSide):
         super().__init__(options, shard)
         self._held: dict[tuple[int, int], HeldPush] = {}
         """(clock, slot) -> a push."""
+        self._absent: set[int] = set()
+        """The slots whose pushes the step `_absent_at` needs and does not have: found once for each
+        step, since what a push costs must not grow with the workers."""
+        self._absent_at = -1, -1
+        """The step, and the roster's changes."""
 
     def _is_in_time(self, push: messages.Push) -> bool:
         """In time or not, its replica counts from now on."""
@@ -94,7 +99,10 @@ class Barrier(HoldingSide):
         return not is_over and (push.clock, push.slot) not in self._held
 
     def _hold(self, held: HeldPush) -> list[PushOutcome]:
-        self._held[held.push.clock, held.push.slot] = held
+        clock, slot = held.push.clock, held.push.slot
+        self._held[clock, slot] = held
+        if clock >= self._absent_at[0]:
+            self._absent.discard(slot)
         return [held.outcome(HELD), *self._make_steps()]
 
     def joined(self, slot: int) -> list[PushOutcome]:
@@ -141,8 +149,10 @@ class Barrier(HoldingSide):
         A replica that has pushed for a later step will not push for this one any more: it joined
         when another shard was ahead of this one.
         """
-        newest = self._newest()
-        return bool(newest) and not self._missing(newest, clock)
+        at = clock, self.roster.changes
+        if self._absent_at != at:
+            self._absent_at, self._absent = at, set(self._missing(self._newest(), clock))
+        return not self._absent and bool(self._newest())
 
     def _newest(self) -> dict[int, int]:
         """Slot -> the latest step that a push of it is held for."""

@@ -44,25 +44,31 @@ class Roster:
         """Slot -> its clock (None: it has none), also of slots that have left and may return."""
         self._is_new = True
         """The members are not known yet."""
+        self.changes = 0
+        """How often anything of it may have changed."""
 
     def clock_of(self, slot: int) -> int | None:
         return self._clocks.get(slot, self._newcomers)
 
     def count(self, slot: int, clock: int) -> None:
         """Count a slot from now on, with this clock."""
+        self.changes += 1
         self._clocks[slot] = clock
 
     def rest(self, slot: int) -> None:
         """Do not count a slot until its next push."""
+        self.changes += 1
         self._clocks[slot] = None
 
     def join(self, slot: int, *, is_under_way: bool) -> None:
         """A new process has the slot. If nothing has happened yet, it begins with the others."""
+        self.changes += 1
         if is_under_way:
             self._clocks[slot] = self._newcomers
 
     def meet(self, slots: frozenset[int], clock: int) -> None:
         """These slots take part now, and no others; the first ones begin at this clock."""
+        self.changes += 1
         if self._is_new:
             self._clocks = {**dict.fromkeys(slots, clock), **self._clocks}
         self._is_new, self.members = False, slots
@@ -85,6 +91,7 @@ class Roster:
         """Restore the roster that returned `state`. One that died before it knew the members has no
         state.
         """
+        self.changes += 1
         rows = state["clocks"] if "clocks" in state else state.get("due_from", [])  # As once named.
         self._clocks = {slot: None if clock < 0 else clock for slot, clock in rows}
         self._is_new = not rows

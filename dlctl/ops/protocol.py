@@ -22,16 +22,18 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 SMALLER = 4
-"""The other window has a fourth of the workers: what grows with them is seen."""
+"""Another window has a fourth of the workers: what grows with them is seen."""
 SMALLER_SHARE = 0.2
 """Of the time."""
+FEW, FEW_SHARE = 16, 0.02
+"""Workers of the first window, and its share of the time: so few rarely wait for each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProtocolWindow:
     request: SimulationRequest
     windows: tuple[Json, ...]
-    """The smaller one first; the last one has all workers."""
+    """The smaller ones first; the last one has all workers."""
     first: Saturation | None
     error: float | None
     """Of an extrapolation from the smaller window (`saturation.error`)."""
@@ -62,10 +64,9 @@ def simulate_protocol(
         with simulators.opened(1, file) as process:
             simulate.prepare(directory, start)
             request = _measured(process, replace(request, directory=str(directory)), like)
-            for count in sorted({max(1, most // SMALLER), most}):
+            for count, share in _shares(most).items():
                 place = directory / f"of-{count}"
                 simulate.prepare(place, simulate.read(file, {**overrides, "workers.count": count}))
-                share = SMALLER_SHARE if count < most else 1 - SMALLER_SHARE
                 one = replace(request, directory=str(place), protocol_s=share * within_s)
                 windows.append(simulate.asked(process, one)["simulated"])
     finally:
@@ -73,6 +74,13 @@ def simulate_protocol(
     return ProtocolWindow(
         request, tuple(windows), saturation.first(windows), saturation.error(windows)
     )
+
+
+def _shares(most: int) -> dict[int, float]:
+    """Workers of each window -> its share of the CPU time."""
+    smaller = max(1, most // SMALLER)
+    shares = {min(FEW, smaller): FEW_SHARE, smaller: SMALLER_SHARE}
+    return shares | {most: 1 - sum(shares.values())}
 
 
 def _check(job: JobFile) -> None:

@@ -133,22 +133,66 @@ class Fabric:
 class CardQueues:
     """The same cards for very many flows: each sends, and receives, one message after the other, in
     the order in which they were sent. Together they are as fast as if they were fair, and it takes
-    one event for each message however many flows there are.
+    one event for each message however many flows there are. Small messages wait for none but those
+    of their flow: a heartbeat is not late because a server has a model to send to everybody.
     """
 
     def __init__(self, timeline: Timeline, bytes_per_s: float) -> None:
         self.timeline = timeline
         self.bytes_per_s = bytes_per_s
-        self.busy_bytes: dict[tuple[str, str], float] = {}
-        """As that of `Fabric`."""
-        self._free_at: dict[tuple[str, str], float] = {}
+        self._cards: dict[tuple[str, str], _QueueingCard] = {}
+        self._sent_at: dict[Hashable, float] = {}
+        """Flow -> when the last one of its messages has been sent."""
 
     def send(self, flow: Hashable, source: str, target: str, nbytes: int, sent: Sent) -> None:
-        """As `Fabric.send`; flow: unused, as every card keeps the order."""
-        takes_s, at = nbytes / self.bytes_per_s, self.timeline.now
-        for card in ((source, "out"), (target, "in")):
-            self.busy_bytes[card] = self.busy_bytes.get(card, 0.0) + nbytes
-            # The first bytes arrive while the last ones are still to be sent.
-            end = max(at, self._free_at.get(card, 0.0) + takes_s, self.timeline.now + takes_s)
-            self._free_at[card] = at = end
+        """As `Fabric.send`."""
+        now, takes_s = self.timeline.now, nbytes / self.bytes_per_s
+        ends = self._card(source, "out"), self._card(target, "in")
+        at = now
+        for card in ends:
+            if nbytes <= SMALL_BYTES:
+                card.done_s += takes_s
+            else:
+                # The first bytes arrive while the last ones are still to be sent.
+                at = card.put(now, at, takes_s)
+        at = self._sent_at[flow] = max(at, now + takes_s, self._sent_at.get(flow, 0.0))
         self.timeline.at(at, sent)
+
+    def _card(self, machine: str, way: str) -> _QueueingCard:
+        card = self._cards.get((machine, way))
+        if card is None:
+            card = self._cards[machine, way] = _QueueingCard()
+        return card
+
+    def busy_s(self) -> dict[tuple[str, str], float]:
+        """(machine, "out" or "in") -> how long its card has been busy so far. What still waits is
+        not in it: on a slow link that may be as much as it carries in minutes.
+        """
+        return {key: card.busy_s(self.timeline.now) for key, card in self._cards.items()}
+
+
+class _QueueingCard:
+    """One direction of a card, and when it is busy with what it was given."""
+
+    def __init__(self) -> None:
+        self.done_s = 0.0
+        """How long it was busy with what is over."""
+        self._free_at = 0.0
+        self._planned: deque[tuple[float, float]] = deque()
+        """(when it ends, seconds) of the messages that are not known to be over."""
+
+    def put(self, now: float, at: float, takes_s: float) -> float:
+        """When a message has passed that the card before has passed on at that time."""
+        self._free_at = end = max(at, self._free_at + takes_s, now + takes_s)
+        self._planned.append((end, takes_s))
+        self._end_those_until(now)
+        return end
+
+    def _end_those_until(self, now: float) -> None:
+        while self._planned and self._planned[0][0] <= now:
+            self.done_s += self._planned.popleft()[1]
+
+    def busy_s(self, now: float) -> float:
+        self._end_those_until(now)
+        begun = (max(0.0, takes_s - (end - now)) for end, takes_s in self._planned)
+        return self.done_s + sum(begun)

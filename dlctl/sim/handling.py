@@ -46,7 +46,7 @@ class HandlingCosts:
 
     def of(self, role: str, event: Event) -> float:
         """CPU seconds."""
-        kind, nbytes = kind_of(event), self.payload_scale * nbytes_of(event)
+        kind, nbytes = kind_of(event), nbytes_of(event, self.payload_scale)
         times = self.recorded.get(role)
         if times is None:
             around_s, found = AROUND_S.get(role, AROUND_S["worker"]), None

@@ -261,7 +261,7 @@ class SimNetwork:
 
     def _packed(self, message: Message) -> _Sent:
         if self.options.payload_scale is not None:
-            nbytes = HEADER_BYTES + int(payload_bytes(message) * self.options.payload_scale)
+            nbytes = HEADER_BYTES + payload_bytes(message, self.options.payload_scale)
             return _Sent(message, nbytes, None)
         frames = codec.encode(message)
         if message.borrows:

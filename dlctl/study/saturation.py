@@ -1,4 +1,4 @@
-"""Where many workers would wait, from two windows of different sizes without gradients."""
+"""Where many workers would wait, from windows of different sizes without gradients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ Json = dict[str, Any]
 FULL = 0.9
 """What is busy for so much of the time is saturated: queues grow before it is always busy."""
 SHARED = ("coordinator", "server", "link")
-"""What workers wait for in common."""
+"""What workers wait for in common; not their own links ("own_link")."""
+SLOWED = 0.5
+"""Where workers make fewer steps than this share of those of few workers, they wait for something,
+although it may never be busy for long: after a barrier all of them fetch, and then all push.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +30,12 @@ class Saturation:
 
 
 def first(windows: Sequence[Mapping[str, Any]]) -> Saturation | None:
-    """windows: the smaller one first. None: nothing is busy at all.
+    """windows: the smaller ones first. None: nothing is busy at all.
 
     The load of each worker is taken from the largest window in which nothing is saturated: where
     something is, workers wait, and load everything else less.
     """
-    free = [row for row in windows if not _is_full(row)]
+    free = [row for row in windows if is_free(row, windows[0])]
     row = free[-1] if free else windows[0]
     found = [
         Saturation(kind, busy["name"], row["workers"] * FULL / busy["share"])
@@ -41,17 +45,20 @@ def first(windows: Sequence[Mapping[str, Any]]) -> Saturation | None:
     return min(found, key=lambda each: each.workers, default=None)
 
 
-def _is_full(row: Mapping[str, Any]) -> bool:
-    return any(row["busy"].get(kind, {"share": 0.0})["share"] >= FULL for kind in SHARED)
+def is_free(row: Mapping[str, Any], few: Mapping[str, Any]) -> bool:
+    """Whether nothing is saturated in a window. few: that with the fewest workers."""
+    one, usual = (each["steps_per_s"] / each["workers"] for each in (row, few))
+    shares = (row["busy"].get(kind, {"share": 0.0})["share"] for kind in SHARED)
+    return bool(one >= SLOWED * usual and max(shares) < FULL)
 
 
 def error(windows: Sequence[Mapping[str, Any]]) -> float | None:
-    """Of an extrapolation: the busiest share that the smaller window foretells for the larger one,
+    """Of an extrapolation: the busiest share that the window before foretells for the largest one,
     relative to what was simulated there; None if something is saturated there, or nothing busy.
     """
-    small, large = windows[0], windows[-1]
+    small, large = windows[-2:] if len(windows) > 1 else (windows[0], windows[0])
     found = first([large])
-    if found is None or _is_full(large) or small is large:
+    if found is None or small is large or not is_free(large, windows[0]):
         return None
     there, here = (row["busy"].get(found.kind) for row in (large, small))
     if not there or not here or not there["share"]:

@@ -20,13 +20,15 @@ def kind_of(event: Event) -> str:
     return type(event.message if isinstance(event, Received) else event).__name__
 
 
-def nbytes_of(event: Event) -> int:
-    """Bytes of the arrays in the message; 0 without a message."""
-    return payload_bytes(event.message) if isinstance(event, Received) else 0
+def nbytes_of(event: Event, scale: float = 1.0) -> int:
+    """Bytes of the arrays in the message; 0 without a message. scale: as of `payload_bytes`."""
+    return payload_bytes(event.message, scale) if isinstance(event, Received) else 0
 
 
-def payload_bytes(message: Message) -> int:
-    """Bytes of its raw frames: arrays, packed vectors and byte strings."""
+def payload_bytes(message: Message, scale: float = 1.0) -> int:
+    """Bytes of its raw frames: arrays, packed vectors and byte strings. scale: the arrays count as
+    if they were larger by this factor; names and digests are what they are.
+    """
     names = _FIELDS.get(type(message))
     if names is None:
         names = _FIELDS[type(message)] = tuple(
@@ -34,10 +36,11 @@ def payload_bytes(message: Message) -> int:
             for each in fields(message)
             if any(word in str(each.type) for word in _OF_ARRAYS)
         )
-    total = 0
+    total = 0.0
     for name in names:
-        total += _nbytes(getattr(message, name))
-    return total
+        value = getattr(message, name)
+        total += len(value) if isinstance(value, bytes) else scale * _nbytes(value)
+    return int(total)
 
 
 def _nbytes(value: object) -> int:

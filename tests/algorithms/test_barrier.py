@@ -69,3 +69,25 @@ def test_no_push_takes_a_shard_to_the_end_of_all_numbers(barrier: Barrier) -> No
     assert barrier.members(frozenset({0})) == []
     assert barrier.clock() == 0
     assert push(barrier, 0, AHEAD_MAX, seq=2) == [(0, HELD), (0, APPLIED)]
+
+
+def test_what_a_push_costs_does_not_grow_with_the_workers(
+    barrier: Barrier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slots, steps = range(40), 3
+    barrier = Barrier(Options(), barrier.shard)
+    barrier.members(frozenset(slots))
+    looks: list[int] = []
+    counted = barrier.roster.counted
+
+    def look() -> dict[int, int]:
+        looks.append(barrier.clock())
+        return counted()
+
+    monkeypatch.setattr(barrier.roster, "counted", look)
+    for step in range(steps):
+        for slot in (*slots[20:], *slots[:20]):
+            assert barrier.clock() == step
+            push(barrier, slot, step, step)
+    assert barrier.clock() == steps
+    assert len(looks) <= 3 * steps

@@ -25,6 +25,9 @@ import torch.distributed as dist
 from daemons.worker.building import Built, build
 from daemons.worker.ranks.rank_processes import Ranks, RanksEnded
 from daemons.worker.task.user_task import TaskError
+from dlctl.compress.base import take
+from dlctl.compress.plain import expand
+from dlctl.compress.topk import TopK
 from dlctl.job import config
 from dlctl.model.vector import to_host
 
@@ -130,6 +133,7 @@ WEIGHED = """
 OPTIONS = {"lr": 1e-2, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "amsgrad": False}
 ADAMW = config.Choice(name="adamw", options=OPTIONS)
 MUON = config.Choice(name="muon", options={"lr": 1e-2, "adamw": OPTIONS})
+WHOLE = config.Choice(name="none")
 COMES_S = 120.0
 
 
@@ -137,13 +141,15 @@ class House:
     """Rank 0, and what it was told."""
 
     def __init__(
-        self, path: Path, more: str, replica: dict[str, Any], inner: config.Choice, device: str
-    ) -> None:
+        self, path: Path, more: str, device: str, inner: config.Choice, compression: config.Choice,
+        replica: dict[str, Any],
+    ) -> None:  # fmt: skip
         (path / "train.py").write_text(dedent(TASK) + dedent(more))
         self.job = config.JobFile(
             job=config.Job(name="cut", task=str(path / "train.py:")),
             inner=inner,
             gradient=config.Gradients(clip_norm=0.5),
+            compression=compression,
             workers=config.Workers(batch_size=8, device=device, threads=2),
             replica=config.ReplicaProcesses(**replica),
         )
@@ -178,8 +184,11 @@ def house(
     monkeypatch.syspath_prepend(str(tmp_path))
     made: list[House] = []
 
-    def make(more: str = "", inner: config.Choice = ADAMW, **replica: Any) -> House:
-        made.append(House(tmp_path, more, replica, inner, request.param))
+    def make(
+        more: str = "", inner: config.Choice = ADAMW, compression: config.Choice = WHOLE,
+        **replica: Any,
+    ) -> House:  # fmt: skip
+        made.append(House(tmp_path, more, request.param, inner, compression, replica))
         return made[-1]
 
     yield make
@@ -280,6 +289,35 @@ def test_two_processes_with_fsdp_come_to_what_one_does(house, more) -> None:
 )  # fmt: skip
 def test_every_way_to_cut_a_replica_comes_to_what_one_process_does(house, more, replica) -> None:
     agrees(house(more, **replica))
+
+
+@pytest.mark.parametrize("feedback", [False, True])
+def test_each_process_keeps_what_it_does_not_send_only_with_feedback(house, feedback) -> None:
+    options = {"density": 0.1, "dense_below": 0, "feedback": feedback, "values": "float32"}
+    at = house(fsdp=2, compression=config.Choice(name="topk", options=options))
+    cut, topk = at.build(), TopK(TopK.Options(**options))
+    residual: Any = None
+    for number in range(2):
+        batches = cut.loader.step(0, 0, 60, number).batches
+        gradient = cut.stepper.step(batches, norm_max=1e9).gradient
+        if residual is not None:
+            gradient += residual
+        added = np.array(gradient)
+        packed = take(topk, gradient, 0)
+        parts = packed.arrays[0][::2].tolist()
+        assert len(parts) == 2
+        sent = expand(TopK, packed, added.size).dense(added.size)
+        for part, lo in zip(parts, [0, parts[0]], strict=True):
+            here, found = added[lo : lo + part], sent[lo : lo + part]
+            k = int(0.1 * part)
+            assert 0 < np.count_nonzero(found) <= k
+            least = np.sort(np.abs(here))[-k]
+            np.testing.assert_array_equal(found, np.where(np.abs(here) >= least, here, 0))
+        left = added - sent if feedback else np.zeros_like(added)
+        np.testing.assert_array_equal(np.asarray(gradient), left)
+        assert left.any() == feedback
+        residual = gradient
+    assert not at.events
 
 
 @pytest.mark.long

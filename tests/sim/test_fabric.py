@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dlctl.sim.fabric import SMALL_BYTES, Fabric
+from dlctl.sim.fabric import SMALL_BYTES, CardQueues, Fabric
 from dlctl.sim.timeline import Timeline
 
 RATE = 1e6
@@ -80,3 +80,36 @@ def test_messages_of_a_flow_keep_their_order() -> None:
     sizes = [SMALL_BYTES, 1, MB, 1, 1]
     found = sent_at(*((0.0, "f", "a", "b", nbytes) for nbytes in sizes))
     assert found == sorted(found)
+
+
+def test_a_queueing_card_is_busy_with_what_it_has_carried_and_not_with_what_waits() -> None:
+    timeline = Timeline()
+    cards, sent = CardQueues(timeline, RATE), []
+    for name in ("a", "b"):
+        cards.send(name, "server", name, 4 * MB, lambda: sent.append(timeline.now))
+    timeline.at(5.0, lambda: None)
+    while timeline.step(5.0):
+        pass
+    assert sent == pytest.approx([4.0])
+    busy_s = cards.busy_s()
+    assert busy_s["server", "out"] == pytest.approx(5.0)
+    assert (busy_s["a", "in"], busy_s["b", "in"]) == pytest.approx((4.0, 1.0))
+
+
+def test_a_small_message_waits_for_those_of_its_flow_alone() -> None:
+    timeline = Timeline()
+    cards, sent = CardQueues(timeline, RATE), {}
+
+    def send(flow: str, nbytes: int) -> None:
+        name = f"{flow} {nbytes}"
+        cards.send(flow, "server", flow, nbytes, lambda: sent.setdefault(name, timeline.now))
+
+    send("worker", 4 * MB)
+    send("worker", 1000)
+    send("coordinator", 1000)
+    while timeline.step(1e9):
+        pass
+    assert sent == pytest.approx(
+        {"worker 4000000": 4.0, "worker 1000": 4.0, "coordinator 1000": 1e-3}
+    )
+    assert cards.busy_s()["server", "out"] == pytest.approx(4.002)

@@ -17,6 +17,9 @@ from daemons.worker.ranks import spread_vectors
 from daemons.worker.ranks.rank_memory import RankMemory
 from daemons.worker.ranks.spread_vectors import Share, SpreadVector, SpreadVectors
 from dlctl import registry
+from dlctl.compress.base import take
+from dlctl.compress.plain import expand
+from dlctl.compress.topk import TopK
 from dlctl.model.vector import zeros_like
 from dlctl.sim.drivers import ComputeDriver, ComputeOptions
 from dlctl.sim.faults import Faults
@@ -39,6 +42,8 @@ class Replicas:
 
     def __init__(self, patch: pytest.MonkeyPatch, compressor: str, options: dict[str, Any]) -> None:
         self.worked: set[str] = set()
+        self.shares: list[Share] = []
+        """Of the replica that was cut last."""
         self._kind = registry.load("compressors", compressor)
         self._options = self._kind.Options(**options)
         patch.setattr(spread_vectors, "ALIGNED", 4)  # Elements of a part: the models are small.
@@ -56,7 +61,7 @@ class Replicas:
         file = os.memfd_create("replica", os.MFD_CLOEXEC)
         memories = [RankMemory(file, values.size) for _ in range(RANKS)]
         os.close(file)
-        shares = [
+        self.shares = shares = [
             Share(memory, rank, RANKS, self._kind(self._options))
             for rank, memory in enumerate(memories)
         ]
@@ -105,6 +110,43 @@ def test_each_rank_has_a_compressor_of_its_own(compressor: str, monkeypatch) -> 
     loss = problem.evaluate(outcome.weights)["loss"]
     assert loss <= 0.3 * problem.evaluate(problem.initial())["loss"]
     assert ("take" in replicas.worked) == (compressor != "none")
+
+
+@pytest.mark.per_commit(1)
+@pytest.mark.parametrize("feedback", [False, True])
+def test_without_feedback_no_rank_has_any_of_it_in_its_next_push(feedback, monkeypatch) -> None:
+    """Servers' slices end within the parts of ranks."""
+    options = {"density": 0.25, "dense_below": 0, "feedback": feedback}
+    replicas = Replicas(monkeypatch, "topk", options)
+    topk = TopK(TopK.Options(**options))
+    u = zeros_like(replicas.cut(np.zeros(48, np.float32)))
+    for gradient in np.random.default_rng(0).standard_normal((3, 48)).astype(np.float32):
+        added = gradient + u if feedback else gradient
+        u += gradient
+        for shard, (lo, hi) in enumerate([(0, 22), (22, 48)]):
+            sent = expand(TopK, take(topk, u[lo:hi], shard), hi - lo).dense(hi - lo)
+            for share in replicas.shares:
+                a, b = max(lo, share.lo), min(hi, share.hi)
+                part = np.array(added[a:b])
+                if part.size:
+                    alone = TopK.expand(topk.take(part), part.size).dense(part.size)
+                    np.testing.assert_array_equal(sent[a - lo : b - lo], alone)
+                    np.testing.assert_array_equal(np.asarray(u)[a:b], part)
+                    assert part.any() == feedback
+
+
+@pytest.mark.parametrize("feedback", [False, True])
+def test_a_vector_that_numpy_has_made_keeps_nothing_without_feedback(feedback, monkeypatch) -> None:
+    """It is in no memory that ranks share: what they take they take from a copy."""
+    options = {"density": 0.25, "dense_below": 0, "feedback": feedback}
+    u = Replicas(monkeypatch, "topk", options).cut(np.arange(1, 49, dtype=np.float32))
+    other = u[np.arange(48)]
+    assert u.of.memory.place(other) is None
+    before = np.array(other)
+    sent = expand(TopK, take(TopK(TopK.Options(**options)), other, 0), 48).dense(48)
+    assert np.count_nonzero(sent) == 12
+    np.testing.assert_array_equal(sent[sent != 0], before[sent != 0])
+    np.testing.assert_array_equal(other, before - sent if feedback else np.zeros(48))
 
 
 @pytest.mark.parametrize("name", ["streaming-diloco", "decoupled-diloco"])

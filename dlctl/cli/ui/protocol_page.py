@@ -75,7 +75,7 @@ def _saturates(first: Mapping[str, Any] | None) -> str:
 
 def _error(data: Mapping[str, Any]) -> str:
     text = f"{100 * data['spread']:.2g} % between the halves of the window"
-    small = data["windows"][0]
     if data["error"] is None:
         return text
+    small = data["windows"][-2]
     return f"{text}; {100 * data['error']:+.2g} % if foretold from {small['workers']:,} workers"

@@ -31,6 +31,7 @@ from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.meters import Rates, Staleness
 from dlctl.roles.server.commits import Commits
 from dlctl.roles.server.dedup import NEW, Dedup
+from dlctl.roles.server.held_fetches import HeldFetches
 from dlctl.shards.base import Shard, W
 from dlctl.shards.rows import RowSlice
 from dlctl.shards.summary import Summary
@@ -91,8 +92,6 @@ RATES = ("pushes", "push_bytes", "fetch_bytes", *COUNTED.values())
 EARLY_MIN = threads.PART
 """Elements of a push whose values are checked block by block while its update is prepared; those of
 a smaller one stay in the processor's cache anyway."""
-HELD_FETCHES_MAX = 8
-"""Reads of one worker that wait for a clock or a push. A newer one replaces the oldest."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -145,8 +144,9 @@ class TableShard:
         over, so the memory holds one copy of the table at most, however slow the disk is."""
         if self.rows is not None:
             self.shard.remembers = False  # No worker has all of it.
-        self._held_fetches: dict[tuple[int, int], tuple[Peer, m.Fetch | m.FetchRows]] = {}
-        """(slot, number of the request) -> a read that waits, the oldest first."""
+        self._held_fetches = HeldFetches()
+        self._looked_at: tuple[int, bool] | None = None
+        """The clock, and whether the server had paused, when all held reads were looked at."""
 
     def begin_rows(self) -> None:
         """Initialise the rows of a new run, if it is a table of rows."""
@@ -228,8 +228,7 @@ class TableShard:
         """A worker joins or rejoins. True if this is a new term of the slot on this table."""
         if self._ignores_members() or not self.dedup.join(slot, term):
             return False
-        for key in [key for key in self._held_fetches if key[0] == slot]:
-            del self._held_fetches[key]
+        self._held_fetches.forget(slot)
         self._early_apply.ends(slot)
         self.settle(self.side.joined(slot), has_changed=True)
         return True
@@ -375,7 +374,7 @@ class TableShard:
                 self.rates.add(COUNTED[outcome.kind], 1)
             if peer is not None and self.dedup.is_current(outcome.slot, outcome.term):
                 self.ack(peer, *outcome[2:], slot=outcome.slot)
-        self._answer_held_fetches()
+        self._answer_after(outcomes)
 
     def ack(
         self, peer: Peer, seq: int, outcome: str, staleness: int = 0, reason: str = "", *, slot: int
@@ -397,10 +396,7 @@ class TableShard:
         if self._may_answer(fetch):
             self._answer_fetch(peer, fetch)
             return
-        self._held_fetches[fetch.slot, fetch.request] = peer, fetch
-        own = [key for key in self._held_fetches if key[0] == fetch.slot]
-        for key in own[:-HELD_FETCHES_MAX]:
-            del self._held_fetches[key]
+        self._held_fetches.hold(peer, fetch)
 
     def _check(self, fetch: m.Fetch) -> None:
         """Raises RemoteProtocolError for a fetch of elements or rows that do not exist."""
@@ -420,11 +416,22 @@ class TableShard:
         has_own = self.dedup.settled(fetch.slot) >= fetch.after
         return has_own and self.side.may_read(fetch.slot, fetch.clock_min)
 
-    def _answer_held_fetches(self) -> None:
-        for key, (peer, fetch) in list(self._held_fetches.items()):
-            if self._may_answer(fetch):
-                del self._held_fetches[key]
-                self._answer_fetch(peer, fetch)
+    def _answer_after(self, outcomes: list[PushOutcome]) -> None:
+        """Where the method has no rule of its own, reads of others wait for the clock."""
+        slots = {outcome.slot for outcome in outcomes}
+        is_by_clock = type(self.side).may_read is ShardSide.may_read
+        now = self.side.clock(), self.is_paused()
+        if len(slots) == 1 and is_by_clock and now == self._looked_at:
+            self._answer_held_fetches(*slots)
+        else:
+            self._answer_held_fetches()
+
+    def _answer_held_fetches(self, slot: int | None = None) -> None:
+        """slot: only its reads may be answerable."""
+        if slot is None:
+            self._looked_at = self.side.clock(), self.is_paused()
+        for peer, fetch in self._held_fetches.take(self._may_answer, slot):
+            self._answer_fetch(peer, fetch)
 
     def _answer_fetch(self, peer: Peer, fetch: m.Fetch | m.FetchRows) -> None:
         """Send the changes since the version that the worker has, if they are known here."""

@@ -27,7 +27,7 @@ from dlctl.optim.adagrad import Adagrad
 from dlctl.roles.protocol.effects import ArraysSaved, LoadArrays, SaveArrays
 from dlctl.roles.protocol.token import sign
 from dlctl.roles.server.dedup import HELD_REACH
-from dlctl.roles.server.table_shard import HELD_FETCHES_MAX
+from dlctl.roles.server.held_fetches import HELD_FETCHES_MAX
 from dlctl.runs import checkpoints
 from dlctl.shards.base import no_point
 from dlctl.wire import messages as m
