@@ -62,7 +62,7 @@ class CheckpointMirror:
         # News may have been under way when the run saved a newer one.
         self.sent, self.pending = news.sent, news.pending or news.asked < self._asked
         if not self.pending:
-            self._since = None
+            self._since, self._is_given_up = None, False
         elif self._since is None or self.mirrored.get("number") != before:
             self._since = now
         if news.why and not self.why:

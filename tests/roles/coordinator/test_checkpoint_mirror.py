@@ -117,6 +117,8 @@ def test_an_end_that_has_waited_long_enough_leaves_a_problem() -> None:
     assert mirror.codes(2.0) == []
     mirror.machine.give_up()
     assert mirror.codes(2.0) == ["mirror-behind"]
+    mirror.news(3, 3.0)
+    assert mirror.codes(4.0) == []
 
 
 def test_a_run_without_a_mirror_waits_for_none() -> None:
