@@ -126,7 +126,7 @@ def _row(cell: Json) -> str:
     row, first = said["windows"][-1], said["saturates"]
     error = "-" if said["error"] is None else f"{100 * said['error']:+.1f} %"
     saturates = "nothing | -" if first is None else f"{_what(first)} | {_count(first['workers'])}"
-    spread = f"{100 * said['spread']:.2g} %" if row["steps_per_s"] else "no step"
+    spread = f"{_digits(100 * said['spread'])} %" if row["steps_per_s"] else "no step"
     return (
         f"| {_begin(cell)} | {saturates} | {_count(by_hand(cell))} | {_digits(steps(cell))} | "
         f"{_digits(100 * share(cell))} % | {row['workers']:,} | {spread} | {error} |"
@@ -214,7 +214,7 @@ def _real(rows: list[Json] | None) -> list[str]:
         error = row["foretold"] / row["real"] - 1
         lines.append(
             f"| {row['workers']} | {row['real']:,.0f} | {row['foretold']:,.0f} | "
-            f"{100 * error:+.1f} % | {100 * row['waited']:.2g} % |"
+            f"{100 * error:+.1f} % | {_digits(100 * row['waited'])} % |"
         )
     return lines
 
