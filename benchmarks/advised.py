@@ -145,9 +145,15 @@ def _one(dlctl: Dlctl, directory: Path, slow: float, *, quick: bool) -> tuple[fl
     best, choice = min(took_s, key=lambda name: took_s[name]), advice["method"]
     if took_s[choice] == float("inf"):
         raise RuntimeError(f"{choice} has not reached {target}; {best}: {took_s[best]:.3g} s")
-    told = seconds(advice["best"]["seconds"]["median"])
-    words = f"{choice} in {seconds(took_s[choice])}, simulated {told}"
-    return took_s[choice] / took_s[best], f"{words}; best {best} in {seconds(took_s[best])}"
+    each = (f"{name} {seconds(took_s[name])} ({_simulated(record, name)})" for name in took_s)
+    return took_s[choice] / took_s[best], f"{choice}; real (simulated): {', '.join(each)}"
+
+
+def _simulated(record: Mapping[str, Any], method: str) -> str:
+    from dlctl.study import table
+
+    found = [cost for cost in table.costs_of(record)[method] if cost is not None]
+    return seconds(median(found)) if found else "never"
 
 
 def _job(directory: Path, slow: float, target: str) -> Path:
