@@ -7,7 +7,6 @@ Rank 0 starts it (`later_ranks.py`), and FD is where it says how its script has 
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import io
 import logging
@@ -19,18 +18,16 @@ from pathlib import Path
 from daemons import imports
 from daemons.attach import context as attached
 from daemons.attach.context import LaterProcess, ProgramEnd
+from daemons.parent_death import end_with
 from daemons.process import read_job
 from daemons.script import later_ranks, machine, program
 from daemons.worker.at_exit import end_in_this_thread
 from dlctl.launch.base import HOST_FILE
 
-PR_SET_PDEATHSIG = 1
-
 
 def main() -> None:
     directory, fd = Path(sys.argv[1]), int(sys.argv[5])
-    # The kernel kills this process when the thread that started it ends.
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    end_with(os.getppid())
     if os.getppid() == 1:
         os._exit(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

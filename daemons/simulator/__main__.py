@@ -16,6 +16,7 @@ import sys
 from daemons.imports import without_collections
 
 with without_collections():
+    from daemons.parent_death import end_with
     from daemons.simulator.simulate import answer
 
 
@@ -24,10 +25,11 @@ def main(slots: int) -> None:
     # process closes `sys.stdin`, which would wait for the thread that reads the next request.
     requests, sys.stdin = sys.stdin, None
     answers = os.fdopen(os.dup(1), "w")
+    end_with(os.getppid())
     os.dup2(2, 1)
     gc.freeze()  # A collection would write to, and so copy, what the processes share.
     context = multiprocessing.get_context("fork")
-    with context.Pool(slots, maxtasksperchild=1) as pool:
+    with context.Pool(slots, end_with, (os.getpid(),), maxtasksperchild=1) as pool:
         for line in pool.imap_unordered(answer, requests):
             print(json.dumps(line), file=answers, flush=True)
     os._exit(0)  # What torch has loaded takes a while to be taken down.

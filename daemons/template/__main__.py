@@ -8,22 +8,20 @@ it only imports, and refuses to fork if a library has started more than that.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import os
-import signal
 import socket
 import sys
 from collections.abc import Sequence
 
 from daemons.imports import without_collections
+from daemons.parent_death import end_with
 from daemons.template import running
 from daemons.template.command_line import rewrite
 from daemons.template.forked import become
 from daemons.template.words import MESSAGE_BYTES_MAX, READY, read_request
 
-PR_SET_PDEATHSIG = 1
 IMPORTED = {
     "server": ("daemons.server.serving",),
     "worker": ("daemons.worker.main", "torch.optim"),
@@ -37,7 +35,8 @@ BLAS = "numpy"
 
 def main() -> None:
     agent = socket.socket(fileno=os.dup(0))
-    _end_with(os.getppid())
+    if not end_with(os.getppid()):
+        sys.exit(1)
     if not rewrite(sys.orig_argv[:-1]):
         cannot = "its command line cannot be changed here"
     else:
@@ -45,13 +44,6 @@ def main() -> None:
     agent.send(cannot.encode() or READY)
     if not cannot:
         serve(agent)
-
-
-def _end_with(agent: int) -> None:
-    """Have the kernel kill this process when its agent ends."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != agent:  # It has ended before that call.
-        sys.exit(1)
 
 
 def prepare(modules: Sequence[str]) -> str:

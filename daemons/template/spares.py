@@ -7,7 +7,6 @@ not forked has none, and starts its ranks as any other process.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import json
 import os
@@ -20,11 +19,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO, NoReturn
 
+from daemons.parent_death import end_with
 from daemons.template import command_line
 from daemons.template.forking import MODULE, draw_other_numbers, run
 from daemons.template.words import MESSAGE_BYTES_MAX, pair
 
-PR_SET_PDEATHSIG = 1
 DESCRIPTORS_MAX = 8
 _DESCRIPTORS_END = 1 << 16
 
@@ -130,9 +129,7 @@ def _wait(line: socket.socket, worker: int, shown: Sequence[str]) -> NoReturn:
     code = 1
     try:
         command_line.rewrite(shown)
-        # The kernel ends this process with the thread that has forked it, the worker's main one.
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() == worker:
+        if end_with(worker):  # With the thread that has forked it, the worker's main one.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             with open(os.devnull, "rb") as nothing:
                 os.dup2(nothing.fileno(), 0)

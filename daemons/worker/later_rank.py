@@ -5,7 +5,6 @@ The worker, rank 0, starts it and talks to it over the socket FD. It exits when 
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import os
 import queue
@@ -19,6 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from daemons.parent_death import end_with
 from daemons.process import read_job
 from daemons.worker.building import build_replica, make_engine
 from daemons.worker.hogwild.ranks import Later
@@ -38,7 +38,6 @@ from dlctl.job.config import JobFile
 from dlctl.launch.base import HOST_FILE
 from dlctl.wire.messages import Array
 
-PR_SET_PDEATHSIG = 1
 Make = Callable[[RankMessage], tuple[dict[str, Any], Sequence[Array]]]
 """Performs a call of rank 0; returns the header and the arrays of the answer."""
 
@@ -134,11 +133,10 @@ def _make(engine: Operations, call: RankMessage) -> tuple[dict[str, Any], Sequen
 
 def main() -> None:
     directory, _, _, rank, fd = sys.argv[1:]
-    # The kernel kills this process when the thread that started it ends.
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    end_with(os.getppid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
-    # If the parent exited before that call, the closed socket shows it.
+    # If the parent ended before that call, the closed socket shows it.
     run = Path(directory)
     is_home = not (run / HOST_FILE).exists()
     Rank(Connection(int(fd)), read_job(run), int(rank), run if is_home else None).run()

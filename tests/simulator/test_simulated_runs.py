@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from safetensors.numpy import load_file
 from split_parties import write
-from workplace import Workplace
+from workplace import COMMAND, Workplace
 
 from dlctl.records.work_times import FOLDER
 
@@ -170,6 +173,22 @@ def test_a_simulation_takes_the_durations_of_a_run_and_replays_it(
     ended = command_at(place, "simulate", "job.toml", "--like", real)
     assert ended.code == 2
     assert "50 are needed" in ended.err
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.long)]
+)
+def test_a_simulation_ends_with_its_command(place: Workplace, number: int) -> None:
+    """Its processes are started as for users: the companions of tests would end with them."""
+    place.job(stop="{ epochs = 100000 }")
+    argv = [*COMMAND, "simulate", "job.toml", "--step", "5ms"]
+    with subprocess.Popen(argv, cwd=place.path, env=place.env) as command:
+        of_it = psutil.Process(command.pid)
+        place.until("it simulates", lambda: len(of_it.children(recursive=True)) > 1)
+        processes = of_it.children(recursive=True)
+        command.send_signal(number)
+        gone, alive = psutil.wait_procs(processes, timeout=20)
+        assert (len(gone), alive) == (len(processes), [])
 
 
 def test_without_gradients_it_is_told_what_saturates_first(place: Workplace) -> None:
