@@ -49,7 +49,7 @@ def run(
     simulation = Simulation(
         job, problem, seed, network=network, faults=faults,
         compute=ComputeOptions(step_s=STEP_S, spread=0.0, slow={2: 6.0}),
-        checkers=(*ledger_checkers(problem, epochs=2, once=once), stops, *more),
+        checkers=(*ledger_checkers(problem, epochs=2, once=once, totals=True), stops, *more),
     )  # fmt: skip
     if restarts_at_s:
         simulation.request(restarts_at_s, "restart", {"names": [SLOW]})
