@@ -172,8 +172,9 @@ class Stepper:
 
     def _stopped(self, computed: float) -> Stepped:
         self._discard()
-        how: dict[str, bool] = {"is_usable": False, "is_stopped": True}
-        return Stepped(math.nan, None, math.inf, **how, computed=computed)
+        return Stepped(
+            math.nan, None, math.inf, is_usable=False, is_stopped=True, computed=computed
+        )  # fmt: skip
 
     def _discard(self) -> None:
         if self._engine is not None:

@@ -321,8 +321,9 @@ class Computed(Event):
     @classmethod
     def of_stopped(cls, averaged: Array, computed: float) -> Computed:
         """The result of a computation that was stopped; the buffers are those before it."""
-        how: dict[str, bool] = {"is_usable": False, "is_stopped": True}
-        return cls(math.nan, None, averaged, math.nan, **how, computed=computed)
+        return cls(
+            math.nan, None, averaged, math.nan, is_usable=False, is_stopped=True, computed=computed
+        )  # fmt: skip
 
     @classmethod
     def of_nothing(cls, averaged: Array) -> Computed:

@@ -120,9 +120,9 @@ def _portions(job: JobFile, samples: int, lead: MethodLead) -> PortionPool:
         pool = PortionPool(samples, portion_samples)
     pool.limit = _limit(job, pool)
     steps = _in_all(pool, partial(pool.steps_before, batch_size=batches.smallest(job)))
-    samples = _in_all(pool, pool.samples_before)
+    trained = _in_all(pool, pool.samples_before)
     method = registry.load("algorithms", job.algorithm.name)
-    faults = (*method.check_steps(job, steps), *method.check_samples(job, samples))
+    faults = (*method.check_steps(job, steps), *method.check_samples(job, trained))
     for path, what, instead in faults:
         raise DlctlError(f"{'.'.join(path)}: {what}", hint=instead)
     return pool
