@@ -137,7 +137,7 @@ class ComputeThread:
         """The rows that `_fetch_rows` waits for."""
         self._answers: queue.SimpleQueue[tuple[Array, ...]] = queue.SimpleQueue()
         """The answers of the head that `_ask_head` waits for."""
-        self._over = 0
+        self._stop_ticket = 0
         """The ticket of the newest gradient that is not needed any more; another thread sets it."""
         self._stopped: tuple[tuple[int, int, int, int], Loaded] | None = None
         """The batch whose gradient was stopped, and which is computed next."""
@@ -179,8 +179,8 @@ class ComputeThread:
         return self._replica.device
 
     def _stop(self, effect: StopCompute) -> None:
-        """Its thread looks between two batches: torch does not return within one."""
-        self._over = effect.ticket
+        """The compute thread looks at it between two batches: torch does not return within one."""
+        self._stop_ticket = effect.ticket
 
     def _put(self, how: Callable[[Any], Event | None], effect: Effect) -> None:
         self._work.put((effect, partial(how, effect)))
@@ -412,13 +412,13 @@ class ComputeThread:
         step = self._stepper.step(
             batches, own_lr=effect.own_lr, gather=effect.gather, norm_max=effect.norm_max,
             epoch=effect.data_epoch, pull=effect.pull, fresh=is_fresh,
-            samples=loaded.samples, is_over=lambda: self._over == effect.ticket > 0,
+            samples=loaded.samples, is_stale=lambda: self._stop_ticket == effect.ticket > 0,
             **self._sums if effect.sums else {},
         )  # fmt: skip
         if step.is_stopped:
             self._stopped = place, loaded
             self._keep_or_restore(is_good=False)
-            return Computed.of_stopped(self._averaged)
+            return Computed.of_stopped(self._averaged, step.computed)
         if self._averaged.size:
             self._keep_or_restore(is_good=step.is_usable)
         return Computed(

@@ -56,6 +56,8 @@ class Stepped(NamedTuple):
     """The metrics that the task's loss returns: means of the same kind."""
     is_stopped: bool = False
     """It was stopped before its last batch."""
+    computed: float = 1.0
+    """The fraction of its samples that was computed until then."""
 
 
 class Stepper:
@@ -105,13 +107,13 @@ class Stepper:
         fresh: bool = False,
         samples: int = 1,
         begin_sum: BeginSum | None = None,
-        is_over: Callable[[], bool] = lambda: False,
+        is_stale: Callable[[], bool] = lambda: False,
     ) -> Stepped:
         """batches: each with its fraction of the step's samples. own_lr: the rate of a step of the
         own optimiser. gather: return the gradient. norm_max: of a usable gradient. epoch: of the
         data. pull: added to the gradient of the own step. fresh: reset the optimiser first.
         samples: of the step, for rows (`RowSteps.begin`) and as the weight in a sum. begin_sum:
-        sums the returned gradient early, if it stays unchanged. is_over: before each batch but the
+        sums the returned gradient early, if it stays unchanged. is_stale: before each batch but the
         first, whether to stop. Raises TaskError.
         """
         scale = self._scaler.get_scale() if self._scaler is not None else 1.0
@@ -120,9 +122,9 @@ class Stepper:
         if rows is not None:
             rows.next_step((own_lr or 0.0) * samples, scale)
         early = self._early(begin_sum, samples, own_lr)
-        measured, vector = self._measured(batches, scale, epoch, own_lr or 0.0, early, is_over)
+        measured, vector = self._measured(batches, scale, epoch, own_lr or 0.0, early, is_stale)
         if len(measured) < len(batches):
-            return self._stopped()
+            return self._stopped(sum(part for _, part in batches[: len(measured)]))
         parts = shares([part for _, part in batches], measured)
         loss = sum(part * each.loss for part, each in zip(parts, measured, strict=True))
         gradients = self.replica.gradients()
@@ -168,9 +170,11 @@ class Stepper:
         if self._engine is not None:
             self._engine.begin_step(samples, scale)
 
-    def _stopped(self) -> Stepped:
+    def _stopped(self, computed: float) -> Stepped:
         self._discard()
-        return Stepped(math.nan, None, math.inf, is_usable=False, is_stopped=True)
+        return Stepped(
+            math.nan, None, math.inf, is_usable=False, is_stopped=True, computed=computed
+        )  # fmt: skip
 
     def _discard(self) -> None:
         if self._engine is not None:
@@ -208,15 +212,15 @@ class Stepper:
         epoch: int,
         lr: float,
         sum_early: Callable[[], bool] | None,
-        is_over: Callable[[], bool],
+        is_stale: Callable[[], bool],
     ) -> tuple[list[Measured], Vector | None]:
         """The results of the backward passes of all batches; and the flat gradient, if its sum has
-        been started by `sum_early`, before the last pass. Fewer results: it is over.
+        been started by `sum_early`, before the last pass. Fewer results: it is stale.
         """
         found: list[Measured] = []
         is_early = False
         for number, (batch, part) in enumerate(batches, 1):
-            if found and is_over():
+            if found and is_stale():
                 return found, None
             # A loss with weights scales the gradient of the earlier batches before that pass.
             is_unscaled = not found or found[0].weight is None

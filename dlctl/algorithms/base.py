@@ -818,6 +818,8 @@ class Method:
     """Like `check`, for a run in which all workers together make at most so many steps. It is
     called where the job file implies that, and again when the dataset is known.
     """
+    check_samples: Callable[[JobFile, float], list[Fault]] = lambda job, samples: []
+    """The same, for a run that trains at most so many samples."""
     variant: Callable[[Any], Mapping[str, Any]] = lambda options: {}
     """The defaults that are others with these options: each `Choice` by the name of its field."""
     bytes_kept: Callable[[JobFile, Layout], int] = lambda job, layout: 0

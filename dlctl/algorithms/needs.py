@@ -126,10 +126,19 @@ class Gradient(Need):
     stale_after: int = 0
     """The gradient is of no use once the clock of every shard is this much ahead of the model that
     was read: the computation stops between the batches that it accumulates, if it can, and this is
-    resumed with None. The next gradient is of the same batch. 0: it is of use for ever."""
+    resumed with None. The next gradient is of the same batch. 0: it is of use for ever. Not with
+    `step`, which is not undone, and only for methods with servers."""
     sums: bool = False
     """The next `Collective` sums this gradient, unchanged and with its samples as the weight: the
     sum may begin during the computation."""
+
+    def __post_init__(self) -> None:
+        """Raises TypeError for a gradient that could be stopped between two of its own steps."""
+        if self.step and self.stale_after:
+            raise TypeError(
+                "Gradient(step=True) takes no stale_after: what it has stepped is not undone when "
+                "it is stopped. Yield Gradient(stale_after=...), then OwnStep"
+            )
 
 
 class Step(NamedTuple):

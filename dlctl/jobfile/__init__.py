@@ -163,7 +163,9 @@ def _own_checks(job: JobFile, document: dict[str, Any]) -> list[Fault]:
     found += [*groups, *replicas.faults(job, method), *launchers.lacking(job, method)]
     with_method = [Fault(*fault) for fault in method.check(job)]
     if (most := batches.steps_planned(job)) < math.inf:
-        with_method += [Fault(*fault) for fault in method.check_steps(job, most)]
+        samples = most * batches.bound(job)
+        by_size = [*method.check_steps(job, most), *method.check_samples(job, samples)]
+        with_method += [Fault(*fault) for fault in by_size]
     return [*(Fault(*fault) for fault in found), *_by_both_lines(with_method, document)]
 
 

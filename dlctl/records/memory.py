@@ -23,6 +23,7 @@ database. Only this file knows in which order their fields are stored.
     cut                 `Cut`: the newest one of the run under way
     frozen              the file of the model's frozen parameters
     end                 `End`, once the run ends
+    closed              whether the servers have been asked for the last checkpoint
     daemon/<name>       its incarnation, term, address and progress
     portion/<e>/<p>     the slot that has it, or RETURNED or DONE; p = -1: all of epoch e; of a
                         stream also p < -1: the state of a shard
@@ -44,6 +45,7 @@ Json = dict[str, Any]
 DAEMON = "daemon/"
 """Prefix of the keys of daemons; likewise the next ones."""
 PORTION, ANSWER, LOG, INVITATION = "portion/", "answer/", "log/", "invitation/"
+CLOSED = "closed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,7 +215,7 @@ class ComputeDriver:
         self._counts: dict[int, int] = {}
         self._own_samples = 0
         self._free_at = 0.0
-        self._over = 0
+        self._stop_ticket = 0
         """The ticket of the newest gradient that is not needed any more."""
         self._is_taken = self._is_stepping = False
         """Whether torch's state was requested, and is not returned yet."""
@@ -301,7 +301,7 @@ class ComputeDriver:
         self._pass(effect, before, self.step_s() / parts, parts)
 
     def _stop(self, effect: StopCompute) -> None:
-        self._over = effect.ticket
+        self._stop_ticket = effect.ticket
 
     def _pass(self, effect: Compute, before: Array, takes_s: float, left: int) -> None:
         """One of the batches that the gradient accumulates. left: with this one."""
@@ -309,9 +309,10 @@ class ComputeDriver:
         def then() -> None:
             if left == 1:
                 self._ask(effect, before)
-            elif self._over == effect.ticket > 0:
+            elif self._stop_ticket == effect.ticket > 0:
                 assert np.array_equal(before, self.parameters), "changed under a gradient"
-                self.process.post(Computed.of_stopped(self._averaged))
+                computed = 1 - (left - 1) / self.accumulate
+                self.process.post(Computed.of_stopped(self._averaged, computed))
             else:
                 self._pass(effect, before, takes_s, left - 1)
 

@@ -155,7 +155,7 @@ def test_a_target_that_makes_no_sense_is_refused(job, number):
 
 def test_a_run_that_is_too_short_for_one_step_is_refused():
     assert TARGET_BATCH.check(job_of()) == []
-    assert TARGET_BATCH.check_steps(job_of(), 2) == []
-    assert TARGET_BATCH.check_steps(job_of(), 1)[0][0] == ("algorithm", "target_samples")
+    assert TARGET_BATCH.check_samples(job_of(), 64) == []
+    assert TARGET_BATCH.check_samples(job_of(), 63)[0][0] == ("algorithm", "target_samples")
     found = replace(job_of(), workers=Workers(count=2, batch_size="auto"))
     assert TARGET_BATCH.check(found) == []

@@ -131,6 +131,7 @@ def training(
     own_lr: float = OWN_LR,
     steps: MakeSteps | None = None,
     asks: int = -1,
+    stops_between_batches: bool = False,
 ) -> Training:
     """A replica at work. own_lr: of its own optimiser, if the method has one."""
     queue = send_queue or SendQueue(context.retries)
@@ -144,6 +145,7 @@ def training(
         own_rate=OwnRate(own_lr),
         nonfinite_steps_max=sys.maxsize,
         refused_pushes_max=sys.maxsize,
+        stops_between_batches=stops_between_batches,
     )
     host = NoWorker(Links(context, me or identity(), tables, queue, members), terms)
     return Training(

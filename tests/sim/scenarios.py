@@ -208,6 +208,8 @@ def _ledger(
     shares: bool = False,
     in_step: bool = True,
     forgets: bool = False,
+    totals: bool = False,
+    compute: ComputeOptions = COMPUTE,
     more: Callable[[Ledger], Checker] | None = None,
     durabilities: tuple[str, ...] = ("process", "process", "process", "disk", "none"),
     **options: object,
@@ -224,7 +226,7 @@ def _ledger(
     )  # fmt: skip
     checkers = ledger_checkers(
         problem, epochs, once=False, averages=averages, shares=shares, in_step=in_step,
-        forgets=forgets,
+        forgets=forgets, totals=totals,
         heal_at_s=faults.heal_at_s,
     )  # fmt: skip
     checkers += (more(problem),) if more is not None else ()
@@ -233,7 +235,7 @@ def _ledger(
     ahead = int(job.algorithm.options.get("overlap", False))
     checkers += (ClockChecker(ahead=ahead),) if averages and in_step else ()
     return syncing(seed, Simulation(
-        job, problem, seed, network=poor_network(seed), compute=COMPUTE, faults=faults,
+        job, problem, seed, network=poor_network(seed), compute=compute, faults=faults,
         checkers=checkers,
     ))  # fmt: skip
 
@@ -299,6 +301,21 @@ def target_batch(seed: int) -> Simulation:
 
 
 ACCOUNTS = 6
+
+
+def stale_gradients(seed: int) -> Simulation:
+    """Gradients of several batches, which a slow worker stops when they have become too old; in
+    every other run no worker dies, and no sample may be missing.
+    """
+    faults = mixed_faults(seed)
+    if seed % 2 == 0:
+        faults = Faults(server_kills=1, resets=2, heal_at_s=HEAL_AT_S)
+    method = ("ringmaster", "ringmaster-lmo")[seed // 2 % 2]
+    return _ledger(
+        seed, faults, epochs=8, cells=400, durabilities=("process", "process", "disk"),
+        algorithm=(method, {"delay_max": 3}), gradient=Gradients(accumulate=2), totals=True,
+        compute=replace(COMPUTE, slow={WORKERS - 1: 8.0}),
+    )  # fmt: skip
 
 
 def recuts(seed: int) -> Simulation:
@@ -906,6 +923,7 @@ SCENARIOS: dict[str, Callable[[int], Simulation]] = {
     "sync": sync,
     "backups": backups,
     "target-batch": target_batch,
+    "stale-gradients": stale_gradients,
     "recuts": recuts,
     "local-sgd": local_sgd,
     "ways": ways,

@@ -29,6 +29,7 @@ from dlctl.sim.checkers import (
     SavedChecker,
     StalenessChecker,
     TermsChecker,
+    TotalsChecker,
 )
 from dlctl.sim.objectives import Batch, LeastSquares, Ledger, batch_rows
 from dlctl.sim.simulation import Simulation
@@ -155,17 +156,19 @@ def ledger_checkers(
     shares: bool = False,
     in_step: bool = True,
     forgets: bool = False,
+    totals: bool = False,
     heal_at_s: float = 10.0,
 ) -> tuple[Checker, ...]:
     """Everything that must be true of a run of `problem`; `averages`: the method is a barrier;
     `shares`: of single gradients; `in_step`: replicas compute on what the servers had at one time;
-    `forgets`: the coordinator's notes may be old.
+    `forgets`: the coordinator's notes may be old; `totals`: pushes say how many samples they hold.
     """
     book = Book(problem)
     return (
         book,
         LedgerChecker(book, averages=averages, shares=shares),
         AcksChecker(book),
+        *((TotalsChecker(book, epochs),) if totals else ()),
         TermsChecker(),
         SamplesChecker(problem.samples, epochs, once=once),
         LeasesChecker(problem.samples, epochs, forgets=forgets),

@@ -11,6 +11,7 @@ from split_ledger import SplitChecker, SplitLedger
 from dlctl.algorithms.methods.split import PREDICT, STEP
 from dlctl.job.config import Party
 from dlctl.optim.gathered import GATHERED
+from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import RunEvaluation
 from dlctl.sim.checkers import Checker, LivenessChecker, NothingLeft
 from dlctl.sim.drivers import ComputeOptions
@@ -28,9 +29,11 @@ KILL_S = 0.02
 class KilledOver(Checker):
     """The head is killed over a message of a kind, the `first` of them and later ones."""
 
-    def __init__(self, what: str, *, first: int = 1, times: int = 1) -> None:
-        """what: the operation of a question, or "drain"."""
-        self._what, self._first, self._left = what, first, times
+    def __init__(
+        self, what: str, *, first: int = 1, times: int = 1, after_s: tuple[float, ...] = (KILL_S,)
+    ) -> None:
+        """what: the operation of a question, or "drain". after_s: from each message to deaths."""
+        self._what, self._first, self._left, self._after_s = what, first, times, after_s
         self.stops: Simulation | None = None
         """It is asked to stop with the first of these messages."""
         self.stopped_s = 0.0
@@ -52,7 +55,8 @@ class KilledOver(Checker):
             self.stops.request(now, "stop", {"grace_s": GRACE_S, "checkpoint": True})
             self.stops = None
         self._left -= 1
-        self.world.timeline.at(now + KILL_S, lambda: self.world.kill(HEAD))
+        for after_s in self._after_s:
+            self.world.timeline.at(now + after_s, lambda: self.world.kill(HEAD))
 
     def at_end(self, world: World) -> None:
         assert not self._left, f"the head has had no {self._what}"
@@ -61,9 +65,11 @@ class KilledOver(Checker):
 class KilledInFinish(KilledOver):
     """The head is killed while a client runs the task's `finish`, before that asks it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, coordinator_too: bool = False) -> None:
+        """coordinator_too: it dies first."""
         super().__init__("finish")
         self.killed_s = 0.0
+        self._coordinator_too = coordinator_too
 
     def on_message(self, process: Any, peer: Peer, message: Message) -> None:
         """It is not killed over a message."""
@@ -72,12 +78,14 @@ class KilledInFinish(KilledOver):
         if isinstance(effect, RunEvaluation) and effect.finish_with is not None and self._left:
             self._left = 0
             self.killed_s = process.timeline.now + KILL_S
+            if self._coordinator_too:
+                self.world.timeline.at(process.timeline.now, lambda: self.world.kill(COORDINATOR))
             self.world.timeline.at(self.killed_s, lambda: self.world.kill(HEAD))
 
 
 def run(
     heads: str, killed: KilledOver, *more: Checker, is_stopped: bool = False,
-    restarts_max: int = 20, finish_s: float = 0.0,
+    restarts_max: int = 20, **takes_s: float,
 ) -> Outcome:  # fmt: skip
     options = {"clients": "parallel", "heads": "each"} if heads == "each" else {}
     epochs = 8 if is_stopped else 1
@@ -91,7 +99,7 @@ def run(
         ),
     )  # fmt: skip
     checkers = (killed, SplitChecker(problem, heads), LivenessChecker(60.0), NothingLeft(), *more)
-    compute = ComputeOptions(step_s=0.1, build_s=0.1, finish_s=finish_s)
+    compute = ComputeOptions(**{"step_s": 0.1, "build_s": 0.1, **takes_s})
     simulation = Simulation(job, problem, seed=3, compute=compute, checkers=checkers)
     killed.stops = simulation if is_stopped else None
     outcome = simulation.run(200.0)
@@ -133,6 +141,28 @@ def test_a_finish_that_asks_a_head_that_is_gone_is_given_up_at_once():
     error = outcome.store.run["finish"]["error"]
     assert error.startswith(f"{HEAD}, which it asks, is gone (")
     assert "dlctl checkpoint export" in error
+    assert outcome.seconds < killed.killed_s + BROUGHT_UP_S
+
+
+@pytest.mark.parametrize("after_s", [(2.0,), (0.5, 2.8)], ids=["starting", "in backoff"])
+def test_a_head_that_has_not_come_before_the_last_checkpoint_does_not_come(
+    after_s: tuple[float, ...],
+) -> None:
+    """The servers are closed to it, or nobody starts it: `finish` would wait for its whole time."""
+    killed = KilledOver(PREDICT, after_s=after_s)
+    outcome = run("one", killed, evaluate_s=3.0, build_s=1.5, finish_s=0.5)
+    assert f"{HEAD}, which it asks, is gone (" in outcome.store.run["finish"]["error"]
+    assert outcome.seconds < BROUGHT_UP_S
+
+
+def test_the_next_coordinator_does_not_replace_a_head_once_the_servers_are_closed() -> None:
+    """It begins the shutdown anew, with the last evaluation."""
+    killed = KilledInFinish(coordinator_too=True)
+    outcome = run("one", killed, finish_s=5.0)
+    assert any("the coordinator is back" in text for text in outcome.store.texts("recover"))
+    starts = [text for text in outcome.store.texts("start") if HEAD in text]
+    assert len(starts) == 1, "only its first process"
+    assert f"{HEAD}, which it asks, is gone (" in outcome.store.run["finish"]["error"]
     assert outcome.seconds < killed.killed_s + BROUGHT_UP_S
 
 

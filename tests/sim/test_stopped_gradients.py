@@ -15,7 +15,7 @@ from dlctl.sim.faults import Faults
 from dlctl.sim.network import NetworkOptions, SimLink
 from dlctl.sim.objectives import Ledger
 from dlctl.sim.simulation import Outcome, Simulation
-from dlctl.wire.messages import LATE, Ack, Fetch
+from dlctl.wire.messages import LATE, Ack, Fetch, Report
 
 SLOW, STEP_S, PARTS = "worker-2", 0.08, 4
 POOR = NetworkOptions(link=SimLink(jitter_s=0.002, loss=0.05, duplicate=0.05, reorder=0.1))
@@ -37,7 +37,7 @@ class Stops(Checker):
 def run(
     method: str, *more: Checker, accumulate: int = PARTS, seed: int = 0, once: bool = True,
     network: NetworkOptions | None = None, faults: Faults | None = None,
-    restarts_at_s: float = 0.0, **options: Any,
+    restarts_at_s: float = 0.0, step_s: float = STEP_S, **options: Any,
 ) -> tuple[Outcome, Stops]:  # fmt: skip
     """Three workers, one of which takes six times as long, on two servers."""
     problem, stops = Ledger(shards=2, cells=1200, samples=640), Stops()
@@ -46,10 +46,13 @@ def run(
         batch_size=4, portion_batches=2, seed=seed, gradient=Gradients(accumulate=accumulate),
         restarts_max=20,
     )  # fmt: skip
+    checkers = ledger_checkers(
+        problem, epochs=2, once=once, totals=True, heal_at_s=125 * step_s
+    )  # fmt: skip
     simulation = Simulation(
         job, problem, seed, network=network, faults=faults,
-        compute=ComputeOptions(step_s=STEP_S, spread=0.0, slow={2: 6.0}),
-        checkers=(*ledger_checkers(problem, epochs=2, once=once), stops, *more),
+        compute=ComputeOptions(step_s=step_s, spread=0.0, slow={2: 6.0}),
+        checkers=(*checkers, stops, *more),
     )  # fmt: skip
     if restarts_at_s:
         simulation.request(restarts_at_s, "restart", {"names": [SLOW]})
@@ -67,6 +70,15 @@ def test_a_worker_that_is_too_far_behind_stops_and_computes_the_same_samples_aga
     assert set(stops.names) == {SLOW}
     assert stops.begun > len(outcome.world.objective.authors), "some have begun again"
     assert not [ack for ack in acks.messages() if ack.outcome == LATE], "none came too late"
+
+
+def test_a_worker_that_ends_no_gradient_is_slow_and_does_not_hang() -> None:
+    """Each attempt takes longer than a batch usually may, before its first part is computed."""
+    reports = Watcher(Report)
+    _, stops = run("ringmaster", reports, step_s=8.0, delay_max=2)
+    assert len(stops.names) > 20
+    hang = [report for report in reports.messages(SLOW) if report.metrics.get("hangs")]
+    assert len(hang) < 5, "only in the first attempt"
 
 
 def test_nobody_stops_and_no_news_is_asked_for_where_a_gradient_is_one_batch() -> None:

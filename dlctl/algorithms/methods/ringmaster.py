@@ -16,13 +16,16 @@ has a form that drops gradients when they come, and one that stops them as soon 
 
 - With `gradient.accumulate` a worker stops in the middle of a gradient: when all shards are R
   updates ahead of the parameters that it read, it gives up between two of the accumulated batches,
-  reads the newest parameters, and computes the gradient of the same samples again. None is lost,
-  none counts twice; the task's loss gets the same tensors again, and must not write to them. A
-  gradient that is found to be too old behind its last batch is pushed, and dropped. torch does not
-  stop within one batch: without `accumulate` a gradient is computed to its end, and dropped;
-  likewise in a training loop of the user's own, and in a worker of several processes.
+  reads the newest parameters, and computes the gradient of the same samples again. No sample of a
+  stopped gradient is lost, none counts twice; the task's loss gets the same tensors again, and must
+  not write to them. A gradient that is found to be too old after its last batch is pushed, and
+  dropped. torch does not stop within one batch: without `accumulate` a gradient is computed to its
+  end, and dropped; likewise in a training loop of the user's own, and in a worker of several
+  processes.
 - So a worker that is always slower than R updates contributes nothing while the others work, as in
-  the paper: its portion is trained when they have no data left, or when it drains.
+  the paper. Its portion is trained when they have no data left, and make no updates any more. A
+  worker that drains does not stop: it computes its portion to the end. While the others work these
+  gradients are too old as well, and are dropped: their samples are not trained in this epoch.
 
 - With R at least as large as the number of workers none is dropped while all are equally fast. With
   R = 1 only gradients of the current parameters count.

@@ -55,9 +55,9 @@ a client ends with its portion, if that has fewer batches: so a large H is a por
 - A run that resumes with batches or portions of other sizes, or with another seed, does not know a
   batch of before again: those of an epoch that was not complete, or of a portion that was not, are
   computed anew, as with every method.
-- A head that dies while the run drains, or over the last evaluation, is replaced. Behind the last
-  checkpoint it is not: a `finish` that asks it then ends with an error that says so. The model is
-  complete in that checkpoint.
+- A head that dies while the run drains, or over the last evaluation, is replaced. Once the last
+  checkpoint has begun it is not, and one that is still starting does not come any more: a `finish`
+  that asks it ends with an error that says so. The model is complete in that checkpoint.
 - If the head dies between its step and its answer, the answer is computed again, with the h after
   the step: this gradient of f is that of a model that is one step newer. Nothing else of the run
   depends on when a process dies.

@@ -295,13 +295,12 @@ def check(job: JobFile) -> list[Fault]:
     return []
 
 
-def check_steps(job: JobFile, steps: float) -> list[Fault]:
+def check_samples(job: JobFile, samples: float) -> list[Fault]:
     target = Options(**job.algorithm.options).target_samples
-    if batches.is_open(job) or job.has_loop or steps * batches.largest(job) >= target:
+    if batches.is_open(job) or job.has_loop or samples >= target:
         return []
-    most = int(steps * batches.largest(job))
-    what = f"the run has at most {most} samples, which is less than one step needs"
-    return [(("algorithm", "target_samples"), what, f"use {most} or less, or a longer run")]
+    what = f"the run has at most {samples:.0f} samples, which is less than one step needs"
+    return [(("algorithm", "target_samples"), what, f"use {samples:.0f} or less, or a longer run")]
 
 
 TARGET_BATCH = Method(
@@ -312,5 +311,5 @@ TARGET_BATCH = Method(
     mean=ByActualSamples,
     lead=FullBatch,
     check=check,
-    check_steps=check_steps,
+    check_samples=check_samples,
 )

@@ -654,7 +654,7 @@ class Coordinator:
 
     def end(
         self, state: str, reason: str, now: float, save: bool = True,
-        grace_s: float | None = None, at_once: bool = False,
+        grace_s: float | None = None, at_once: bool = False, was_closed: bool = False,
     ) -> None:  # fmt: skip
         """The first reason counts, but a failure during shutdown overrides it."""
         if self.run.shutdown is not None:
@@ -676,6 +676,7 @@ class Coordinator:
             self.run.keeps_shards(), self.mirror, self.uploads, self.run.job.timeouts.mirror_s,
             self.run.division.without_data,
             self.run.job.timeouts.script_s if self.run.job.has_loop else shutdown.EXIT_S,
+            was_closed,
         )  # fmt: skip
         self.change_state("stopping", reason, now)
         self.run.shutdown.begin(now)

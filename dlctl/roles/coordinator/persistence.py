@@ -27,7 +27,17 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from dlctl.records.memory import DAEMON, Clock, Cut, End, Entry, Memory, MemoryRecord, RunMemory
+from dlctl.records.memory import (
+    CLOSED,
+    DAEMON,
+    Clock,
+    Cut,
+    End,
+    Entry,
+    Memory,
+    MemoryRecord,
+    RunMemory,
+)
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.members import daemon_states
@@ -131,8 +141,9 @@ class Persistence(CoordinatorPart):
             self.lead.begin()
         if end is not None:
             self.control.end(
-                end.state, end.reason, now, grace_s=end.grace_s, at_once=end.is_shutting_down
-            )
+                end.state, end.reason, now, grace_s=end.grace_s, at_once=end.is_shutting_down,
+                was_closed=memory.value(CLOSED, False),
+            )  # fmt: skip
         else:
             self.scaling.resume(now)
 

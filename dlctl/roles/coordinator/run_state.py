@@ -34,11 +34,12 @@ class Control(Protocol):
         save: bool = True,
         grace_s: float | None = None,
         at_once: bool = False,
+        was_closed: bool = False,
     ) -> None:
         """End the run: `state` is stopped, finished or failed.
 
         save: with a last checkpoint. grace_s: for workers to drain. at_once: only end the
-        processes.
+        processes. was_closed: see `RunShutdown`.
         """
 
     def change_state(self, state: str, reason: str, now: float) -> None: ...

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from dlctl.problems import names_in
-from dlctl.records.memory import End, Entry, Memory
+from dlctl.records.memory import CLOSED, End, Entry, Memory
 from dlctl.roles.coordinator.checkpoint_mirror import CheckpointMirror
 from dlctl.roles.coordinator.checkpointing import SAVE_S_MAX, Checkpointing
 from dlctl.roles.coordinator.evaluation import Evaluations
@@ -64,12 +64,6 @@ def _is_to_drain(worker: Daemon) -> bool:
     return worker.alive and worker.asked_for_data and not worker.drained
 
 
-def _is_replaced(worker: Daemon) -> bool:
-    """Its next process does not work yet."""
-    is_there = worker.state == daemon_states.STARTING and not worker.drained
-    return is_there or worker.state == daemon_states.BACKOFF
-
-
 def _asks(worker: Daemon, head: Daemon) -> bool:
     """Whether it has reported so since that worker ended: an older report may be of a question that
     was answered.
@@ -109,12 +103,14 @@ class RunShutdown(Owner):
     """The slots of workers that answer others' questions, and drain once these have."""
     exit_s: float = EXIT_S
     """For daemons to exit on request."""
+    was_closed: bool = False
+    """An earlier coordinator has asked the servers for the last checkpoint."""
     until: float = field(default=0.0, init=False)
     is_on_record: bool = field(default=False, init=False)
     """The database says that only the exit of the processes is left."""
     _keeps_state: bool = field(default=False, init=False)
     """The database could not say so: the servers' state may be needed."""
-    _vain: set[str] = field(default_factory=set, init=False)
+    _waits_in_vain: set[str] = field(default_factory=set, init=False)
     """Workers that wait, while they drain, for a worker that has ended."""
     _killed: bool = field(default=False, init=False)
     _is_hurried: bool = field(default=False, init=False)
@@ -132,6 +128,7 @@ class RunShutdown(Owner):
         self.steps += [RECORDING, SHUTTING_DOWN, COLLECTING, MIRRORING, LEAVING, OVER]
 
     def memory(self) -> Iterator[Entry]:
+        yield Entry(CLOSED, self.is_closed())
         yield Entry(End.KEY, End(self.state, self.reason, self.grace_s, self.is_shutting_down()))
 
     def recall(self, memory: Memory, now: float) -> None:
@@ -166,10 +163,19 @@ class RunShutdown(Owner):
         return self.step in (DRAINING, EVALUATING, SAVING)
 
     def needs(self, worker: Daemon) -> bool:
-        """Whether others may still ask this worker, which is then replaced if it dies. Servers that
-        have begun the last checkpoint admit no process that they do not know.
+        """Whether others may still ask this worker, which is then replaced if it dies."""
+        return worker.index in self.without_data and not self.is_closed()
+
+    def _is_replaced(self, worker: Daemon) -> bool:
+        """Whether its next process does not work yet, and will."""
+        is_there = worker.state == daemon_states.STARTING and not worker.drained
+        return self.needs(worker) and (is_there or worker.state == daemon_states.BACKOFF)
+
+    def is_closed(self) -> bool:
+        """Whether the servers have begun the last checkpoint: they admit no process that they do
+        not know, also when another coordinator begins the shutdown anew.
         """
-        return worker.index in self.without_data and self.step in (DRAINING, EVALUATING)
+        return self.was_closed or self.step not in (DRAINING, EVALUATING)
 
     def is_in_vain(self) -> bool:
         """Whether what this step needs is gone (a shard or, without servers, all replicas), so that
@@ -211,7 +217,8 @@ class RunShutdown(Owner):
         if self.step not in (DRAINING, EVALUATING, FINISHING):
             return
         for head in self._answering:
-            if head.alive or head.state == daemon_states.BACKOFF or head.last_exit is None:
+            is_ready = head.alive and head.asked_for_data
+            if is_ready or self._is_replaced(head) or head.last_exit is None:
                 continue
             why = f"{head.name}, which it asks, is gone ({head.last_exit['text']})"
             for worker in self.members.of_role("worker"):
@@ -220,8 +227,9 @@ class RunShutdown(Owner):
 
     def _give_up_on(self, worker: Daemon, why: str) -> None:
         """Do not wait for this worker, which waits itself, for nothing."""
-        if self.step == DRAINING and worker.name not in self._vain and _is_to_drain(worker):
-            self._vain.add(worker.name)
+        waits_in_vain = worker.name in self._waits_in_vain
+        if self.step == DRAINING and _is_to_drain(worker) and not waits_in_vain:
+            self._waits_in_vain.add(worker.name)
             self.context.event("late", worker.name, f"{self.step}: gave up waiting: {why}")
         elif worker.name != self.evaluations.worker:
             return
@@ -275,9 +283,9 @@ class RunShutdown(Owner):
             return ()
         if self.step == DRAINING:
             asked = {daemon.name for daemon in self._draining}
-            untold = (e for e in self._answering if _is_to_drain(e) or _is_replaced(e))
+            untold = (e for e in self._answering if _is_to_drain(e) or self._is_replaced(e))
             waits_for = [*self._draining, *(each for each in untold if each.name not in asked)]
-            waits_for = [each for each in waits_for if each.name not in self._vain]
+            waits_for = [each for each in waits_for if each.name not in self._waits_in_vain]
             return (daemon.name for daemon in waits_for if not daemon.out_of_touch)
         if self.step in (EVALUATING, FINISHING):
             return filter(None, [self.evaluations.worker])

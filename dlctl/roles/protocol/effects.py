@@ -315,11 +315,15 @@ class Computed(Event):
     """float32[n]: the change of `Compute.rows` by all usable batches of these."""
     is_stopped: bool = False
     """`StopCompute` has ended it: nothing of the batch counts."""
+    computed: float = 1.0
+    """The fraction of the batch that was computed until then."""
 
     @classmethod
-    def of_stopped(cls, averaged: Array) -> Computed:
+    def of_stopped(cls, averaged: Array, computed: float) -> Computed:
         """The result of a computation that was stopped; the buffers are those before it."""
-        return cls(math.nan, None, averaged, math.nan, is_usable=False, is_stopped=True)
+        return cls(
+            math.nan, None, averaged, math.nan, is_usable=False, is_stopped=True, computed=computed
+        )  # fmt: skip
 
     @classmethod
     def of_nothing(cls, averaged: Array) -> Computed:

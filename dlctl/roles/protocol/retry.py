@@ -56,6 +56,8 @@ class _Item:
     due: float = 0.0
     copies: int = 0
     backoff: int = 1
+    is_held: bool = False
+    """Its answer is to be late: it says nothing about the peer, nor about the link."""
 
     @property
     def kind(self) -> type[Message]:
@@ -79,13 +81,20 @@ class Retries:
         self.on_repeat: Callable[[Hashable, int, float], None] = lambda key, nbytes, now: None
         """Called with (key, bytes, now) for every message that is resent."""
 
-    def add(self, key: Hashable, peer: str, message: Message, now: float, nbytes: int = 0) -> Send:
-        """Send `message` now, and resend it until `done(key)`."""
+    def add(
+        self, key: Hashable, peer: str, message: Message, now: float, nbytes: int = 0,
+        *, is_held: bool = False,
+    ) -> Send:  # fmt: skip
+        """Send `message` now, and resend it until `done(key)`. is_held: the peer answers only once
+        something has happened, so it is resent seldom, and its time is not a round trip.
+        """
         older = self._items.get(key)
         if older is not None:
             del self._of_peer[older.peer][key]
         place = next(self._places) if older is None else older.place
-        item = _Item(key, place, peer, message, nbytes, now, now, now, due=now)
+        item = _Item(
+            key, place, peer, message, nbytes, now, now, now, due=now, is_held=is_held
+        )  # fmt: skip
         self._items[key] = self._of_peer.setdefault(peer, {})[key] = item
         self._rearm(item, now)
         return Send(peer, message)
@@ -110,6 +119,8 @@ class Retries:
         if item is None:
             return None
         item.nbytes = item.nbytes if nbytes is None else nbytes
+        if item.is_held:
+            return now - item.first_sent
         # It is unknown which copy was answered, but probably one of the last two. Without this a
         # slow link would cause retries of everything, and never be measured as slow.
         took_s = now - (item.sent if item.copies == 1 else item.sent_before)
@@ -193,9 +204,9 @@ class Retries:
         return self._deadlines.first()
 
     def waiting(self) -> Iterator[tuple[Hashable, str, float]]:
-        """(key, peer, since) of all unanswered messages that are not measured apart."""
-        every = self._items.items()
-        return ((k, item.peer, item.first_sent) for k, item in every if item.kind is Message)
+        """(key, peer, since) of all unanswered messages that are not measured apart, nor held."""
+        every = ((k, i) for k, i in self._items.items() if i.kind is Message and not i.is_held)
+        return ((k, item.peer, item.first_sent) for k, item in every)
 
     def count(self, kind: str) -> int:
         """Number of unanswered messages with keys (kind, ...)."""
@@ -211,7 +222,8 @@ class Retries:
         return Send(item.peer, item.message)
 
     def _rearm(self, item: _Item, now: float) -> None:
-        pause_s = max(self.resend_s, PATIENCE * self._round_trip_s.get(item.kind, 0.0))
+        least_s = self.resend_s * PUT_OFF if item.is_held else self.resend_s
+        pause_s = max(least_s, PATIENCE * self._round_trip_s.get(item.kind, 0.0))
         longest_s = max(pause_s, AGE_S_MAX)
         item.sent_before = now if now > item.due + AWAY_S else item.sent
         item.sent = now

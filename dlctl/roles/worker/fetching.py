@@ -50,8 +50,8 @@ class Fetched:
     """Samples of all replicas in the newest of these answers."""
     charged: dict[int, int] = field(default_factory=dict)
     """Shard -> expected bytes of its answer."""
-    is_timed: bool = True
-    """Whether its answers count among the times of fetches; not if they are to be late."""
+    is_held: bool = False
+    """Its answers are to be late: their times are not those of fetches."""
     of_cut: int = 0
     """The cut of the model whose shards these clients had when they were asked."""
     ranges: dict[int, Range] = field(default_factory=dict)
@@ -108,11 +108,14 @@ class Fetcher:
         after_own: bool = False,
         average: bool = False,
         rows: Array | None = None,
+        is_held: bool = False,
     ) -> Fetched:
         """Request from every shard its slice of a table or of a range, or its part of these rows;
         the requests are sent with the queue. See `Fetched`.
         """
-        fetched = Fetched(0, (), clock_min, part, rows, whole, after_own, average, table)
+        fetched = Fetched(
+            0, (), clock_min, part, rows, whole, after_own, average, table, is_held=is_held
+        )  # fmt: skip
         self._begin(fetched)
         return fetched
 
@@ -148,7 +151,7 @@ class Fetcher:
         message = self._message(fetched, client, again)
         nbytes = fetched.charged[client.shard] = client.expected_bytes(message)
         key = client.fetch_key(fetched.request)
-        self.send_queue.queue(key, client.peer, message, nbytes)
+        self.send_queue.queue(key, client.peer, message, nbytes, is_held=fetched.is_held)
 
     def _message(self, fetched: Fetched, client: ShardClient, again: bool) -> Fetch | FetchRows:
         me = client.identity
@@ -177,7 +180,7 @@ class Fetcher:
         fetched = self._in_flight.get(message.request)
         if answer is None or fetched is None:
             return
-        if fetched.is_timed:
+        if not fetched.is_held:
             self.latency.add(answer.took_s)
         self.rates.add("fetch_bytes", answer.nbytes, client.peer)
         correction = answer.nbytes - fetched.charged[message.shard]

@@ -199,7 +199,7 @@ class StepSource(Protocol):
         """
         ...
 
-    def may_stop(self) -> bool:
+    def can_stop(self) -> bool:
         """Whether `stop` has any effect, so that it is worth while to find out when it is due."""
         ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 from dlctl.roles.protocol.retry import Retries
 from dlctl.wire.machine import Send
@@ -40,6 +40,14 @@ class Limiter:
         self._debt_bytes, self._since = self.owed_bytes(now) + nbytes, now
 
 
+class _Queued(NamedTuple):
+    key: Hashable
+    peer: str
+    message: Message
+    nbytes: int
+    is_held: bool
+
+
 class SendQueue:
     """A queue per direction: pushes are charged for their bytes, fetches for their answers'."""
 
@@ -49,35 +57,35 @@ class SendQueue:
         self.push_window_bytes: float | None = None
         """No new push is made while this number of bytes of pushes is unacknowledged."""
         retries.on_repeat = self._charge
-        self._queues = {
-            direction: deque[tuple[Hashable, str, Message, int]]() for direction in self.limiters
-        }
-        """Direction -> its queued messages as (key, peer, message, bytes)."""
+        self._queues = {direction: deque[_Queued]() for direction in self.limiters}
 
-    def queue(self, key: tuple[Any, ...], peer: str, message: Message, nbytes: int) -> None:
+    def queue(
+        self, key: tuple[Any, ...], peer: str, message: Message, nbytes: int,
+        *, is_held: bool = False,
+    ) -> None:  # fmt: skip
         """Send `message` with the next `flush` that the limit allows, and resend it until it is
-        answered. key: begins with the direction.
+        answered. key: begins with the direction. is_held: see `Retries.add`.
         """
-        self._queues[key[0]].append((key, peer, message, nbytes))
+        self._queues[key[0]].append(_Queued(key, peer, message, nbytes, is_held))
 
     def message(self, key: Hashable) -> Message | None:
         """The queued message with this key."""
         queued = (item for queue in self._queues.values() for item in queue)
-        return next((message for k, _, message, _ in queued if k == key), None)
+        return next((item.message for item in queued if item.key == key), None)
 
     def replace(self, key: Hashable, message: Message) -> None:
         """Send this small message in the place of another one, from now on."""
         self.retries.replace(key, message)
         for queue in self._queues.values():
-            for place, (k, peer, _, _) in enumerate(queue):
-                if k == key:
-                    queue[place] = (key, peer, message, 0)
+            for place, item in enumerate(queue):
+                if item.key == key:
+                    queue[place] = item._replace(message=message, nbytes=0)
 
     def drop(self, key: Hashable) -> None:
         """Neither send nor resend this message any more."""
         self.retries.drop(key)
         for direction, queue in self._queues.items():
-            self._queues[direction] = deque(item for item in queue if item[0] != key)
+            self._queues[direction] = deque(item for item in queue if item.key != key)
 
     def _charge(self, key: Hashable, nbytes: int, now: float) -> None:
         """Resent messages count towards the limit as well."""
@@ -91,9 +99,9 @@ class SendQueue:
         for direction, queue in self._queues.items():
             limiter = self.limiters[direction]
             while queue and limiter.free_at <= now:
-                key, peer, message, nbytes = queue.popleft()
+                key, peer, message, nbytes, is_held = queue.popleft()
                 limiter.spend(nbytes, now)
-                sent.append(self.retries.add(key, peer, message, now, nbytes))
+                sent.append(self.retries.add(key, peer, message, now, nbytes, is_held=is_held))
         return sent
 
     def deadline(self) -> float | None:
@@ -106,6 +114,6 @@ class SendQueue:
         found = {}
         for direction, limiter in self.limiters.items():
             if limiter.bytes_per_s is not None:
-                queued = sum(nbytes for *_, nbytes in self._queues[direction])
+                queued = sum(item.nbytes for item in self._queues[direction])
                 found[f"{direction}_waiting_bytes"] = queued + round(limiter.owed_bytes(now))
         return found

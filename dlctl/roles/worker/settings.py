@@ -33,7 +33,7 @@ class WorkTerms:
     nonfinite_steps_max: int
     """Consecutive discarded gradients after which the replica leaves the run."""
     refused_pushes_max: int
-    may_stop: bool = False
+    stops_between_batches: bool = False
     """Whether a gradient can be stopped: it is of several batches, which one process computes."""
     counts_links: bool = False
     """Whether pushes and fetches are reported by peer, because some peers are on other hosts."""
@@ -98,7 +98,7 @@ class WorkerSettings:
             own_rate=self.own_rate or OwnRate(0.0),
             nonfinite_steps_max=job.workers.nonfinite_steps_max,
             refused_pushes_max=job.workers.refused_pushes_max,
-            may_stop=job.gradient.accumulate > 1 and job.ranks == 1,
+            stops_between_batches=job.gradient.accumulate > 1 and job.ranks == 1,
             counts_links=job.has_other_hosts or job.takes_guests,
             measures_links=job.servers.layout != "equal" and job.servers.recut_s > 0,
         )

@@ -201,9 +201,15 @@ class Training:
         if not isinstance(need, Gradient | NextData):
             # The method has acted since it was notified that there is no data, so notify it again.
             self.steps.acted()
+        stale_after = need.stale_after if isinstance(need, Gradient) else 0
+        if stale_after and not self.links.tables:
+            raise TypeError(
+                f"{where}: Gradient(stale_after={stale_after}) counts the updates of servers, and "
+                "this method has none: leave it out"
+            )
         self.service.begin(need, now)
-        if isinstance(need, Gradient) and need.stale_after and self.steps.may_stop():
-            self._stale_watch.begin(need.stale_after)
+        if stale_after and self.steps.can_stop():
+            self._stale_watch.begin(stale_after)
         else:
             self._stale_watch.end()
 

@@ -7,9 +7,9 @@ sample, one living holder), `staleness` (as reported), `clock` (its bound with a
 (a model equals the shard), `liveness` (the run makes progress after all faults), `own_steps` (local
 SGD loses none of its steps), `tables` (those beside the parameters), `quorum` (all shards make a
 step with the same pushes), `norms` (they clip by the same norm), `streams` (every sample of a
-stream once), `recuts` (exactly once while the model is cut anew), `leftovers`. Two are shared:
-`book` records the workers' pushes, `versions` what servers were at the versions that they answer
-with.
+stream once), `recuts` (exactly once while the model is cut anew), `totals` (the samples that the
+shards count), `leftovers`. Two are shared: `book` records the workers' pushes, `versions` what
+servers were at the versions that they answer with.
 """
 
 from dlctl.sim.checkers.acks import AcksChecker
@@ -38,6 +38,7 @@ from dlctl.sim.checkers.tables import (
     TablesChecker,
 )
 from dlctl.sim.checkers.terms import TermsChecker
+from dlctl.sim.checkers.totals import TotalsChecker
 
 __all__ = [
     "AcksChecker",
@@ -67,4 +68,5 @@ __all__ = [
     "StreamChecker",
     "TablesChecker",
     "TermsChecker",
+    "TotalsChecker",
 ]

@@ -55,6 +55,8 @@ class Book(Checker):
         """The cells of each push, as positions within its shard."""
         self.bases: dict[PushKey, int] = {}
         """The base version that each push states."""
+        self.samples: dict[PushKey, int] = {}
+        """The samples that each push states."""
         self.acknowledged: set[PushKey] = set()
         """Pushes acknowledged as applied."""
         self.dropped: set[PushKey] = set()
@@ -148,6 +150,7 @@ class Book(Checker):
         if delta.values.size:  # An empty push is neither dense nor sparse.
             self.is_dense = delta.indices is None and not push.is_part
         known = self.cells.setdefault(key, cells)
+        self.samples.setdefault(key, push.samples)
         base = self.bases.setdefault(key, push.base_version)
         if base != push.base_version or not np.array_equal(known, cells):
             raise self.broken(f"{key} was changed when it was sent again")

@@ -482,3 +482,37 @@ def test_a_loss_hears_of_the_steps_that_were_made(task_of) -> None:
     for batches in ([half, half], [half], [half]):
         stepper.step(batches, epoch=4)
     assert calls == [(0, 4), (0, 4), (1, 4), (1, 4)], "the second step was none"
+
+
+# ---------------------------------------------------------------- steps that are stopped
+
+
+class Recorded:
+    """An engine that is told of steps."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def begin_step(self, samples: int, scale: float) -> None:
+        self.told.append("begin")
+
+    def see_batch(self, batch: Any, part: float) -> None:
+        self.told.append("batch")
+
+    def discard_step(self) -> None:
+        self.told.append("discard")
+
+
+def test_a_stopped_step_leaves_nothing_of_its_batches_behind(zoo) -> None:
+    """Its engine forgets them, and the next gradient is that of a step that was not stopped."""
+    task = zoo["mlp"]
+    stepper, plain = stepper_of(task), stepper_of(task)
+    engine = Recorded()
+    stepper._engine = engine  # type: ignore[assignment]
+    batches = [(task.batch(), 0.25), (task.batch(), 0.75)]
+    stopped = stepper.step(batches, is_stale=lambda: True)
+    assert engine.told == ["begin", "batch", "discard"]
+    assert (stopped.is_stopped, stopped.is_usable, stopped.computed) == (True, False, 0.25)
+    again = stepper.step(batches)
+    assert np.array_equal(again.gradient, plain.step(batches).gradient)
+    assert not again.is_stopped

@@ -168,6 +168,21 @@ def test_what_the_peer_has_and_cannot_answer_yet_is_not_sent_again_soon() -> Non
     assert waiting.deadline() == 0.5 + PUT_OFF
 
 
+def test_what_is_held_on_purpose_is_no_round_trip_and_is_sent_again_seldom() -> None:
+    waiting = Retries(1.0)
+    send_queue = SendQueue(waiting)
+    for number in range(5):
+        key, now = ("fetch", number), 100.0 * number
+        send_queue.queue(key, "server-0", MESSAGE, 0, is_held=True)
+        send_queue.flush(now)
+        assert waiting.deadline() == now + PUT_OFF
+        assert not list(waiting.waiting()), "nobody is late"
+        waiting.done(key, now + 5.0)
+    waiting.add("next", "server-0", MESSAGE, 500.0)
+    assert waiting.deadline() == 501.0
+    assert waiting.repeated == 0
+
+
 def test_repeats_count_towards_the_limit() -> None:
     send_queue = SendQueue(Retries(1.0))
     send_queue.limiters["push"].bytes_per_s = 100.0

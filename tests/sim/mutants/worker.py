@@ -15,6 +15,7 @@ from dlctl.roles.worker.leases import Portions
 from dlctl.roles.worker.members import PeerMembers
 from dlctl.roles.worker.received_slice import Basis
 from dlctl.roles.worker.services.asking import Asking
+from dlctl.roles.worker.services.computing import Computing
 from dlctl.roles.worker.services.engines import Engines
 from dlctl.roles.worker.services.looping import Looping
 from dlctl.roles.worker.services.portion_reports import PortionReports
@@ -213,6 +214,22 @@ def a_replaced_replica_answers(patch: Patch) -> None:
 
     patch.setattr(Asking, "on_answer", on_answer)
     patch.setattr(PeerMembers, "has", lambda self, slot, term: True)
+
+
+@mutant(
+    "a worker passes over the first batch of a portion, whose gradient it has stopped",
+    "TotalsChecker", scenario="stale-gradients",
+)  # fmt: skip
+def a_stopped_batch_is_passed_over(patch: Patch) -> None:
+    honest = Computing._on_computed
+
+    def on_computed(self, event, now):
+        portion = self._running[0]
+        honest(self, event, now)
+        if event.is_stopped:
+            portion.next_number = max(portion.next_number, 1)
+
+    patch.setattr(Computing, "_on_computed", on_computed)
 
 
 @mutant("a loop's portion is done when it was delivered", "AcksChecker", scenario="loops")

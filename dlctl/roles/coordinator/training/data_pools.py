@@ -119,20 +119,21 @@ def _portions(job: JobFile, samples: int, lead: MethodLead) -> PortionPool:
     else:
         pool = PortionPool(samples, portion_samples)
     pool.limit = _limit(job, pool)
-    steps = _steps(pool, batches.smallest(job))
+    steps = _in_all(pool, partial(pool.steps_before, batch_size=batches.smallest(job)))
+    trained = _in_all(pool, pool.samples_before)
     method = registry.load("algorithms", job.algorithm.name)
-    for path, what, instead in method.check_steps(job, steps):
+    faults = (*method.check_steps(job, steps), *method.check_samples(job, trained))
+    for path, what, instead in faults:
         raise DlctlError(f"{'.'.join(path)}: {what}", hint=instead)
     return pool
 
 
-def _steps(pool: PortionPool, batch_size: int) -> float:
-    """Of all portions that are leased. The last batch of each may be smaller."""
+def _in_all(pool: PortionPool, before: Callable[[int], int]) -> float:
+    """`before`, summed over all portions that are leased."""
     if math.isinf(pool.limit):
         return math.inf
     epochs, rest = divmod(int(pool.limit), pool.per_epoch)
-    steps_before = partial(pool.steps_before, batch_size=batch_size)
-    return epochs * steps_before(pool.per_epoch) + steps_before(rest)
+    return epochs * before(pool.per_epoch) + before(rest)
 
 
 def _limit(job: JobFile, pool: PortionPool) -> float:

@@ -75,7 +75,7 @@ class Computing:
         self.bad_gradients, self.progress = accounts.bad_gradients, accounts.progress
         self.writing, self.side = writing, side
         self.own_rate = terms.own_rate
-        self._may_stop = terms.may_stop
+        self._stops_between_batches = terms.stops_between_batches
         self.averaged = averaged
         """float64[n]: the model's buffers after the newest step."""
         self.leasing = Leasing(self.context, self.identity, self.portions)
@@ -140,13 +140,12 @@ class Computing:
     def recall(self) -> None:
         """A batch does not take long."""
 
-    def may_stop(self) -> bool:
-        return self._may_stop
+    def can_stop(self) -> bool:
+        return self._stops_between_batches
 
     def stop(self) -> None:
-        """Not while it drains: a worker that is slower than the others would never end its portion.
-        """
-        if self._running is not None and self._may_stop and not self.draining:
+        """Not while it drains: one that is slower than the others would never end its portion."""
+        if self._running is not None and self.can_stop() and not self.draining:
             self.context.do(StopCompute(self._ticket))
 
     def drain(self) -> None:
@@ -301,12 +300,14 @@ class Computing:
         portion, number, _ = self._running
         self._running = None
         if event.is_stopped:
+            # A replica that ends no gradient must learn all the same what is usual for it.
+            self._learn((now - self._busy_since) / event.computed)
             portion.next_number, self._was_refused = number, True
             self._announced = False
             return
         losses = [*event.before, *([event.loss] if event.is_usable else [])]
         took_s = (now - self._busy_since) / max(len(losses), 1)
-        self.batch_s += (BATCH_WEIGHT if self.batch_s else 1.0) * (took_s - self.batch_s)
+        self._learn(took_s)
         announced, self._announced = self._announced, False
         self._report_failed(event.failed, portion, now)
         lacking = Counter(failed.number for failed in event.failed)
@@ -338,6 +339,10 @@ class Computing:
         portion.next_number = number
         if portion.is_last(number - 1):
             self.reports.computed(portion, now)
+
+    def _learn(self, took_s: float) -> None:
+        """A batch took so long, or would have."""
+        self.batch_s += (BATCH_WEIGHT if self.batch_s else 1.0) * (took_s - self.batch_s)
 
     def _refuse(self, event: Computed, portion: Portion, number: int) -> None:
         """Discard an unusable gradient: a NaN would stay in the residual for ever."""

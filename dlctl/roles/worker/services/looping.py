@@ -157,7 +157,7 @@ class Looping(Service[Need]):
             self._is_recalled = True
             self.context.do(RecallModel())
 
-    def may_stop(self) -> bool:
+    def can_stop(self) -> bool:
         """A training loop of the user's own makes its steps to their end."""
         return False
 

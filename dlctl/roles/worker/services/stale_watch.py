@@ -22,12 +22,12 @@ class StaleWatch:
         old."""
         self.end()
         self._asked = [
-            self._fetcher.start(client.basis.version + updates, part=(client.lo, client.lo + 1))
+            self._fetcher.start(
+                client.basis.version + updates, part=(client.lo, client.lo + 1), is_held=True
+            )
             for client in self._fetcher.tables[0]
             if client.lo < client.hi
         ]
-        for fetched in self._asked:
-            fetched.is_timed = False
 
     def is_stale(self) -> bool:
         """Whether all shards have answered. One alone may be ahead of the others: these would use

@@ -1,4 +1,4 @@
-"""How many steps a dataset is good for, which is what its method is asked about."""
+"""How many samples a dataset is good for, which is what its method is asked about."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dlctl.errors import DlctlError
 from dlctl.roles.coordinator.training.dataset import Dataset
 
 UNEVEN = Dataset(3 * BATCH + 1)
-"""Two portions, of two batches each."""
+"""Two portions, of 12 and 13 samples."""
 
 
 def begins(target_samples: int, dataset: Dataset = UNEVEN, **stop: float) -> None:
@@ -17,17 +17,20 @@ def begins(target_samples: int, dataset: Dataset = UNEVEN, **stop: float) -> Non
 
 
 @pytest.mark.parametrize(
-    ("dataset", "epochs", "steps"),
-    [(UNEVEN, 1.0, 4), (UNEVEN, 3.0, 12), (UNEVEN, 0.5, 2), (Dataset(BATCH), 3.0, 3)],
-)
-def test_a_target_batch_above_all_batches_of_the_run_is_refused(
-    dataset: Dataset, epochs: float, steps: int
+    ("dataset", "epochs", "samples"),
+    [
+        (UNEVEN, 1.0, 25), (UNEVEN, 3.0, 75), (UNEVEN, 0.5, 12), (Dataset(BATCH), 3.0, 24),
+        (Dataset(BATCH + 1), 1.0, 9),
+    ],
+)  # fmt: skip
+def test_a_target_batch_above_all_samples_of_the_run_is_refused(
+    dataset: Dataset, epochs: float, samples: int
 ) -> None:
-    """Also one between the batches and the portions, of which the last ones may be shorter."""
-    begins(steps * BATCH, dataset, epochs=epochs)
-    with pytest.raises(DlctlError, match=f"at most {steps * BATCH} samples") as refused:
-        begins(steps * BATCH + 1, dataset, epochs=epochs)
-    assert f"use {steps * BATCH} or less" in refused.value.hint
+    """Also where full batches would hold it: the last one of each portion may be smaller."""
+    begins(samples, dataset, epochs=epochs)
+    with pytest.raises(DlctlError, match=f"at most {samples} samples") as refused:
+        begins(samples + 1, dataset, epochs=epochs)
+    assert f"use {samples} or less" in refused.value.hint
 
 
 def test_a_run_without_an_end_by_data_may_have_any_target_batch() -> None:
