@@ -144,8 +144,7 @@ class Computing:
         return self._may_stop
 
     def stop(self) -> None:
-        """Not while it drains: a worker that is slower than the others would never end its portion.
-        """
+        """Not while it drains: a worker that is slower than the others would never end its portion."""
         if self._running is not None and self._may_stop and not self.draining:
             self.context.do(StopCompute(self._ticket))
 
