@@ -34,25 +34,28 @@ traffic:
 
 Longer intervals divide that: `diloco` with H = 50 has a fiftieth of the traffic of `sync`.
 
-"at workers" is how many of them keep busy for 90 % of the time what saturates first, as seen in the
-largest window in which nothing is saturated. "by hand" is the same for the links of the servers
-alone: 90 % of their rate, divided by what a worker would send or get in each second if it shared
-them with nobody. "of the ideal" is the steps of 1,000 workers, relative to workers that never wait.
+"at workers" is how many of them would keep busy for 90 % of the time what saturates first, if each
+loaded it as in the largest window in which nothing is saturated; -: there is none. Where they wait
+for something, each loads everything less, so a barrier may be slow before that. "by hand" is the
+same for the links of the servers alone: 90 % of their rate, divided by what a worker would send or
+get in each second if it shared them with nobody. "of the ideal" is the steps of 1,000 workers,
+relative to workers that never wait.
 Where fewer were simulated, it is foretold: a step takes longer with each further worker as it did
 between the two largest windows, and all together make no more of them than what saturates bears.
-Where a window ended before any step ("no step") it is what the servers' links bear by hand.
+Where a window ended before any step it is what the servers' links bear by hand, at most. "no step":
+the largest one did, so what was busy in it is that of a part of a round.
 """
 BY_LINK = """A server's link carries the parts of all workers: for each of them a sixteenth of the
 model, one way for the fetches and the other way for the pushes. More servers divide that, until
 each worker's own link, which carries all of the model, is what it waits for: the last column says
 how much of the time the busiest of these was busy. With `sync` all fetch at once, and then all
-push, so a link that is full one way is idle the other way, and neither is busy all of the time;
-as everybody waits for the slowest one, more workers fit than by hand. Where links are fast it is
-the coordinator and the servers' processors that are busy, with a thousand workers nearly always."""
-ERRORS = """"between halves" is half of the difference between the halves of the window, which is
-four to six rounds long. "if foretold" is the load of the busiest in the largest window as foretold
-from a fourth of its workers, relative to what was simulated; -: it is saturated there, and there is
-nothing to foretell."""
+push, so a link that is full one way is idle the other way, and in whole rounds neither is busy all
+of the time; as everybody waits for the slowest one, more workers fit than by hand. Where links are
+fast it is the coordinator and the servers' processors that are busy."""
+ERRORS = """"between halves" is half of the difference between the halves of the largest window,
+relative to their mean; that window had from {fewest} to {most} rounds. "if foretold" is the load of
+the busiest in the largest window as foretold from a fourth of its workers, relative to what was
+simulated; -: it is saturated there, and there is nothing to foretell."""
 _WHAT = {
     "coordinator": "the coordinator",
     "server": "a server's processor",
@@ -63,6 +66,7 @@ _WHAT = {
 def main() -> None:
     done: Json = json.loads(RESULTS.read_text())
     cells = sorted(done["cells"].values(), key=_place)
+    rounds = [_rounds(cell) for cell in cells]
     figures.set_style()
     lines = [HEAD, *_errors(cells)]
     methods = sorted({cell["method"] for cell in cells}, reverse=True)
@@ -73,7 +77,7 @@ def main() -> None:
         "",
         "## How far to believe it",
         "",
-        ERRORS,
+        ERRORS.format(fewest=_digits(min(rounds)), most=_digits(max(rounds))),
         "",
         *_real(done.get("real")),
     ]  # fmt: skip
@@ -125,12 +129,21 @@ def _row(cell: Json) -> str:
     said = cell["said"]
     row, first = said["windows"][-1], said["saturates"]
     error = "-" if said["error"] is None else f"{100 * said['error']:+.1f} %"
-    saturates = "nothing | -" if first is None else f"{_what(first)} | {_count(first['workers'])}"
+    saturates = "nothing | -"
+    if first is not None:
+        is_known = saturation.is_known(said["windows"])
+        saturates = f"{_what(first)} | {_count(first['workers']) if is_known else '-'}"
     spread = f"{_digits(100 * said['spread'])} %" if row["steps_per_s"] else "no step"
     return (
         f"| {_begin(cell)} | {saturates} | {_count(by_hand(cell))} | {_digits(steps(cell))} | "
         f"{_digits(100 * share(cell))} % | {row['workers']:,} | {spread} | {error} |"
     )
+
+
+def _rounds(cell: Json) -> float:
+    """Of each worker, in the largest window."""
+    row = cell["said"]["windows"][-1]
+    return float(row["steps_per_s"] * row["seconds"] / row["workers"] / cell["traffic"]["steps"])
 
 
 def _begin(cell: Json) -> str:
@@ -207,7 +220,8 @@ def _real(rows: list[Json] | None) -> list[str]:
         "Real runs of the digits example with `downpour` and one server on one machine with two "
         "cores, and what `--protocol --like` the run with four workers foretells for each. A run "
         "whose threads waited for cores for more than a fifth of their work cannot be judged: "
-        "other programs, or its own daemons, had them.",
+        "other programs, or its own daemons, had them."
+        + (" That is so for all of these." if all(row["waited"] > 0.2 for row in rows) else ""),
         "", "| workers | steps/s | foretold | error | waited for cores |", "|---|---|---|---|---|",
     ]  # fmt: skip
     for row in sorted(rows, key=lambda row: float(row["workers"])):

@@ -46,10 +46,17 @@ def first(windows: Sequence[Mapping[str, Any]]) -> Saturation | None:
 
 
 def is_free(row: Mapping[str, Any], few: Mapping[str, Any]) -> bool:
-    """Whether nothing is saturated in a window. few: that with the fewest workers."""
+    """Whether nothing is saturated in a window; one that ended before any step does not tell. few:
+    that with the fewest workers.
+    """
     one, usual = (each["steps_per_s"] / each["workers"] for each in (row, few))
     shares = (row["busy"].get(kind, {"share": 0.0})["share"] for kind in SHARED)
-    return bool(one >= SLOWED * usual and max(shares) < FULL)
+    return bool(one > 0 and one >= SLOWED * usual and max(shares) < FULL)
+
+
+def is_known(windows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether some window tells the load of each worker: else `first` is a guess."""
+    return any(is_free(row, windows[0]) for row in windows)
 
 
 def error(windows: Sequence[Mapping[str, Any]]) -> float | None:

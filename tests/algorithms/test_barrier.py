@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
@@ -91,3 +93,39 @@ def test_what_a_push_costs_does_not_grow_with_the_workers(
             push(barrier, slot, step, step)
     assert barrier.clock() == steps
     assert len(looks) <= 3 * steps
+
+
+class Compared(Barrier):
+    """Compares what it has found once for each step with what it would find now."""
+
+    def _is_complete(self, clock: int) -> bool:
+        found = super()._is_complete(clock)
+        newest = self._newest()
+        assert found == (bool(newest) and not self._missing(newest, clock))
+        return found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_step_is_made_as_soon_as_no_push_is_missing_and_never_sooner(seed: int) -> None:
+    """Whatever happens before: slots leave, return, push for any step, or have no valid push."""
+    rng, made = random.Random(seed), 0
+    barrier = Compared(Options(), in_memory(SGD(SGDOptions(lr=1.0)), np.zeros(2, np.float32)))
+    for seq in range(300):
+        slot, before, act = rng.randrange(5), barrier.clock(), rng.random()
+        if act < 0.8:
+            message = push_of(slot, before + rng.choice([-1, 0, 0, 0, 0, 1, 2, 40]), seq)
+            if act < 0.1:
+                barrier.left_out(message, "poison")
+            else:
+                barrier.push(message, Delta(message.delta.arrays[0]))
+        elif act < 0.9:
+            barrier.joined(slot)
+        elif act < 0.98:
+            barrier.members(frozenset(rng.sample(range(5), rng.randrange(1, 6))))
+        else:
+            state = barrier.state()
+            barrier = Compared(Options(), barrier.shard)
+            barrier.resume(state)
+        made += barrier.clock() > before
+        assert not barrier._is_complete(barrier.clock())
+    assert made > 20

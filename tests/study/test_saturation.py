@@ -51,3 +51,14 @@ def test_the_error_is_that_of_a_foretold_share() -> None:
     assert saturation.error([large]) is None
     assert saturation.error([window(2, server=0.01), small, large]) == pytest.approx(-0.2)
     assert saturation.spread(window(10, halves=(12.0, 8.0))) == pytest.approx(0.2)
+
+
+def test_a_window_without_a_step_tells_nothing() -> None:
+    none = [window(16, each=0.0, link=0.3), window(64, each=0.0, link=0.5)]
+    assert not saturation.is_known(none)
+    assert saturation.error(none) is None
+    found = saturation.first([window(16, link=0.1), window(64, each=0.0, link=0.1)])
+    assert found is not None
+    assert found.workers == pytest.approx(144)
+    assert not saturation.is_known([window(16, link=1.0)])
+    assert saturation.is_known([window(16, link=0.5)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +55,7 @@ def _rows(data: Mapping[str, Any]) -> dict[str, str]:
         "steps": f"{row['steps_per_s']:.4g} per second, {100 * alone:.3g} % of what the workers "
         "alone would make",
         "busy": busy,
-        "saturates": _saturates(data["saturates"]),
+        "saturates": _saturates(data["saturates"], data["windows"]),
         "simulated": f"{row['seconds']:.3g} of {data['wanted_s']:.3g} virtual seconds in "
         f"{values.duration(sum(one['cpu_s'] for one in data['windows']))} of CPU time",
         "error": _error(data),
@@ -65,11 +65,16 @@ def _rows(data: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _saturates(first: Mapping[str, Any] | None) -> str:
+def _saturates(first: Mapping[str, Any] | None, windows: Sequence[Mapping[str, Any]]) -> str:
     if first is None:
         return "nothing"
+    what, few = f"{_WHAT[first['kind']]} first ({first['name']})", windows[0]
+    if saturation.is_known(windows):
+        return f"{what}, at about {first['workers']:,.0f} workers"
+    if few["steps_per_s"]:
+        return f"{what}, with {few['workers']:,} workers already"
     return (
-        f"{_WHAT[first['kind']]} first ({first['name']}), at about {first['workers']:,.0f} workers"
+        f"not known: the window of {few['workers']:,} workers ended before any step: use --within"
     )
 
 

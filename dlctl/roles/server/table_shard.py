@@ -146,7 +146,8 @@ class TableShard:
             self.shard.remembers = False  # No worker has all of it.
         self._held_fetches = HeldFetches()
         self._looked_at: tuple[int, bool] | None = None
-        """The clock, and whether the server had paused, when all held reads were looked at."""
+        """The clock, and whether the server had paused, when all held reads were looked at; None:
+        not all of them were at the same."""
 
     def begin_rows(self) -> None:
         """Initialise the rows of a new run, if it is a table of rows."""
@@ -397,6 +398,8 @@ class TableShard:
             self._answer_fetch(peer, fetch)
             return
         self._held_fetches.hold(peer, fetch)
+        if self._now() != self._looked_at:
+            self._looked_at = None
 
     def _check(self, fetch: m.Fetch) -> None:
         """Raises RemoteProtocolError for a fetch of elements or rows that do not exist."""
@@ -416,12 +419,14 @@ class TableShard:
         has_own = self.dedup.settled(fetch.slot) >= fetch.after
         return has_own and self.side.may_read(fetch.slot, fetch.clock_min)
 
+    def _now(self) -> tuple[int, bool]:
+        return self.side.clock(), self.is_paused()
+
     def _answer_after(self, outcomes: list[PushOutcome]) -> None:
         """Where the method has no rule of its own, reads of others wait for the clock."""
         slots = {outcome.slot for outcome in outcomes}
         is_by_clock = type(self.side).may_read is ShardSide.may_read
-        now = self.side.clock(), self.is_paused()
-        if len(slots) == 1 and is_by_clock and now == self._looked_at:
+        if len(slots) == 1 and is_by_clock and self._now() == self._looked_at:
             self._answer_held_fetches(*slots)
         else:
             self._answer_held_fetches()
@@ -429,7 +434,7 @@ class TableShard:
     def _answer_held_fetches(self, slot: int | None = None) -> None:
         """slot: only its reads may be answerable."""
         if slot is None:
-            self._looked_at = self.side.clock(), self.is_paused()
+            self._looked_at = self._now()
         for peer, fetch in self._held_fetches.take(self._may_answer, slot):
             self._answer_fetch(peer, fetch)
 

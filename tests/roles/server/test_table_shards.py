@@ -387,6 +387,30 @@ def test_the_clock_in_an_answer_is_the_method_s_and_a_change_of_members_may_answ
     assert [(a.request, a.clock, a.version) for a in answers] == [(1, 3, 0)]
 
 
+class Moved(ShardSide):
+    """Its clock may change without a push, as one that depends on a live option."""
+
+    at = 1
+
+    def clock(self) -> int:
+        return self.at
+
+    def push(self, push: m.Push, delta: Delta) -> list[PushOutcome]:
+        return [push.outcome(BUFFERED)]
+
+
+def test_a_read_is_answered_by_any_push_once_a_clock_that_went_back_is_there_again() -> None:
+    method = Method(Options=Options, replica=Replica, shard=Moved)
+    life = at_work(None, 0, 1, algorithm=method)
+    assert life.server.serving is not None
+    side = life.server.serving.side
+    assert isinstance(side, Moved)
+    side.at = 0
+    assert life.reads(W, 1, 1, slot=1) == []
+    side.at = 1
+    assert requests(life.ask(life.of(W, 0, [1.0] * SIZE))) == [(1, 1)]
+
+
 # ---------------------------------------------------------------- servers that die
 
 
