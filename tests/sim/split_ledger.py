@@ -24,8 +24,8 @@ from dlctl.sim.objectives import Batch
 from dlctl.sim.process import Process
 from dlctl.sim.questions import Key, Question, Questions
 from dlctl.sim.world import World
-from dlctl.wire.machine import Effect, Send
-from dlctl.wire.messages import Array, Json, Push
+from dlctl.wire.machine import Effect, Peer, Send
+from dlctl.wire.messages import LATE, Ack, Array, Json, Message, Push
 
 CELL, STEPS = 0, 1
 """Columns of z and of dL/dz: the cell of the batch, and how many batches f or h had."""
@@ -122,6 +122,7 @@ class Head(_Cells):
 class SentPush(NamedTuple):
     """A push of a client's f in a round."""
 
+    seq: int
     samples: int
     cells: tuple[int, ...]
 
@@ -133,11 +134,20 @@ class Rounds:
         self._ledger = ledger
         self._sent: dict[int, dict[tuple[int, int], SentPush]] = {}
         """Round -> slot and term -> its push."""
+        self.terms: dict[int, int] = {}
+        """Slot -> the term of its newest push; an ack has that of the shard."""
+        self._late: set[tuple[int, int]] = set()
+        """Slots and terms whose first push came behind its round."""
 
     def sent(self, push: Push) -> None:
         (values,) = push.delta.arrays
         cells = tuple(np.flatnonzero(values[: len(self._ledger.keys)]).tolist())
-        self._sent.setdefault(push.clock, {})[push.slot, push.term] = SentPush(push.samples, cells)
+        self._sent.setdefault(push.clock, {})[push.slot, push.term] = SentPush(
+            push.seq, push.samples, cells
+        )
+
+    def dropped(self, slot: int) -> None:
+        self._late.add((slot, self.terms[slot]))
 
     def faults(self, f: Array) -> Iterator[str]:
         """Of rounds whose batches were computed once: a push has the share of its samples."""
@@ -145,14 +155,15 @@ class Rounds:
         for clock, of in self._sent.items():
             if any(times[cell] > 1 for push in of.values() for cell in push.cells):
                 continue
-            come = [push for push in of.values() if f[[*push.cells]].all()]
+            in_time = [push for at, push in of.items() if push.seq or at not in self._late]
+            come = [push for push in in_time if f[[*push.cells]].all()]
             total = sum(push.samples for push in come)
             for push in come:
                 share, found = push.samples / total, f[[*push.cells]]
                 if abs(found - share).max() > 1e-5:
                     yield f"round {clock}: {found.tolist()} of a batch, and the share is {share:g}"
-            if len(come) < len(of):
-                yield f"round {clock} has {len(come)} pushes of {len(of)}"
+            if len(come) < len(in_time):
+                yield f"round {clock} has {len(come)} pushes of {len(in_time)}"
 
 
 class SplitChecker(Checker):
@@ -168,9 +179,15 @@ class SplitChecker(Checker):
     def on_effect(self, process: Process, effect: Effect) -> None:
         if isinstance(effect, Send) and isinstance(effect.message, Push):
             push = effect.message
+            self._rounds.terms[push.slot] = push.term
             is_of_client = effect.peer == "server-0" and not self.ledger.is_in_turn
             if is_of_client and push.samples and not push.portion:
                 self._rounds.sent(push)
+
+    def on_message(self, process: Process, peer: Peer, message: Message) -> None:
+        """Who joins is waited for from its first push on, so that alone may come too late."""
+        if isinstance(message, Ack) and message.outcome == LATE and not message.shard + message.seq:
+            self._rounds.dropped(int(process.name.partition("-")[2]))
 
     def at_end(self, world: World) -> None:
         if world.store.run.get("state") != "finished":
