@@ -167,11 +167,14 @@ def _table() -> list[str]:
     lines = [
         "", "## Every method, five conditions", "",
         f"Until the same validation loss, {LOSS} nats, of a GPT with two layers of 32 on the text "
-        "of examples/chargpt, simulated; four workers, 160 steps of 50 ms each, the rates of each "
-        "method tuned with three trials where links are fast, all else by its defaults. Seconds / "
-        "MB / thousand samples, medians of three seeds; n/3: the seeds that reached it, where not "
-        "all did; the last column is the loss at the end, where links are fast. `python -m "
-        "benchmarks.claims.table` computes the cells that are not there yet.",
+        "of examples/chargpt, simulated; four workers, 160 steps of 50 ms each. With loopback, "
+        "one slower worker and kills all of them share two cores of one machine, so a step takes "
+        "twice as long; with the two links each has a machine. The rates of a method are tuned "
+        "with three trials on loopback, all else is by its defaults, which are for longer runs. "
+        "Seconds / MB / thousand samples, medians of three seeds; n/3: the seeds that reached it, "
+        "where not all did; bytes of collectives are not counted. The last column is the loss at "
+        "the end, on loopback. `python -m benchmarks.claims.table` computes the cells that are not "
+        "there yet.",
         "", f"| method | {' | '.join(conditions)} | loss |", "|---" * (2 + len(conditions)) + "|",
     ]  # fmt: skip
     for name, row in done.items():
@@ -191,7 +194,7 @@ def _cell(cell: dict[str, Any] | None) -> str:
         return "never"
     seconds, mb, samples = (statistics.median(of) for of in list(zip(*at, strict=True))[:3])
     count = "" if len(at) == len(curves) else f", {len(at)}/{len(curves)}"
-    return f"{seconds:.3g} / {mb:.3g} / {samples / 1e3:.3g}{count}"
+    return f"{seconds:.3g} / {f'{mb:.3g}' if mb else '-'} / {samples / 1e3:.3g}{count}"
 
 
 def _first(curve: list[list[float]] | None) -> list[float] | None:

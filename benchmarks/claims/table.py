@@ -2,7 +2,7 @@
 `python -m benchmarks.claims.table [CELLS]`
 
 A cell is a method in a condition: time, bytes, samples and loss of each evaluation, for each seed.
-The rates of a method are tuned once, where links and machines are fast. Cells that are done are
+The rates of a method are tuned once, on loopback. Cells that are done are
 kept in `benchmarks/results/table.json`, so it may be interrupted; all of it takes two hours of a
 core.
 """
@@ -30,7 +30,7 @@ TARGET = "val_loss <= 2.9"
 TRIALS = 3
 SEEDS = 3
 CONDITIONS: dict[str, dict[str, Any]] = {
-    "fast links": {},
+    "loopback": {},
     "1 Gbit/s": {"link": LinkSpeed(bytes_per_s=125e6, latency_s=0.0005)},
     "100 Mbit/s, 5 ms": {"link": LinkSpeed(bytes_per_s=12.5e6, latency_s=0.005)},
     "one 3x slower": {"slow": {"worker-3": 3.0}},
