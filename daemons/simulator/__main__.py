@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import sys
+import traceback
 
 from daemons.imports import without_collections
 
@@ -28,11 +29,20 @@ def main(slots: int) -> None:
     end_with(os.getppid())
     os.dup2(2, 1)
     gc.freeze()  # A collection would write to, and so copy, what the processes share.
-    context = multiprocessing.get_context("fork")
-    with context.Pool(slots, end_with, (os.getpid(),), maxtasksperchild=1) as pool:
+    pool = multiprocessing.get_context("fork").Pool(
+        slots, end_with, (os.getpid(),), maxtasksperchild=1
+    )
+    code = 1
+    try:
         for line in pool.imap_unordered(answer, requests):
             print(json.dumps(line), file=answers, flush=True)
-    os._exit(0)  # What torch has loaded takes a while to be taken down.
+        code = 0
+    except Exception:
+        traceback.print_exc()
+    finally:
+        # The pool's processes end with the thread that has forked them: to end that first, as the
+        # pool would, may leave its lock with a dead one, and wait for it for ever.
+        os._exit(code)
 
 
 main(int(sys.argv[1]))

@@ -191,6 +191,14 @@ def test_a_simulation_ends_with_its_command(place: Workplace, number: int) -> No
         assert (len(gone), alive) == (len(processes), [])
 
 
+def test_its_processes_end_when_it_is_done(place: Workplace) -> None:
+    """One of them may have the lock of their queue when the others are ended."""
+    place.job()
+    argv = [*COMMAND, "simulate", "job.toml", "--step", "5ms"]
+    ended = subprocess.run(argv, cwd=place.path, env=place.env, timeout=60, check=False)
+    assert ended.returncode == 0
+
+
 def test_without_gradients_it_is_told_what_saturates_first(place: Workplace) -> None:
     place.job(workers=2)
     arguments = ["--protocol", "--workers", "8", "--link", "100Mbit/s,1ms", "--step", "100ms"]
