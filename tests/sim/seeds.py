@@ -19,6 +19,7 @@ PER_COMMIT = {
     "ways": 1, "sandblaster": 1, "recovery": 2, "commits": 2, "sync-recovery": 1, "full-disks": 1,
     "stops": 1, "streams": 1, "toys": 3, "serverless": 1, "liars": 1, "stolen-keys": 1,
     "loops": 1, "joins": 1, "split": 1, "preempted": 1, "recuts": 1,
+    "stale-gradients": 1,
 }  # fmt: skip
 """Scenario -> how many of it: those that take longer come less often. `make soak` takes 2,000."""
 
