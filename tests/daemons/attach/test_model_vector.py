@@ -266,8 +266,8 @@ def test_a_module_of_the_users_may_be_called_module() -> None:
 
 @pytest.fixture
 def group_of_one() -> Iterator[None]:
-    """A process group in this process alone, without connections."""
-    dist.init_process_group("fake", rank=0, world_size=1, store=dist.HashStore())
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
     yield
     dist.destroy_process_group()
 
