@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -266,8 +267,9 @@ def test_a_module_of_the_users_may_be_called_module() -> None:
 
 @pytest.fixture
 def group_of_one() -> Iterator[None]:
-    """A process group of this process alone."""
-    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    """A process group of this process alone, without threads, which a later fork would lack."""
+    importlib.import_module("torch.testing._internal.distributed.fake_pg")
+    dist.init_process_group("fake", rank=0, world_size=1, store=dist.HashStore())
     yield
     dist.destroy_process_group()
 
