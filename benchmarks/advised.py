@@ -15,19 +15,18 @@ relative to the least median of all.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks import slow_digits
 from benchmarks.figures import Figure, seconds
 from benchmarks.sandbox import Dlctl, sandbox
 from tests.hosts.cluster import Cluster, missing
 
 CHAPTER = "advised"
-EXAMPLE = Path(__file__).parents[1] / "examples" / "digits"
 LINKS: dict[str, tuple[float | None, float]] = {
     "fast": (None, 0.0),
     "1 Gbit/s": (1000.0, 0.25),
@@ -43,28 +42,6 @@ STEP_S = 0.02
 TARGET, QUICK_TARGET = "accuracy >= 0.92", "accuracy >= 0.5"
 ASKED = 1.15
 LIMIT_S = 600.0
-TASK = '''"""The digits, with steps that take as long as on a small GPU of each host."""
-
-import socket
-import time
-
-import digits_task
-
-STEP_S = {step_s}
-
-
-class Slow(digits_task.Digits):
-    def __init__(self):
-        super().__init__()
-        self.sleep_s = STEP_S.get(socket.gethostname(), 0.0)
-
-    def loss(self, model, batch):
-        time.sleep(self.sleep_s)
-        return super().loss(model, batch)
-
-
-task = Slow()
-'''
 SEED = "seed = 0\n"
 JOB = """[job]
 name = "advised"
@@ -117,13 +94,7 @@ def _last(error: RuntimeError) -> str:
 
 
 def _cluster(directory: Path) -> Cluster:
-    """The task's Python files are sent to the hosts; its data must be there."""
-    data = directory / "data"
-    data.mkdir()
-    shutil.copy(EXAMPLE / "digits.npz", data)
-    text, here = (EXAMPLE / "train.py").read_text(), "Path(__file__).parent"
-    assert here in text
-    (directory / "digits_task.py").write_text(text.replace(here, f'Path("{data}")'))
+    data = slow_digits.place(directory, {})
     return Cluster(count=WORKERS + 1, shared=[data])
 
 
@@ -159,7 +130,7 @@ def _simulated(record: Mapping[str, Any], method: str) -> str:
 def _job(directory: Path, slow: float, target: str) -> Path:
     times = {f"h{number}": STEP_S for number in range(1, WORKERS + 1)}
     times[f"h{WORKERS}"] *= slow
-    (directory / "train.py").write_text(TASK.format(step_s=times))
+    slow_digits.place(directory, times)
     text = JOB.format(
         seed=SEED, steps=WORKERS * STEPS, target=target, workers=WORKERS, server=WORKERS + 1
     )

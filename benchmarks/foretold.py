@@ -7,47 +7,27 @@ that it was calibrated on, or by 10 %, whichever is more: the replay of a run ma
 chance. The figure is the time's error relative to that, so it is foretold up to 1.
 
 A step of the digits sleeps for 20 ms in place of a GPU: else the daemons of each run would wait for
-each other's cores, and nothing could be judged on two of them. It does not in the simulator, which
-has the times of the run. All of this is about this
-machine alone: where other programs used its cores meanwhile, the run itself says that nothing can
-be judged, and the figures are left out.
+each other's cores, and nothing could be judged on two of them. All of this is about this machine
+alone: where other programs used its cores meanwhile, the run itself says that nothing can be
+judged, and the figures are left out.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks import slow_digits
 from benchmarks.figures import Figure, seconds
 from benchmarks.sandbox import Dlctl, sandbox
 
 CHAPTER = "foretold"
-EXAMPLE = Path(__file__).parents[1] / "examples" / "digits"
 ROUNDS = 3
 ALLOWED_MIN = 0.1
 RUN_S_MAX = 600.0
 STEP_S = 0.02
-TASK = f'''"""The digits, with steps that take as long as on a small GPU."""
-
-import sys
-import time
-
-from digits_task import Digits
-
-SLEEP_S = 0.0 if "daemons.simulator.simulate" in sys.modules else {STEP_S}
-
-
-class Slow(Digits):
-    def loss(self, model, batch):
-        time.sleep(SLEEP_S)
-        return super().loss(model, batch)
-
-
-task = Slow()
-'''
 Kind = tuple[str, str, int, int]
 """Method, its other keys, workers, servers."""
 CALIBRATED: Kind = ("downpour", "", 4, 1)
@@ -82,9 +62,7 @@ def measure(*, quick: bool) -> list[Figure]:
     found: dict[str, list[tuple[float, str]]] = {name: [] for name in JOBS}
     unjudged, failed = "", ""
     with sandbox() as directory:
-        shutil.copy(EXAMPLE / "digits.npz", directory)
-        shutil.copy(EXAMPLE / "train.py", directory / "digits_task.py")
-        (directory / "train.py").write_text(TASK)
+        slow_digits.place(directory, {}, STEP_S)
         dlctl = Dlctl(limit_s=RUN_S_MAX)
         for number in range(1 if quick else ROUNDS):
             try:

@@ -99,10 +99,8 @@ class Barrier(HoldingSide):
         return not is_over and (push.clock, push.slot) not in self._held
 
     def _hold(self, held: HeldPush) -> list[PushOutcome]:
-        clock, slot = held.push.clock, held.push.slot
-        self._held[clock, slot] = held
-        if clock >= self._absent_at[0]:
-            self._absent.discard(slot)
+        self._held[held.push.clock, held.push.slot] = held
+        self._absent.discard(held.push.slot)
         return [held.outcome(HELD), *self._make_steps()]
 
     def joined(self, slot: int) -> list[PushOutcome]:

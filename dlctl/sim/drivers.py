@@ -194,7 +194,7 @@ class ComputeDriver:
         accumulate: batches of one step.
         """
         self._memory = memory
-        self.accumulate = accumulate
+        self._accumulate = accumulate
         self._mark: Array | None = None
         self._cohort = cohort
         self.process = process
@@ -235,12 +235,17 @@ class ComputeDriver:
             process.perform(RunEngine, self._run_engine)
         self._perform_all()
         if has_loop:
-            self._own_samples = options.loop.own_samples
-            cuts = registry.load("algorithms", method).lead.portions == "clients"
-            LoopDriver(
-                process, self, options.loop, samples=objective.samples, seed=seed, rng=rng,
-                cuts=cuts,
-            )  # fmt: skip
+            self._begin_loop(method)
+
+    def _begin_loop(self, method: str) -> None:
+        """A training loop of the user's own computes."""
+        loop = self.options.loop
+        self._own_samples = loop.own_samples
+        cuts = registry.load("algorithms", method).lead.portions == "clients"
+        LoopDriver(
+            self.process, self, loop, samples=self.objective.samples, seed=self.seed, rng=self.rng,
+            cuts=cuts,
+        )  # fmt: skip
 
     def _perform_all(self) -> None:
         """What every worker's compute thread does."""
@@ -297,7 +302,7 @@ class ComputeDriver:
             self._later(0.0, lambda: self._compute(effect))
             return
         self._gradient[:] = np.nan
-        before, parts = self.parameters.copy(), self.accumulate
+        before, parts = self.parameters.copy(), self._accumulate
         self._pass(effect, before, self.step_s() / parts, parts)
 
     def _stop(self, effect: StopCompute) -> None:
@@ -311,7 +316,7 @@ class ComputeDriver:
                 self._ask(effect, before)
             elif self._stop_ticket == effect.ticket > 0:
                 assert np.array_equal(before, self.parameters), "changed under a gradient"
-                computed = 1 - (left - 1) / self.accumulate
+                computed = 1 - (left - 1) / self._accumulate
                 self.process.post(Computed.of_stopped(self._averaged, computed))
             else:
                 self._pass(effect, before, takes_s, left - 1)

@@ -63,9 +63,11 @@ def error(windows: Sequence[Mapping[str, Any]]) -> float | None:
     """Of an extrapolation: the busiest share that the window before foretells for the largest one,
     relative to what was simulated there; None if something is saturated there, or nothing busy.
     """
-    small, large = windows[-2:] if len(windows) > 1 else (windows[0], windows[0])
+    if len(windows) < 2:
+        return None
+    small, large = windows[-2:]
     found = first([large])
-    if found is None or small is large or not is_free(large, windows[0]):
+    if found is None or not is_free(large, windows[0]):
         return None
     there, here = (row["busy"].get(found.kind) for row in (large, small))
     if not there or not here or not there["share"]:

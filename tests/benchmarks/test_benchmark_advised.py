@@ -15,7 +15,7 @@ from benchmarks import advised
 from tests.hosts.cluster import missing
 
 ROOT = Path(__file__).parents[2]
-TELL = "import train; print(train.task.sleep_s, len(train.task.dataset()))"
+TELL = "import train; print(train.STEP_S, len(train.task.dataset()))"
 
 
 def test_the_task_is_complete_where_only_its_python_files_and_the_shared_data_are(

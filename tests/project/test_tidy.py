@@ -103,8 +103,10 @@ def parsed() -> dict[str, ast.Module]:
 def test_functions_are_small_and_every_module_says_what_it_is() -> None:
     large, silent = {}, []
     for file, tree in parsed().items():
-        sizes = {f.name: (f.end_lineno or 0) - f.lineno + 1 for f in functions(tree)}
-        large |= {f"{file}: {f}": n for f, n in sizes.items() if n > FUNCTION_LINES_MAX}
+        for f in functions(tree):  # By line: classes have functions of the same names.
+            lines = (f.end_lineno or 0) - f.lineno + 1
+            if lines > FUNCTION_LINES_MAX:
+                large[f"{file}:{f.lineno}: {f.name}"] = lines
         if tree.body and not ast.get_docstring(tree):
             silent.append(file)
     assert large == {}

@@ -127,11 +127,13 @@ class Evaluations(Owner):
         """Give up on a `finish` that has not returned."""
         if self.finished:
             return
-        why = because or "no worker was able to run it"
-        if self.asked is not None and not because:
+        if because:
+            why = because
+        elif self.asked is not None:
             why = f"not done after {self.finish_s:g} s (finish_s of [evaluation])"
-        elif self.finishes and not because:
-            why = "the worker that ran it has died"
+        else:
+            died = "the worker that ran it has died"
+            why = died if self.finishes else "no worker was able to run it"
         self.finished = {"worker": self.worker, "text": "", "error": why}
         self.context.event("late", self.worker, f"the task's finish: {why}")
         self.gone(self.worker)
