@@ -293,7 +293,7 @@ class Player:
             self._context, tables, algorithm, self.side, me=me, send_queue=self._queue,
             batch_size=batch_size, push_norm_max=1e300, own_lr=own_lr,
             members=self._members,
-            collecting=Collecting(self._context, name, me, 1.0) if "group" in links else None,
+            collecting=Collecting(self._context, name, me, 1e9) if "group" in links else None,
         )  # fmt: skip
         self._now = 0.0
         self._leased = 0

@@ -166,6 +166,25 @@ def test_replicas_together_do_each_sample_once(algorithm):
 
 
 @every_algorithm
+def test_nobody_waits_for_a_replica_whose_last_gradients_were_discarded(algorithm):
+    """It hears only once that there is no data, perhaps in the middle of a round without a step."""
+    _, everybody = players(algorithm, 2)
+    unlucky, other = everybody
+    for player in everybody:
+        player.todo += portion(player.slot)
+    play(everybody)
+    unlucky.todo += portion(2)
+    unlucky.gradient = lambda _parameters, _batch: Step(np.full(SIZE, np.nan, np.float32), 1, 1.0)
+    other.todo += [batch for number in range(3, 9) for batch in portion(number)]
+    for _ in range(20 * BATCHES):
+        for player in everybody:
+            player.advance()
+            if player.needs_data() and not player.todo:
+                player.tell_none()
+    assert (len(unlucky.todo), len(other.todo)) == (0, 0), f"{other.request} waits"
+
+
+@every_algorithm
 def test_a_replica_that_never_gets_data_pushes_no_samples(algorithm):
     _, (player,) = players(algorithm, 1)
     play([player])

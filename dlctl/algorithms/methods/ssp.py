@@ -99,9 +99,7 @@ class Replica(ReplicaSide):
     def run(self) -> Needs:
         while True:
             if (yield NextData()) is None:
-                if not self._is_idle:
-                    self._is_idle, self.is_counted = True, False
-                    yield Write(vector=None, clock=IDLE)
+                yield from self._rest()
                 continue
             if not self.is_counted:
                 yield from self._read()
@@ -110,8 +108,17 @@ class Replica(ReplicaSide):
                 self._read_at = -math.inf
             if made.samples:
                 yield self._update(made.samples)
+            elif not made.has_data:  # All were discarded, and this is the only notice of the end.
+                yield from self._rest()
+                continue
             if self._is_read_due():
                 yield from self._read()
+
+    def _rest(self) -> Generator[Write, Any, None]:
+        """Without data: no shard waits for this replica, until it counts again."""
+        if not self._is_idle:
+            self._is_idle, self.is_counted = True, False
+            yield Write(vector=None, clock=IDLE)
 
     def _is_read_due(self) -> bool:
         is_too_old = self.view.clock_min < self.clock - self.options.staleness
