@@ -100,7 +100,8 @@ class Gradient(Need):
     On None nothing may stay behind unpushed, because this may be the end of the run. Batches whose
     gradient is discarded, not finite or too large, are left out, and the next one is computed
     instead; but right after `NextData` it is the announced batch or, if that one is discarded,
-    None. See `rounds.Discards`.
+    None. See `rounds.Discards`. An announced batch that is nothing (it is skipped, or none of its
+    samples can be read) is replaced by the next one, unless that is of another portion or its last.
     """
 
     step: bool = False

@@ -77,6 +77,18 @@ def test_all_steps_are_pushed_where_data_ends():
     assert (player.samples_pushed, player.samples_done) == (6, 6)
 
 
+def test_a_replica_that_is_not_finite_where_data_ends_does_not_hold_the_run_up():
+    """It hears only once that there is no data."""
+    shards, (player, *_) = replicas()
+    for number in range(6):
+        step(player, number, is_last=number == 5)
+    player.parameters[:] = np.nan
+    player.tell_none()
+    assert not player.training.writing.has_unpushed_steps()
+    assert player.samples_done == 6
+    assert np.isfinite(shards.whole()).all()
+
+
 def test_who_joins_begins_at_the_centre_and_its_predecessor_s_pull_is_forgotten():
     shards, (player, *_) = replicas(exchange_every_steps=1)
     for number in range(5):

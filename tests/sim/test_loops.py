@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from simulated import Watcher, job_file
 
-from dlctl.roles.protocol.loop_effects import KeepModel
+from dlctl.roles.protocol.loop_effects import KeepModel, LendModel
 from dlctl.roles.worker import last_read
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.loops import LoopOptions, Trained
@@ -101,6 +101,30 @@ def test_no_step_is_of_two_clients_and_the_last_client_ends_the_round(accumulate
     assert outcome.state == "finished"
     assert trained.counts == Counter({(e, n): 1 for e in range(3) for n in range(SAMPLES)})
     assert trained.clients == {1}
+
+
+class FirstSteps(Watcher):
+    """Whether the first step of each client began where a client does."""
+
+    def __init__(self) -> None:
+        super().__init__(PortionDone)
+        self.fresh: dict[tuple[int, int], bool] = {}
+        self._is_fresh = False
+
+    def on_effect(self, process: Process, effect: Effect) -> None:
+        super().on_effect(process, effect)
+        if isinstance(effect, LendModel):
+            self._is_fresh = effect.fresh
+        if isinstance(effect, Trained) and not effect.is_skipped:
+            self.fresh.setdefault(effect.pieces[0][:2], self._is_fresh)
+
+
+def test_a_client_whose_last_step_is_skipped_does_not_train_on_the_data_of_the_next() -> None:
+    first = FirstSteps()
+    loop = LoopOptions(batch_size=3, skips=0.5, ahead=6)
+    run(loop, first, workers=1, algorithm=("fedavg", {"fraction": 1.0}), epochs=3.0)
+    assert len(first.fresh) == 6
+    assert all(first.fresh.values())
 
 
 def test_the_samples_of_skipped_steps_are_done_and_not_counted() -> None:

@@ -81,7 +81,8 @@ class Replica(ReplicaSide):
 
     def run(self) -> Needs:
         while True:
-            yield NextData()
+            if (yield NextData()) is None:
+                continue
             yield Read(wait=True, after_own=True)
             steps = self.options.local_steps
             if self.options.dynamic_steps:

@@ -91,6 +91,8 @@ class Replica(ReplicaSide):
             if is_due:
                 if not (yield from self._pulled(samples)):
                     samples = 0
+                    if data is None:  # Nothing else would say that its steps do not count.
+                        yield from self._take_centre()
                     continue
                 samples = position.steps = 0
             if data is not None:

@@ -538,9 +538,37 @@ def test_an_announced_batch_that_was_nothing_lets_the_method_hear_of_the_end_whe
     at.advance()
     if not leaves:
         at.lease(0)
-        at.lease(0)
     assert at.log[1] is not None
     assert at.log[3:] == [None, None], "the gradient, and then: no data"
+
+
+@pytest.mark.parametrize(
+    ("skipped", "following"),
+    [
+        (1, None),  # The gradient is of the batch after it.
+        (2, (0, 3, True)),
+        (3, (1, 0, False)),
+    ],
+)
+def test_an_announced_batch_that_was_nothing_is_no_other_client_s_and_not_the_last_one_instead(
+    skipped: int, following: tuple[int, int, bool] | None
+) -> None:
+    """The method has been told which portion it is of, and whether that ends with it."""
+    at = replica(*([NextData(), Gradient()] * 4), NextData(), Gradient())
+    at.lease(4)
+    for _ in range(skipped):
+        at.computed()
+    if len(at.of(m.LeaseRequest)) == 2:  # The last batch has begun.
+        at.lease(4)
+    at.training.on_event(Computed(1.0, None, np.zeros(0), np.inf, False, is_skipped=True), 0.0)
+    at.advance()
+    answers = at.log[2 * skipped + 1 :]
+    if following is None:
+        assert not answers
+        assert at.training.is_at_work()
+    else:
+        portion, number, is_last = following
+        assert answers == [None, NextBatch(0, portion, is_last, number)]
 
 
 def test_a_shard_of_a_stream_that_ends_is_told_with_the_next_question_and_its_portion() -> None:

@@ -104,7 +104,8 @@ class Computing:
         self._named: Named | None = None
         """The rows of the batches that were announced."""
         self._was_empty = False
-        """The announced batch was empty or skipped: the next one, if any, is computed instead."""
+        """The announced batch was empty or skipped. The next one is computed instead, if what the
+        method was told of that one holds for this one, too."""
 
     # ------------------------------------------------------------ the source of steps
 
@@ -194,22 +195,28 @@ class Computing:
         if self._step is not None or self._was_refused:
             step, self._step, self._was_refused = self._step, None, False
             return True, step
-        if need.rows is not None and self._was_empty:
-            self._was_empty = False  # The rows of the next batch are not known.
+        if self._was_empty and (need.rows is not None or not self._goes_on()):
+            self._was_empty = False  # The next one must be announced, and its rows be determined.
             return True, None
-        if (self._announced or self._was_empty) and self._ends_here():
+        if self._announced and self._ends_here():
             # The batch was announced before the end: the method must be notified of the end where
             # it requests data, which is where it pushes its accrued gradients.
-            self._announced = self._was_empty = False
+            self._announced = False
             return True, None
         done, data = self._find_data(now)
         if data is not None:
             if not self.is_held():
                 self._compute(need, now)
             return False, None
-        if done and self._was_empty:
-            self._was_empty = self.leasing.told_no_data = False  # Here, too.
+        self._was_empty &= not done
         return done, None
+
+    def _goes_on(self) -> bool:
+        """Whether the next batch is within the portion that the one before it was within: neither
+        its first nor its last.
+        """
+        data = self.portions.ahead()
+        return data is not None and data.number > 0 and not data.is_last
 
     def is_held(self) -> bool:
         """Whether no batch may begin because the replica's state is about to be saved."""

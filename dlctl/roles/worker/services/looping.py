@@ -96,8 +96,9 @@ class Looping(Service[Need]):
         """The loop waits for data, with the model in its hands or not."""
         self._is_told_of_end = False
         """The method was notified that there is no data, because the replica leaves."""
-        self._is_announced = False
-        """`NextData` has announced a step; but what is left may be too little for the loop."""
+        self._announced: tuple[int, int] | None = None
+        """The portion that `NextData` has announced a step in; but what is left may be too little
+        for the loop, and the loop may skip its steps."""
         self._has_left = False
         """The loop takes neither the model nor data any more."""
         self._heard_at = 0.0
@@ -166,7 +167,7 @@ class Looping(Service[Need]):
 
     def drain(self) -> None:
         if not self.draining:
-            self.draining = True
+            self.draining, self._is_dry = True, False  # What is begun is finished with less.
             self.context.do(GiveData(None, ends=True))
             self.recall()
 
@@ -203,11 +204,15 @@ class Looping(Service[Need]):
             return True, self._made.popleft()
         if self._lent is not None:
             return False, None
+        if self._announced is not None and next(iter(self._left), None) != self._announced:
+            self._announced = None  # All that was left of it was skipped.
+            return True, None
         done, data = self._find_data(now)
         if data is None:
-            if done and self._is_announced:
+            if done and self._announced is not None:
                 # The method expects to be notified where it asks for data.
-                self._is_announced = self.leasing.told_no_data = self._is_told_of_end = False
+                self._announced = None
+                self.leasing.told_no_data = self._is_told_of_end = False
                 self.leasing.none_now = not self.draining
             return done, None
         if not self.is_held():
@@ -220,7 +225,7 @@ class Looping(Service[Need]):
         if self._lent is not None:
             return False, None
         done, data = self._find_data(now)
-        self._is_announced = data is not None
+        self._announced = None if data is None else (data.data_epoch, data.portion)
         return done, data
 
     def _find_data(self, now: float) -> tuple[bool, NextBatch | None]:
@@ -308,7 +313,7 @@ class Looping(Service[Need]):
             if is_usable or not step.is_skipped:
                 made = Step(event.gradient, step.samples, _known(step.loss), event.norm)
                 self._made.append(made if is_usable else None)
-                self._is_announced = False
+                self._announced = None
         self.averaged = event.averaged
         if event.returns:
             self._lent, self._is_dry = None, event.is_dry
