@@ -35,6 +35,7 @@ def there(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whatever the code under test does, this file leaves all as it was."""
     before = Surroundings.now()
     monkeypatch.setenv("THERE", "this")
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # Under nohup it is ignored.
     yield
     before.restore(Surroundings.now())
 

@@ -195,7 +195,7 @@ def test_several_faults_are_named_at_once_and_the_rest_is_looked_at_all_the_same
     shared_cluster.mend_key("h1")
     shared_cluster.firewall("h2", [])
     assert ended.code == 1
-    assert wrong(findings) == [
+    assert [each for each in wrong(findings) if each[2] == "fault"] == [
         ("h1", "ssh", "fault"),
         ("h2", "server-1", "fault"),
         ("h3", "server-2", "fault"),
