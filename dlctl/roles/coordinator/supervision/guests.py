@@ -326,6 +326,8 @@ class Guests(CoordinatorPart):
         if worker is not None and worker.alive:
             worker.killed_for = f"gone with {guest.name}"
             self.control.presume_dead(worker, now)
+        elif worker is not None and not self._is_over():
+            self.scaling.leave(worker, REMOVAL, now)  # It waits to be started again, by nobody now.
         self.transfers.fail_all(guest.name, "its host has left the run", now)
         self.mirror.lose(guest.name)
         if not self._is_over():

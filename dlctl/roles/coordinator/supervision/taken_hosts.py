@@ -16,7 +16,7 @@ from dlctl.roles.coordinator.members.selections import ChangedDaemons
 from dlctl.roles.coordinator.records import WantHosts
 from dlctl.roles.coordinator.remote_files import LogMirror
 from dlctl.roles.coordinator.run_state import CoordinatorPart
-from dlctl.roles.coordinator.supervision.scaling import TAKEN, Scaling
+from dlctl.roles.coordinator.supervision.scaling import REMOVAL, TAKEN, Scaling
 from dlctl.roles.protocol.effects import HostTaken
 from dlctl.roles.protocol.files import Transfers
 
@@ -103,7 +103,9 @@ class TakenHosts(CoordinatorPart):
         if worker.role != "worker":
             return
         if worker.alive:
-            worker.killed_for, worker.leaving = GONE, TAKEN
+            worker.killed_for = GONE
+            if worker.leaving != REMOVAL:  # `dlctl scale` has said so, and was told that it goes.
+                worker.leaving = TAKEN
             self.control.presume_dead(worker, now)
         elif worker.state in daemon_states.UNSTARTED:
             worker.retry_at = None

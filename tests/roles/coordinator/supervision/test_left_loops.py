@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from training_coordinator import AtWork, sent
 
+from dlctl.errors import DlctlError
 from dlctl.problems import Problem
 from dlctl.roles.coordinator.members.membership import LEAVES_EARLY_S
 from dlctl.util.text import HAS_LEFT
 from dlctl.wire import messages as m
+from dlctl.wire.machine import Received
 
 LIFE_S = 12.0
 """From the start of a script until it breaks: longer than a death at the start would take."""
@@ -95,3 +98,67 @@ def test_a_worker_that_was_asked_to_drain_has_not_left_by_itself() -> None:
         assert run.worker(1).state == "starting"
         run.joins(run.worker(1))
     assert run.worker(1).deaths_in_row == 0
+
+
+# ---------------------------------------------------------------- of guests
+
+
+def with_a_guest(workers: int = 2) -> AtWork:
+    """A run in which a guest trains as well, in the next slot."""
+    run = AtWork(workers)
+    guest, worker = f"guest-{workers}", f"worker-{workers}"
+    members = run.machine.members
+    for name in (guest, worker):
+        daemon = members.add_invited(name, guest, f"{name} of alice")
+        daemon.begin(run.now)
+        run.joins(daemon)
+    run.machine.notify_members()
+    return run
+
+
+def goes(run: AtWork, slot: int = 2) -> None:
+    """The guest says goodbye."""
+    guest = run.machine.members.daemons[f"guest-{slot}"]
+    end = m.ProcessExited(guest.name, guest.incarnation, 0, ())
+    run.machine.handle(Received(guest.name.encode(), end), run.now)
+
+
+def test_the_worker_of_a_guest_that_has_gone_is_not_started_again() -> None:
+    """Its script has left its loop, and the guest goes in the pause before the next start."""
+    run = with_a_guest()
+    life(run, slot=2)
+    run.hear(2, m.Drained("worker-2"))
+    run.exits(2, status=0)
+    worker = run.worker(2)
+    assert (worker.state, worker.alive) == ("backoff", False)
+    assert worker.retry_at is not None
+    goes(run)
+    run.wait(worker.retry_at - run.now + 2.0)
+    assert run.machine.members.get("worker-2") is None
+    assert run.works
+
+
+def test_a_guest_whose_worker_was_given_up_leaves_nothing_behind() -> None:
+    run = with_a_guest()
+    for _ in range(RESTARTS_MAX + 1):
+        life(run, slot=2)
+    assert run.worker(2).state == "quarantined"
+    goes(run)
+    assert run.machine.members.get("worker-2") is None
+    with pytest.raises(DlctlError):
+        run.machine.scaling.restart(["worker-2"], run.now)
+    assert run.works
+
+
+def test_a_run_whose_last_worker_went_with_its_guest_fails() -> None:
+    """Its own worker is quarantined, and nobody is left to train."""
+    run = with_a_guest(1)
+    for _ in range(RESTARTS_MAX + 1):
+        life(run, slot=0)
+    assert (run.worker(0).state, run.works) == ("quarantined", True)
+    for _ in range(2):
+        life(run, slot=1)
+    run.hear(1, m.Drained("worker-1"))
+    run.exits(1, status=0)
+    goes(run, 1)
+    assert run.state == "failed"

@@ -6,6 +6,7 @@ from training_coordinator import AtWork
 
 from dlctl.job.config import Allocated, Launch
 from dlctl.roles.coordinator.records import WantHosts
+from dlctl.roles.protocol.effects import HostTaken
 from dlctl.wire import messages as m
 from dlctl.wire.machine import Effect
 
@@ -51,3 +52,25 @@ def test_a_worker_that_is_to_start_again_keeps_its_host() -> None:
 def test_hosts_that_stay_are_not_asked_for_one_by_one() -> None:
     assert scaled(AtWork(2, launcher=STAYING), 3) == []
     assert scaled(AtWork(2), 3) == []
+
+
+def lose_host(run: AtWork, slot: int) -> None:
+    agent = run.machine.members.agent_of(run.worker(slot))
+    run.machine.handle(HostTaken(agent.name, agent.incarnation, True, "preempted"), run.now)
+
+
+def test_a_worker_that_was_scaled_away_does_not_come_back_with_another_host() -> None:
+    run = AtWork(3, launcher=EACH)
+    assert run.machine.scaling.scale(2, run.now)["leaving"] == ["worker-2"]
+    lose_host(run, 2)
+    run.wait(2.0)
+    names = [worker.name for worker in run.machine.members.of_role("worker")]
+    assert names == ["worker-0", "worker-1"]
+    assert run.works
+
+
+def test_a_worker_that_is_restarted_waits_for_the_next_host() -> None:
+    run = AtWork(3, launcher=EACH)
+    run.machine.scaling.restart(["worker-2"], run.now)
+    lose_host(run, 2)
+    assert (run.worker(2).state, run.works) == ("queued", True)
