@@ -4,6 +4,7 @@
     objects.py            the interface of a store: named bytes below an address; its errors
     folder.py             file://, a directory
     fsspec_objects.py     any file system of fsspec; s3.py and gs.py configure those of two schemes
+    layout.py             the names below the address of a store of checkpoints
     checkpoint_store.py   complete checkpoints in any of them, written and read by one set of rules
     ownership.py          which run writes at an address
     fetching.py           a file or a directory from an address, once per host

@@ -11,7 +11,6 @@ and their names are those of a run directory's `ckpt` (`dlctl/runs/checkpoints.p
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,12 +22,11 @@ from dlctl.records.manifest import MANIFEST, Manifest, has_updates, is_suspect, 
 from dlctl.runs import checkpoints, lineage
 from dlctl.stores import addresses, ownership
 from dlctl.stores.addresses import KIND, Address
+from dlctl.stores.layout import NAME
 from dlctl.stores.objects import NoObject, Objects, Progress, StoreError
 from dlctl.stores.ownership import MirrorOwner
 from dlctl.util.hashing import no_progress
 from dlctl.util.text import plural
-
-NAME = re.compile(r"\d{12,}-\d+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from dlctl.stores import layout
 from dlctl.stores.addresses import Address
 from dlctl.stores.objects import PIECE_BYTES, Cause, NoObject, Progress, StoreError
 from dlctl.util import regular
@@ -94,7 +95,11 @@ class Folder:
 
     def sweep(self) -> None:
         with self._errors():
-            for path in self.root.rglob(f".*{TEMPORARY}") if self.root.is_dir() else ():
+            left = [*self.root.glob(f".{layout.OWNER}.*{TEMPORARY}")]
+            for folder in self.root.iterdir() if self.root.is_dir() else ():
+                if layout.NAME.fullmatch(folder.name) and not folder.is_symlink():
+                    left += folder.glob(f".*{TEMPORARY}")
+            for path in left:
                 path.unlink(missing_ok=True)
 
     def _ready(self, name: str) -> Path:

@@ -11,7 +11,8 @@ from dlctl.stores.addresses import Address
 from dlctl.stores.fsspec_objects import FsspecObjects, words
 from dlctl.stores.objects import Cause, StoreError
 
-PART_BYTES = 32 << 20
+PART_BYTES = 8 << 20
+"""Progress is told part by part, see `s3.PART_BYTES`. Google wants multiples of 256 KiB."""
 EMULATOR = "STORAGE_EMULATOR_HOST"
 CREDENTIALS = "set GOOGLE_APPLICATION_CREDENTIALS, or: gcloud auth application-default login"
 STATUS: Mapping[int, tuple[Cause, str, str]] = {

@@ -73,4 +73,6 @@ class Objects(Protocol):
         """Remove objects in this order; those that do not exist are no error."""
 
     def sweep(self) -> None:
-        """Remove what an interrupted `put` has left and no listing shows."""
+        """Remove what an interrupted `put` of a checkpoint's file, or of the owner's record, has
+        left and no listing shows (`layout.has`). Others may write below the address, too.
+        """

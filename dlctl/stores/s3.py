@@ -11,11 +11,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from dlctl.stores import layout
 from dlctl.stores.addresses import Address
 from dlctl.stores.fsspec_objects import FsspecObjects, words
 from dlctl.stores.objects import Cause, StoreError
 
-PART_BYTES = 32 << 20
+PART_BYTES = 8 << 20
+"""Progress is told part by part, all that are sent at a time together: over a slow uplink they must
+arrive before the process counts as hung (`daemons/coordinator/mirroring.py`).
+"""
 PARTS_MAX = 9_000
 """Of 10,000 that the protocol allows."""
 AT_ONCE = 2
@@ -120,14 +124,19 @@ def _put_options(nbytes: int) -> Mapping[str, Any]:
 
 def _abort_uploads(filesystem: Any, address: Address) -> None:
     """End multipart uploads of a process that was killed: they cost, and no listing shows them.
-    Not every store can list them.
+    Only those of this store: others may upload to the bucket, and below the address. Not every
+    store can list them.
     """
+    where, after = {"Bucket": address.bucket}, dict[str, str]()
+    prefix = f"{address.key}/".lstrip("/")
     with suppress(Exception):
-        found = filesystem.call_s3(
-            "list_multipart_uploads", Bucket=address.bucket, Prefix=f"{address.key}/".lstrip("/")
-        )
-        for upload in found.get("Uploads", ()):
-            key, number = upload["Key"], upload["UploadId"]
-            filesystem.call_s3(
-                "abort_multipart_upload", Bucket=address.bucket, Key=key, UploadId=number
-            )
+        while True:
+            found = filesystem.call_s3("list_multipart_uploads", **where, Prefix=prefix, **after)
+            for upload in found.get("Uploads", ()):
+                key, number = upload["Key"], upload["UploadId"]
+                if key.startswith(prefix) and layout.has(key.removeprefix(prefix)):
+                    filesystem.call_s3("abort_multipart_upload", **where, Key=key, UploadId=number)
+            before, markers = after, ("KeyMarker", "UploadIdMarker")
+            after = {name: found[f"Next{name}"] for name in markers if found.get(f"Next{name}")}
+            if not found.get("IsTruncated") or after in ({}, before):
+                return

@@ -9,6 +9,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import s3_servers
@@ -17,7 +18,7 @@ from stored_checkpoints import Recording, checkpoint, failing
 from dlctl.errors import DlctlError, NotFound
 from dlctl.records.manifest import FAILURE, MANIFEST
 from dlctl.runs import checkpoints, lineage
-from dlctl.stores import addresses, checkpoint_store, ownership
+from dlctl.stores import addresses, checkpoint_store, ownership, s3
 from dlctl.stores.checkpoint_store import CheckpointStore
 from dlctl.stores.folder import Folder
 from dlctl.stores.fsspec_objects import FsspecObjects
@@ -105,6 +106,59 @@ def test_objects_are_listed_read_and_removed_by_their_names(
     objects.remove(["a/file", "no/such"])
     objects.sweep()
     assert objects.sizes() == {"b c.json": 2}
+
+
+def test_a_folder_is_swept_of_what_its_own_uploads_have_left(tmp_path: Path) -> None:
+    """Other runs, and other programs, write below an address as well."""
+    own = {"000000000400-2/.shard-0.safetensors.1f2e3d4c.tmp", ".run.json.1f2e3d4c.tmp"}
+    others = {
+        "beside/000000000400-2/.shard-0.safetensors.1f2e3d4c.tmp",  # A mirror below this one.
+        "beside/.run.json.1f2e3d4c.tmp",
+        "000000000400-2/deeper/.file.1f2e3d4c.tmp",
+        "photos/.thumbnails.tmp",
+        ".editor.tmp",
+        "000000000400-2/shard-0.safetensors",
+    }
+    for name in own | others:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    Folder(tmp_path).sweep()
+    left = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()}
+    assert left == others
+    Folder(tmp_path / "none").sweep()
+
+
+class Bucket:
+    """What a bucket answers about uploads that have begun, two on a page."""
+
+    def __init__(self, *keys: str) -> None:
+        self.keys = list(keys)
+        self.aborted: set[str] = set()
+
+    def call_s3(self, method: str, **words: Any) -> dict[str, Any]:
+        assert words["Bucket"] == "bucket"
+        if method == "abort_multipart_upload":
+            assert words["UploadId"] == f"of {words['Key']}"
+            self.aborted.add(words["Key"])
+            return {}
+        found = sorted(key for key in self.keys if key.startswith(words["Prefix"]))
+        page = [key for key in found if key > words.get("KeyMarker", "")][:2]
+        is_more = bool(page) and page[-1] != found[-1]
+        more = {"NextKeyMarker": page[-1], "NextUploadIdMarker": "1"} if is_more else {}
+        uploads = [{"Key": key, "UploadId": f"of {key}"} for key in page]
+        return {"Uploads": uploads, "IsTruncated": is_more, **more}
+
+
+@pytest.mark.parametrize("prefix", ["", "clouds", "clouds/a"])
+def test_only_uploads_that_are_a_stores_own_are_aborted(prefix: str) -> None:
+    """A whole bucket can be an address, and so can a folder of another one."""
+    places = ("", "clouds/", "clouds/a/", "cloudscape/")
+    files = ("000000000400-2/shard-0.safetensors", "run.json")
+    others = ("backup/2024.tar", "400-2/film.mp4", "000000000400-2/a/b", "000000000400-2/")
+    bucket = Bucket(*(place + file for place in places for file in (*files, *others)))
+    s3._abort_uploads(bucket, addresses.parse(f"s3://bucket/{prefix}".rstrip("/")))
+    place = f"{prefix}/".lstrip("/")
+    assert bucket.aborted == {place + file for file in files}
 
 
 def test_what_is_not_there_is_no_object(objects: Objects) -> None:
