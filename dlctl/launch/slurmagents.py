@@ -36,7 +36,7 @@ SUBMIT_S = 5.0
 ENDING_S = 5.0
 """Until a job whose processes were sent SIGTERM is not RUNNING any more."""
 AGAIN_S = 10.0
-"""Until the next try to submit a job, if Slurm's controller does not answer."""
+"""Until the next try to submit or to cancel a job, if Slurm's controller does not answer."""
 LISTED_S = 60.0
 """For a job whose number is not known to appear in the queue: sbatch may outlive the coordinator
 that has called it, and squeue may lag behind it. An empty list is the end of the job only later."""
@@ -91,8 +91,11 @@ class SlurmAgents:
         self._order: base.StartOrder | None = None
         """The newest one."""
         self._was_cancelled = False
+        """Or is about to be."""
         self._is_unwanted = False
         """The job is to be cancelled as soon as its number is known and no command runs."""
+        self._cancel_at = 0.0
+        """Not before, because the last try has failed."""
         self.is_over = False
         """The job has ended, or could not be submitted: it is not used any more."""
 
@@ -129,9 +132,25 @@ class SlurmAgents:
     def cancel(self) -> None:
         """Give the node back: the job ends, and is reported as any end of it."""
         self._is_unwanted = self._handle is not None and not self.is_over
-        if self._is_unwanted and self._handle and self._handle.job_id and self._command is None:
-            self._run(slurmcalls.cancel_argv(self._handle.job_id), lambda output: None)
-            self._is_unwanted, self._was_cancelled = False, True
+        if not (self._is_unwanted and self._handle and self._handle.job_id):
+            return
+        if self._command is None and time.monotonic() >= self._cancel_at:
+            try:
+                self._run(slurmcalls.cancel_argv(self._handle.job_id), self._on_cancelled)
+                self._was_cancelled = True
+            except (DlctlError, OSError) as error:
+                self._not_cancelled(str(error))
+
+    def _on_cancelled(self, output: CommandOutput) -> None:
+        if output.status == 0 or slurmwords.is_ended(output):
+            self._is_unwanted = False
+        else:  # The controller may be restarting. The node is held, and paid for, meanwhile.
+            self._was_cancelled = False
+            self._not_cancelled(output.last_line() or "no answer")
+
+    def _not_cancelled(self, why: str) -> None:
+        log.warning("cannot cancel job %s, which is not needed any more: %s", self._job, why)
+        self._cancel_at = time.monotonic() + AGAIN_S
 
     def kill(self, name: str) -> None:
         """Kill an agent by its keeper. Without an answer the node counts as dead."""

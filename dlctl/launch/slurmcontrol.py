@@ -294,9 +294,32 @@ def leave(file: Path, orders: Path) -> bool:
     number = _succeeded(orders)
     if not number:
         return False
-    reach(number).write(directory)
-    local.kill_all(directory)
-    return True
+    # A stop may end at any moment until the daemons are gone. While Slurm did not answer it has
+    # found this job only, and the next one would train the run that it has stopped.
+    if not reaching.is_over(directory):
+        reach(number).write(directory)
+        local.kill_all(directory)
+        if not reaching.is_over(directory):
+            return True
+    _withdraw(number)
+    return False
+
+
+def _withdraw(number: str) -> None:
+    """Cancel the next control job; it waits for the end of this one. Tries again while Slurm does
+    not answer.
+    """
+    until = time.monotonic() + SUCCEED_S
+    while True:
+        try:
+            cancel(number)
+        except DlctlError as error:
+            print(f"{error}; next: {error.hint}", file=sys.stderr, flush=True)
+        else:
+            return
+        if time.monotonic() >= until:
+            return
+        time.sleep(AGAIN_S)
 
 
 def _succeeded(orders: Path) -> str:

@@ -16,7 +16,7 @@ from dlctl.launch.commands import LATE, CommandOutput
 WHERE = "launcher slurm"
 """The launcher's section of the job file, whichever form that has."""
 SHARED = f"set dir of {WHERE} to a directory that this machine and all nodes share"
-UNKNOWN_JOB = "Invalid job id"
+UNKNOWN_JOB, ENDED_JOB = "Invalid job id", "already completing or completed"
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "CONFIGURING")
 AT_WORK = ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING", "COMPLETING")
 COMPLETING = "COMPLETING"
@@ -162,6 +162,11 @@ def refused(output: CommandOutput) -> DlctlError:
     exists = "sinfo -s and sacctmgr show assoc list what exists"
     hint = f"correct the keys of {WHERE} in the job file; {exists}"
     return DlctlError(text, where=WHERE, hint=hint)
+
+
+def is_ended(output: CommandOutput) -> bool:
+    """Whether scancel has found no job that could be cancelled."""
+    return UNKNOWN_JOB in output.err or ENDED_JOB in output.err
 
 
 def is_unclear(output: CommandOutput) -> bool:

@@ -525,3 +525,60 @@ def test_many_jobs_are_cancelled_at_once(tools: Path, directory: Path, tmp_path:
     assert sorted((tmp_path / "cancelled").read_text().split()) == ["1", "2"]
     assert len((tmp_path / "cancelled").read_text().splitlines()) == 1
     assert slurmcalls.handles(directory) == {}
+
+
+def test_a_job_that_could_not_be_cancelled_is_cancelled_later(
+    tools: Path, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a node would be held, and paid for, although no worker is to run there."""
+    fleet = Fleet(tools, directory, tmp_path)
+    fleet.start("agent-1", 1)
+    fleet.says(1, "RUNNING")
+    fleet.look()
+    job = fleet.jobs._jobs["agent-1"]
+    put(tools, "scancel", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    fleet.jobs.want(["agent-2"])
+    fleet._turn()
+    assert not job.is_ending
+    said = f'echo "$*" >> {tmp_path}/cancelled'
+    put(tools, "scancel", said)
+    fleet.look()
+    assert not (tmp_path / "cancelled").exists(), "there is a pause before the next try"
+    monkeypatch.setattr(job, "_cancel_at", 0.0)
+    for _ in range(3):
+        fleet.look()
+    assert (tmp_path / "cancelled").read_text() == "1\n", "once is enough"
+    assert job.is_ending
+
+
+def test_a_job_that_is_wanted_again_is_not_cancelled_later(
+    tools: Path, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = Fleet(tools, directory, tmp_path)
+    fleet.start("agent-1", 1)
+    fleet.says(1, "RUNNING")
+    fleet.look()
+    job = fleet.jobs._jobs["agent-1"]
+    put(tools, "scancel", "exit 1")
+    fleet.jobs.want([])
+    fleet.jobs.want(["agent-1"])  # While scancel runs.
+    fleet._turn()
+    monkeypatch.setattr(job, "_cancel_at", 0.0)
+    put(tools, "scancel", f"touch {tmp_path}/cancelled")
+    fleet.look()
+    assert (job.is_ending, (tmp_path / "cancelled").exists()) == (False, False)
+
+
+def test_a_job_that_is_not_there_any_more_needs_no_other_cancellation(
+    tools: Path, directory: Path, tmp_path: Path
+) -> None:
+    fleet = Fleet(tools, directory, tmp_path)
+    fleet.start("agent-1", 1)
+    said = "scancel: error: Kill job error on job id 1: Invalid job id specified"
+    put(tools, "scancel", f"echo >> {tmp_path}/asked; echo '{said}' >&2; exit 1")
+    fleet.says(1, "RUNNING")
+    fleet.jobs.want([])
+    fleet._turn()
+    assert fleet.jobs._jobs["agent-1"].is_ending
+    fleet.look()
+    assert (tmp_path / "asked").read_text() == "\n"

@@ -179,6 +179,62 @@ def test_a_job_is_cancelled_but_not_by_itself_nor_another_ones(
     assert slurmcontrol.cancel("18") == ""
 
 
+# ---------------------------------------------------------------- its end
+
+
+def handed_over(
+    run: Path, tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *ends: str
+) -> tuple[bool, bool]:
+    """Whether a job has left its run to the next one, 18, and has cancelled that. ends: at which
+    of the points "asked" and "killed" the run has stopped.
+    """
+    orders = tmp_path / f"{slurmcontrol.NAME}0"
+    orders.mkdir()
+
+    def stops() -> None:
+        with closing(RunDb(run)) as db:
+            db.put_run(state="stopped")
+            db.commit()
+
+    def succeeded(orders: Path) -> str:
+        if "asked" in ends:
+            stops()
+        return "18"
+
+    def kill_all(directory: Path) -> None:
+        assert "asked" not in ends, "the run is over"
+        if "killed" in ends:
+            stops()
+
+    monkeypatch.setattr(slurmcontrol, "_succeeded", succeeded)
+    monkeypatch.setattr(slurmcontrol.local, "kill_all", kill_all)
+    monkeypatch.setattr(slurmcontrol.select, "directory", lambda *_, **__: run)
+    monkeypatch.setattr(slurmcontrol, "AGAIN_S", 0.0)
+    put(tools, "squeue", f"echo {orders.name}")
+    put(
+        tools,
+        "scancel",
+        f"[ -e {tmp_path}/tried ] || {{ touch {tmp_path}/tried; exit 1; }}; "
+        f'echo "$*" > {tmp_path}/cancelled',
+    )
+    left = slurmcontrol.leave(tmp_path / "job.toml", orders)
+    was_cancelled = (tmp_path / "cancelled").exists()
+    assert not was_cancelled or (tmp_path / "cancelled").read_text() == "18\n"
+    return left, was_cancelled
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [((), (True, False)), (("asked",), (False, True)), (("killed",), (False, True))],
+)
+def test_a_run_that_was_stopped_while_the_next_job_was_submitted_is_left_to_nobody(
+    run: Path, tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    ends: tuple[str, ...], expected: tuple[bool, bool],
+) -> None:  # fmt: skip
+    """A stop finds only the job that it runs in; the next one would train the run again."""
+    assert handed_over(run, tools, tmp_path, monkeypatch, *ends) == expected
+
+
 # ---------------------------------------------------------------- the way there
 
 
