@@ -202,6 +202,8 @@ def _shards(case: Case, findings: Findings) -> Shards:
         return Shards.AWAY
     if findings.obstacles:
         return Shards.LOST
+    if findings.only_exits:
+        return Shards.WHOLE
     return Shards.WHOLE if findings.was_at_work and findings.has_updates else Shards.EMPTY
 
 
@@ -253,6 +255,8 @@ HEADLINES = {
     Action.ALREADY_RUNNING: "{run} is already {state}",
     Action.OVER: "{run} has already {state}",
 }
+ENDS = "{run} ends, at step {step}, as it was about to: nothing is lost"
+"""Of a run that is continued only to exit."""
 
 
 def headline(case: Case) -> str:
@@ -262,10 +266,13 @@ def headline(case: Case) -> str:
     if case.action is Action.OVER and case.run is not None and case.run.state == RunCase.FINISHED:
         more = "to train on, use --fresh or a later stop in [job]"
         return f"{case.run.run_id} has already finished; {more}"
-    step = case.findings.step if case.findings is not None else None
+    step, template = None, HEADLINES[case.action]
+    if case.findings is not None:
+        step = case.findings.step
+        template = ENDS if case.findings.only_exits and case.action is Action.CONTINUE else template
     step = case.checkpoint[1]["step"] if case.checkpoint is not None else step
     names = {} if case.run is None else {"run": case.run.run_id, "state": case.run.state}
-    return HEADLINES[case.action].format(**names, step=values.count(step))
+    return template.format(**names, step=values.count(step))
 
 
 def next_command(case: Case) -> str:

@@ -176,6 +176,9 @@ class Findings:
     """The last step the run reached."""
     away: dict[str, str]
     """Agents whose hosts are unreachable, and why."""
+    only_exits: bool = False
+    """The run was ending in order, and all but the exit of its processes was done: it ends when it
+    is continued, and needs no shard for that."""
 
     @property
     def has_updates(self) -> bool:
@@ -223,15 +226,19 @@ def examine(snapshot: Snapshot, *, ask_hosts: bool = True) -> Findings:
     }
     obstacles = [text for text, holds in possible.items() if holds]
     obstacles += [f"{shard.name}: {shard.problem}" for shard in shards if shard.problem]
+    if only_exits := Memory(memory).only_exits:
+        obstacles = []  # From a checkpoint, a run that was stopped would train again.
     steps = (Memory(memory).work.steps if memory else None, snapshot.run.get("step"))
     step = int(max(values.number(step) or 0.0 for step in steps))
     here = [str(row["name"]) for row in processes.living(snapshot.everybody())]
-    return Findings([*here, *left.living], shards, obstacles, was_at_work, step, left.away)
+    alive = [*here, *left.living]
+    return Findings(alive, shards, obstacles, was_at_work, step, left.away, only_exits)
 
 
 def has_begun(snapshot: Snapshot) -> bool:
     """Whether the run may have done anything, by the records on this machine. Raises DlctlError."""
-    return facts.has_begun(snapshot) or Memory(read_memory(snapshot.directory)).has_released
+    memory = Memory(read_memory(snapshot.directory))
+    return facts.has_begun(snapshot) or memory.has_released or memory.only_exits
 
 
 def is_led(snapshot: Snapshot) -> bool:

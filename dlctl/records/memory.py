@@ -214,6 +214,16 @@ class Memory:
         run = self.piece(RunMemory)
         return run is not None and run.released is not None
 
+    @property
+    def only_exits(self) -> bool:
+        """Whether only the exit of the processes was left of a run that ends in order: its last
+        checkpoint is on record, and its servers may have removed their shards.
+        """
+        run, end = self.piece(RunMemory), self.piece(End)
+        if run is None or end is None or run.state != "stopping":
+            return False
+        return end.is_shutting_down and end.state != "failed"
+
 
 _UNSEEN = object()
 """Differs from all values."""

@@ -22,7 +22,8 @@ from process_identity import ME, identity
 
 from dlctl.cli.ui import live
 from dlctl.job import config
-from dlctl.ops import control, recover
+from dlctl.ops import cases, control, recover
+from dlctl.ops.decide import Action
 from dlctl.ops.ready import is_back, waiting_for
 from dlctl.runs import database, kept_shards, lock, paths, terms
 from dlctl.runs.database import RunDb
@@ -125,6 +126,58 @@ def test_a_run_that_never_got_to_work_starts_again(dead, job, dlctl_command):
     assert (found["way"], found["was_at_work"]) == ("go on", False)
     assert any(reason in cause for cause in found["causes"])
     assert found["next"].startswith("fix train.py:4")
+
+
+def ending(dead, state: str = "stopped", *, only_exits: bool = True, has_begun: bool = True):
+    """The run was about to end when everything died; its servers had removed their shards."""
+    served = ["server-0"] if has_begun else []
+    remember(dead, *served, state="stopping", step=90 if has_begun else 0)
+    released = True if has_begun else None
+    dead.db.put_memory(
+        {"run": ["stopping", "", released], "end": [state, "stopped by dlctl stop", 30.0, only_exits]}
+    )
+    dead.run(state="stopping", step=90 if has_begun else 0)
+    return dead
+
+
+@pytest.mark.parametrize("state", ["stopped", "finished"])
+def test_a_run_whose_servers_were_about_to_exit_ends_and_does_not_train_again(
+    dead, dlctl_command, state
+):
+    """Its last checkpoint is on record, from which it would go on otherwise."""
+    save(ending(dead, state), step=90, number=2)
+    found = look(dlctl_command)
+    assert (found["way"], found["obstacles"], found["lost_steps"]) == ("go on", [], 0)
+    assert found["only_exits"] is True
+    back = look(dlctl_command, "--from-checkpoint")
+    assert (back["way"], back["checkpoint"]["step"]) == ("resume", 90), "on request it does"
+
+
+@pytest.mark.parametrize("how", [{"state": "failed"}, {"only_exits": False}])
+def test_an_end_that_needs_the_shards_is_no_end_without_them(dead, dlctl_command, how):
+    """Those of a failed run are kept for its recovery; before, the last checkpoint is to be made."""
+    save(ending(dead, **how), step=60, number=2)
+    found = look(dlctl_command)
+    assert (found["way"], found["only_exits"]) == ("resume", False)
+    keep(dead, 0, version=41, deliveries=[])
+    assert look(dlctl_command)["way"] == "go on"
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_start_ends_such_a_run_as_well(dead, job, has_begun):
+    """As the next control job, or pod, calls it. Nobody has asked for a new run either."""
+    ending(dead, has_begun=has_begun)
+    start = cases.read(job)
+    (dead.path / "job.json").write_text(json.dumps(start.content))
+    case = cases.looked(cases.of_start(load(dead.path), start, fresh=False))
+    assert case.action == Action.CONTINUE
+    assert "ends" in cases.headline(case)
+    process = recover.continue_run(case).process
+    assert process is not None
+    process.kill()
+    process.wait()
+    with closing(RunDb(dead.path, readonly=True)) as db:
+        assert db.run()["state"] == "stopping"
 
 
 def test_a_server_that_never_had_a_shard_needs_no_state(dead, dlctl_command):

@@ -15,6 +15,7 @@ from workplace import ENDLESS, SLOW_S, Workplace
 
 from dlctl.ops.remains import read_memory
 from dlctl.records.memory import Memory
+from dlctl.runs import checkpoints, kept_shards
 from dlctl.runs.snapshot import started
 from dlctl.util import processes
 
@@ -72,6 +73,39 @@ def test_a_run_of_which_no_process_is_left_goes_on_where_it_was(dead: Workplace)
     words = " ".join(over.out.split())
     assert (over.code, "next dlctl start job.toml" in words) == (0, True)
     dead.nothing_left()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("state", ["stopped", "finished"])
+def test_a_run_that_dies_with_only_its_mirror_left_to_wait_for_ends(
+    place: Workplace, state: str
+) -> None:
+    """Its servers have exited, and their shards are gone. It must not train again."""
+    mount = place.path / "mount"
+    mount.mkdir()
+    place.task(pause_s=SLOW_S)
+    stop = ENDLESS if state == "stopped" else "{ samples = 400 }"
+    place.job(stop=stop, servers=2, more=f'mirror = "file://{mount}/store"')
+    directory = place.start()
+    place.until_step(5)
+    mount.rename(place.path / "away")  # The last checkpoint cannot be uploaded.
+    asked = place.begin("stop") if state == "stopped" else place.begin("wait")
+    what = "the upload of the last checkpoint"
+    place.until(what, lambda: what in str(place.run().get("waiting")), 60.0)
+    step = place.run()["step"]
+    asked.process.kill()
+    place.kill_at_once(place.processes())
+    assert not [*kept_shards.shared_memory().glob(f"{directory.name}/*.state")]
+    (place.path / "away").rename(mount)
+
+    back = place.dlctl("run", "job.toml")
+    assert back.code == {"finished": 0, "stopped": 3}[state], back.err
+    assert (place.directory, place.run()["state"]) == (directory, state)
+    assert place.run()["step"] == step
+    assert not place.events("resumed")
+    name = [*checkpoints.complete(directory)][-1].name
+    assert (mount / "store" / name / "manifest.json").exists()
+    place.nothing_left()
 
 
 @pytest.mark.long
@@ -140,7 +174,6 @@ def test_without_a_shards_state_it_resumes_from_its_checkpoint_and_says_what_is_
 @pytest.mark.long
 def test_when_nothing_is_left_it_says_so_and_how_to_begin_anew(dead: Workplace) -> None:
     from dlctl.job import config
-    from dlctl.runs import kept_shards
 
     kept_shards.remove(dead.directory, config.Servers(count=2))
     ended = dead.dlctl("recover")
