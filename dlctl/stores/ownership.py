@@ -18,10 +18,11 @@ from typing import Any
 from dlctl.errors import DlctlError
 from dlctl.runs import lineage, paths
 from dlctl.runs.lineage import Resume
-from dlctl.stores.layout import OWNER as NAME
+from dlctl.stores.layout import OWNER
 from dlctl.stores.objects import NoObject, Objects, StoreError
 from dlctl.util import regular
 
+NAME = OWNER
 CLAIM = "mirror.json"
 SCHEMA = "dlctl.mirror/1"
 BEFORE_MAX = 1000

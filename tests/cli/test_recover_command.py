@@ -134,7 +134,10 @@ def ending(dead, state: str = "stopped", *, only_exits: bool = True, has_begun: 
     remember(dead, *served, state="stopping", step=90 if has_begun else 0)
     released = True if has_begun else None
     dead.db.put_memory(
-        {"run": ["stopping", "", released], "end": [state, "stopped by dlctl stop", 30.0, only_exits]}
+        {
+            "run": ["stopping", "", released],
+            "end": [state, "stopped by dlctl stop", 30.0, only_exits],
+        }
     )
     dead.run(state="stopping", step=90 if has_begun else 0)
     return dead
@@ -155,7 +158,7 @@ def test_a_run_whose_servers_were_about_to_exit_ends_and_does_not_train_again(
 
 @pytest.mark.parametrize("how", [{"state": "failed"}, {"only_exits": False}])
 def test_an_end_that_needs_the_shards_is_no_end_without_them(dead, dlctl_command, how):
-    """Those of a failed run are kept for its recovery; before, the last checkpoint is to be made."""
+    """Of a failed run they are kept; in a step before, the last checkpoint is to be made."""
     save(ending(dead, **how), step=60, number=2)
     found = look(dlctl_command)
     assert (found["way"], found["only_exits"]) == ("resume", False)

@@ -76,6 +76,7 @@ def test_a_run_of_which_no_process_is_left_goes_on_where_it_was(dead: Workplace)
 
 
 @pytest.mark.long
+@pytest.mark.timeout(200)
 @pytest.mark.parametrize("state", ["stopped", "finished"])
 def test_a_run_that_dies_with_only_its_mirror_left_to_wait_for_ends(
     place: Workplace, state: str
