@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +63,8 @@ def parse(words: Sequence[str]) -> dict[str, Axis]:
 def _axis(spec: str, text: str) -> Axis:
     low, is_range, rest = spec.partition("..")
     if not is_range:
-        return Choices(tuple(_value(word.strip()) for word in spec.split(",")))
+        words = [_value(word.strip()) for word in spec.split(",")]
+        return Choices(tuple({repr(word): word for word in words}.values()))
     high, _, scale = rest.partition(":")
     bounds = [_value(low.strip()), _value(high.strip())]
     is_number = all(isinstance(b, int | float) and not isinstance(b, bool) for b in bounds)
@@ -83,9 +85,27 @@ def _value(word: str) -> Any:
 
 def grid(space: Mapping[str, Axis]) -> list[dict[str, Any]] | None:
     """All points of a space of choices, the last key varies fastest; None: it has intervals."""
-    points: list[dict[str, Any]] = [{}]
-    for key, axis in space.items():
-        if not isinstance(axis, Choices):
-            return None
-        points = [{**point, key: value} for point in points for value in axis.values]
-    return points
+    if not all(isinstance(axis, Choices) for axis in space.values()):
+        return None
+    return list(every(space))
+
+
+def count(space: Mapping[str, Axis]) -> float:
+    """How many points there are; infinite with a range of fractions."""
+    return math.prod(_count(axis) for axis in space.values())
+
+
+def _count(axis: Axis) -> float:
+    if isinstance(axis, Choices):
+        return len(axis.values)
+    return axis.high - axis.low + 1 if axis.is_whole else math.inf
+
+
+def every(space: Mapping[str, Axis]) -> Iterator[dict[str, Any]]:
+    """All points of a finite space, the last key varies fastest."""
+    values = [
+        axis.values if isinstance(axis, Choices) else range(int(axis.low), int(axis.high) + 1)
+        for axis in space.values()
+    ]
+    for point in itertools.product(*values):
+        yield dict(zip(space, point, strict=True))
