@@ -14,18 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from dlctl.errors import DlctlError, NotFound, UsageError
-from dlctl.ops import real_runs, run_figures, simulate
+from dlctl.ops import real_runs, run_figures, simulate, swept_jobs
 from dlctl.ops.cases import Start
 from dlctl.records.best import Best
 from dlctl.runs import paths
 from dlctl.runs.sweep_database import ENDED, FILE, SweepDb
-from dlctl.study import space
+from dlctl.study import points, samplers, space
 from dlctl.study.judging import best_value
-from dlctl.study.samplers import SAMPLERS, Known, Sampler
-from dlctl.util import notes
+from dlctl.study.points import Point
+from dlctl.study.samplers import Known, Sampler
+from dlctl.util import hints, notes
+from dlctl.util.text import is_poisoned, plural
 
 Json = dict[str, Any]
 NAME_CHARS_MAX = 64
+TRIALS = 20
 KEPT = 1 / 3
 """Of a generation, the part that goes on from one rung to the next one."""
 RUNGS = {"none": (1.0,), "halving": (1 / 9, 1 / 3, 1.0)}
@@ -40,6 +43,7 @@ class SweepPlan:
     words: tuple[str, ...]
     """What --set says."""
     trials: int
+    """Points, each with all seeds. Of `begin`, 0: all of a grid, else `TRIALS`."""
     metric: str
     """As `checkpoints.best`: "accuracy max"."""
     sampler: str
@@ -60,11 +64,32 @@ class Sweep:
         self.plan = SweepPlan(**{**values, "words": tuple(values["words"])})
         self.space = space.parse(self.plan.words)
         self.best = _metric(self.plan.metric)
-        self._sampler: Sampler = SAMPLERS[self.plan.sampler](self.space, self.plan.seed)
+        self._sampler: Sampler = samplers.SAMPLERS[self.plan.sampler](self.space, self.plan.seed)
         self._stopped = threading.Event()
+        self._again: set[int] = set()
+        """Generations of failed trials that this command tries again."""
+
+    def take_up(self) -> None:
+        """Before the first trial of a command: trials that ran are preempted, and those that have
+        failed are tried once more, as the disk may no longer be full. Raises UsageError if the job
+        file has changed.
+        """
+        trials = self.db.trials()
+        again = [trial for point in points.of(trials) for trial in _again(point)]
+        if again or any(trial["state"] not in ENDED for trial in trials):
+            self._check_file()
+        failed = sum(trial["state"] == "failed" for trial in again)
+        if failed:
+            notes.note(f"{plural(failed, 'failed trial')} will be tried again")
+        for trial in [trial for trial in trials if trial["state"] == "running"] + again:
+            state = "preempted" if trial["run"] else "queued"
+            self.db.set(trial["number"], state=state, reason="")
+        self._again = {trial["generation"] for trial in again}
 
     def run(self, slots: int) -> None:
-        """To the end. Raises DlctlError if every trial of a generation has failed."""
+        """To the end. Raises DlctlError if every point of a generation, or of the sweep, has
+        failed, and UsageError if the job file has changed.
+        """
         with ThreadPoolExecutor(slots) as threads:
             try:
                 while self._next_generation():
@@ -72,6 +97,7 @@ class Sweep:
             except BaseException:
                 self._stopped.set()
                 raise
+        self._check_not_all_failed(points.of(self.db.trials()))
 
     # ------------------------------------------------------------ generations
 
@@ -82,52 +108,83 @@ class Sweep:
             return True
         known = self.known(trials)
         left = self.plan.trials - len(known)
+        if left <= 0:
+            return False
+        self._check_file()
         generation = 1 + max((trial["generation"] for trial in trials), default=-1)
-        points = self._sampler.ask(generation, min(self.plan.generation, left), known)
+        size = min(self.plan.generation, left)
+        found = samplers.untried(self._sampler, generation, size, known)
+        if not found:
+            notes.note(
+                f"all {len(known)} points of these values were tried; {left} less than asked"
+            )
         seeds = range(self.plan.seed, self.plan.seed + self.plan.seeds)
-        self.db.add(generation, [(point, seed) for point in points[:left] for seed in seeds])
-        return bool(points and left > 0)
+        self.db.add(generation, [(point, seed) for point in found for seed in seeds])
+        return bool(found)
 
     def known(self, trials: Sequence[Json]) -> list[Known]:
-        """Every point that has ended, in the order in which they were asked for."""
-        points: dict[tuple[int, str], list[Json]] = {}
-        for trial in trials:
-            points.setdefault((trial["generation"], str(trial["point"])), []).append(trial)
-        found = []
-        for of_point in points.values():
-            scores = [trial["score"] for trial in of_point]
-            mean = None if None in scores else sum(scores) / len(scores)
-            found.append(Known(of_point[0]["point"], mean))
-        return found
+        """Every point that was asked for, in that order."""
+        found = points.of(trials)
+        return [Known(point.values, point.score, point.pruned_at) for point in found]
 
     def _work_off(self, threads: ThreadPoolExecutor) -> None:
-        """Run the open trials, rung by rung."""
-        for rung, share in enumerate(RUNGS[self.plan.pruner]):
-            mine = [trial for trial in self.db.trials() if trial["state"] not in ENDED]
-            if mine and min(trial["rung"] for trial in mine) > rung:
-                continue  # It was passed before the sweep was killed.
-            is_last = share == 1.0
-            ended = [threads.submit(self._run, trial, share, is_last) for trial in mine]
-            for one in ended:
-                one.result()
-            if not is_last:
-                self._prune(rung)
-        last = max(trial["generation"] for trial in self.db.trials())
-        mine = [trial for trial in self.db.trials() if trial["generation"] == last]
-        if all(trial["state"] == "failed" for trial in mine):
-            reason = mine[0]["reason"]
-            raise DlctlError(
-                f"all trials of a generation have failed: {reason}",
-                where=str(self.directory),
-                hint=f"dlctl logs -j {mine[0]['run']}, then dlctl sweep --resume {self.directory}",
-            )
+        """Run the open trials, generation by generation and rung by rung. Of an earlier generation
+        there are only trials that had failed: those that make it to a rung are judged by
+        themselves there.
+        """
+        last = len(RUNGS[self.plan.pruner]) - 1
+        for generation in sorted({trial["generation"] for trial in self._open()}):
+            for rung, share in enumerate(RUNGS[self.plan.pruner]):
+                mine = [trial for trial in self._open(generation) if trial["rung"] == rung]
+                ended = [threads.submit(self._run, trial, share, rung == last) for trial in mine]
+                for one in ended:
+                    one.result()
+                if mine and rung != last:
+                    self._prune(generation, rung)
+            if generation not in self._again:
+                found = points.of(self.db.trials())
+                self._check_not_all_failed([p for p in found if p.generation == generation])
 
-    def _prune(self, rung: int) -> None:
-        """End the worst of those that have made it here."""
-        mine = [trial for trial in self.db.trials() if trial["state"] not in ENDED]
-        mine.sort(key=lambda trial: (_or_worst(trial["score"]), trial["number"]))
-        numbers, kept = [trial["number"] for trial in mine], max(1, round(len(mine) * KEPT))
-        self.db.prune(numbers[kept:], numbers[:kept], rung)
+    def _open(self, generation: int | None = None) -> list[Json]:
+        found = [trial for trial in self.db.trials() if trial["state"] not in ENDED]
+        return [trial for trial in found if generation in (None, trial["generation"])]
+
+    def _prune(self, generation: int, rung: int) -> None:
+        """End the worst points of those that have made it here, with all of their seeds."""
+        mine = {trial["number"] for trial in self._open(generation) if trial["rung"] == rung}
+
+        def numbers(some: Sequence[Point]) -> list[int]:
+            return [t["number"] for point in some for t in point.trials if t["number"] in mine]
+
+        here = [point for point in points.of(self.db.trials()) if numbers([point])]
+        for number in numbers([point for point in here if point.mean is None]):
+            self.db.set(number, state="pruned", reason="another seed has failed")
+        scored = [
+            (point.mean, numbers([point])[0], point) for point in here if point.mean is not None
+        ]
+        ranked = [point for _, _, point in sorted(scored, key=lambda each: each[:2])]
+        kept = max(1, round(len(ranked) * KEPT))
+        self.db.prune(numbers(ranked[kept:]), numbers(ranked[:kept]), rung)
+
+    def _check_not_all_failed(self, found: Sequence[Point]) -> None:
+        if not found or not all(point.has_failed for point in found):
+            return
+        first = next(trial for trial in found[0].trials if trial["state"] == "failed")
+        logs = f"dlctl logs -j {first['run']}" if first["run"] else ""
+        again = hints.command(f"dlctl sweep resume {self.directory}", "tries them again")
+        raise DlctlError(
+            f"all points that were tried together have failed: {first['reason']}",
+            where=str(self.directory),
+            hint=hints.either(logs, again),
+        )
+
+    def _check_file(self) -> None:
+        """Raises UsageError if the job file is not that which the sweep has begun with."""
+        file, before = Path(self.plan.file), self.db.job()
+        if before is None:  # An earlier dlctl has begun it: from now on.
+            self.db.put_job(swept_jobs.content(file, self.space))
+            return
+        swept_jobs.check_same(file, self.space, before, self.directory)
 
     # ------------------------------------------------------------ one trial
 
@@ -135,6 +192,7 @@ class Sweep:
         number = trial["number"]
         if self._stopped.is_set():
             return  # It stays as it is, for the next command.
+        self._check_file()  # It may be edited while trials run.
         try:
             start = self._start(trial, share)
             self.db.set(number, state="running", run=start.job.job.name)
@@ -146,7 +204,11 @@ class Sweep:
                 return
             self._take(number, figures, is_last)
         except DlctlError as error:
-            self.db.set(number, state="failed", reason=error.message)
+            self._failed(number, error.message)
+
+    def _failed(self, number: int, reason: str) -> None:
+        """Without the score of a shorter training."""
+        self.db.set(number, state="failed", score=None, reason=reason)
 
     def _take(self, number: int, figures: Json, is_last: bool) -> None:
         more = self.best.end == "max"
@@ -154,7 +216,7 @@ class Sweep:
         if figures["state"] != "finished" or value is None:
             missing = f"no evaluation has {self.best.metric}"
             reason = figures["reason"] if figures["state"] != "finished" else missing
-            self.db.set(number, state="failed", reason=str(reason))
+            self._failed(number, str(reason))
             return
         state = "done" if is_last else "running"
         self.db.set(number, state=state, score=-value if more else value, reason="")
@@ -167,24 +229,17 @@ class Sweep:
             "job.run_dir": str(self.directory),
             "job.name": name[-NAME_CHARS_MAX:].lstrip("-._"),
         }
-        file = Path(self.plan.file)
-        return _shortened(simulate.read(file, changes), file, changes, share)
+        return swept_jobs.read(Path(self.plan.file), changes, share)
 
 
-def _shortened(start: Start, file: Path, changes: Mapping[str, Any], share: float) -> Start:
-    """The job with this share of its length."""
-    if share == 1.0:
-        return start
-    stop, shorter = start.job.job.stop, dict(changes)
-    for key in ("epochs", "steps", "samples"):
-        if (value := getattr(stop, key)) is not None:
-            part = value * share
-            shorter[f"job.stop.{key}"] = part if key == "epochs" else max(1, round(part))
-    return simulate.read(file, shorter)
-
-
-def _or_worst(score: float | None) -> float:
-    return float("inf") if score is None else score
+def _again(point: Point) -> list[Json]:
+    """The trials to be tried again of a point that has failed, with the seeds that were ended
+    because of it. That training diverges is a result, and stays.
+    """
+    failed = [trial for trial in point.trials if trial["state"] == "failed"]
+    if not failed or any(is_poisoned(trial["reason"]) for trial in failed):
+        return []
+    return [trial for trial in point.trials if trial["state"] in ("failed", "pruned")]
 
 
 def _metric(text: str) -> Best:
@@ -208,34 +263,31 @@ def begin(plan: SweepPlan) -> Path:
     file, found = Path(plan.file), space.parse(plan.words)
     if not found:
         raise UsageError("nothing is varied", hint=space.HINT)
-    SAMPLERS[plan.sampler](found, plan.seed)
-    for changes in _samples(found):
+    samplers.SAMPLERS[plan.sampler](found, plan.seed)
+    for changes in swept_jobs.samples(found):
         job = simulate.read(file, changes).job  # A wrong key or type is told now.
+        swept_jobs.check(job, plan.pruner)
     metric = str(_metric(plan.metric or job.checkpoints.best))
-    if plan.pruner != "none" and job.job.stop.seconds and not _has_length(job.job.stop):
-        raise UsageError("a pruner needs a job that stops after epochs, steps or samples")
+    trials = _trials(plan, found)
     parent = (file.parent / job.job.run_dir).resolve()
     directory = parent / f"{job.job.name}-sweep-{secrets.token_hex(2)}"
     directory.mkdir(mode=paths.PRIVATE, parents=True)
     with closing(SweepDb(directory, create=True)) as db:
-        db.put_plan({**asdict(plan), "metric": metric, "file": str(file.resolve())})
+        values = {"metric": metric, "file": str(file.resolve()), "trials": trials}
+        db.put_job(swept_jobs.content(file, found))
+        db.put_plan({**asdict(plan), **values})
     return directory
 
 
-def _has_length(stop: Any) -> bool:
-    return any(getattr(stop, key) is not None for key in ("epochs", "steps", "samples"))
-
-
-def _samples(axes: Mapping[str, space.Axis]) -> Iterator[Json]:
-    """Points that have every value of every choice, and both ends of every interval."""
-    values = {
-        key: axis.values
-        if isinstance(axis, space.Choices)
-        else tuple(int(v) if axis.is_whole else v for v in (axis.low, axis.high))
-        for key, axis in axes.items()
-    }
-    for n in range(max(map(len, values.values()))):
-        yield {key: each[min(n, len(each) - 1)] for key, each in values.items()}
+def _trials(plan: SweepPlan, axes: Mapping[str, space.Axis]) -> int:
+    """How many points are tried: no more than there are, and all of a grid unless that is asked."""
+    total = space.count(axes)
+    asked = plan.trials or (total if plan.sampler == "grid" else TRIALS)
+    if asked > total:
+        notes.note(f"these values make {total:.0f} points: each is tried once")
+    elif plan.sampler == "grid" and asked < total:
+        notes.warn(f"--trials {asked:.0f}: the grid has {total:.0f} points; its last are left out")
+    return int(min(asked, total))
 
 
 def resume(directory: Path, slots: int, show: Callable[[str], None] = notes.note) -> None:
@@ -243,12 +295,11 @@ def resume(directory: Path, slots: int, show: Callable[[str], None] = notes.note
     runs it.
     """
     with closing(SweepDb(directory)) as db, _alone(directory):
-        for trial in db.trials():
-            if trial["state"] == "running":
-                db.set(trial["number"], state="preempted")
+        sweep = Sweep(directory, db)
+        sweep.take_up()
         done = sum(trial["state"] in ENDED for trial in db.trials())
         show(f"{directory.name}: {done} trials have ended")
-        Sweep(directory, db).run(slots)
+        sweep.run(slots)
 
 
 @contextmanager

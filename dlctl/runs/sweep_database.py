@@ -3,7 +3,7 @@
 A trial is `queued` when it is asked for, `running` with a run directory, then `done`, `failed` or
 `pruned`. One that was running when the sweep was killed is `preempted` when that is noticed: it is
 taken up from its run's checkpoint, and counts once. `rung` counts the looks of the pruner that it
-has passed.
+has passed. What has failed is tried again when a user resumes the sweep.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from dlctl.errors import DlctlError, NotFound
 FILE = "sweep.db"
 VERSION = 1
 ENDED = ("done", "failed", "pruned")
+JOB = "job"
+"""The row of the plan with the job."""
 Json = dict[str, Any]
 _COLUMNS = ("number", "generation", "seed", "state", "rung", "point", "run", "score", "reason")
 _SCHEMA = """
@@ -59,6 +61,17 @@ class SweepDb:
             self._db.executemany("INSERT OR REPLACE INTO plan VALUES (?, ?)", rows)
 
     def plan(self) -> Json:
+        return {key: value for key, value in self._rows().items() if key != JOB}
+
+    def job(self) -> Json | None:
+        """The resolved job that the sweep has begun with; None: a sweep of an earlier dlctl."""
+        found: Json | None = self._rows().get(JOB)
+        return found
+
+    def put_job(self, content: Mapping[str, Any]) -> None:
+        self.put_plan({JOB: content})
+
+    def _rows(self) -> Json:
         with self._turn:
             found = self._db.execute("SELECT key, value FROM plan").fetchall()
         return {key: json.loads(value) for key, value in found}

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
 from dlctl.cli.group import CommandGroup
 from dlctl.cli.options import OUTPUT, file_argument, json_option
 from dlctl.cli.ui import console
-from dlctl.errors import NotFound
-from dlctl.util import outfile, regular, values
+from dlctl.errors import NotFound, UsageError
+from dlctl.util import hints, outfile, regular, values
+from dlctl.util.text import plural
 
 
 class _Sweeps(CommandGroup):
@@ -53,7 +56,10 @@ def command() -> None:
     "--set", "words", multiple=True, required=True, metavar="KEY=VALUES",
     help="LOW..HIGH, LOW..HIGH:log, or A,B,C.",
 )  # fmt: skip
-@click.option("--trials", type=click.IntRange(1, 100_000), default=20, help="[default: 20]")
+@click.option(
+    "--trials", type=click.IntRange(1, 100_000), default=0,
+    help="Points to try. [default: 20; with --sampler grid all]",
+)  # fmt: skip
 @click.option("--metric", default="", metavar="WORDS", help="[default: best of checkpoints]")
 @click.option(
     "--sampler", type=click.Choice(["tpe", "random", "grid"]),
@@ -93,7 +99,10 @@ def run(
 @click.option("--slots", type=click.IntRange(1, 1000), default=1, help="Trials at a time.")
 @json_option
 def resume(name: str | None, slots: int) -> None:
-    """Go on with a sweep; without a name with the newest one in ./runs."""
+    """Go on with a sweep; without a name with the newest one in ./runs. Trials that have failed
+    are tried once more, unless their training has diverged. Refused if the job file has changed,
+    but for the keys that are varied.
+    """
     from dlctl.ops import sweep
 
     _run_on(sweep.named(name), slots)
@@ -132,27 +141,50 @@ def ls(name: str | None) -> None:
 @click.option("-o", "--output", type=OUTPUT, metavar="FILE", help="Write it there instead.")
 @json_option
 def best(name: str | None, write: bool, output: Path | None) -> None:
-    """Show the values of the best trial."""
-    from dlctl.jobfile import rewriting
+    """Show the values of the best point: by the mean of its seeds, of which none has failed."""
     from dlctl.ops import sweep
     from dlctl.runs import sweep_database
+    from dlctl.study import points
 
     directory = sweep.named(name)
     plan, trials = sweep_database.read(directory)
-    done = [trial for trial in trials if trial["state"] == "done"]
-    if not done:
-        raise NotFound("no trial has ended well yet", hint=f"dlctl sweep ls {directory.name}")
-    found = min(done, key=lambda trial: (trial["score"], trial["number"]))
-    lines = [f"{key} = {json.dumps(value)}" for key, value in found["point"].items()]
-    score = _score(found["score"], plan["metric"])
-    data = {"sweep": directory.name, "run": found["run"], "values": found["point"], "score": score}
-    head = f"{plan['metric'].rpartition(' ')[0]} {values.decimal(score)} by {found['run']}"
-    console.show("dlctl.sweep_best/1", data, "\n".join([head, *lines]))
+    found = points.best(trials)
+    if found is None:
+        raise NotFound("no point has ended well yet", hint=f"dlctl sweep ls {directory}")
+    if write and output is None:
+        _check_ended(directory, trials)
+    lines = [f"{key} = {json.dumps(value)}" for key, value in found.values.items()]
+    score, runs = _score(found.score, plan["metric"]), [trial["run"] for trial in found.trials]
+    data = {"sweep": directory.name, "run": runs[0], "runs": runs, "values": found.values}
+    head = f"{plan['metric'].rpartition(' ')[0]} {values.decimal(score)} by {', '.join(runs)}"
+    console.show("dlctl.sweep_best/1", {**data, "score": score}, "\n".join([head, *lines]))
     if write or output is not None:
-        file = Path(plan["file"])
-        text = rewriting.rewritten(regular.read_bytes(file).decode(), found["point"])
-        outfile.write(output or file, text.encode())
-        console.written(output or file)
+        _write(Path(plan["file"]), found.values, output)
+
+
+def _check_ended(directory: Path, trials: list[dict[str, Any]]) -> None:
+    """What comes later may be better. Raises UsageError."""
+    from dlctl.runs.sweep_database import ENDED
+
+    if left := sum(trial["state"] not in ENDED for trial in trials):
+        go_on = hints.command(f"dlctl sweep resume {directory}", "runs them")
+        other = hints.command(f"dlctl sweep best {directory} -o FILE", "writes another job file")
+        what = f"{plural(left, 'trial')} of the sweep {'has' if left == 1 else 'have'} not ended"
+        raise UsageError(what, where=str(directory), hint=hints.either(go_on, other))
+
+
+def _write(file: Path, best: Mapping[str, Any], output: Path | None) -> None:
+    """Raises UsageError for a job file that is no longer there."""
+    from dlctl.jobfile import rewriting
+
+    try:
+        text = regular.read_bytes(file).decode()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        what = f"cannot read the job file of the sweep: {reason}"
+        raise UsageError(what, where=str(file), hint="move it back, or copy the values") from None
+    outfile.write(output or file, rewriting.rewritten(text, best).encode())
+    console.written(output or file)
 
 
 def _run_on(directory: Path, slots: int) -> None:
@@ -164,34 +196,39 @@ def _run_on(directory: Path, slots: int) -> None:
 
 def _show(directory: Path) -> None:
     from dlctl.runs import sweep_database
-    from dlctl.study import samplers, space
+    from dlctl.study import points, samplers, space
 
     plan, trials = sweep_database.read(directory)
-    trials.sort(key=lambda t: (t["score"] is None, t["score"] or 0.0, t["number"]))
-    cells = (
-        {
-            ">TRIAL": trial["number"],
-            "STATE": trial["state"],
-            f">{plan['metric'].upper()}": values.decimal(_score(trial["score"], plan["metric"])),
-            **{
-                key: values.decimal(v) if isinstance(v, float) else v
-                for key, v in trial["point"].items()
-            },
-            ">SEED": trial["seed"],
-            "RUN": trial["run"],
-            "WHY": trial["reason"] or None,
-        }
-        for trial in trials
-    )
+    found, metric = points.ranked(trials), plan["metric"]
+    rows = [
+        {**t, "score": _score(t["score"], metric), "mean": _score(point.score, metric)}
+        for point in found
+        for t in point.trials
+    ]
+    cells = (_cells(row, metric, has_seeds=plan["seeds"] > 1) for row in rows)
     axes = space.parse(plan["words"])
-    known = [samplers.Known(t["point"], t["score"]) for t in trials if t["state"] == "done"]
+    known = [samplers.Known(p.values, p.score) for p in found if p.is_done]
     shares = samplers.importances(axes, known)
     weights = ", ".join(f"{key} {100 * share:.0f} %" for key, share in shares.items())
     where = os.path.relpath(directory)
     lines = [console.table(cells) or "no trials yet", "", f"explained by: {weights}", f"in {where}"]
     data = {"sweep": directory.name, "directory": str(directory), "plan": plan}
-    rows = [{**t, "score": _score(t["score"], plan["metric"])} for t in trials]
     console.show("dlctl.sweep/1", {**data, "trials": rows, "importance": shares}, "\n".join(lines))
+
+
+def _cells(row: Mapping[str, Any], metric: str, *, has_seeds: bool) -> dict[str, Any]:
+    return {
+        ">TRIAL": row["number"],
+        "STATE": row["state"],
+        f">{metric.upper()}": values.decimal(row["score"]),
+        **({">MEAN": values.decimal(row["mean"])} if has_seeds else {}),
+        **{
+            key: values.decimal(v) if isinstance(v, float) else v for key, v in row["point"].items()
+        },
+        ">SEED": row["seed"],
+        "RUN": row["run"],
+        "WHY": row["reason"] or None,
+    }
 
 
 def _score(score: float | None, metric: str) -> float | None:
