@@ -21,7 +21,7 @@ from dlctl.runs import paths
 from dlctl.runs.sweep_database import ENDED, FILE, SweepDb
 from dlctl.study import points, samplers, space
 from dlctl.study.judging import best_value
-from dlctl.study.points import Point
+from dlctl.study.points import TriedPoint
 from dlctl.study.samplers import Known, Sampler
 from dlctl.util import hints, notes
 from dlctl.util.text import is_poisoned, plural
@@ -153,7 +153,7 @@ class Sweep:
         """End the worst points of those that have made it here, with all of their seeds."""
         mine = {trial["number"] for trial in self._open(generation) if trial["rung"] == rung}
 
-        def numbers(some: Sequence[Point]) -> list[int]:
+        def numbers(some: Sequence[TriedPoint]) -> list[int]:
             return [t["number"] for point in some for t in point.trials if t["number"] in mine]
 
         here = [point for point in points.of(self.db.trials()) if numbers([point])]
@@ -166,7 +166,7 @@ class Sweep:
         kept = max(1, round(len(ranked) * KEPT))
         self.db.prune(numbers(ranked[kept:]), numbers(ranked[:kept]), rung)
 
-    def _check_not_all_failed(self, found: Sequence[Point]) -> None:
+    def _check_not_all_failed(self, found: Sequence[TriedPoint]) -> None:
         if not found or not all(point.has_failed for point in found):
             return
         first = next(trial for trial in found[0].trials if trial["state"] == "failed")
@@ -232,7 +232,7 @@ class Sweep:
         return swept_jobs.read(Path(self.plan.file), changes, share)
 
 
-def _again(point: Point) -> list[Json]:
+def _again(point: TriedPoint) -> list[Json]:
     """The trials to be tried again of a point that has failed, with the seeds that were ended
     because of it. That training diverges is a result, and stays.
     """

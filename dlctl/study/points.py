@@ -18,7 +18,7 @@ def name(values: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class TriedPoint:
     values: Json
     trials: tuple[Json, ...]
     """Rows of `sweep.db`, one for each seed."""
@@ -56,26 +56,26 @@ class Point:
         return self.mean if self.is_done or self.pruned_at is not None else None
 
 
-def of(trials: Iterable[Json]) -> list[Point]:
+def of(trials: Iterable[Json]) -> list[TriedPoint]:
     """In the order in which they were asked for."""
     found: dict[tuple[int, str], list[Json]] = {}
     for trial in trials:
         found.setdefault((trial["generation"], name(trial["point"])), []).append(trial)
-    return [Point(each[0]["point"], tuple(each)) for each in found.values()]
+    return [TriedPoint(each[0]["point"], tuple(each)) for each in found.values()]
 
 
-def ranked(trials: Iterable[Json]) -> list[Point]:
+def ranked(trials: Iterable[Json]) -> list[TriedPoint]:
     """The best one first: the shorter a point has trained, the less its score says."""
     return sorted(of(trials), key=_rank)
 
 
-def best(trials: Iterable[Json]) -> Point | None:
+def best(trials: Iterable[Json]) -> TriedPoint | None:
     """Of those all of whose seeds are done."""
     first = next(iter(ranked(trials)), None)
     return first if first is not None and first.is_done else None
 
 
-def _rank(point: Point) -> tuple[int, int, float, int]:
+def _rank(point: TriedPoint) -> tuple[int, int, float, int]:
     score, number = point.score, point.trials[0]["number"]
     if score is None:
         return 2, 0, 0.0, number
