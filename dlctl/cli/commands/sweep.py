@@ -57,7 +57,7 @@ def command() -> None:
     help="LOW..HIGH, LOW..HIGH:log, or A,B,C.",
 )  # fmt: skip
 @click.option(
-    "--trials", type=click.IntRange(1, 100_000), default=0,
+    "--trials", type=click.IntRange(1, 100_000),
     help="Points to try. [default: 20; with --sampler grid all]",
 )  # fmt: skip
 @click.option("--metric", default="", metavar="WORDS", help="[default: best of checkpoints]")
@@ -73,7 +73,7 @@ def command() -> None:
 def run(
     file: Path,
     words: tuple[str, ...],
-    trials: int,
+    trials: int | None,
     metric: str,
     sampler: str | None,
     pruner: str,
@@ -89,7 +89,7 @@ def run(
     from dlctl.util import extras
 
     chosen = sampler or ("tpe" if extras.is_there("sweep") else "random")
-    plan = sweep.SweepPlan(str(file), words, trials, metric, chosen, pruner, seeds, seed)
+    plan = sweep.SweepPlan(str(file), words, trials or 0, metric, chosen, pruner, seeds, seed)
     directory = sweep.begin(plan)
     _run_on(directory, slots)
 
