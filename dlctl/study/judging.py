@@ -81,7 +81,9 @@ def is_better(first: Sequence[float | None], second: Sequence[float | None]) -> 
     None: the target was not reached, which is slower than any time.
 
     It is if at least `SHARE` of the seeds say so, and the median difference is larger than half of
-    the range between the quartiles of the differences.
+    the range between the quartiles of the differences. Differences are those of the seeds with
+    which both reached the target; where these are not the most, the median difference is beyond
+    any spread.
     """
     pairs = [(_time(a), _time(b)) for a, b in zip(first, second, strict=True)]
     wins = sum(a < b for a, b in pairs)
@@ -89,7 +91,7 @@ def is_better(first: Sequence[float | None], second: Sequence[float | None]) -> 
     if max(wins, losses) < SHARE * len(pairs):
         return None
     differences = [b - a for a, b in pairs if math.isfinite(a) and math.isfinite(b)]
-    middle = Middle.of(differences) if len(differences) == len(pairs) else None
+    middle = Middle.of(differences) if 2 * len(differences) > len(pairs) else None
     if middle is not None and abs(middle.median) <= (middle.high - middle.low) / 2:
         return None
     return wins > losses
