@@ -8,8 +8,9 @@ value at an edge of what was tried is always followed by one beyond it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from dlctl.job.config import JobFile
@@ -21,6 +22,7 @@ INTERVAL_FACTOR = 3.0
 INTERVALS = ("local_steps", "exchange_every_steps", "push_every_steps", "round_steps")
 EXCHANGES_MIN = 20
 """A run with fewer exchanges says little about a method."""
+INTERVAL_MAX = 1 << 32
 Point = tuple[int, ...]
 
 
@@ -32,15 +34,21 @@ class TunedKey:
     middle: float
     factor: float
     is_whole: bool = False
+    low: int = 1
+    high: int = INTERVAL_MAX
+    """Bounds of a whole number."""
 
     def value(self, place: int) -> float | int:
         value = self.middle * self.factor**place
-        return max(1, round(value)) if self.is_whole else float(f"{value:.3g}")
+        if not self.is_whole:
+            return float(f"{value:.3g}")
+        return round(min(max(value, self.low), self.high))
 
 
 def keys_of(job: JobFile, steps: float | None) -> tuple[TunedKey, ...]:
     """What is tuned: the rates of the replicas' and of the servers' optimisers, and the interval of
-    the exchanges. steps: of each worker in the whole run, if they are known.
+    the exchanges; as far as the method lets them vary. steps: of each worker in the whole run, if
+    they are known.
     """
     method = load("algorithms", job.algorithm.name)
     found = []
@@ -49,14 +57,43 @@ def keys_of(job: JobFile, steps: float | None) -> tuple[TunedKey, ...]:
     takes_rate = method.shard is not None and job.servers.count
     if takes_rate and (rate := job.optimizer.options.get("lr")):
         found.append(TunedKey("optimizer.lr", rate, RATE_FACTOR))
+    found = [key for key in found if any(_accepts(job, key.name, key.value(p)) for p in (1, -1))]
     for name in INTERVALS:
         value = job.algorithm.options.get(name)
         if isinstance(value, int) and value > 1:
-            most = math.inf if steps is None else max(1.0, steps / EXCHANGES_MIN)
-            middle = min(float(value), most)
-            found.append(TunedKey(f"algorithm.{name}", middle, INTERVAL_FACTOR, is_whole=True))
+            found.append(_interval(job, f"algorithm.{name}", value, steps))
             break
     return tuple(found)
+
+
+def _interval(job: JobFile, name: str, value: int, steps: float | None) -> TunedKey:
+    accepts = partial(_accepts, job, name)
+    low, high = _last_accepted(accepts, value, 1), _last_accepted(accepts, value, INTERVAL_MAX)
+    most = math.inf if steps is None else max(1.0, steps / EXCHANGES_MIN)
+    middle = min(float(value), max(most, low))
+    return TunedKey(name, middle, INTERVAL_FACTOR, is_whole=True, low=low, high=high)
+
+
+def _accepts(job: JobFile, name: str, value: float) -> bool:
+    """Whether the method has nothing against this value of a key of one of its sections."""
+    section, _, key = name.partition(".")
+    choice = getattr(job, section)
+    choice = replace(choice, options={**choice.options, key: value})
+    changed: Any = {section: choice}
+    return not load("algorithms", job.algorithm.name).check(replace(job, **changed))
+
+
+def _last_accepted(accepts: Callable[[int], bool], inside: int, outside: int) -> int:
+    """The last value that is accepted on the way from one that is, as the job's own."""
+    if accepts(outside):
+        return outside
+    while abs(outside - inside) > 1:
+        middle = (inside + outside) // 2
+        if accepts(middle):
+            inside = middle
+        else:
+            outside = middle
+    return inside
 
 
 @dataclass(slots=True)

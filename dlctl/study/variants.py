@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dlctl import registry
+from dlctl.job.config import DEFAULT_ALGORITHM
 
 Json = dict[str, Any]
 OF_METHODS = ("inner", "optimizer", "compression")
@@ -43,9 +44,15 @@ def overrides(document: Mapping[str, Any], name: str) -> Json:
     return changes
 
 
+def own_method(document: Mapping[str, Any]) -> str:
+    """The name of the job file's own method, which it need not write."""
+    name: str = document.get("algorithm", {}).get("name", DEFAULT_ALGORITHM)
+    return name
+
+
 def _of_method(document: Mapping[str, Any], name: str) -> Json:
     method, own = registry.load("algorithms", name), document.get("algorithm", {})
-    is_own = name == own.get("name")
+    is_own = name == own_method(document)
     if is_own:
         method = method.of({key: value for key, value in own.items() if key != "name"})
     defaults: Json = {}

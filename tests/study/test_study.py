@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dlctl import registry
+from dlctl import jobfile, registry
+from dlctl.job.config import JobFile
 from dlctl.records.best import Target
-from dlctl.study import judging, table, variants
+from dlctl.study import judging, table, tuning, variants
 from dlctl.study.judging import Middle, is_better, reached, score
 from dlctl.study.tuning import PatternSearch, TunedKey
 
@@ -56,6 +59,9 @@ def test_smaller_is_better_where_the_target_says_so() -> None:
         ([1.0, 5.0, 9.0, 1.0, 9.0], [1.1, 5.1, 9.1, 4.0, 19.0], None),
         ([1.0, 1.0, 1.0], [None, None, None], True),
         ([None, None], [None, None], None),
+        ([1.0, 1.0, 1.0, 1.0, 1.0], [2.0, 2.0, 2.0, None, None], True),
+        ([1.0, 5.0, 9.0, 1.0, 9.0], [1.1, 5.1, 9.1, 4.0, None], None),
+        ([1.0, 5.0, 9.0, 1.0, 9.0], [1.1, 8.0, None, None, None], True),
     ],
 )
 def test_who_is_better_is_decided_by_seeds_and_spread(
@@ -76,6 +82,31 @@ def test_the_search_finds_a_minimum_far_from_the_middle_and_spends_no_more() -> 
         search.tell({point: (1, float(d)) for point, d in zip(points, distances, strict=True)})
     assert search.values(search.best) == {"inner.lr": 100.0, "algorithm.local_steps": 1}
     assert len(search.scores) <= 40
+
+
+def a_job(method: str) -> JobFile:
+    own = Path(__file__).parents[2] / "examples/digits/job.toml"
+    text = tomllib.loads(own.read_text())
+    return jobfile.load(own, variants.overrides(text, method))
+
+
+@pytest.mark.parametrize("name", ["easgd", "eamsgd", "easgd-atomic"])
+def test_a_rate_that_the_method_does_not_let_vary_is_not_tuned(name: str) -> None:
+    names = [key.name for key in tuning.keys_of(a_job(name), None)]
+    assert names == ["inner.lr", "algorithm.exchange_every_steps"]
+
+
+@pytest.mark.parametrize("name", ["streaming-diloco", "decoupled-diloco"])
+@pytest.mark.parametrize("steps", [None, 40.0, 1000.0])
+def test_an_interval_stays_where_the_method_accepts_it(name: str, steps: float | None) -> None:
+    job = a_job(name)
+    options, check = job.algorithm.options, registry.load("algorithms", name).check
+    key = tuning.keys_of(job, steps)[-1]
+    for place in range(-8, 9):
+        options["local_steps"] = key.value(place)
+        assert check(job) == []
+    options["local_steps"] = key.low - 1
+    assert check(job) != []
 
 
 def test_without_keys_there_is_one_trial() -> None:
