@@ -51,6 +51,12 @@ class Stop:
     metric, `status` and `events` say so, and a run with no other limit fails.
     """
 
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limits that are reached however the training goes: all but the target."""
+        found = {key: getattr(self, key) for key in ("epochs", "steps", "samples", "seconds")}
+        return {key: value for key, value in found.items() if value is not None}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:

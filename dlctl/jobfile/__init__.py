@@ -19,6 +19,7 @@ Nothing of the job is imported or started here, and torch is not needed.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import math
@@ -386,7 +387,7 @@ def _override(document: dict[str, Any], overrides: Mapping[str, Any]) -> None:
         if value is None:
             table.pop(last, None)
         else:
-            table[last] = value
+            table[last] = copy.deepcopy(value)  # The next key may be in it.
 
 
 def _resolve(section: str, kind: str, table: Any) -> tuple[Choice | None, list[Fault]]:

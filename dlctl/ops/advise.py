@@ -53,7 +53,7 @@ def advise(plan: Plan, slots: int) -> Advised:
     job that cannot be simulated, or of which no method of the list can.
     """
     job = simulate.read(plan.file, plan.changes).job
-    document = compare.document_of(plan.file)
+    stop, document = compare.stop_of(plan), compare.document_of(plan.file)
     hosts = _examined(plan.file, job)
     link = plan.request.link or hosts.link
     model = _model(plan.file, job)
@@ -65,7 +65,7 @@ def advise(plan: Plan, slots: int) -> Advised:
         try:
             if name in variants.PLAIN:
                 raise UsageError("it is no method of dlctl; compare has it")
-            changes = {**variants.overrides(document, name), **plan.changes}
+            changes = {**variants.overrides(document, name), **plan.changes, **stop}
             own = simulate.read(plan.file, changes).job
             simulate.check(own, request)
             memory[name] = host_memory.of_job(own, model, hosts.available_bytes)
@@ -147,22 +147,26 @@ def _model(file: Path, job: JobFile) -> Model | None:
 
 
 def write(file: Path, record: Mapping[str, Any], method: str) -> Sequence[str]:
-    """Put the method and its tuned values into the job file; returns the changed sections. All else
-    of the text stays. Raises UsageError if the result would be another job than was simulated.
+    """Put the method, its tuned values and the other values of the comparison into the job file;
+    returns the changed sections. All else of the text stays. Raises UsageError if the result would
+    be another job than was simulated.
     """
     from dlctl.jobfile import rewriting
 
     document = compare.document_of(file)
-    tuned: Mapping[str, Any] = record["tuned"][method]
+    values: Json = {**record["plan"]["changes"], **record["tuned"][method]}
     changes = variants.overrides(document, method)
-    is_own = method == document.get("algorithm", {}).get("name")
+    is_own = method == variants.own_method(document)
     tables = {} if is_own else {k: v for k, v in changes.items() if "." not in k}
     if (servers := tables.get("servers")) and servers["count"]:
         del tables["servers"]
-        tuned = {**tuned, "servers.count": servers["count"]}
-    dotted: dict[str, Any] = {}
-    for key, value in tuned.items():
+        values = {"servers.count": servers["count"], **values}
+    dotted: Json = {}
+    for key, value in values.items():
         section, _, name = key.partition(".")
+        if not name:
+            tables[section] = value
+            continue
         if section not in tables and section in changes:  # Of the method's own defaults.
             tables[section] = changes[section]
         if tables.get(section) is not None:
@@ -172,7 +176,7 @@ def write(file: Path, record: Mapping[str, Any], method: str) -> Sequence[str]:
     text = regular.read_bytes(file).decode()
     made = rewriting.rewritten(rewriting.retabled(text, tables), dotted)
     mode = stat.S_IMODE(file.stat().st_mode)  # It may be private, and stays so.
-    _check(file, made, {**changes, **record["tuned"][method]}, mode)
+    _check(file, made, {**changes, **values}, mode)
     paths.write(file.resolve(), made.encode(), mode)  # A link stays one.
     return sorted({*tables, *(key.partition(".")[0] for key in dotted)})
 
@@ -184,6 +188,8 @@ def _check(file: Path, made: str, changes: Mapping[str, Any], mode: int) -> None
     paths.write(trial, made.encode(), mode)
     try:
         is_that = simulate.read(trial, {}).content == wanted
+    except UsageError:
+        is_that = False
     finally:
         trial.unlink()
     if not is_that:

@@ -11,12 +11,13 @@ import platform
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlctl import __version__
-from dlctl.errors import UsageError
+from dlctl.errors import DlctlError, UsageError
 from dlctl.observe import history, plot
 from dlctl.ops import plain_runs, real_runs, run_figures, simulate, simulators
 from dlctl.ops.cases import Start
@@ -37,6 +38,7 @@ FILE = "comparison.json"
 FILE_MODE = 0o644
 SCHEMA = "dlctl.comparison/1"
 NAME_CHARS_MAX = 64
+WHY_CHARS_MAX = 200
 TUNING_SEED = 0
 """No final run has it: rates that were chosen on a seed do well on that seed."""
 
@@ -71,19 +73,24 @@ class ComparedRun:
 class Comparison:
     """One comparison in progress."""
 
-    def __init__(self, plan: Plan, process: Simulators, directory: Path) -> None:
+    def __init__(self, plan: Plan, stop: Json, directory: Path) -> None:
+        """stop: `stop_of` the plan."""
         self.plan = plan
         self.target = Target.parse(plan.target)
         self.directory = directory
         self.trials: list[Json] = []
         self.failures: list[Json] = []
         """Of the final runs: method, seed, reason."""
-        self._process = process
+        self.has_results = False
+        """Whether a trial has run to its end."""
+        self._process: Simulators
+        self._stop = stop
         self._document = document_of(plan.file)
         self._request = plan.request
 
-    def run(self) -> Json:
+    def run(self, process: Simulators) -> Json:
         """All of it; returns what `comparison.json` has. Raises DlctlError."""
+        self._process = process
         samples = self._measure()
         searches = {name: self._search(name, samples) for name in self.plan.methods}
         while generation := [
@@ -114,7 +121,7 @@ class Comparison:
         """Measure a step, unless it is given. Returns the samples of a data epoch; 0: a stream."""
         if self.plan.samples is not None and self._request.step_s is not None:
             return self.plan.samples
-        start = self._start(ComparedRun(self.plan.methods[0], TUNING_SEED, {}))
+        start = self._measured_job()
         directory = self.directory / "measured"
         simulate.prepare(directory, start)
         request = replace(self._request, directory=str(directory), step_s=None)
@@ -125,6 +132,15 @@ class Comparison:
         self._request = replace(self._request, **{**answer["measured"], **given})
         self.plan = replace(self.plan, samples=int(answer["samples"]))
         return int(answer["samples"])
+
+    def _measured_job(self) -> Start:
+        """The job's own method and workers, whichever are compared: a worker's share of the cores
+        is the same in all rows then. Raises UsageError.
+        """
+        for name in (variants.own_method(self._document), variants.DDP):
+            with suppress(UsageError):  # It cannot be simulated: that of others takes as long.
+                return self._start(ComparedRun(name, TUNING_SEED, {}))
+        return self._start(ComparedRun(self.plan.methods[0], TUNING_SEED, {}))
 
     def _search(self, name: str, samples: int) -> PatternSearch:
         job = self._start(ComparedRun(name, TUNING_SEED, {})).job
@@ -138,7 +154,7 @@ class Comparison:
             **self.plan.changes,
             **trial.values,
             "job.seed": trial.seed,
-            "job.stop.target": self.plan.target,
+            **self._stop,
         }
         if run_dir is not None:  # A name of its own: it is not the newest run of the user's job.
             words = f"{run_dir.name}-{trial.method}".replace(variants.WITH, "-")
@@ -146,63 +162,95 @@ class Comparison:
             changes |= {"job.run_dir": str(run_dir), "job.name": name}
         try:
             start = simulate.read(self.plan.file, changes)
-            request = self.plan.request
-            if trial.method == variants.ALONE:  # It has no slower worker.
-                request = replace(request, slow={})
-            simulate.check(start.job, request)
+            simulate.check(start.job, self._conditions(trial.method))
         except UsageError as error:
             error.message = f"{trial.method}: {error.message}"
             raise
         return start
 
+    def _conditions(self, method: str) -> SimulationRequest:
+        """What the runs of a method have in common."""
+        if method == variants.ALONE:  # It has no slower worker.
+            return replace(self._request, slow={}, is_plain=True)
+        return replace(self._request, is_plain=method in variants.PLAIN)
+
     def _outcomes(self, trials: Sequence[ComparedRun]) -> list[Json | None]:
-        """The figures of each run; None: it has failed. Raises DlctlError if all have."""
-        requests = []
-        for trial in trials:
-            directory = self.directory / f"{trial.method}-{len(self.trials)}"
-            simulate.prepare(directory, self._start(trial))
-            is_plain = trial.method in variants.PLAIN
-            requests.append(
-                replace(self._request, directory=str(directory), seed=trial.seed, is_plain=is_plain)
-            )
-            self.trials.append({**asdict(trial), "directory": directory.name})
-        answers = self._process.ask(requests)
-        errors = [simulators.error_in(answer) for answer in answers]
-        if all(errors) and errors[0] is not None:
-            raise errors[0]
+        """The figures of each run; None: it has failed. Raises DlctlError if all so far have."""
+        directories = [
+            self.directory / f"{trial.method}-{number}"
+            for number, trial in enumerate(trials, len(self.trials))
+        ]
+        errors = list(map(self._prepare, trials, directories))
+        requests = [
+            replace(self._conditions(trial.method), directory=str(directory), seed=trial.seed)
+            for trial, directory, error in zip(trials, directories, errors, strict=True)
+            if error is None
+        ]
+        answers = {answer["directory"]: answer for answer in self._process.ask(requests)}
         found: list[Json | None] = []
-        for trial, request, error in zip(trials, requests, errors, strict=True):
-            directory = Path(request.directory)
-            figures = None if error is not None else run_figures.of_run(directory)
-            found.append(figures)
-            if error is not None:
-                self._note_failure(trial, error.message)
-            elif figures is not None and figures["state"] == "failed":
-                self._note_failure(trial, str(figures["reason"]))
-            (directory / paths.UNFINISHED).unlink(missing_ok=True)
+        for n, (trial, directory) in enumerate(zip(trials, directories, strict=True)):
+            if (answer := answers.get(str(directory))) is not None:
+                errors[n] = simulators.error_in(answer)
+                (directory / paths.UNFINISHED).unlink(missing_ok=True)
+            found.append(run_figures.of_run(directory) if errors[n] is None else None)
+            self._note_failure(trial, found[-1], errors[n])
+        self.has_results |= not all(errors)
+        if not self.has_results:
+            raise next(filter(None, errors))
         return found
 
-    def _note_failure(self, trial: ComparedRun, reason: str) -> None:
+    def _prepare(self, trial: ComparedRun, directory: Path) -> DlctlError | None:
+        """Make its run directory. Returns the error if its tuned values are not valid: others are.
+        Raises UsageError for a job that is not, whatever the values.
+        """
+        self.trials.append({**asdict(trial), "directory": directory.name})
+        try:
+            simulate.prepare(directory, self._start(trial))
+        except UsageError as error:
+            if not trial.values:
+                raise
+            return error
+        return None
+
+    def _note_failure(
+        self, trial: ComparedRun, figures: Json | None, error: DlctlError | None
+    ) -> None:
+        if error is None and (figures is None or figures["state"] != "failed"):
+            return
+        reason = str(figures["reason"]) if figures is not None else _in_a_line(error)
         if trial.seed != TUNING_SEED:  # Values that are tried may fail.
             self.failures.append({"method": trial.method, "seed": trial.seed, "reason": reason})
 
     def _real(self, trials: Sequence[ComparedRun]) -> list[Json | None]:
-        """The same on real daemons, one run after the other."""
+        """The same on real daemons, one run after the other. Raises DlctlError if all have failed
+        to start.
+        """
         found: list[Json | None] = []
+        errors: list[DlctlError | None] = []
         for trial in trials:
-            name = f"{trial.method} with seed {trial.seed}"
-            start = self._start(trial, run_dir=self.directory)
-            if trial.method in variants.PLAIN:
-                directory = self.directory / f"{trial.method}-{len(self.trials)}"
-                plain_runs.run(start, directory, name)
-            else:
-                directory = real_runs.run(start, name)
-            self.trials.append({**asdict(trial), "directory": directory.name})
-            figures = run_figures.of_run(directory)
-            if figures["state"] == "failed":
-                self._note_failure(trial, str(figures["reason"]))
+            figures, error = None, None
+            try:
+                figures = run_figures.of_run(self._real_run(trial))
+            except DlctlError as caught:
+                error = caught
+            self._note_failure(trial, figures, error)
             found.append(figures)
+            errors.append(error)
+        if all(errors):
+            raise next(filter(None, errors))
         return found
+
+    def _real_run(self, trial: ComparedRun) -> Path:
+        """Returns its run directory. Raises DlctlError."""
+        name = f"{trial.method} with seed {trial.seed}"
+        start = self._start(trial, run_dir=self.directory)
+        if trial.method in variants.PLAIN:
+            directory = self.directory / f"{trial.method}-{len(self.trials)}"
+            plain_runs.run(start, directory, name)
+        else:
+            directory = real_runs.run(start, name)
+        self.trials.append({**asdict(trial), "directory": directory.name})
+        return directory
 
     def _record(self, best: Mapping[str, Json], runs: Mapping[str, list[Json | None]]) -> Json:
         plan, content = self.plan, regular.read_bytes(self.plan.file).decode()
@@ -228,12 +276,21 @@ class Comparison:
 def _steps_of(job: JobFile, samples: int) -> float | None:
     """Steps of each worker in the whole run, where the job file implies that."""
     stop, size = job.job.stop, job.workers.batch_size
-    if stop.steps is not None:
-        return stop.steps / job.workers.count
-    total = stop.samples or (stop.epochs * samples if stop.epochs is not None else None)
-    if not total or not isinstance(size, int):
-        return None
-    return total / (size * job.gradient.accumulate * job.workers.count)
+    found = [] if stop.steps is None else [float(stop.steps)]
+    if isinstance(size, int):
+        totals = (stop.samples, None if stop.epochs is None else stop.epochs * samples)
+        found += [total / (size * job.gradient.accumulate) for total in totals if total]
+    return min(found) / job.workers.count if found else None
+
+
+def _in_a_line(error: DlctlError | None) -> str:
+    if error is None:
+        return ""
+    from dlctl.jobfile import JobFileError
+
+    if isinstance(error, JobFileError):
+        return "; ".join(f"{each.key}: {each.message}" for each in error.problems)
+    return error.message
 
 
 def made_with() -> Json:
@@ -269,20 +326,47 @@ def compare(plan: Plan, slots: int) -> tuple[Path, Json]:
     """Returns the directory of the comparison and its record. Raises UsageError for an invalid job,
     method or target.
     """
-    document = document_of(plan.file)
+    if plan.is_real and (plan.request.link is not None or plan.request.slow):
+        raise UsageError(
+            "--link and --slow are simulated, and --real runs on this machine as it is",
+            hint="remove --real, or --link and --slow",
+        )
+    stop, document = stop_of(plan), document_of(plan.file)
     for name in plan.methods:  # All at once, before anything runs.
         simulate.read(plan.file, {**variants.overrides(document, name), **plan.changes})
     job = simulate.read(plan.file, plan.changes).job.job
-    plan = replace(plan, target=_target(plan.target or job.stop.target or ""))
+    plan = replace(plan, target=stop["job.stop.target"])
     parent = (plan.file.parent / job.run_dir).resolve()
     directory = parent / f"{job.name}-compare-{secrets.token_hex(2)}"
     directory.mkdir(mode=paths.PRIVATE, parents=True)
+    comparison = Comparison(plan, stop, directory)
     try:
         with simulators.opened(slots, plan.file) as process:
-            return directory, Comparison(plan, process, directory).run()
+            return directory, comparison.run(process)
     except BaseException:
-        shutil.rmtree(directory, ignore_errors=True)
+        if comparison.has_results:
+            notes.warn(f"the trials that have ended are in {directory}")
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
         raise
+
+
+def stop_of(plan: Plan) -> Json:
+    """The keys of when a run of the plan ends: the target, beside the limits of the job file with
+    its defaults, which a table with a target alone would not have. Raises UsageError.
+    """
+    stop = simulate.read(plan.file, plan.changes).job.job.stop
+    target = _target(plan.target or stop.target or "")
+    if not stop.limits:
+        raise UsageError(
+            "the job ends at its target alone, which some trials may never reach",
+            where=f"{plan.file}: job.stop",
+            hint="add epochs, steps, samples or seconds there, or --set job.stop.epochs=20",
+        )
+    return {
+        "job.stop.target": target,
+        **{f"job.stop.{key}": value for key, value in stop.limits.items()},
+    }
 
 
 def _target(text: str) -> str:
@@ -305,18 +389,43 @@ def read(file: Path) -> Json:
         raise UsageError(
             f"cannot read the comparison: {error}", where=str(file), hint=hint
         ) from None
+    try:  # What is read of it later, after hours.
+        _plan_in(record)
+        record["job"].encode()
+        table.rows(record)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        hint = f"make it again with this dlctl, {__version__}"
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:WHY_CHARS_MAX]
+        what = f"it is no comparison of this version of dlctl: {why}"
+        raise UsageError(what, where=str(file), hint=hint) from None
     return record
 
 
 def plan_of(record: Mapping[str, Any]) -> Plan:
-    """The plan of a comparison that was made. Raises UsageError if its job file is another now."""
-    values = record["plan"]
-    file = Path(values["file"])
-    if regular.read_bytes(file).decode() != record["job"]:
-        hint = f'restore it: the text is under "job" in {FILE}'
-        raise UsageError("the job file is not that of the comparison", where=str(file), hint=hint)
+    """The plan of a comparison that was made (`read`). Raises UsageError if its job file is another
+    now.
+    """
+    plan = _plan_in(record)
+    try:
+        is_same = regular.read_bytes(plan.file) == record["job"].encode()
+    except OSError as error:
+        what = f"cannot read the job file of the comparison: {error.strerror}"
+    else:
+        if is_same:
+            return plan
+        what = "the job file is not that of the comparison"
+    hint = f'restore it: the text is under "job" in {FILE}'
+    raise UsageError(what, where=str(plan.file), hint=hint)
+
+
+def _plan_in(record: Mapping[str, Any]) -> Plan:
+    """Raises KeyError, TypeError, ValueError or AttributeError if it has none."""
+    from pydantic import TypeAdapter
+
+    values = {**record["plan"], "file": Path(record["plan"]["file"])}
     request = SimulationRequest.of_json(values["request"])
-    return Plan(**{**values, "file": file, "methods": tuple(values["methods"]), "request": request})
+    plan = Plan(**{**values, "methods": tuple(values["methods"]), "request": request})
+    return TypeAdapter(Plan).validate_python(asdict(plan))
 
 
 def differs(record: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
@@ -331,5 +440,6 @@ def draw(directory: Path, record: Mapping[str, Any], by: str, file: Path) -> Non
     chosen = {
         t["method"]: directory / t["directory"] for t in record["trials"] if t["seed"] == seed
     }
-    found = [history.read(path, whole=False) for path in chosen.values()]
+    ran = [path for path in chosen.values() if path.is_dir()]  # Others had no valid values.
+    found = [history.read(path, whole=False) for path in ran]
     plot.draw(found, f"evaluation.{metric}", by, file, log=False)

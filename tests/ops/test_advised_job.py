@@ -17,6 +17,7 @@ from dlctl.sim.objectives import layout_of
 from dlctl.sim.request import LinkSpeed
 from dlctl.util.hostnames import HERE
 
+Json = dict[str, Any]
 TEXT = """# mine
 [job]
 name = "digits"   # a name
@@ -47,7 +48,12 @@ def file(tmp_path: Path) -> Path:
 
 def advised(file: Path, method: str, **tuned: Any) -> Any:
     values = {key.replace("__", "."): value for key, value in tuned.items()}
-    advise.write(file, {"tuned": {method: values}}, method)
+    return written(file, method, values, {})
+
+
+def written(file: Path, method: str, tuned: Json, changes: Json) -> Any:
+    """The job of the file after that advice. changes: what --set said."""
+    advise.write(file, {"tuned": {method: tuned}, "plan": {"changes": changes}}, method)
     return jobfile.load(file)
 
 
@@ -74,6 +80,39 @@ def test_a_method_without_servers_and_back(file: Path) -> None:
     assert (job.algorithm.name, job.servers.count) == ("allreduce", 0)
     job = advised(file, "sync+int8", optimizer__lr=0.2)
     assert (job.servers.count, job.compression.name) == (1, "int8")
+
+
+@pytest.mark.parametrize("method", ["downpour", "diloco", "allreduce"])
+def test_the_job_that_was_simulated_is_written_with_the_values_that_were_set(
+    file: Path, method: str
+) -> None:
+    changes = {"workers.batch_size": 4, "job.stop.epochs": 3, "workers.count": 3, "inner.lr": 0.5}
+    job = written(file, method, {"inner.lr": 0.25}, changes)
+    assert (job.algorithm.name, job.workers.batch_size, job.workers.count) == (method, 4, 3)
+    assert (job.job.stop.epochs, job.inner.options["lr"]) == (3, 0.25)
+    assert 'name = "digits"   # a name' in file.read_text()
+
+
+def test_a_method_s_own_option_that_was_set_is_written_beside_the_tuned_ones(file: Path) -> None:
+    job = written(file, "diloco", {"inner.lr": 0.25}, {"algorithm.local_steps": 7})
+    assert job.algorithm.options["local_steps"] == 7
+    inner = {"name": "sgd", "lr": 0.5}
+    job = written(file, "diloco", {"inner.lr": 0.125}, {"inner": inner})
+    assert (job.inner.name, job.inner.options["lr"]) == ("sgd", 0.125)
+
+
+def test_a_set_value_that_cannot_be_written_is_told_and_changes_nothing(file: Path) -> None:
+    before = file.read_text()
+    with pytest.raises(UsageError):
+        written(file, "downpour", {}, {"job.stop": {"epochs": 3, "steps": 9}})
+    assert file.read_text() == before
+
+
+def test_a_job_that_names_no_method_keeps_its_values_for_the_default_one(file: Path) -> None:
+    file.write_text(TEXT.replace('[algorithm]\nname = "downpour"\npush_every_steps = 2', "", 1))
+    job = advised(file, "downpour", optimizer__lr=0.1)
+    assert (job.compression.name, job.compression.options["density"]) == ("topk", 0.05)
+    assert job.optimizer.options["lr"] == 0.1
 
 
 def test_what_cannot_be_changed_is_left_as_it_is(file: Path) -> None:
