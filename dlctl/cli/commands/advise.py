@@ -64,7 +64,7 @@ def command(
     """Measures a step of the job and the links between its hosts, simulates a short list of methods
     (see `dlctl compare`), and says which one reaches the target first, what the next best costs,
     and how sure that is. "downpour+topk" is a method with another compression. `--write` changes
-    the job file; nothing else runs or starts.
+    the job file to the job that was simulated, with what --set says; nothing else runs or starts.
     """
     from dlctl.ops import advise, compare  # imported late: they pull in pydantic
     from dlctl.study import table as table_of

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     "--cores", "machine_cores", type=click.IntRange(1), help="Of each machine.  [default: as here]"
 )
 @click.option("--by", type=click.Choice(["seconds", "bytes", "samples"]), default="seconds")
-@click.option("--real", is_flag=True, help="Final runs on real daemons, one after the other.")
+@click.option("--real", is_flag=True, help="Final runs on real daemons of this machine.")
 @click.option("--slots", type=click.IntRange(1), help="Simulations at a time.  [default: cores]")
 @click.option("--again", type=click.Path(path_type=Path), help="Repeat this comparison.json.")
 @click.option("--figure", type=OUTPUT, help="Draw the metric against time, bytes or samples.")
@@ -70,9 +70,10 @@ def command(
     quartiles. "torch" is one plain torch process, and "ddp" torch's DDP over gloo with a process
     for each worker, both without dlctl. The job's own method starts with the values of the file,
     the others with their defaults; then the rates and the interval of each are tuned with as many
-    trials. A method is slower than the one above it if four of five seeds say so and the difference
-    is larger than the spread; else it is undecided. All that is needed to repeat it is in
-    comparison.json.
+    trials. A trial ends at the target, or where the job does: its stop needs a limit beside the
+    target. A method is slower than the one above it if four of five seeds say so and the difference
+    is larger than the spread; else it is undecided. With --real, --step and --cores are of the
+    trials, and there is no --link or --slow. All that is needed to repeat it is in comparison.json.
     """
     from dlctl.ops import compare  # imported late: it pulls in pydantic
 
