@@ -6,10 +6,10 @@ foretold if it is off by no more than the error that the simulation prints, of a
 that it was calibrated on, or by 10 %, whichever is more: the replay of a run may be right by
 chance. The figure is the time's error relative to that, so it is foretold up to 1.
 
-A step of the digits sleeps for 20 ms in place of a GPU: else the daemons of each run would wait for
-each other's cores, and nothing could be judged on two of them. All of this is about this machine
-alone: where other programs used its cores meanwhile, the run itself says that nothing can be
-judged, and the figures are left out.
+A step of the digits sleeps for 20 ms in place of a GPU: else the daemons of each run would mostly
+wait for each other's cores, where there are two of them. All of this is about this machine alone:
+where other programs used its cores meanwhile, the run itself says that nothing can be judged, and
+the figures are left out.
 """
 
 from __future__ import annotations

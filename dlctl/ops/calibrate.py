@@ -5,7 +5,7 @@ were. The error of a replay of that run says how much to believe.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,14 +16,15 @@ from dlctl.records.work_times import LoopTimes, WorkTimes
 from dlctl.runs import work_times
 from dlctl.runs.database import RunDb
 from dlctl.runs.snapshot import Snapshot, read_job
+from dlctl.runs.work_times import DaemonTimes
 from dlctl.sim.request import SimulationRequest
-from dlctl.util import values
+from dlctl.util import hints, values
 
 Json = dict[str, Any]
 STEPS_MIN = 50
 """With fewer, nothing can be said about the spread of a step."""
-BUSY_SHARE = 0.2
-"""Of the time at work that threads may have waited for a core: other programs made them wait."""
+OTHERS_SHARE = 0.2
+"""Of the time at work that threads may have waited for cores that other programs had."""
 ALL = "*"
 """Key of the times of all workers together."""
 
@@ -38,15 +39,17 @@ class Calibration:
     cores: int
     latency_s: float
     """One way, between a worker and a server."""
-    waited_share: float
-    """How long threads were ready and had no core, relative to the work."""
+    worked_s: float
+    """How long the workers' compute threads were at work, together."""
+    others_s: float
+    """How long the threads of all daemons were ready, and other programs had the cores."""
 
     @property
     def is_judged(self) -> bool:
         """Whether the error of a replay says something about the model, and not about what else
         the machine did at that time.
         """
-        return self.waited_share <= BUSY_SHARE
+        return self.others_s <= OTHERS_SHARE * self.worked_s
 
     def applied(self, request: SimulationRequest) -> SimulationRequest:
         """The request with the durations of the run."""
@@ -58,9 +61,18 @@ class Calibration:
 
 
 def of_run(snapshot: Snapshot) -> Calibration:
-    """Raises UsageError for a run that says too little."""
+    """Raises UsageError for a run that says too little, or is not over yet."""
     from dlctl.job import config  # imported late: it pulls in pydantic
 
+    if snapshot.is_live:
+        raise UsageError(
+            f"{snapshot.run_id} still runs, so its durations and figures are not all there",
+            where=str(snapshot.directory),
+            hint=hints.either(
+                hints.command(f"dlctl stop -j {snapshot.run_id}", "ends it"),
+                hints.command("dlctl ps", "lists others, of which one may have ended"),
+            ),
+        )
     recorded = work_times.read(snapshot.directory)
     hint = "run it again with this version, until it has made some hundred steps"
     kinds = sorted({kind for times in recorded.values() for kind in times.work})
@@ -79,8 +91,6 @@ def of_run(snapshot: Snapshot) -> Calibration:
             times[name] = {kind: row.to_json() for kind, row in daemon.work.items()}
         role = name.partition("-")[0]
         loops[role] = LoopTimes.together([loops.get(role, LoopTimes()), daemon.loop])
-    busy_s = sum(row.wall_s for row in together.values())
-    waited_s = sum(daemon.waited_s for daemon in recorded.values())
     return Calibration(
         snapshot.run_id,
         times,
@@ -89,8 +99,19 @@ def of_run(snapshot: Snapshot) -> Calibration:
         _latency_s(snapshot.directory)
         if config.of_stored(read_job(snapshot.directory)).hosts
         else SimulationRequest.latency_s,
-        waited_s / busy_s if busy_s else 0.0,
+        sum(row.wall_s for row in together.values()),
+        _others_s(recorded.values()),
     )
+
+
+def _others_s(daemons: Collection[DaemonTimes]) -> float:
+    """A thread waits while all cores are busy, for other programs as much as these make them so:
+    on a machine with few cores it is the run's own threads for which most wait.
+    """
+    waited_s, used_s = sum(d.waited_s for d in daemons), sum(d.used_s for d in daemons)
+    # Workers begin last, when the others have imported all.
+    busy_s = statistics.median(daemon.busy_s for daemon in daemons if daemon.work)
+    return waited_s * (max(0.0, 1 - used_s / busy_s) if busy_s else 1.0)
 
 
 def _latency_s(directory: Path) -> float:

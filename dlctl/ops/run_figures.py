@@ -23,7 +23,9 @@ def of_run(directory: Path) -> Json:
     with closing(RunDb(directory, readonly=True)) as db:
         run, daemons = db.run(), db.daemons()
         rows, evaluations = [*db.metrics(RUN)], [*db.metrics(EVALUATION)]
-    begun_at, ended_at = run.get("started_at") or 0.0, run.get("ended_at") or 0.0
+    # A coordinator that was killed has recorded no end.
+    ended_at = run.get("ended_at") or run.get("updated_at") or 0.0
+    begun_at = run.get("started_at") or 0.0
     ready_at = run.get("ready_at") or ended_at
     totals = run.get("totals") or {}
     pushes = totals.get("pushes", 0)

@@ -62,6 +62,7 @@ def simulate(
     """
     start = read(file, overrides)
     check(start.job, request)
+    calibration = None if like is None else calibrate.of_run(like)
     parent = (file.parent / start.job.job.run_dir).resolve()
     directory = parent / f"{start.job.job.name}-sim-{secrets.token_hex(2)}"
     replayed = directory.with_name(f"{directory.name}-replay")
@@ -70,11 +71,10 @@ def simulate(
             prepare(directory, start)
             request = replace(request, directory=str(directory))
             replay = None
-            if like is None:
+            if like is None or calibration is None:
                 request = measured(process, request)
                 (how,) = _ask(process, [request])
             else:
-                calibration = calibrate.of_run(like)
                 request = calibration.applied(request)
                 prepare(replayed, _job_of(like))
                 plain = SimulationRequest(directory=str(replayed), seed=request.seed)
