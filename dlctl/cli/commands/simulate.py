@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from dlctl.ops.simulate import Simulated
 
 _KILLS = re.compile(r"kill (?:a|an|the) (worker|server|coordinator) every (\S+)")
+SPREAD_MAX = 3.0
+"""One step in six takes then 20 times as long as most, or longer."""
+FACTOR_MAX = 1000.0
+"""Of a slow worker; and the inverse of a fast one."""
 
 
 @make_command(
@@ -93,6 +98,9 @@ def command(
     from dlctl.ops.protocol import simulate_protocol
     from dlctl.sim.request import LinkSpeed, SimulationRequest
 
+    if not 0 <= spread <= SPREAD_MAX:  # Nor is "nan".
+        what = f"--spread: {spread:g} is not from 0 to {SPREAD_MAX:g}"
+        raise UsageError(what, hint="--spread 0.1: most steps are within 10 % of the median")
     overrides: dict[str, Any] = dict(map(assignment, changes))
     if workers is not None:
         overrides["workers.count"] = workers
@@ -198,9 +206,12 @@ def of_slow_worker(text: str) -> tuple[str, float]:
     try:
         number = float(factor.removesuffix("x"))
     except ValueError:
-        number = 0.0
-    if not re.fullmatch(r"worker-\d+", name) or number <= 0:
+        number = math.nan
+    if not re.fullmatch(r"worker-\d+", name) or math.isnan(number):
         raise UsageError(f'--slow: "{text}" is no worker and factor', hint="--slow worker-3=3x")
+    if not 1 / FACTOR_MAX <= number <= FACTOR_MAX:
+        what = f"--slow: {factor} is not from {1 / FACTOR_MAX:g}x to {FACTOR_MAX:g}x"
+        raise UsageError(what, hint="--slow worker-3=3x")
     return name, number
 
 
