@@ -10,7 +10,9 @@ import numpy as np
 from daemons.worker.work_clock import KINDS
 from dlctl.records.work_times import BUCKET_S, SUM, WorkTimes
 from dlctl.roles.protocol.effects import Compute
+from dlctl.sim.request import SimulationRequest
 from dlctl.wire.machine import Effect
+from dlctl.wire.messages import Json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,21 @@ class Durations:
     """Slot -> factor by which its work is slower."""
     recorded: Mapping[int | None, Mapping[str, Recorded]] = field(default_factory=dict)
     """Slot, None for the others -> kind -> what it took in a real run, in place of the above."""
+
+    @classmethod
+    def of_request(cls, request: SimulationRequest) -> Durations:
+        """request: `step_s` is known."""
+        assert request.step_s is not None
+        slow = {_slot(name): factor for name, factor in request.slow.items()}
+        return cls(
+            step=Lognormal(
+                median_s=request.step_s, sigma=request.spread, core_share=request.core_share
+            ),
+            evaluation=Lognormal(median_s=request.evaluation_s, sigma=request.spread),
+            build=Lognormal(median_s=request.build_s),
+            slow={slot: factor for slot, factor in slow.items() if slot is not None},
+            recorded={_slot(name): _recorded(kinds) for name, kinds in request.times.items()},
+        )
 
     def of(self, slot: int, kind: str) -> Lognormal | Recorded | None:
         """None: it is short beside a step."""
@@ -114,3 +131,14 @@ class Costs:
             number = [*KINDS.values(), SUM].index(kind)
             self._rngs[slot, kind] = np.random.default_rng([self._seed, slot, number])
         return self._rngs[slot, kind]
+
+
+def _slot(name: str) -> int | None:
+    """None: "*", all others."""
+    number = name.rpartition("-")[2]
+    return int(number) if number.isdecimal() else None
+
+
+def _recorded(kinds: Mapping[str, Json]) -> dict[str, Recorded]:
+    times = {kind: WorkTimes.of_json(row) for kind, row in kinds.items()}
+    return {kind: Recorded(row) for kind, row in times.items() if row.count}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from daemons.simulator.costs import Costs, Durations, Lognormal
+from daemons.simulator.costs import Costs, Durations
 from daemons.simulator.no_training import NoTraining
 from daemons.simulator.sums import RingSums
 from daemons.simulator.surroundings import handling_of, network_of
@@ -28,11 +28,17 @@ SECONDS_MAX = 30 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Mark:
-    """All counts at a moment."""
+class _Look:
+    """How far it is at a moment."""
 
     now: float
     steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark(_Look):
+    """All counts."""
+
     messages: int
     loops: Mapping[str, float]
     """Daemon -> CPU seconds of its loop."""
@@ -44,13 +50,8 @@ class ProtocolRun:
     """until_cpu_s: `time.process_time` after which it goes no further."""
 
     def __init__(self, request: SimulationRequest, job: JobFile, until_cpu_s: float) -> None:
-        assert request.step_s is not None
-        step = Lognormal(
-            median_s=request.step_s, sigma=request.spread, core_share=request.core_share
-        )
-        evaluation = Lognormal(median_s=request.evaluation_s)
-        build = Lognormal(median_s=request.build_s)
-        costs = Costs(Durations(step=step, evaluation=evaluation, build=build), request.seed)
+        self._began_s = time.process_time()
+        costs = Costs(Durations.of_request(request), request.seed)
         job, each = _stand_in(job, request.parameters)
         size = each * max(1, job.servers.count)
         scale = request.parameters / size
@@ -69,31 +70,29 @@ class ProtocolRun:
     def window(self) -> Json:
         """Let all workers begin, and then simulate the window, or as much as there is time for."""
         timeline = self._simulation.world.timeline
-        began = time.process_time()
         while len(self._computes.trained) < self._workers and timeline.now < START_S_MAX:
             if not self._advance(CHUNK_S):
                 break
         start_s, first = timeline.now, self._mark()
-        self._advance(self._request.until_s / 2)
-        middle = self._mark()
-        self._advance(self._request.until_s / 2)
+        looks: list[_Look] = [first]
+        is_whole = self._advance(self._request.until_s, looks)
         last = self._mark()
-        halves = [_rate(first, middle), _rate(middle, last)]
         return {
             "workers": self._workers,
             "cores": self._request.cores,
             "trained": len(self._computes.trained),
             "start_s": start_s,
             "seconds": last.now - first.now,
+            "is_whole": is_whole,
             "steps_per_s": _rate(first, last),
-            "halves": halves,
+            "halves": _halves(looks),
             "messages_per_s": (last.messages - first.messages) / max(1e-9, last.now - first.now),
             "busy": self._busy(first, last),
-            "cpu_s": time.process_time() - began,
+            "cpu_s": time.process_time() - self._began_s,
         }
 
-    def _advance(self, seconds: float) -> bool:
-        """Whether it came that far."""
+    def _advance(self, seconds: float, looks: list[_Look] | None = None) -> bool:
+        """Whether it came that far. looks: gets one of each time that the clock was looked at."""
         timeline = self._simulation.world.timeline
         until = timeline.now + seconds
         while timeline.now < until - 1e-6:
@@ -102,6 +101,8 @@ class ProtocolRun:
             before = timeline.now
             self._simulation.run(min(until, timeline.now + CHUNK_S))
             timeline.now = max(timeline.now, min(until, before + CHUNK_S))
+            if looks is not None:
+                looks.append(_Look(timeline.now, self._computes.steps))
         return True
 
     def _mark(self) -> _Mark:
@@ -168,6 +169,15 @@ def _put_busiest(found: dict[str, Json], kind: str, shares: Mapping[str, float])
         found[kind] = {"name": name, "share": shares[name]}
 
 
-def _rate(first: _Mark, second: _Mark) -> float:
+def _rate(first: _Look, second: _Look) -> float:
     took_s = second.now - first.now
     return (second.steps - first.steps) / took_s if took_s > 0 else 0.0
+
+
+def _halves(looks: Sequence[_Look]) -> list[float | None]:
+    """Steps per second in each half of the time that was simulated; None: there is no such half."""
+    first, last = looks[0], looks[-1]
+    middle_s = (first.now + last.now) / 2
+    middle = min(reversed(looks), key=lambda look: abs(look.now - middle_s))
+    parts = ((first, middle), (middle, last))
+    return [_rate(one, two) if two.now > one.now else None for one, two in parts]

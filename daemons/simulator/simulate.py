@@ -6,14 +6,13 @@ import json
 import logging
 import time
 import traceback
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from daemons.process import read_job
 from daemons.simulator import plain, run_directory
 from daemons.simulator.compute import TorchCompute
-from daemons.simulator.costs import Costs, Durations, Lognormal, Recorded
+from daemons.simulator.costs import Costs, Durations
 from daemons.simulator.kills import Killer
 from daemons.simulator.measuring import measure
 from daemons.simulator.protocol import ProtocolRun
@@ -22,7 +21,6 @@ from daemons.simulator.surroundings import handling_of, network_of
 from daemons.simulator.watching import RunWatcher
 from dlctl.errors import DlctlError
 from dlctl.job.config import JobFile
-from dlctl.records.work_times import WorkTimes
 from dlctl.sim.request import SimulationRequest
 from dlctl.sim.simulation import Simulation
 from dlctl.util import cores
@@ -60,19 +58,7 @@ def simulate(request: SimulationRequest, directory: Path, job: JobFile) -> Json:
         until = time.process_time() + request.protocol_s
         return {"simulated": ProtocolRun(request, job, until).window()}
     began = time.perf_counter()
-    slow = {
-        slot: factor for name, factor in request.slow.items() if (slot := _slot(name)) is not None
-    }
-    durations = Durations(
-        step=Lognormal(
-            median_s=request.step_s, sigma=request.spread, core_share=request.core_share
-        ),
-        evaluation=Lognormal(median_s=request.evaluation_s, sigma=request.spread),
-        build=Lognormal(median_s=request.build_s),
-        slow=slow,
-        recorded={_slot(name): _recorded(kinds) for name, kinds in request.times.items()},
-    )
-    costs = Costs(durations, request.seed)
+    costs = Costs(Durations.of_request(request), request.seed)
     handling = handling_of(request, job)
     if request.is_plain:
         return plain.train(request, directory, job, costs)
@@ -97,14 +83,3 @@ def simulate(request: SimulationRequest, directory: Path, job: JobFile) -> Json:
     }
     run_directory.write(directory, outcome, time.time(), mark)
     return {"simulated": mark}
-
-
-def _slot(name: str) -> int | None:
-    """None: "*", all others."""
-    number = name.rpartition("-")[2]
-    return int(number) if number.isdecimal() else None
-
-
-def _recorded(kinds: Mapping[str, Json]) -> dict[str, Recorded]:
-    times = {kind: WorkTimes.of_json(row) for kind, row in kinds.items()}
-    return {kind: Recorded(row) for kind, row in times.items() if row.count}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlctl.errors import UsageError
 from dlctl.ops import calibrate, simulate, simulators
+from dlctl.ops.calibrate import Calibration
 from dlctl.ops.simulators import Simulators
 from dlctl.runs.snapshot import Snapshot
 from dlctl.sim.request import SimulationRequest
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 SMALLER = 4
 """Another window has a fourth of the workers: what grows with them is seen."""
-SMALLER_SHARE = 0.2
-"""Of the time."""
-FEW, FEW_SHARE = 16, 0.02
-"""Workers of the first window, and its share of the time: so few rarely wait for each other."""
+FEW, FEW_SHARE = 16, 0.15
+"""Workers of the first window, who rarely wait for each other, and its share of the time at least;
+what it does not take is for the larger ones.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ def simulate_protocol(
     start = simulate.read(file, overrides)
     simulate.check(start.job, request)
     _check(start.job)
+    calibration = None if like is None else calibrate.of_run(like)
     parent = (file.parent / start.job.job.run_dir).resolve()
     directory = parent / f"{start.job.job.name}-sim-{secrets.token_hex(2)}"
     most = start.job.workers.count
@@ -63,12 +65,16 @@ def simulate_protocol(
     try:
         with simulators.opened(1, file) as process:
             simulate.prepare(directory, start)
-            request = _measured(process, replace(request, directory=str(directory)), like)
-            for count, share in _shares(most).items():
+            request = replace(request, directory=str(directory))
+            request = _measured(process, request, calibration)
+            left_s, sizes = within_s, _sizes(most)
+            for number, count in enumerate(sizes):
                 place = directory / f"of-{count}"
                 simulate.prepare(place, simulate.read(file, {**overrides, "workers.count": count}))
-                one = replace(request, directory=str(place), protocol_s=share * within_s)
+                may_s = _share(sizes[number:]) * left_s
+                one = replace(request, directory=str(place), protocol_s=may_s)
                 windows.append(simulate.asked(process, one)["simulated"])
+                left_s = max(0.0, left_s - windows[-1]["cpu_s"])
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     return ProtocolWindow(
@@ -76,11 +82,17 @@ def simulate_protocol(
     )
 
 
-def _shares(most: int) -> dict[int, float]:
-    """Workers of each window -> its share of the CPU time."""
+def _sizes(most: int) -> list[int]:
+    """Workers of each window."""
     smaller = max(1, most // SMALLER)
-    shares = {min(FEW, smaller): FEW_SHARE, smaller: SMALLER_SHARE}
-    return shares | {most: 1 - sum(shares.values())}
+    return sorted({min(FEW, smaller), smaller, most})
+
+
+def _share(sizes: Sequence[int]) -> float:
+    """Of the CPU time that is left, what the first of these windows may take: a second of one costs
+    about as much as it has workers.
+    """
+    return max(sizes[0] / sum(sizes), FEW_SHARE)
 
 
 def _check(job: JobFile) -> None:
@@ -96,7 +108,7 @@ def _check(job: JobFile) -> None:
 
 
 def _measured(
-    process: Simulators, request: SimulationRequest, like: Snapshot | None
+    process: Simulators, request: SimulationRequest, calibration: Calibration | None
 ) -> SimulationRequest:
     """The request with the durations of a step, and the size of the model."""
     answer = simulate.asked(process, replace(request, step_s=None))
@@ -104,4 +116,4 @@ def _measured(
     request = replace(request, **{**answer["measured"], **given})
     if not request.parameters:
         request = replace(request, parameters=answer["parameters"])
-    return request if like is None else calibrate.of_run(like).applied(request)
+    return request if calibration is None else calibration.applied(request)

@@ -35,8 +35,7 @@ def first(windows: Sequence[Mapping[str, Any]]) -> Saturation | None:
     The load of each worker is taken from the largest window in which nothing is saturated: where
     something is, workers wait, and load everything else less.
     """
-    free = [row for row in windows if is_free(row, windows[0])]
-    row = free[-1] if free else windows[0]
+    row = ([*windows[:1], *free(windows)])[-1]
     found = [
         Saturation(kind, busy["name"], row["workers"] * FULL / busy["share"])
         for kind in SHARED
@@ -45,38 +44,50 @@ def first(windows: Sequence[Mapping[str, Any]]) -> Saturation | None:
     return min(found, key=lambda each: each.workers, default=None)
 
 
-def is_free(row: Mapping[str, Any], few: Mapping[str, Any]) -> bool:
-    """Whether nothing is saturated in a window; one that ended before any step does not tell. few:
-    that with the fewest workers.
+def tells(row: Mapping[str, Any]) -> bool:
+    """Whether a window says how many steps its workers make: one that was cut may have ended within
+    the first round.
     """
-    one, usual = (each["steps_per_s"] / each["workers"] for each in (row, few))
-    shares = (row["busy"].get(kind, {"share": 0.0})["share"] for kind in SHARED)
-    return bool(one > 0 and one >= SLOWED * usual and max(shares) < FULL)
+    return bool(row["steps_per_s"] > 0 and (row["is_whole"] or all(row["halves"])))
 
 
-def is_known(windows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether some window tells the load of each worker: else `first` is a guess."""
-    return any(is_free(row, windows[0]) for row in windows)
+def free(windows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Those in which nothing is saturated. Few workers show how many steps each usually makes."""
+    told = [row for row in windows if tells(row)]
+    usual = told[0]["steps_per_s"] / told[0]["workers"] if told else 0.0
+    return [
+        row
+        for row in told
+        if row["steps_per_s"] / row["workers"] >= SLOWED * usual and _fullest(row) < FULL
+    ]
+
+
+def _fullest(row: Mapping[str, Any]) -> float:
+    return max(float(row["busy"].get(kind, {"share": 0.0})["share"]) for kind in SHARED)
 
 
 def error(windows: Sequence[Mapping[str, Any]]) -> float | None:
     """Of an extrapolation: the busiest share that the window before foretells for the largest one,
-    relative to what was simulated there; None if something is saturated there, or nothing busy.
+    relative to what was simulated there; None if something is saturated in one of them, if one was
+    cut too early to tell, or if nothing is busy.
     """
-    if len(windows) < 2:
+    known = free(windows)[-2:]
+    if len(windows) < 2 or known != list(windows[-2:]):
         return None
-    small, large = windows[-2:]
+    small, large = known
     found = first([large])
-    if found is None or not is_free(large, windows[0]):
-        return None
-    there, here = (row["busy"].get(found.kind) for row in (large, small))
+    there, here = (row["busy"].get(found.kind) if found else None for row in (large, small))
     if not there or not here or not there["share"]:
         return None
     factor = large["workers"] / small["workers"]
     return float(here["share"] * factor / there["share"] - 1)
 
 
-def spread(row: Mapping[str, Any]) -> float:
-    """Half of the difference between the halves of a window, relative: the error of its rates."""
+def spread(row: Mapping[str, Any]) -> float | None:
+    """Half of the difference between the halves of a window, relative: the error of its rates. None
+    if it was cut too early to tell.
+    """
     one, two = row["halves"]
-    return abs(one - two) / (one + two) if one + two else 0.0
+    if not tells(row) or one is None or two is None:
+        return None
+    return float(abs(one - two) / (one + two))

@@ -10,12 +10,18 @@ from dlctl.study import saturation
 
 
 def window(
-    workers: int, halves: tuple[float, float] = (10.0, 10.0), each: float = 1.0, **busy: float
+    workers: int,
+    halves: tuple[float | None, float | None] = (10.0, 10.0),
+    each: float = 1.0,
+    *,
+    is_whole: bool = True,
+    **busy: float,
 ) -> Any:
     """each: steps per second of a worker."""
     shares = {kind: {"name": f"{kind}-0", "share": share} for kind, share in busy.items()}
     steps = each * workers
-    return {"workers": workers, "busy": shares, "halves": halves, "steps_per_s": steps}
+    row = {"workers": workers, "busy": shares, "halves": halves, "steps_per_s": steps}
+    return {**row, "is_whole": is_whole}
 
 
 def test_what_needs_the_fewest_workers_is_first() -> None:
@@ -55,10 +61,27 @@ def test_the_error_is_that_of_a_foretold_share() -> None:
 
 def test_a_window_without_a_step_tells_nothing() -> None:
     none = [window(16, each=0.0, link=0.3), window(64, each=0.0, link=0.5)]
-    assert not saturation.is_known(none)
+    assert not saturation.free(none)
     assert saturation.error(none) is None
     found = saturation.first([window(16, link=0.1), window(64, each=0.0, link=0.1)])
     assert found is not None
     assert found.workers == pytest.approx(144)
-    assert not saturation.is_known([window(16, link=1.0)])
-    assert saturation.is_known([window(16, link=0.5)])
+    assert not saturation.free([window(16, link=1.0)])
+    assert saturation.free([window(16, link=0.5)])
+
+
+@pytest.mark.parametrize("halves", [(20.0, 0.0), (20.0, None), (None, None)])
+def test_a_window_that_was_cut_within_a_round_tells_nothing(halves: Any) -> None:
+    """Its steps were all in the first part, so workers seem fast, and what is busy seems idle."""
+    cut, large = window(16, halves, is_whole=False, link=0.3), window(64, each=0.2, link=0.5)
+    assert saturation.free([cut, large]) == [large]
+    assert saturation.error([cut, large]) is None
+    assert saturation.spread(cut) is None
+    two = window(16, (9.0, 11.0), is_whole=False, link=0.1)
+    assert saturation.free([two]) == [two]
+    assert saturation.spread(two) == pytest.approx(0.1)
+
+
+def test_nothing_is_foretold_from_a_small_window_without_a_step() -> None:
+    small, large = window(16, each=0.0, link=0.3), window(64, link=0.5)
+    assert saturation.error([small, large]) is None

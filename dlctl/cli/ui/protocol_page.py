@@ -69,18 +69,25 @@ def _saturates(first: Mapping[str, Any] | None, windows: Sequence[Mapping[str, A
     if first is None:
         return "nothing"
     what, few = f"{_WHAT[first['kind']]} first ({first['name']})", windows[0]
-    if saturation.is_known(windows):
+    if saturation.free(windows):
         return f"{what}, at about {first['workers']:,.0f} workers"
-    if few["steps_per_s"]:
+    if saturation.tells(few):
         return f"{what}, with {few['workers']:,} workers already"
-    return (
-        f"not known: the window of {few['workers']:,} workers ended before any step: use --within"
-    )
+    return _untold(few)
 
 
 def _error(data: Mapping[str, Any]) -> str:
+    if data["spread"] is None:
+        return _untold(data["windows"][-1])
     text = f"{100 * data['spread']:.2g} % between the halves of the window"
     if data["error"] is None:
         return text
     small = data["windows"][-2]
     return f"{text}; {100 * data['error']:+.2g} % if foretold from {small['workers']:,} workers"
+
+
+def _untold(row: Mapping[str, Any]) -> str:
+    what = f"not known: the window of {row['workers']:,} workers"
+    if row["is_whole"]:
+        return f"{what} is shorter than a round: use --until"
+    return f"{what} was cut before each half had a step: use --within"
