@@ -1,8 +1,9 @@
 """Where the time of a daemon goes: counts, sums, and a histogram by powers of two.
 
 A file `times/<daemon>.<incarnation>.json` of the run directory has what its loop handled, by the
-kind of event and, of a worker, how long each kind of work of its compute thread took; with how long
-the threads were ready and waited for a core.
+kind of event and, of a worker, how long each kind of work of its compute thread took. From the
+begin of its loop on, it has how long the threads were ready and waited for a core, and the CPU time
+of the daemon and of all programs on its cores.
 """
 
 from __future__ import annotations
