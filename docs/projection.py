@@ -42,8 +42,9 @@ get in each second if it shared them with nobody. "of the ideal" is the steps of
 relative to workers that never wait.
 Where fewer were simulated, it is foretold: a step takes longer with each further worker as it did
 between the two largest windows, and all together make no more of them than what saturates bears.
-Where a window ended before any step it is what the servers' links bear by hand, at most. "no step":
-the largest one did, so what was busy in it is that of a part of a round.
+Where a window was cut before each of its halves had a step it is what the servers' links bear by
+hand, at most; "no step" or "unknown" say that of the largest one, so what was busy in it is that of
+a part of a round.
 """
 BY_LINK = """A server's link carries the parts of all workers: for each of them a sixteenth of the
 model, one way for the fetches and the other way for the pushes. More servers divide that, until
@@ -55,7 +56,7 @@ fast it is the coordinator and the servers' processors that are busy."""
 ERRORS = """"between halves" is half of the difference between the halves of the largest window,
 relative to their mean; that window had from {fewest} to {most} rounds. "if foretold" is the load of
 the busiest in the largest window as foretold from a fourth of its workers, relative to what was
-simulated; -: it is saturated there, and there is nothing to foretell."""
+simulated; -: one of them is saturated or was cut, and there is nothing to foretell."""
 _WHAT = {
     "coordinator": "the coordinator",
     "server": "a server's processor",
@@ -131,9 +132,11 @@ def _row(cell: Json) -> str:
     error = "-" if said["error"] is None else f"{100 * said['error']:+.1f} %"
     saturates = "nothing | -"
     if first is not None:
-        is_known = saturation.is_known(said["windows"])
+        is_known = bool(saturation.free(said["windows"]))
         saturates = f"{_what(first)} | {_count(first['workers']) if is_known else '-'}"
-    spread = f"{_digits(100 * said['spread'])} %" if row["steps_per_s"] else "no step"
+    spread = "no step" if not row["steps_per_s"] else "unknown"
+    if said["spread"] is not None and row["steps_per_s"]:
+        spread = f"{_digits(100 * said['spread'])} %"
     return (
         f"| {_begin(cell)} | {saturates} | {_count(by_hand(cell))} | {_digits(steps(cell))} | "
         f"{_digits(100 * share(cell))} % | {row['workers']:,} | {spread} | {error} |"
@@ -151,10 +154,12 @@ def _begin(cell: Json) -> str:
 
 
 def _busy(cell: Json) -> str:
-    busy = cell["said"]["windows"][-1]["busy"]
+    row = cell["said"]["windows"][-1]
     kinds = ("coordinator", "server", "link", "worker", "own_link")
-    shares = (busy.get(kind, {"share": 0.0})["share"] for kind in kinds)
-    return f"| {_begin(cell)} | {' | '.join(f'{_digits(100 * share)} %' for share in shares)} |"
+    shares = (row["busy"].get(kind, {"share": 0.0})["share"] for kind in kinds)
+    # One that was cut before all workers had begun has simulated nothing.
+    shown = [f"{_digits(100 * share)} %" if row["seconds"] else "-" for share in shares]
+    return f"| {_begin(cell)} | {' | '.join(shown)} |"
 
 
 def _digits(value: float) -> str:
@@ -167,7 +172,7 @@ def steps(cell: Json) -> float:
     row, first = said["windows"][-1], said["saturates"]
     if row["workers"] >= MANY:
         return float(row["steps_per_s"])
-    if not all(each["steps_per_s"] for each in said["windows"]):
+    if not all(map(saturation.tells, said["windows"])):
         of = cell["traffic"]
         each_bytes = said["parameters"] * max(of["push_bytes"], of["fetch_bytes"]) / of["steps"]
         return float(of["servers"] * said["link"]["bytes_per_s"] / each_bytes)
@@ -181,7 +186,7 @@ def foretold(windows: list[Json], first: Json | None) -> float:
     )
     step_s = slow_s + max(0.0, (slow_s - fast_s) / (n - m)) * (MANY - n)
     if first is not None:
-        usual = [each for each in windows if saturation.is_free(each, windows[0])] or windows[:1]
+        usual = saturation.free(windows) or windows[:1]
         most = first["workers"] / saturation.FULL / usual[-1]["workers"] * usual[-1]["steps_per_s"]
         step_s = max(step_s, MANY / max(1e-9, most))
     return float(MANY / step_s)
@@ -218,17 +223,15 @@ def _real(rows: list[Json] | None) -> list[str]:
         ]
     lines = [
         "Real runs of the digits example with `downpour` and one server on one machine with two "
-        "cores, and what `--protocol --like` the run with four workers foretells for each. A run "
-        "whose threads waited for cores for more than a fifth of their work cannot be judged: "
-        "other programs, or its own daemons, had them."
-        + (" That is so for all of these." if all(row["waited"] > 0.2 for row in rows) else ""),
-        "", "| workers | steps/s | foretold | error | waited for cores |", "|---|---|---|---|---|",
+        "cores, where a step sleeps 20 ms in place of a GPU, and what `--protocol --like` the run "
+        "with four workers foretells for each. -: other programs used the cores, so that the error "
+        "cannot be judged.",
+        "", "| workers | steps/s | foretold | error |", "|---|---|---|---|",
     ]  # fmt: skip
     for row in sorted(rows, key=lambda row: float(row["workers"])):
-        error = row["foretold"] / row["real"] - 1
+        error = f"{100 * (row['foretold'] / row['real'] - 1):+.1f} %" if row["judged"] else "-"
         lines.append(
-            f"| {row['workers']} | {row['real']:,.0f} | {row['foretold']:,.0f} | "
-            f"{100 * error:+.1f} % | {_digits(100 * row['waited'])} % |"
+            f"| {row['workers']} | {row['real']:,.0f} | {row['foretold']:,.0f} | {error} |"
         )
     return lines
 
