@@ -107,7 +107,7 @@ def _attend(launched: Launched, progress: live.ProgressLines, began: float) -> S
 
     early = [line for line in follower.past(EARLY_LINES, None) if line.at >= began]
     snapshot = ready.wait_ready(launched, None, progress)
-    show(early)
+    show(early, time.monotonic())
     try:
         while snapshot.is_live:
             lines = follower.poll()
