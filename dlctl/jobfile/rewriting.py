@@ -12,7 +12,8 @@ from dlctl.jobfile.positions import find_keys
 
 def rewritten(text: str, changes: Mapping[str, Any]) -> str:
     """The text with these values; a key that is not there yet is added below the header of its
-    table, or in a new table at the end. Raises UsageError for a value over several lines.
+    table, or in its braces, or in a new table at the end. Raises UsageError for a value over
+    several lines.
     """
     for dotted, value in changes.items():
         text = _with(text, tuple(dotted.split(".")), _written(value))
@@ -66,6 +67,14 @@ def _with(text: str, path: tuple[str, ...], value: str) -> str:
     if table is not None and table.value is None and lines[table.key.line - 1].lstrip()[:1] == "[":
         lines.insert(table.key.line, f"{path[-1]} = {value}")
         return "\n".join(lines)
+    if table is not None and table.value is not None:
+        place = table.value
+        line = lines[place.line - 1]
+        if line[place.start] == "{":
+            after = line[place.end :].lstrip()
+            rest = f" {after}" if after.startswith("}") else f", {after}"
+            lines[place.line - 1] = f"{line[: place.end]} {path[-1]} = {value}{rest}"
+            return "\n".join(lines)
     if table is not None:
         raise UsageError(f"{'.'.join(path[:-1])} is no table of its own in the job file")
     return f"{text.rstrip()}\n\n[{'.'.join(path[:-1])}]\n{path[-1]} = {value}\n"

@@ -174,7 +174,10 @@ def write(file: Path, record: Mapping[str, Any], method: str) -> Sequence[str]:
         else:
             dotted[key] = value
     text = regular.read_bytes(file).decode()
-    made = rewriting.rewritten(rewriting.retabled(text, tables), dotted)
+    try:
+        made = rewriting.rewritten(rewriting.retabled(text, tables), dotted)
+    except UsageError as error:
+        raise _by_hand(file, {**changes, **values}) from error
     mode = stat.S_IMODE(file.stat().st_mode)  # It may be private, and stays so.
     _check(file, made, {**changes, **values}, mode)
     paths.write(file.resolve(), made.encode(), mode)  # A link stays one.
@@ -193,8 +196,12 @@ def _check(file: Path, made: str, changes: Mapping[str, Any], mode: int) -> None
     finally:
         trial.unlink()
     if not is_that:
-        shown = ", ".join(f"{key} = {value}" for key, value in changes.items())
-        raise UsageError(
-            "the job file is written in a way that this cannot change", where=str(file),
-            hint=f"write by hand: {shown}",
-        )  # fmt: skip
+        raise _by_hand(file, changes)
+
+
+def _by_hand(file: Path, changes: Mapping[str, Any]) -> UsageError:
+    shown = ", ".join(f"{key} = {value}" for key, value in changes.items())
+    return UsageError(
+        "the job file is written in a way that this cannot change", where=str(file),
+        hint=f"write by hand: {shown}",
+    )  # fmt: skip

@@ -245,7 +245,7 @@ class Comparison:
         name = f"{trial.method} with seed {trial.seed}"
         start = self._start(trial, run_dir=self.directory)
         if trial.method in variants.PLAIN:
-            directory = self.directory / f"{trial.method}-{len(self.trials)}"
+            directory = self.directory / f"{trial.method}-real-{trial.seed}"
             plain_runs.run(start, directory, name)
         else:
             directory = real_runs.run(start, name)

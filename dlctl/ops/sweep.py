@@ -274,7 +274,7 @@ def begin(plan: SweepPlan) -> Path:
     directory.mkdir(mode=paths.PRIVATE, parents=True)
     with closing(SweepDb(directory, create=True)) as db:
         values = {"metric": metric, "file": str(file.resolve()), "trials": trials}
-        db.put_job(swept_jobs.content(file, found))
+        db.put_job(swept_jobs.content(file.resolve(), found))
         db.put_plan({**asdict(plan), **values})
     return directory
 

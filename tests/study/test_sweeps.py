@@ -142,3 +142,13 @@ def test_a_job_file_keeps_all_but_the_values() -> None:
         assert kept in text
     with pytest.raises(UsageError):
         rewritten(JOB, {"inner.betas": 0.9})
+
+
+@pytest.mark.parametrize(
+    "before", ["{}", '{ target = "accuracy >= 0.9" }  # enough', "{ steps = 3 }"]
+)
+def test_an_inline_table_takes_a_further_key(before: str) -> None:
+    text = rewritten(f"[job]\nstop = {before}\n", {"job.stop.epochs": 20})
+    old, new = (tomllib.loads(each)["job"]["stop"] for each in (f"[job]\nstop = {before}", text))
+    assert new == {**old, "epochs": 20}
+    assert ("# enough" in text) == ("# enough" in before)

@@ -80,10 +80,6 @@ def command(
             f"no method has reached {found.record['plan']['target']}; {closest} came closest",
             hint=f"give the job a later stop, or another --target; the runs: {table}",
         )
-    if write:
-        sections = advise.write(file, found.record, found.advice.best["method"])
-        words = ", ".join(f"[{name}]" for name in sections)
-        console.note(f"{file}: {words or 'nothing had to be'} changed")
     best = found.advice.best
     data = {
         "directory": str(found.directory),
@@ -98,10 +94,14 @@ def command(
         "memory": {host: memory._asdict() for host, memory in found.memory[best["method"]].items()},
         "best": best,
     }
-    console.show("dlctl.advice/1", data, "\n".join(_lines(found, found.advice, file, table)))
+    console.show("dlctl.advice/1", data, "\n".join(_lines(found, found.advice, table)))
+    if write:  # Last: if the file cannot be changed, the answer is there all the same.
+        sections = advise.write(file, found.record, best["method"])
+        words = ", ".join(f"[{name}]" for name in sections)
+        console.note(f"{file}: {words or 'nothing had to be'} changed")
 
 
-def _lines(found: Advised, advice: Advice, file: Path, table: str) -> list[str]:
+def _lines(found: Advised, advice: Advice, table: str) -> list[str]:
     """The answer in five lines."""
     best, cheapest = advice.best, advice.cheapest
     tuned = ", ".join(f"{key} = {value:g}" for key, value in best["tuned"].items())
