@@ -291,9 +291,14 @@ def test_an_unfinished_line_is_in_the_log_while_its_process_goes_on(tmp_path):
 
 def test_a_signal_handler_prints_while_a_line_is_begun(tmp_path):
     story = """
-        signal.signal(signal.SIGALRM, lambda *_: print("tick"))
-        signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+        goes_on = True
+        def tick(*_):
+            print("tick")
+            if goes_on: signal.setitimer(signal.ITIMER_REAL, 1e-4)  # Never within this one.
+        signal.signal(signal.SIGALRM, tick)
+        signal.setitimer(signal.ITIMER_REAL, 1e-4)
         for i in range(20_000): print("x", end="")
+        goes_on = False
         signal.setitimer(signal.ITIMER_REAL, 0)
         print("end")
         """
