@@ -14,7 +14,7 @@ from dlctl.ops.cases import Start
 from dlctl.study import space
 
 if TYPE_CHECKING:
-    from dlctl.job.config import JobFile, Stop
+    from dlctl.job.config import JobFile
 
 Json = dict[str, Any]
 LENGTHS = ("epochs", "steps", "samples")
@@ -39,7 +39,7 @@ def samples(axes: Mapping[str, space.Axis]) -> Iterator[Json]:
 def check(job: JobFile, pruner: str) -> None:
     """Raises UsageError for a job whose trials may never end, or cannot be shortened."""
     stop = job.job.stop
-    if not _has_length(stop) and stop.seconds is None:
+    if not stop.limits:
         raise UsageError(
             "a trial that does not reach the target would never end",
             where="job.stop",
@@ -47,7 +47,7 @@ def check(job: JobFile, pruner: str) -> None:
         )
     if pruner == "none":
         return
-    if not _has_length(stop):
+    if not stop.limits.keys() & set(LENGTHS):
         raise UsageError(
             "a pruner needs a job that stops after epochs, steps or samples",
             where="job.stop",
@@ -94,8 +94,8 @@ def read(file: Path, values: Mapping[str, Any], share: float) -> Start:
     if share == 1.0:
         return start
     stop, shorter = start.job.job.stop, dict(values)
-    for key in LENGTHS:
-        if (value := getattr(stop, key)) is not None:
+    for key, value in stop.limits.items():
+        if key in LENGTHS:
             part = value * share
             shorter[f"job.stop.{key}"] = part if key == "epochs" else max(1, round(part))
     if over := _whole(start.job):
@@ -112,7 +112,3 @@ def _whole(job: JobFile) -> str:
     if math.isinf(whole):
         return ""
     return f"{stop.samples} samples" if whole == stop.samples else f"{stop.steps} steps"
-
-
-def _has_length(stop: Stop) -> bool:
-    return any(getattr(stop, key) is not None for key in LENGTHS)

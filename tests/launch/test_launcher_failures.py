@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -527,15 +528,19 @@ def test_many_jobs_are_cancelled_at_once(tools: Path, directory: Path, tmp_path:
     assert slurmcalls.handles(directory) == {}
 
 
+def at_work(fleet: Fleet) -> tuple[Fleet, Any]:
+    """With the job of an agent, which runs."""
+    fleet.start("agent-1", 1)
+    fleet.says(1, "RUNNING")
+    fleet.look()
+    return fleet, fleet.jobs._jobs["agent-1"]
+
+
 def test_a_job_that_could_not_be_cancelled_is_cancelled_later(
     tools: Path, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a node would be held, and paid for, although no worker is to run there."""
-    fleet = Fleet(tools, directory, tmp_path)
-    fleet.start("agent-1", 1)
-    fleet.says(1, "RUNNING")
-    fleet.look()
-    job = fleet.jobs._jobs["agent-1"]
+    fleet, job = at_work(Fleet(tools, directory, tmp_path))
     put(tools, "scancel", "echo 'Unable to contact slurm controller' >&2; exit 1")
     fleet.jobs.want(["agent-2"])
     fleet._turn()
@@ -554,11 +559,7 @@ def test_a_job_that_could_not_be_cancelled_is_cancelled_later(
 def test_a_job_that_is_wanted_again_is_not_cancelled_later(
     tools: Path, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fleet = Fleet(tools, directory, tmp_path)
-    fleet.start("agent-1", 1)
-    fleet.says(1, "RUNNING")
-    fleet.look()
-    job = fleet.jobs._jobs["agent-1"]
+    fleet, job = at_work(Fleet(tools, directory, tmp_path))
     put(tools, "scancel", "exit 1")
     fleet.jobs.want([])
     fleet.jobs.want(["agent-1"])  # While scancel runs.
