@@ -2,9 +2,8 @@
 
 That other run is of the same task with another method. Three jobs that differ from it in method,
 number of workers and number of servers are then run for real, and simulated like it. A time is
-foretold if it is off by no more than the error that the simulation prints, of a replay of the run
-that it was calibrated on, or by 10 %, whichever is more: the replay of a run may be right by
-chance. The figure is the time's error relative to that, so it is foretold up to 1.
+foretold if it is off by no more than the simulation says that it may be. The figure is the time's
+error relative to that, so it is foretold up to 1.
 
 A step of the digits sleeps for 20 ms in place of a GPU: else the daemons of each run would mostly
 wait for each other's cores, where there are two of them. All of this is about this machine alone:
@@ -25,7 +24,6 @@ from benchmarks.sandbox import Dlctl, sandbox
 
 CHAPTER = "foretold"
 ROUNDS = 3
-ALLOWED_MIN = 0.1
 RUN_S_MAX = 600.0
 STEP_S = 0.02
 Kind = tuple[str, str, int, int]
@@ -98,12 +96,12 @@ def _round(
         replay = told["replay"]
         if not replay["is_judged"]:
             unjudged = "other programs used the cores: its error cannot be judged"
-        printed = next(row["error"] for row in replay["errors"] if row["name"] == "seconds")
+        printed = replay["expected_error"]
         share = told["seconds"] / real_s - 1
         found[name].append(
             (
-                abs(share) / max(ALLOWED_MIN, abs(printed)),
-                f"{seconds(told['seconds'])} for {seconds(real_s)}, printed {100 * printed:+.1f} %",
+                abs(share) / printed,
+                f"{seconds(told['seconds'])} for {seconds(real_s)}, printed {100 * printed:.1f} %",
             )
         )
     return unjudged

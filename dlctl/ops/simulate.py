@@ -46,6 +46,11 @@ class Replay:
     is_judged: bool
     """Whether the run had the cores that it needed, so that the errors are those of the model."""
 
+    @property
+    def expected_error(self) -> float:
+        """Of the time of the job that was simulated like that run, relative."""
+        return calibrate.expected_error(self.errors)
+
 
 def simulate(
     file: Path,

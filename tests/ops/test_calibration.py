@@ -51,6 +51,19 @@ def test_a_run_is_judged_unless_others_had_the_cores_that_it_waited_for(
     assert found.worked_s == pytest.approx(20.0)
 
 
+@pytest.mark.parametrize(
+    ("simulated_s", "expected"), [(100.0, 0.1), (101.0, 0.1), (125.0, 0.25), (70.0, 0.3)]
+)
+def test_the_expected_error_is_that_of_the_replay_but_never_small(
+    simulated_s: float, expected: float
+) -> None:
+    errors = [
+        calibrate.ReplayError("pushed bytes", 10.0, 20.0),
+        calibrate.ReplayError("seconds", 100.0, simulated_s),
+    ]
+    assert calibrate.expected_error(errors) == pytest.approx(expected)
+
+
 def test_a_run_that_is_not_over_yet_is_refused(run_directory) -> None:
     run = run_directory().run(state="running", **ME)
     record(run, "worker-0", 0.0, 5.0, 5.0)

@@ -146,6 +146,7 @@ def _data_of(simulated: Simulated, like: str | None, *, is_measured: bool) -> di
         data["replay"] = {
             "run_id": replay.run_id,
             "is_judged": replay.is_judged,
+            "expected_error": replay.expected_error,
             "errors": [{**asdict(error), "error": error.share} for error in replay.errors],
         }
     return data
@@ -175,7 +176,11 @@ def lines(data: dict[str, Any]) -> list[str]:
     if replay := data.get("replay"):
         shown += ["", f"a replay of {replay['run_id']} itself:"]
         shown += ["", console.table(map(_error, replay["errors"]))]
-        if not replay["is_judged"]:
+        if replay["is_judged"]:
+            shown.append(
+                f"time of this job: within {100 * replay['expected_error']:.0f} %, expected"
+            )
+        else:
             shown.append("the errors cannot be judged: that run waited for cores that others had")
     return [*shown, "", f"dlctl report -j {data['run_id']}  # its page"]
 
