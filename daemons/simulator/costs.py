@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from daemons.worker.work_clock import KINDS
-from dlctl.records.work_times import BUCKET_S, SUM, WorkTimes
+from dlctl.records.work_times import SUM, WorkTimes, upper_s
 from dlctl.roles.protocol.effects import Compute
 from dlctl.sim.request import SimulationRequest
 from dlctl.wire.machine import Effect
@@ -28,6 +28,10 @@ class Lognormal:
         return self.median_s * float(np.exp(self.sigma * rng.standard_normal()))
 
 
+LEAST = 0.1
+"""Quantile of what counts as short: a sum for which one did not have to wait for other members."""
+
+
 class Recorded:
     """Durations with the distribution of a real run's, as if each had had its core."""
 
@@ -35,13 +39,16 @@ class Recorded:
         self.core_share = times.core_share
         counts = np.array(times.histogram, float)
         self._shares = np.cumsum(counts) / counts.sum()
-        # A bucket is a power of two wide: the mean corrects what that leaves open.
-        middles = BUCKET_S * 2.0 ** (np.arange(len(counts)) - 0.5)
+        # Where in a bucket they are is not known: the mean corrects what that leaves open.
+        middles = np.array([upper_s(bucket - 0.5) for bucket in range(len(counts))])
         self._factor = times.alone_s / float((middles * counts).sum() / counts.sum())
+
+        self.least_sleeps_s = max(0.0, times.quantile(LEAST) - self.core_share * times.alone_s)
+        """Of the shortest ones, what they waited for other than a core."""
 
     def draw(self, rng: np.random.Generator) -> float:
         bucket = int(np.searchsorted(self._shares, rng.random(), side="right"))
-        return float(self._factor * BUCKET_S * 2.0 ** (bucket - 1 + rng.random()))
+        return self._factor * upper_s(bucket - 1 + float(rng.random()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +132,11 @@ class Costs:
             if found is None
             else found.core_share * found.draw(self._rng(slot, SUM))
         )
+
+    def of_ring(self, slot: int) -> float:
+        """Seconds of a sum without a core, where nobody waits for another member."""
+        found = self.durations.of(slot, SUM)
+        return found.least_sleeps_s if isinstance(found, Recorded) else 0.0
 
     def _rng(self, slot: int, kind: str) -> np.random.Generator:
         if (slot, kind) not in self._rngs:

@@ -35,7 +35,8 @@ class RingSums:
 
     def transfer(self, process: Process, nbytes: int, members: int, do: Callable[[], None]) -> None:
         """Half of the CPU time, and the ring."""
-        self._run(process, do, ring_s(nbytes, members, self._link))
+        takes_s = max(ring_s(nbytes, members, self._link), self._costs.of_ring(_slot_of(process)))
+        self._run(process, do, takes_s)
 
     def finish(self, process: Process, do: Callable[[], None]) -> None:
         """The other half, and two ways over the network."""
@@ -44,5 +45,9 @@ class RingSums:
     def _run(self, process: Process, do: Callable[[], None], sleeps_s: float) -> None:
         if process not in self._threads:
             self._threads[process] = self._handling.thread(process)
-        slot = int(process.name.rpartition("-")[2])
-        self._threads[process].run(self._costs.of_sum(slot) / 2, do, sleeps_s=sleeps_s)
+        cpu_s = self._costs.of_sum(_slot_of(process)) / 2
+        self._threads[process].run(cpu_s, do, sleeps_s=sleeps_s)
+
+
+def _slot_of(process: Process) -> int:
+    return int(process.name.rpartition("-")[2])

@@ -23,7 +23,8 @@ def handling_of(request: SimulationRequest, job: JobFile, scale: float = 1.0) ->
             return process.agent if job.hosts else ""
         return COORDINATOR if process.name == HOME_AGENT else process.name
 
-    return Handling(HandlingCosts(recorded, scale), request.cores, machine_of)
+    costs = HandlingCosts(recorded, scale)
+    return Handling(costs, request.cores, machine_of, request.wake_s)
 
 
 def network_of(request: SimulationRequest, scale: float | None = None) -> NetworkOptions:

@@ -4,10 +4,11 @@ were. The error of a replay of that run says how much to believe.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,14 @@ STEPS_MIN = 50
 """With fewer, nothing can be said about the spread of a step."""
 OTHERS_SHARE = 0.2
 """Of the time at work that threads may have waited for cores that other programs had."""
-UNMODELLED = 0.1
-"""The expected error of a time, relative, however good the replay is."""
+DELAYING = 0.5
+"""Threads wait longer than the simulated ones, and not each time something waits for them: Linux
+has a queue for each core, a virtual core takes a while to wake up, a message passes several
+threads. Replays in which none of that delays anything are too fast, by up to 11 % where three
+workers share two cores, and with all of it up to 6 % too slow: so half of it, give or take half."""
+UNMODELLED = 0.05
+"""The expected error of a time, relative, if all else is exact: one job takes some 3 % longer or
+shorter the next time, and a step is a few percent longer beside another method."""
 ALL = "*"
 """Key of the times of all workers together."""
 
@@ -43,8 +50,12 @@ class Calibration:
     """One way, between a worker and a server."""
     worked_s: float
     """How long the workers' compute threads were at work, together."""
+    waited_s: Mapping[str, float]
+    """Role -> how long its threads were ready and had no core."""
     others_s: float
-    """How long the threads of all daemons were ready, and other programs had the cores."""
+    """How long, of all that, other programs had the cores."""
+    wake_s: Mapping[str, float] = field(default_factory=dict)
+    """`SimulationRequest.wake_s`."""
 
     @property
     def is_judged(self) -> bool:
@@ -58,8 +69,23 @@ class Calibration:
         step = WorkTimes.of_json(self.times[ALL]["step"])
         return replace(
             request, times=self.times, loops=self.loops, cores=request.cores or self.cores,
-            latency_s=self.latency_s, step_s=step.alone_s,
+            latency_s=self.latency_s, step_s=step.alone_s, wake_s=self.wake_s,
         )  # fmt: skip
+
+    def waking(self, waits: Mapping[str, Json]) -> Calibration:
+        """Now with half of what threads waited longer than those of a replay without that, each
+        time. waits: role -> `sim.handling.Waits` of that replay.
+        """
+        return replace(
+            self,
+            wake_s={
+                role: DELAYING
+                * max(0.0, self.waited_s.get(role, 0.0) - found["seconds"])
+                / found["wakes"]
+                for role, found in waits.items()
+                if found["wakes"]
+            },
+        )
 
 
 def of_run(snapshot: Snapshot) -> Calibration:
@@ -88,10 +114,12 @@ def of_run(snapshot: Snapshot) -> Calibration:
         raise UsageError(what, where=str(snapshot.directory), hint=hint)
     times = {ALL: {kind: row.to_json() for kind, row in together.items()}}
     loops: dict[str, LoopTimes] = {}
+    waited_s: dict[str, float] = {}
     for name, daemon in recorded.items():
         if daemon.work:
             times[name] = {kind: row.to_json() for kind, row in daemon.work.items()}
         role = name.partition("-")[0]
+        waited_s[role] = waited_s.get(role, 0.0) + daemon.waited_s
         loops[role] = LoopTimes.together([loops.get(role, LoopTimes()), daemon.loop])
     return Calibration(
         snapshot.run_id,
@@ -102,6 +130,7 @@ def of_run(snapshot: Snapshot) -> Calibration:
         if config.of_stored(read_job(snapshot.directory)).hosts
         else SimulationRequest.latency_s,
         sum(row.wall_s for row in together.values()),
+        waited_s,
         _others_s(recorded.values()),
     )
 
@@ -148,11 +177,32 @@ def errors(real: Mapping[str, Any], replay: Mapping[str, Any]) -> Sequence[Repla
     return [ReplayError(name, first[name], second[name]) for name in first]
 
 
-def expected_error(errors: Sequence[ReplayError]) -> float:
-    """How far off the time of another job may be, relative. A replay may be right by chance: other
-    jobs were off by up to 10.5 % where it was by 1 (the benchmark `foretold`)."""
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Of a simulation."""
+
+    seconds: float
+    undelayed_s: float
+    """The same, as if what threads wait for a core beside each other delayed nothing."""
+    busy: float
+    """The share of the time of all cores for which threads had one."""
+
+    @classmethod
+    def of(cls, how: Mapping[str, Any], seconds: float, undelayed_s: float) -> Timing:
+        """how: what the simulator tells."""
+        cores_s = how["machines"] * how["cores"] * seconds
+        return cls(seconds, undelayed_s, how["used_s"] / cores_s if cores_s else 0.0)
+
+
+def expected_error(errors: Sequence[ReplayError], job: Timing, replay: Timing) -> float:
+    """How far off the time of a job may be, relative, as the root of the sum of squares of what is
+    not known: the replay's error; what the waits delay, of which all or nothing may be true; how
+    long threads wait where the cores are busier than in the run; and `UNMODELLED`.
+    """
     of_time = next(error.share for error in errors if error.name == "seconds")
-    return max(UNMODELLED, abs(of_time or 0.0))
+    of_waits = abs(job.seconds - job.undelayed_s) / job.seconds if job.seconds else 0.0
+    of_load = DELAYING * max(0.0, job.busy - replay.busy)
+    return math.hypot(UNMODELLED, of_time or 0.0, of_waits, of_load)
 
 
 def _figures(row: Mapping[str, Any]) -> dict[str, float]:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from dlctl.errors import UsageError
 from dlctl.ops import calibrate, simulate, simulators
-from dlctl.ops.calibrate import Calibration
 from dlctl.ops.simulators import Simulators
 from dlctl.runs.snapshot import Snapshot
 from dlctl.sim.request import SimulationRequest
@@ -66,7 +65,11 @@ def simulate_protocol(
         with simulators.opened(1, file) as process:
             simulate.prepare(directory, start)
             request = replace(request, directory=str(directory))
-            request = _measured(process, request, calibration)
+            request = _measured(process, request)
+            if calibration is not None and like is not None:
+                place = directory / "replay"
+                calibration = simulate.with_waits(process, calibration, like, place)
+                request = calibration.applied(request)
             left_s, sizes = within_s, _sizes(most)
             for number, count in enumerate(sizes):
                 place = directory / f"of-{count}"
@@ -107,13 +110,11 @@ def _check(job: JobFile) -> None:
         )
 
 
-def _measured(
-    process: Simulators, request: SimulationRequest, calibration: Calibration | None
-) -> SimulationRequest:
+def _measured(process: Simulators, request: SimulationRequest) -> SimulationRequest:
     """The request with the durations of a step, and the size of the model."""
     answer = simulate.asked(process, replace(request, step_s=None))
     given = {} if request.step_s is None else {"step_s": request.step_s}
     request = replace(request, **{**answer["measured"], **given})
     if not request.parameters:
         request = replace(request, parameters=answer["parameters"])
-    return request if calibration is None else calibration.applied(request)
+    return request

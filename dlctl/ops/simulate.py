@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlctl.errors import UsageError
 from dlctl.ops import calibrate, recover, run_figures, simulators
-from dlctl.ops.calibrate import ReplayError
+from dlctl.ops.calibrate import Calibration, ReplayError, Timing
 from dlctl.ops.cases import Start
 from dlctl.ops.simulators import Simulators
 from dlctl.runs import paths, select
@@ -43,13 +43,10 @@ class Replay:
 
     run_id: str
     errors: Sequence[ReplayError]
+    expected_error: float
+    """Of the time of the job that was simulated like that run, relative."""
     is_judged: bool
     """Whether the run had the cores that it needed, so that the errors are those of the model."""
-
-    @property
-    def expected_error(self) -> float:
-        """Of the time of the job that was simulated like that run, relative."""
-        return calibrate.expected_error(self.errors)
 
 
 def simulate(
@@ -71,23 +68,17 @@ def simulate(
     parent = (file.parent / start.job.job.run_dir).resolve()
     directory = parent / f"{start.job.job.name}-sim-{secrets.token_hex(2)}"
     replayed = directory.with_name(f"{directory.name}-replay")
+    replay = None
+    request = replace(request, directory=str(directory))
     try:
         with simulators.opened(1 if like is None else 2, file) as process:
-            prepare(directory, start)
-            request = replace(request, directory=str(directory))
-            replay = None
             if like is None or calibration is None:
-                request = measured(process, request)
-                (how,) = _ask(process, [request])
+                prepare(directory, start)
+                (how,) = _ask(process, [measured(process, request)])
             else:
-                request = calibration.applied(request)
-                prepare(replayed, _job_of(like))
                 plain = SimulationRequest(directory=str(replayed), seed=request.seed)
-                how, _ = _ask(process, [request, calibration.applied(plain)])
-                errors = calibrate.errors(
-                    run_figures.of_run(like.directory), run_figures.of_run(replayed)
-                )
-                replay = Replay(like.run_id, errors, calibration.is_judged)
+                jobs = [(start, request), (_job_of(like), plain)]
+                how, replay = _simulate_like(process, calibration, jobs, like)
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
@@ -95,6 +86,57 @@ def simulate(
         shutil.rmtree(replayed, ignore_errors=True)
     (directory / paths.UNFINISHED).unlink()
     return Simulated(directory, run_figures.of_run(directory), how, replay)
+
+
+def _simulate_like(
+    process: Simulators,
+    calibration: Calibration,
+    jobs: Sequence[tuple[Start, SimulationRequest]],
+    like: Snapshot,
+) -> tuple[Json, Replay]:
+    """How the job was simulated. jobs: it, and that of the run. Both are simulated twice: how long
+    the run's threads waited beside those of a replay says what the second time is with.
+    """
+    first = _together(process, calibration, jobs)
+    undelayed_s = [_seconds(request) for _, request in jobs]
+    for _, request in jobs:
+        shutil.rmtree(request.directory)
+    second = _together(process, calibration.waking(first[1]["waits"]), jobs)
+    of_job, of_run = (
+        Timing.of(how, _seconds(request), before_s)
+        for how, (_, request), before_s in zip(second, jobs, undelayed_s, strict=True)
+    )
+    replayed = Path(jobs[1][1].directory)
+    errors = calibrate.errors(run_figures.of_run(like.directory), run_figures.of_run(replayed))
+    expected = calibrate.expected_error(errors, of_job, of_run)
+    return second[0], Replay(like.run_id, errors, expected, calibration.is_judged)
+
+
+def _seconds(request: SimulationRequest) -> float:
+    """Of the run in its directory."""
+    return float(run_figures.of_run(Path(request.directory))["seconds"])
+
+
+def with_waits(
+    process: Simulators, calibration: Calibration, like: Snapshot, directory: Path
+) -> Calibration:
+    """With what the run's threads waited, from a replay in that directory, which is removed."""
+    try:
+        request = SimulationRequest(directory=str(directory))
+        (how,) = _together(process, calibration, [(_job_of(like), request)])
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    return calibration.waking(how["waits"])
+
+
+def _together(
+    process: Simulators,
+    calibration: Calibration,
+    jobs: Sequence[tuple[Start, SimulationRequest]],
+) -> list[Json]:
+    for start, request in jobs:
+        prepare(Path(request.directory), start)
+    return _ask(process, [calibration.applied(request) for _, request in jobs])
 
 
 def _ask(process: Simulators, requests: Sequence[SimulationRequest]) -> list[Json]:

@@ -1,4 +1,4 @@
-"""Where the time of a daemon goes: counts, sums, and a histogram by powers of two.
+"""Where the time of a daemon goes: counts, sums, and a histogram of durations.
 
 A file `times/<daemon>.<incarnation>.json` of the run directory has what its loop handled, by the
 kind of event and, of a worker, how long each kind of work of its compute thread took. From the
@@ -16,11 +16,18 @@ from typing import Any
 FOLDER = "times"
 SUM = "sum"
 """Kind of work: a sum of a group of replicas. Its wall time has the wait for the other members."""
-SCHEMA = "dlctl.times/2"
+SCHEMA = "dlctl.times/3"
 BUCKET_S = 1e-6
-"""Bucket k of a histogram has durations of 2^(k-1) to 2^k of this."""
-BUCKETS_MAX = 48
+PER_OCTAVE = 16
+"""Bucket k of a histogram has durations of 2^((k-1)/16) to 2^(k/16) of BUCKET_S: 4 % more. In a
+barrier the longest of all workers' steps counts, so that the spread matters as much as the mean."""
+BUCKETS_MAX = 48 * PER_OCTAVE
 Json = dict[str, Any]
+
+
+def upper_s(bucket: float) -> float:
+    """The longest duration of a bucket; with a fraction, one within the next bucket."""
+    return BUCKET_S * math.exp2(bucket / PER_OCTAVE)
 
 
 @dataclass(slots=True)
@@ -43,7 +50,7 @@ class WorkTimes:
         self.cpu_s += cpu_s
         self.waited_s += waited_s
         each = max((wall_s - waited_s) / count, BUCKET_S)
-        bucket = min(BUCKETS_MAX, math.frexp(each / BUCKET_S)[1])
+        bucket = min(BUCKETS_MAX, math.ceil(PER_OCTAVE * math.log2(each / BUCKET_S)))
         self.histogram.extend([0] * (bucket + 1 - len(self.histogram)))
         self.histogram[bucket] += count
 
@@ -70,7 +77,7 @@ class WorkTimes:
         for bucket, count in enumerate(self.histogram):
             if count and below + count >= wanted:
                 within = (wanted - below) / count
-                return float(BUCKET_S * 2 ** (bucket - 1 + within))
+                return upper_s(bucket - 1 + within)
             below += count
         return 0.0
 

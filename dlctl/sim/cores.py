@@ -56,14 +56,19 @@ class Cores:
 
     def wake(self, thread: SimThread) -> None:
         """It has something to do, and has no core."""
-        self._ready.append(thread)
+        self._queue(thread)
         if len(self._running) >= self.count:
             self._end_long_turns()
         self._fill()
 
+    def _queue(self, thread: SimThread) -> None:
+        thread.ready_at = self.timeline.now
+        self._ready.append(thread)
+
     def _fill(self) -> None:
         while self._ready and len(self._running) < self.count:
             thread = self._ready.popleft()
+            thread.waited_s += self.timeline.now - thread.ready_at
             self._running[thread] = None
             self._run(thread, self.slice_s)
 
@@ -97,7 +102,7 @@ class Cores:
             return
         if slice_left_s <= EPSILON_S:
             if self._ready:
-                self._ready.append(thread)
+                self._queue(thread)
                 self._release(thread)
                 return
             slice_left_s = self.slice_s
@@ -139,16 +144,25 @@ class Cores:
 class SimThread:
     """One thread of a process: its work is done in order."""
 
-    def __init__(self, cores: Callable[[], Cores], is_alive: Callable[[], bool]) -> None:
-        """cores: of its machine; asked when it has something to do."""
+    def __init__(
+        self, cores: Callable[[], Cores], is_alive: Callable[[], bool], wake_s: float = 0.0
+    ) -> None:
+        """cores: of its machine; asked when it has something to do. wake_s: how long it takes from
+        then on until it stands in the queue.
+        """
         self._cores = cores
         self.is_alive = is_alive
+        self._wake_s = wake_s
         self.queue: deque[_Work] = deque()
         self.is_awake = False
         """It has a core, or waits for one."""
         self.sleeps = False
         self.used_s = 0.0
         """CPU time so far."""
+        self.ready_at = 0.0
+        self.waited_s = 0.0
+        """How long it was ready and had no core."""
+        self.wakes = 0
 
     @property
     def is_idle(self) -> bool:
@@ -168,4 +182,9 @@ class SimThread:
     def wake(self) -> None:
         if self.is_idle and self.queue:
             self.is_awake = True
-            self._cores().wake(self)
+            self.wakes += 1
+            cores = self._cores()
+            if self._wake_s:
+                cores.timeline.after(self._wake_s, lambda: cores.wake(self))
+            else:
+                cores.wake(self)

@@ -61,16 +61,32 @@ class HandlingCosts:
         return around_s + own_s
 
 
+@dataclass(slots=True)
+class Waits:
+    """Of threads."""
+
+    seconds: float = 0.0
+    """How long they were ready and had no core."""
+    wakes: int = 0
+
+
 class Handling:
     """Makes the processes of a simulated run take time on the cores of their machines."""
 
     def __init__(
-        self, costs: HandlingCosts, cores: int, machine_of: Callable[[Process], str]
+        self,
+        costs: HandlingCosts,
+        cores: int,
+        machine_of: Callable[[Process], str],
+        wake_s: Mapping[str, float] | None = None,
     ) -> None:
-        """cores: of each machine."""
+        """cores: of each machine. wake_s: role -> how long its threads take to wake up."""
         self.costs = costs
         self._count = cores
         self._machine_of = machine_of
+        self._wake_s = wake_s or {}
+        self._threads: list[tuple[str, SimThread]] = []
+        """All that ever were, with their roles."""
         self.machines: dict[str, Cores] = {}
         self._loops: dict[Process, SimThread] = {}
 
@@ -78,10 +94,19 @@ class Handling:
         """Name of a living process -> CPU time of its loop so far."""
         return {process.name: loop.used_s for process, loop in self._loops.items() if process.alive}
 
+    def waits(self) -> dict[str, Waits]:
+        """By role."""
+        found: dict[str, Waits] = {}
+        for role, thread in self._threads:
+            waits = found.setdefault(role, Waits())
+            waits.seconds += thread.waited_s
+            waits.wakes += thread.wakes
+        return found
+
     def take_over(self, process: Process) -> None:
         """From now on its events wait for its loop, which needs a core."""
         loop = self._loops[process] = self.thread(process)
-        role = process.name.partition("-")[0]
+        role = _role_of(process)
 
         def schedule(event: Event, handle: Callable[[], None]) -> None:
             loop.run(self.costs.of(role, event), handle)
@@ -97,7 +122,10 @@ class Handling:
                 self.machines[name] = Cores(process.timeline, self._count)
             return self.machines[name]
 
-        return SimThread(cores, lambda: process.alive)
+        role = _role_of(process)
+        thread = SimThread(cores, lambda: process.alive, self._wake_s.get(role, 0.0))
+        self._threads.append((role, thread))
+        return thread
 
     def offer(self, process: Process, thread: SimThread, event: Event) -> None:
         """Handle an event in another thread of the process at once, if its loop is idle
@@ -106,6 +134,10 @@ class Handling:
         if not self._loops[process].is_idle:
             process.post(event)
             return
-        role = process.name.partition("-")[0]
+        role = _role_of(process)
         cost_s = self.costs.of(role, event)
         thread.run(cost_s, lambda: process.handle_now(event), next_up=True)
+
+
+def _role_of(process: Process) -> str:
+    return process.name.partition("-")[0]

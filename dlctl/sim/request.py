@@ -60,6 +60,9 @@ class SimulationRequest:
     """The part of a step for which a core is needed."""
     loops: Mapping[str, Any] = field(default_factory=dict)
     """Role -> `records.work_times.LoopTimes` of a real run: what handling events costs."""
+    wake_s: Mapping[str, float] = field(default_factory=dict)
+    """Role -> how long its threads wait for a core each time that they have something to do, beside
+    what they wait for each other."""
     cores: int = 0
     """Of each machine. 0: as many as this one has or, with times of a run, as that one had."""
     latency_s: float = 5e-5

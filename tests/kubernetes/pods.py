@@ -26,6 +26,7 @@ TOOLS = ("unshare", "nsenter", "setpriv", "catatonit", "ip", "nft")
 SERVICE_IP = "10.99.0.100"
 USER, GROUP_MODE, SHARED_MODE = 1000, 0o440, 0o2775
 SETUP_S = 30.0
+PROGRAMS = (ROOT, Path(sys.prefix), Path(sys.base_prefix))
 
 
 def missing() -> str:
@@ -147,6 +148,11 @@ class Node:
             lines.append(f"chmod o+x {root}{path}")  # Of an image everybody reads the programs.
         volumes = {volume["name"]: volume for volume in spec["volumes"]}
         for mount in container["volumeMounts"]:
+            hidden = [path for path in PROGRAMS if path.is_relative_to(mount["mountPath"])]
+            assert not hidden, (
+                f"pods have a {mount['mountPath']} of their own, so that they lack {hidden[0]}: "
+                "run this in a clone elsewhere"
+            )
             volume, target = volumes[mount["name"]], f"{root}{mount['mountPath']}"
             if volume.get("emptyDir", {}).get("medium") == "Memory":
                 lines += [f"mount -t tmpfs -o mode=1777 none {target}"]

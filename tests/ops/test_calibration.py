@@ -9,8 +9,10 @@ from process_identity import ME
 
 from dlctl.errors import UsageError
 from dlctl.ops import calibrate, run_figures
+from dlctl.ops.calibrate import Timing
 from dlctl.records.work_times import FOLDER, SCHEMA, LoopTimes, WorkTimes
 from dlctl.runs.snapshot import load
+from dlctl.sim.request import SimulationRequest
 
 DEAD = {"pid": 2**22 + 1, "pid_start": "gone"}
 
@@ -52,16 +54,42 @@ def test_a_run_is_judged_unless_others_had_the_cores_that_it_waited_for(
 
 
 @pytest.mark.parametrize(
-    ("simulated_s", "expected"), [(100.0, 0.1), (101.0, 0.1), (125.0, 0.25), (70.0, 0.3)]
+    ("replayed_s", "undelayed_s", "busy", "expected"),
+    [
+        (100.0, 50.0, 0.5, 0.05),
+        (112.0, 50.0, 0.4, 0.13),
+        (88.0, 50.0, 0.4, 0.13),
+        (100.0, 44.0, 0.4, 0.13),
+        (100.0, 50.0, 0.74, 0.13),
+    ],
 )
-def test_the_expected_error_is_that_of_the_replay_but_never_small(
-    simulated_s: float, expected: float
+def test_the_expected_error_has_the_replay_the_waits_and_the_load_and_is_never_small(
+    replayed_s: float, undelayed_s: float, busy: float, expected: float
 ) -> None:
     errors = [
         calibrate.ReplayError("pushed bytes", 10.0, 20.0),
-        calibrate.ReplayError("seconds", 100.0, simulated_s),
+        calibrate.ReplayError("seconds", 100.0, replayed_s),
     ]
-    assert calibrate.expected_error(errors) == pytest.approx(expected)
+    job = Timing.of({"machines": 1, "cores": 2, "used_s": 100.0 * busy}, 50.0, undelayed_s)
+    replay = Timing(replayed_s, replayed_s, 0.5)
+    assert calibrate.expected_error(errors, job, replay) == pytest.approx(expected)
+
+
+def test_threads_take_as_long_to_wake_up_as_half_of_what_a_replay_does_not_explain(
+    run_directory,
+) -> None:
+    run = run_directory()
+    record(run, "server-0", 1.0, 9.0, 9.0)
+    record(run, "worker-0", 2.0, 5.0, 9.0)
+    record(run, "worker-1", 4.0, 5.0, 9.0)
+    waits = {
+        "worker": {"seconds": 2.0, "wakes": 1000},
+        "server": {"seconds": 3.0, "wakes": 1000},
+        "agent": {"seconds": 0.0, "wakes": 0},
+    }
+    found = calibrate.of_run(load(run.path)).waking(waits)
+    assert found.wake_s == {"worker": pytest.approx(0.002), "server": 0.0}
+    assert found.applied(SimulationRequest(directory="")).wake_s == found.wake_s
 
 
 def test_a_run_that_is_not_over_yet_is_refused(run_directory) -> None:

@@ -22,12 +22,12 @@ from dlctl.wire.messages import Heard
 class Machine:
     """Some cores and threads, and when each piece of work ended."""
 
-    def __init__(self, cores: int, threads: int) -> None:
+    def __init__(self, cores: int, threads: int, wake_s: float = 0.0) -> None:
         self.timeline = Timeline()
         self.cores = Cores(self.timeline, cores, slice_s=0.003)
         self.alive = [True] * threads
         self.threads = [
-            SimThread(lambda: self.cores, lambda n=n: self.alive[n]) for n in range(threads)
+            SimThread(lambda: self.cores, lambda n=n: self.alive[n], wake_s) for n in range(threads)
         ]
         self.ended: list[tuple[int, float]] = []
 
@@ -72,6 +72,19 @@ def test_what_sleeps_needs_no_core_and_holds_up_its_own_thread_alone() -> None:
     machine.run(0, 0.001)
     machine.run(1, 0.002)
     assert machine.finish() == [(1, 0.003), (0, 0.011), (0, 0.012)]
+
+
+def test_a_thread_waits_while_others_have_the_cores_and_first_takes_a_while_to_wake_up() -> None:
+    machine = Machine(cores=1, threads=2, wake_s=0.001)
+    machine.run(0, 0.002)
+    machine.run(0, 0.003)
+    machine.run(1, 0.001)
+    # 0: 1..4 and 5..7, awake all the time; 1: 4..5.
+    assert machine.finish() == [(0, 0.003), (1, 0.005), (0, 0.007)]
+    first, second = machine.threads
+    assert (first.wakes, second.wakes) == (1, 1)
+    assert first.waited_s == pytest.approx(0.001)
+    assert second.waited_s == pytest.approx(0.003)
 
 
 def test_the_work_of_a_dead_process_is_gone_and_frees_its_core() -> None:

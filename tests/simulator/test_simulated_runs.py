@@ -166,7 +166,8 @@ def test_a_simulation_takes_the_durations_of_a_run_and_replays_it(
     figures = {error["name"]: error for error in found["replay"]["errors"]}
     assert figures["pushed bytes"]["error"] == pytest.approx(0.0, abs=0.05)
     assert figures["seconds"]["simulated"] > 0
-    assert found["replay"]["expected_error"] == max(0.1, abs(figures["seconds"]["error"]))
+    assert found["replay"]["expected_error"] >= max(0.05, abs(figures["seconds"]["error"]))
+    assert found["simulated"]["waits"]["worker"]["wakes"] > 0
     assert len(list(place.path.glob("runs/*"))) == 2  # The replay is not kept.
     ended = command_at(place, "simulate", "job.toml", "--like", real, "--step", "5ms")
     assert ended.code == 2
