@@ -7,8 +7,8 @@ error relative to that, so it is foretold up to 1.
 
 A step of the digits sleeps for 20 ms in place of a GPU: else the daemons of each run would mostly
 wait for each other's cores, where there are two of them. All of this is about this machine alone:
-where other programs used its cores meanwhile, the run itself says that nothing can be judged, and
-the figures are left out.
+where workers waited for its cores for long, in that run or in one that is foretold, nothing can be
+judged, and the figures are left out.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from typing import Any
 from benchmarks import slow_digits
 from benchmarks.figures import Figure, seconds
 from benchmarks.sandbox import Dlctl, sandbox
+from dlctl.ops import calibrate
+from dlctl.ops.calibrate import WAITED_SHARE
+from dlctl.runs import snapshot
 
 CHAPTER = "foretold"
 ROUNDS = 3
@@ -91,11 +94,12 @@ def _round(
     unjudged = ""
     for name, kind in JOBS.items():
         file = _job(directory, kind, number, steps)
-        real_s = _took_s(_ran(dlctl, file))
+        real = _ran(dlctl, file)
+        real_s = _took_s(real)
         told = json.loads(dlctl("simulate", "--json", "--like", run_id, str(file)))
         replay = told["replay"]
-        if not replay["is_judged"]:
-            unjudged = "other programs used the cores: its error cannot be judged"
+        if max(replay["waited_share"], _waited_share(real)) > WAITED_SHARE:
+            unjudged = "workers waited for cores for too long: its error cannot be judged"
         printed = replay["expected_error"]
         share = told["seconds"] / real_s - 1
         found[name].append(
@@ -123,6 +127,10 @@ def _ran(dlctl: Dlctl, file: Path) -> dict[str, Any]:
     dlctl("run", "--fresh", "-q", str(file))
     status: dict[str, Any] = json.loads(dlctl("status", "--json", "-j", str(file)))
     return status
+
+
+def _waited_share(status: Mapping[str, Any]) -> float:
+    return calibrate.of_run(snapshot.load(Path(status["directory"]))).waited_share
 
 
 def _took_s(status: Mapping[str, Any]) -> float:

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
@@ -30,23 +29,6 @@ TRANSPORT = "ZMQbg"
 """The names of libzmq's threads begin so."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Machine:
-    """How this process has shared the cores so far."""
-
-    waited_s: float = 0.0
-    """How long its living threads were ready and had no core."""
-    used_s: float = 0.0
-    """CPU time of this process. Processes that load data count as other programs: they are not
-    simulated either."""
-    busy_s: float = 0.0
-    """CPU time of all programs on the cores that this one may use."""
-
-    @classmethod
-    def now(cls) -> _Machine:
-        return cls(_waited_s(), time.process_time(), cores.busy_s())
-
-
 class LoopClock:
     """Measures what a loop handles."""
 
@@ -55,12 +37,12 @@ class LoopClock:
         self._elsewhere_s = 0.0
         self._thread: threading.Thread | None = None
         self._began_s = 0.0
-        self._before = _Machine()
+        self._waited_s = 0.0
 
     def begin(self) -> None:
         """The loop runs from now on, in this thread."""
         self._thread, self._began_s = threading.current_thread(), time.thread_time()
-        self._before = _Machine.now()
+        self._waited_s = _waited_s()
 
     @contextmanager
     def handling(self, event: Event) -> Iterator[None]:
@@ -82,12 +64,11 @@ class LoopClock:
             self._handled.copy(), self._cpu_s(), self._elsewhere_s, _schedstat(TRANSPORT)[0]
         )
 
-    def of_machine(self) -> Json:
-        """How the process shared the cores since `begin`: before, imports wait for those of other
-        daemons.
+    def waited_s(self) -> float:
+        """How long the living threads of this process were ready and had no core since `begin`:
+        before, imports wait for those of other daemons.
         """
-        now = asdict(_Machine.now())
-        return {key: max(0.0, now[key] - before) for key, before in asdict(self._before).items()}
+        return max(0.0, _waited_s() - self._waited_s)
 
     def _cpu_s(self) -> float:
         if self._thread is None or self._thread.ident is None or not self._thread.is_alive():
@@ -122,7 +103,7 @@ class TimesFile:
         values: Json = {
             "schema": SCHEMA,
             "cores": cores.usable(),
-            **self._clock.of_machine(),
+            "waited_s": self._clock.waited_s(),
             "loop": self._clock.times().to_json(),
             "work": {kind: times.to_json() for kind, times in dict(self._work).items()},
         }

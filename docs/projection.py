@@ -224,7 +224,7 @@ def _real(rows: list[Json] | None) -> list[str]:
     lines = [
         "Real runs of the digits example with `downpour` and one server on one machine with two "
         "cores, where a step sleeps 20 ms in place of a GPU, and what `--protocol --like` the run "
-        "with four workers foretells for each. -: other programs used the cores, so that the error "
+        "with four workers foretells for each. -: workers waited for cores, so that the error "
         "cannot be judged.",
         "", "| workers | steps/s | foretold | error |", "|---|---|---|---|",
     ]  # fmt: skip

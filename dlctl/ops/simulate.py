@@ -45,8 +45,13 @@ class Replay:
     errors: Sequence[ReplayError]
     expected_error: float
     """Of the time of the job that was simulated like that run, relative."""
-    is_judged: bool
-    """Whether the run had the cores that it needed, so that the errors are those of the model."""
+    waited_share: float
+    """For how much of their work the run's workers waited for cores."""
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether the errors are those of the model, and not what the scheduler made of it."""
+        return self.waited_share <= calibrate.WAITED_SHARE
 
 
 def simulate(
@@ -109,7 +114,7 @@ def _simulate_like(
     replayed = Path(jobs[1][1].directory)
     errors = calibrate.errors(run_figures.of_run(like.directory), run_figures.of_run(replayed))
     expected = calibrate.expected_error(errors, of_job, of_run)
-    return second[0], Replay(like.run_id, errors, expected, calibration.is_judged)
+    return second[0], Replay(like.run_id, errors, expected, calibration.waited_share)
 
 
 def _seconds(request: SimulationRequest) -> float:

@@ -19,10 +19,6 @@ class DaemonTimes:
     loop: LoopTimes = field(default_factory=LoopTimes)
     waited_s: float = 0.0
     """How long its threads were ready and had no core."""
-    used_s: float = 0.0
-    """CPU time of its process."""
-    busy_s: float = 0.0
-    """CPU time of all programs on its cores meanwhile; 0 in records that do not have it."""
     cores: int = 0
 
 
@@ -39,7 +35,6 @@ def read(directory: Path) -> dict[str, DaemonTimes]:
             work = {str(kind): WorkTimes.of_json(row) for kind, row in values["work"].items()}
             loop = LoopTimes.of_json(values["loop"])
             waited_s, cores = float(values["waited_s"]), int(values["cores"])
-            used_s, busy_s = (float(values.get(key, 0.0)) for key in ("used_s", "busy_s"))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
         times = found.setdefault(path.name.partition(".")[0], DaemonTimes())
@@ -47,8 +42,6 @@ def read(directory: Path) -> dict[str, DaemonTimes]:
             times.work[kind] = WorkTimes.together([times.work.get(kind, WorkTimes()), row])
         times.loop = LoopTimes.together([times.loop, loop])
         times.waited_s += waited_s
-        times.used_s += used_s
-        times.busy_s += busy_s
         times.cores = cores
     return found
 

@@ -29,25 +29,6 @@ def within(cores: int, quotas: Iterable[float]) -> int:
     return max(1, min([cores, *map(math.ceil, quotas)]))
 
 
-def busy_s() -> float:
-    """CPU seconds of all programs on the cores that this process may use, since the machine was
-    started; what other virtual machines had of these cores as well. 0 if nothing says it.
-    """
-    ticks = busy_ticks(text_of(Path("/proc/stat")), os.sched_getaffinity(0))
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def busy_ticks(text: str, cores: Iterable[int]) -> int:
-    """text: /proc/stat: a line for each core has its ticks as user, nice, system, idle, iowait,
-    irq, softirq, steal, and others that are among these.
-    """
-    wanted, found = {f"cpu{core}" for core in cores}, 0
-    for name, *ticks in map(str.split, filter(None, text.splitlines())):
-        if name in wanted and all(map(str.isdecimal, ticks)):
-            found += sum(map(int, [*ticks[:3], *ticks[5:8]]))
-    return found
-
-
 def quotas(root: Path) -> Iterator[float]:
     """The visible quotas of this process's cgroups and of all their ancestors, in cores.
 

@@ -10,6 +10,7 @@ from process_identity import ME
 from dlctl.errors import UsageError
 from dlctl.ops import calibrate, run_figures
 from dlctl.ops.calibrate import Timing
+from dlctl.ops.simulate import Replay
 from dlctl.records.work_times import FOLDER, SCHEMA, LoopTimes, WorkTimes
 from dlctl.runs.snapshot import load
 from dlctl.sim.request import SimulationRequest
@@ -17,40 +18,29 @@ from dlctl.sim.request import SimulationRequest
 DEAD = {"pid": 2**22 + 1, "pid_start": "gone"}
 
 
-def record(run, name: str, waited_s: float, used_s: float, busy_s: float | None) -> None:
-    """The times of a daemon; a worker has computed for 10 s. busy_s: None in older records."""
+def record(run, name: str, waited_s: float) -> None:
+    """The times of a daemon; a worker has computed for 10 s."""
     steps = WorkTimes()
     steps.add(10.0, 4.0, count=100)
     work = {"step": steps.to_json()} if name.startswith("worker-") else {}
-    machine = {"waited_s": waited_s, "used_s": used_s, "busy_s": busy_s}
-    row = {"schema": SCHEMA, "cores": 2, "loop": LoopTimes().to_json(), "work": work, **machine}
-    if busy_s is None:
-        del row["used_s"], row["busy_s"]
+    row = {
+        "schema": SCHEMA, "cores": 2, "loop": LoopTimes().to_json(), "work": work,
+        "waited_s": waited_s,
+    }  # fmt: skip
     (run.path / FOLDER).mkdir(exist_ok=True)
     (run.path / FOLDER / f"{name}.1.json").write_text(json.dumps(row))
 
 
-@pytest.mark.parametrize(
-    ("waited_s", "busy_s", "is_judged"),
-    [
-        (15.0, 20.0, True),  # The threads of the run waited for each other.
-        (15.0, 30.0, False),
-        (2.0, 30.0, True),
-        (15.0, 10.0, True),  # Ticks are counted less exactly than what a process used.
-        (15.0, None, False),
-    ],
-)
-def test_a_run_is_judged_unless_others_had_the_cores_that_it_waited_for(
-    run_directory, waited_s: float, busy_s: float | None, is_judged: bool
-) -> None:
+def test_a_run_says_for_how_much_of_their_work_its_workers_waited(run_directory) -> None:
     run = run_directory()
-    # It begins first, and the imports of the workers are no work of a daemon.
-    record(run, "server-0", waited_s, 9.0, busy_s and busy_s + 8.0)
-    record(run, "worker-0", waited_s, 5.0, busy_s)
-    record(run, "worker-1", waited_s, 5.0, busy_s)
+    record(run, "server-0", 9.0)
+    record(run, "worker-0", 1.0)
+    record(run, "worker-1", 5.0)
     found = calibrate.of_run(load(run.path))
-    assert found.is_judged is is_judged
     assert found.worked_s == pytest.approx(20.0)
+    assert found.waited_share == pytest.approx(0.3)
+    assert Replay("r", [], 0.1, found.waited_share).is_judged
+    assert not Replay("r", [], 0.1, 0.31).is_judged
 
 
 @pytest.mark.parametrize(
@@ -79,9 +69,9 @@ def test_threads_take_as_long_to_wake_up_as_half_of_what_a_replay_does_not_expla
     run_directory,
 ) -> None:
     run = run_directory()
-    record(run, "server-0", 1.0, 9.0, 9.0)
-    record(run, "worker-0", 2.0, 5.0, 9.0)
-    record(run, "worker-1", 4.0, 5.0, 9.0)
+    record(run, "server-0", 1.0)
+    record(run, "worker-0", 2.0)
+    record(run, "worker-1", 4.0)
     waits = {
         "worker": {"seconds": 2.0, "wakes": 1000},
         "server": {"seconds": 3.0, "wakes": 1000},
@@ -94,7 +84,7 @@ def test_threads_take_as_long_to_wake_up_as_half_of_what_a_replay_does_not_expla
 
 def test_a_run_that_is_not_over_yet_is_refused(run_directory) -> None:
     run = run_directory().run(state="running", **ME)
-    record(run, "worker-0", 0.0, 5.0, 5.0)
+    record(run, "worker-0", 0.0)
     with pytest.raises(UsageError) as refused:
         calibrate.of_run(load(run.path))
     assert f"dlctl stop -j {run.path.name}" in str(refused.value.hint)
@@ -105,7 +95,7 @@ def test_a_run_whose_coordinator_was_killed_ended_when_it_last_wrote(run_directo
         state="running", **DEAD, started_at=90.0, ready_at=100.0, ended_at=None, updated_at=130.0,
         step=60,
     )  # fmt: skip
-    record(run, "worker-0", 0.0, 5.0, 5.0)
+    record(run, "worker-0", 0.0)
     assert calibrate.of_run(load(run.path)).run_id == run.path.name
     figures = run_figures.of_run(run.path)
     assert (figures["start_s"], figures["seconds"]) == (10.0, 30.0)

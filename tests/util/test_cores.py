@@ -67,20 +67,6 @@ def test_a_quota_of_version_2_counts_wherever_above_it_is(tmp_path: Path) -> Non
     assert list(cores.quotas(root)) == [3.5]
 
 
-def test_all_programs_are_busy_on_the_cores_that_are_asked_for_and_other_machines_too() -> None:
-    text = (
-        "cpu  99 99 99 99 99 99 99 99 99 99\n"
-        "cpu0 10 1 2 5000 300 3 4 20 7 0\n"
-        "cpu1 100 0 0 5000 300 0 0 0 0 0\n"
-        "cpu10 1000 0 0 5000 300 0 0 0 0 0\n"
-        "intr 5 6 7\nctxt 12\n"
-    )
-    assert cores.busy_ticks(text, [0]) == 10 + 1 + 2 + 3 + 4 + 20
-    assert cores.busy_ticks(text, [0, 1]) == 140
-    assert cores.busy_ticks("", [0]) == 0
-    assert cores.busy_s() > 0
-
-
 def test_a_quota_of_version_1_is_found_in_a_container_that_sees_paths_of_its_host(
     tmp_path: Path,
 ) -> None:

@@ -146,6 +146,7 @@ def _data_of(simulated: Simulated, like: str | None, *, is_measured: bool) -> di
         data["replay"] = {
             "run_id": replay.run_id,
             "is_judged": replay.is_judged,
+            "waited_share": replay.waited_share,
             "expected_error": replay.expected_error,
             "errors": [{**asdict(error), "error": error.share} for error in replay.errors],
         }
@@ -181,7 +182,10 @@ def lines(data: dict[str, Any]) -> list[str]:
                 f"time of this job: within {100 * replay['expected_error']:.0f} %, expected"
             )
         else:
-            shown.append("the errors cannot be judged: that run waited for cores that others had")
+            shown.append(
+                "time of this job: cannot be judged: the workers of that run waited for cores for "
+                f"{100 * replay['waited_share']:.0f} % of their work"
+            )
     return [*shown, "", f"dlctl report -j {data['run_id']}  # its page"]
 
 
