@@ -70,7 +70,7 @@ class Calibration:
 
     def waking(self, waits: Mapping[str, Json]) -> Calibration:
         """Now with half of what threads waited longer than those of a replay without that, each
-        time. waits: role -> `sim.handling.Waits` of that replay.
+        time. waits: role -> `sim.handling.ThreadWaits` of that replay.
         """
         return replace(
             self,

@@ -62,7 +62,7 @@ class HandlingCosts:
 
 
 @dataclass(slots=True)
-class Waits:
+class ThreadWaits:
     """Of threads."""
 
     seconds: float = 0.0
@@ -94,11 +94,11 @@ class Handling:
         """Name of a living process -> CPU time of its loop so far."""
         return {process.name: loop.used_s for process, loop in self._loops.items() if process.alive}
 
-    def waits(self) -> dict[str, Waits]:
+    def waits(self) -> dict[str, ThreadWaits]:
         """By role."""
-        found: dict[str, Waits] = {}
+        found: dict[str, ThreadWaits] = {}
         for role, thread in self._threads:
-            waits = found.setdefault(role, Waits())
+            waits = found.setdefault(role, ThreadWaits())
             waits.seconds += thread.waited_s
             waits.wakes += thread.wakes
         return found
